@@ -11,9 +11,9 @@ from statistics import median
 from tasuki.bench.measure.floors import ModelFloor
 from tasuki.bench.measure.report import Row
 from tasuki.bench.measure.rig import Answer, Rig
-from tasuki.engine.messages import HitBreakdown
-from tasuki.utils.config.flags import parse_configs
-from tasuki.utils.config.options import option
+from tasuki.engine.messages.reports import HitBreakdown
+from tasuki.utils.flags import parse_configs
+from tasuki.utils.options import option
 
 from .config import BenchConfig
 from .errors import BenchError

@@ -21,12 +21,11 @@ from torch import Tensor
 from tasuki.bench.measure.report import Row, reported
 from tasuki.bench.measure.results import OUT
 from tasuki.bench.measure.timing import once_seconds
-from tasuki.engine.parallel.device.mailboxes import Mailboxes
-from tasuki.engine.parallel.device.peer_collectives import PeerCollectives
-from tasuki.engine.parallel.gloo import GlooCollectives
-from tasuki.engine.parallel.rank_process import RankProcess, start_ranks
-from tasuki.utils.config.flags import parse_config
-from tasuki.utils.config.options import option
+from tasuki.engine.parallel.collectives import GlooCollectives
+from tasuki.engine.parallel.peer_collectives import Mailboxes, PeerCollectives
+from tasuki.engine.parallel.ranks import RankProcess, start_ranks
+from tasuki.utils.flags import parse_config
+from tasuki.utils.options import option
 
 from .errors import BenchError
 

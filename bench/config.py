@@ -9,14 +9,12 @@ import torch
 
 from tasuki.bench.measure.report import Report, Row, reported
 from tasuki.bench.measure.results import OUT
-from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
-from tasuki.engine.config import EngineConfig
-from tasuki.engine.role import Role
+from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan
+from tasuki.engine.config import EngineConfig, Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder
 from tasuki.model.quantise.format_names import SERVED_ON_GPUS
-from tasuki.utils.config.auto import Auto
-from tasuki.utils.config.options import option
+from tasuki.utils.options import Auto, option
 
 from .errors import BenchError
 

@@ -23,8 +23,8 @@ from tasuki.bench.measure.rig import Answer, Rig, random_parts
 from tasuki.bench.measure.scripted_drafts import Script
 from tasuki.bench.measure.transformers_peer import decode_seconds
 from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
-from tasuki.utils.config.flags import parse_configs
-from tasuki.utils.config.options import option
+from tasuki.utils.flags import parse_configs
+from tasuki.utils.options import option
 
 from .config import BenchConfig, StoredForm, free_memory
 from .errors import BenchError

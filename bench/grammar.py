@@ -16,8 +16,8 @@ from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.logit_adjustments import AdjustedRows, LogitAdjuster, TokensBefore
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.utils.config.flags import parse_configs
-from tasuki.utils.config.options import option
+from tasuki.utils.flags import parse_configs
+from tasuki.utils.options import option
 
 from .config import BenchConfig
 

@@ -9,8 +9,8 @@ import torch
 from tasuki.bench.cases.case import Stage, measure
 from tasuki.bench.measure.report import reported
 from tasuki.bench.measure.results import OUT
-from tasuki.utils.config.flags import parse_config
-from tasuki.utils.config.options import option
+from tasuki.utils.flags import parse_config
+from tasuki.utils.options import option
 
 from .errors import BenchError
 

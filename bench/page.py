@@ -19,7 +19,7 @@ from tasuki.bench.measure.results import (
     write_page,
 )
 from tasuki.bench.replay import developer_traces
-from tasuki.utils.config.flags import FlagParser
+from tasuki.utils.flags import FlagParser
 
 _DESCRIBE = {
     "planner": planner.describe,

@@ -18,12 +18,11 @@ from tasuki.bench.measure.report import Report, Row
 from tasuki.bench.measure.rig import Rig, page_ids, random_parts
 from tasuki.bench.measure.timing import once_seconds
 from tasuki.bench.measure.transformers_peer import prefill_seconds
-from tasuki.engine.runner.layer_events import LayerEvents
-from tasuki.model.batch import Batch, SequenceSlice
-from tasuki.model.hooks import LayerHooks, NullHooks
+from tasuki.engine.runner.cuda_runner import LayerEvents
+from tasuki.model.forward import Batch, LayerHooks, NullHooks, SequenceSlice
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.utils.config.flags import parse_configs
-from tasuki.utils.config.options import option
+from tasuki.utils.flags import parse_configs
+from tasuki.utils.options import option
 
 from .config import BenchConfig, free_memory
 from .errors import BenchError

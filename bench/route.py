@@ -25,7 +25,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache._cpp_cache import prefix_hashes
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.routing.hint_trust import HintTrust
+from tasuki.routing.prefix_hints import HintTrust
 
 _SALT = b"salt"
 _HELD = 80

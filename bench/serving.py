@@ -35,7 +35,7 @@ from tasuki.bench.load.serving_report import ServingReport
 from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import PUBLISHED
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.utils.config.flags import parse_config
+from tasuki.utils.flags import parse_config
 
 from .errors import BenchError
 

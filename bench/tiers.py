@@ -14,18 +14,17 @@ import torch
 from tasuki.bench.measure.report import Report, Row
 from tasuki.bench.measure.rig import Answer, Rig, page_ids, random_parts
 from tasuki.bench.measure.timing import median_seconds
-from tasuki.engine.accounting.memory_plan import MIB
+from tasuki.engine.assembly.memory_plan import MIB
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.tiers.copy_job import CopyJob, Direction
 from tasuki.engine.tiers.host_memory import arena_below
 from tasuki.engine.tiers.piece_copies import PieceCopies
 from tasuki.engine.tiers.tier_copiers import host_copies
 from tasuki.model.config import ModelConfig
-from tasuki.pycache.arena import Arena
+from tasuki.pycache.arena import Arena, PagePairs
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
-from tasuki.pycache.place_copies import PagePairs
-from tasuki.utils.config.flags import parse_configs
-from tasuki.utils.config.options import option
+from tasuki.utils.flags import parse_configs
+from tasuki.utils.options import option
 
 from .config import BenchConfig
 from .errors import BenchError

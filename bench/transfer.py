@@ -13,9 +13,8 @@ import torch
 
 from tasuki.bench.measure.report import Row
 from tasuki.transfer.transports.nixl.transport import installed_package
-from tasuki.utils.config.auto import Auto
-from tasuki.utils.config.flags import parse_configs
-from tasuki.utils.config.options import option
+from tasuki.utils.flags import parse_configs
+from tasuki.utils.options import Auto, option
 
 from .config import BenchConfig, free_memory
 from .errors import BenchError

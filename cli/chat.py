@@ -7,23 +7,44 @@ until their end; `/help` lists its commands.
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import TextIO
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
 
-from tasuki.utils.config.flags import parse_config
+from tasuki.utils.flags import parse_config
+from tasuki.utils.options import option
 from tasuki.utils.tls import ClientTls
 
-from .conversation.config import ChatConfig
 from .embedded import embedded_model
 from .node_target import grpc_address
+
+if TYPE_CHECKING:
+    from tasuki.client.prompt import SamplingOptions
+
+
+@dataclass(frozen=True)
+class ChatConfig:
+    target: str = option("", "HOST:PORT of a running node's HTTP or gRPC; none: start one here")
+    model: str = option(
+        "",
+        "checkpoint folder for a node that is started; the embedded if empty",
+        argument="MODEL",
+    )
+    ca: str = option("", "PEM file of a CA: connect by TLS and check the node against it")
+    api_key: str = option("", "the node's key, where it requires one")
+    system: str = option("", "a system message to begin with")
+    max_new_tokens: int = option(256, "tokens of an answer at most")
+    temperature: float = option(0.7, "0 takes the likeliest token")
+    top_p: float = option(0.95, "draw from the likeliest tokens of this share")
+    seed: int = option(0, "of the draws")
 
 
 def main(argv: Sequence[str]) -> int:
     config = parse_config("tasuki chat", "A conversation.", argv, ChatConfig)
     from tasuki.client.session import Client
 
-    from .conversation.screen import Chat
+    from .chat_screen import Chat
     from .launcher import fused
-    from .unreached import asking
+    from .node_target import asking
 
     with ExitStack() as stack:
         if config.target:
@@ -35,8 +56,19 @@ def main(argv: Sequence[str]) -> int:
         tls = ClientTls(config.ca) if config.ca else None
         stack.enter_context(asking(target))
         client = stack.enter_context(Client(target, tls=tls, api_key=config.api_key))
-        Chat(client, config, sys.stdout).run(_lines(sys.stdin, sys.stdout))
+        chat = Chat(client, config.system, sampling_of(config), sys.stdout)
+        chat.run(_lines(sys.stdin, sys.stdout))
     return 0
+
+
+def sampling_of(config: ChatConfig) -> "SamplingOptions":
+    """The options of every answer."""
+    return {
+        "max_new_tokens": config.max_new_tokens,
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "seed": config.seed,
+    }
 
 
 def _lines(source: TextIO, out: TextIO) -> Iterator[str]:

@@ -12,8 +12,8 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from tasuki.utils.commands import COMMANDS, PACKAGE
-from tasuki.utils.config.flags import DESCRIBE, FlagParser
+from tasuki.utils.flags import DESCRIBE, FlagParser
+from tasuki.utils.program import COMMANDS, PACKAGE
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-from tasuki.utils.commands import PACKAGE
+from tasuki.utils.program import PACKAGE
 
 
 class NoEmbeddedModel(RuntimeError):

@@ -8,7 +8,7 @@ Prints the node's report and computes nothing.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasuki.utils.config.flags import FlagParser
+from tasuki.utils.flags import FlagParser
 from tasuki.utils.tls import ClientTls
 
 from .node_target import NodeTarget
@@ -29,8 +29,8 @@ def main(argv: Sequence[str]) -> int:
     config = parser.build(NodeTarget, values)
     from tasuki.client.session import Client
 
+    from .node_target import asking
     from .request_story import story
-    from .unreached import asking
 
     target, tls = config.grpc_address(), ClientTls(config.ca) if config.ca else None
     with asking(target), Client(target, tls=tls, api_key=config.api_key) as client:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from tasuki.engine.speculation.speculate_name import SpeculateName
-from tasuki.utils.config.flags import parse_config
-from tasuki.utils.config.options import option
+from tasuki.engine.config import SpeculateName
+from tasuki.utils.flags import parse_config
+from tasuki.utils.options import option
 
 from .embedded import embedded_model
 

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import IO
 
 from tasuki.client.errors import LaunchError
-from tasuki.utils.commands import PACKAGE
+from tasuki.utils.program import PACKAGE
 
 READY_SECONDS = 120.0
 # A daemon drains for 30 seconds by default: one that is killed before has not been asked.

@@ -9,9 +9,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from tasuki.utils.commands import COMMANDS, PACKAGE
-from tasuki.utils.error_lines import is_expected, line_of
-from tasuki.utils.version import package_version
+from tasuki.utils.program import COMMANDS, PACKAGE, is_expected, line_of, package_version
 
 
 def main(argv: Sequence[str] | None = None) -> int:

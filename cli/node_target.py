@@ -2,6 +2,8 @@
 where HTTP is.
 
 Imports gRPC only where it asks by gRPC. Blocks, each wait for at most _SECONDS.
+
+What a command answers where no node does.
 """
 
 import http.client
@@ -9,12 +11,36 @@ import ipaddress
 import json
 import socket
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from tasuki.utils.config.options import option
+from tasuki.utils.options import option
 
-from .unreached import MEND, asking
+MEND = "give the HOST:PORT of its HTTP or gRPC, as its start shows them, and --ca where it has TLS"
+
+
+@contextmanager
+def asking(target: str) -> Iterator[None]:
+    """Inside `with`, a call that reached no node raises a ClientError that has the target and the
+    mend in place of gRPC's words. target: HOST:PORT."""
+    import grpc
+
+    from tasuki.client.errors import ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        # A node's own refusals have a kind.
+        if error.status is not grpc.StatusCode.UNAVAILABLE or error.kind is not None:
+            raise
+        raise ClientError(
+            f"nothing at {target} speaks tasuki's gRPC: is a node running there? If so, {MEND}",
+            error.status,
+            None,
+        ) from error
+
 
 _SECONDS = 5.0
 _MOST_READ = 64 << 10

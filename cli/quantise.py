@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasuki.model.quantise.format_names import FORMATS
-from tasuki.utils.config.flags import parse_config
-from tasuki.utils.config.options import option
-from tasuki.utils.progress import progress_bar
+from tasuki.utils.flags import parse_config
+from tasuki.utils.logs import progress_bar
+from tasuki.utils.options import option
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tasuki.utils.config.flags import FlagParser
-from tasuki.utils.config.options import option
+from tasuki.utils.flags import FlagParser
+from tasuki.utils.options import option
 from tasuki.utils.tls import ClientTls
 
 from .node_target import NodeTarget
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         settings[name.replace("-", "_")] = value
     from tasuki.client.channel import bearing, open_channel
 
-    from .unreached import asking
+    from .node_target import asking
 
     target, tls = config.grpc_address(), ClientTls(config.ca) if config.ca else None
     with open_channel(target, tls) as plain:

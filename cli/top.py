@@ -10,8 +10,8 @@ from typing import Any
 
 from tasuki.cli.recording.dashboard_stream import HttpTarget
 from tasuki.dashboard.memory_use import MemoryUse
-from tasuki.utils.config.flags import parse_config
-from tasuki.utils.config.options import option
+from tasuki.utils.flags import parse_config
+from tasuki.utils.options import option
 
 _BAR = 40
 _STALE_SECONDS = 5.0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tasuki.proto import inference_pb2 as pb
-from tasuki.pycache.packed_events import CacheEvent, EventGap
+from tasuki.pycache.packed import CacheEvent, EventGap
 
 
 @dataclass(frozen=True)

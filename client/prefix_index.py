@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tasuki.pycache import _cpp_cache
 from tasuki.pycache._cpp_cache import PAGE_TOKENS, prefix_hashes
-from tasuki.pycache.packed_events import CacheEvent
+from tasuki.pycache.packed import CacheEvent
 
 from .cache_events import EventBatch
 

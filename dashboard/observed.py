@@ -1,6 +1,22 @@
-"""The engine's messages that metrics, history and traces observe. Of tokens they see how many."""
+"""What metrics, history and traces observe of a node. Plain values.
+
+The engine's messages that metrics, history and traces observe. Of tokens they see how many.
+
+A node's counters at one moment: plain values, the source of every gauge.
+
+What a node's front knows of the node at one moment, whether or not the engine answers: plain
+values.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 
 from tasuki.engine import messages as m
+from tasuki.engine.messages import StatsReply
+from tasuki.transfer.liveness.link_status import PrefillNodeStatus
+from tasuki.transfer.liveness.node_progress import NodeProgress
+from tasuki.transfer.sending.outgoing_room import SenderCounters
 
 ObservedMessage = (
     m.Submit
@@ -18,3 +34,57 @@ ObservedMessage = (
     | m.StateLeft
     | m.StateFetched
 )
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """prefill_nodes: counts by state. windows: counts of windows sent here, by outcome. sent: of a
+    node that hands prompts over. peers: the progress that linked nodes report of themselves, by
+    address or name. chat_tokens: of rendered conversations, by their source; empty of a node that
+    renders none. links: those that a decode node has to prefill nodes. about: `node` (its name),
+    `role`, `model`, `version`, and `started_at` in seconds since 1970."""
+
+    stats: StatsReply
+    prefill_nodes: Mapping[str, int] = field(default_factory=dict)
+    windows: Mapping[str, int] = field(default_factory=dict)
+    sent: SenderCounters | None = None
+    peers: Mapping[str, NodeProgress] = field(default_factory=dict)
+    chat_tokens: Mapping[str, int] = field(default_factory=dict)
+    links: Sequence[PrefillNodeStatus] = ()
+    about: Mapping[str, str] = field(default_factory=dict)
+
+
+class NodeState(Enum):
+    """Of a node, as load balancers see it. starting: the engine has not answered yet. lost: the
+    engine has died, or the watchdog gave it up."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class DiskRoom:
+    """Bytes of a file system: those that a user may still write, and all."""
+
+    free: int
+    total: int
+
+
+@dataclass(frozen=True)
+class FrontReport:
+    """silent_seconds: for how long the engine has owed the counters beside this; 0 where they are
+    its counters now. failures: clients' calls that an error ended, by its kind. certificates:
+    seconds since 1970 until which those in use are valid, by the setting that names them. disks: by
+    the setting that names a folder."""
+
+    state: NodeState = NodeState.READY
+    silent_seconds: float = 0.0
+    failures: Mapping[str, int] = field(default_factory=dict)
+    certificates: Mapping[str, float] = field(default_factory=dict)
+    disks: Mapping[str, DiskRoom] = field(default_factory=dict)
+
+
+READY = FrontReport()
+"""Of a node with nothing else to report."""

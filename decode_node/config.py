@@ -12,9 +12,8 @@ from tasuki.server.discovery.membership import (
     check_target,
 )
 from tasuki.transfer.peer_values import LONGEST_NAME, is_name
-from tasuki.transfer.precision.settings import WireOptions
-from tasuki.transfer.transports.kinds import KINDS
-from tasuki.utils.config.options import Headings, MostAsked, option
+from tasuki.transfer.settings import TRANSPORTS, WireOptions
+from tasuki.utils.options import Headings, MostAsked, option
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class DecodeConfig(WireOptions):
 
     name: str = option("decode", "how prefill nodes see this node")
     transport: str = option(
-        "auto", "how bytes move: auto takes peer_copy on one host's GPUs, else nixl", KINDS
+        "auto", "how bytes move: auto takes peer_copy on one host's GPUs, else nixl", TRANSPORTS
     )
     prefill: str = option("", "prefill nodes, HOST:PORT separated by commas; none: prefill here")
     prefill_file: str = option(
@@ -81,10 +80,11 @@ class DecodeConfig(WireOptions):
         """access: to etcd. Raises EtcdAccessError."""
         if self.etcd:
             # It loads aiohttp, which no command line waits for.
-            from tasuki.server.discovery.etcd_membership import EtcdMembership
+            from tasuki.server.discovery.etcd import Etcd
+            from tasuki.server.discovery.registration import EtcdMembership
 
             access.check(self.etcd)
-            return EtcdMembership(lambda: access.client(self.etcd), self.etcd_prefix)
+            return EtcdMembership(lambda: Etcd(self.etcd, access), self.etcd_prefix)
         if self.prefill_file:
             return FileMembership(Path(self.prefill_file))
         return FixedMembership(self.targets)

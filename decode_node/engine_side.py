@@ -8,20 +8,24 @@ import asyncio
 from dataclasses import asdict, replace
 from typing import cast
 
-from tasuki.engine.build import EngineParts, build_cache, build_decode_engine, build_early_start
+from tasuki.engine.assembly.engines import (
+    EngineParts,
+    build_cache,
+    build_decode_engine,
+    build_early_start,
+)
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.handover.receiving.early_start import no_barriers
 from tasuki.engine.messages import EarlyStepEnded, Outbox
-from tasuki.routing.prefill_route import RouteName
+from tasuki.routing.prefill_choice import RouteName
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.running_engine import HandoverFront
-from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.data_plane import DataPlane, TransferEngine
 from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.transfer.rooms.room_deadlines import ReceiverDeadlines
-from tasuki.transfer.transfer_engine import TransferEngine
-from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.utils.loops.loop_thread import LoopThread
-from tasuki.utils.progress import progress_bar
+from tasuki.transfer.windows.window import StepCounter
+from tasuki.utils.logs import progress_bar
+from tasuki.utils.loops import LoopThread
 from tasuki.utils.tls import ClientTls
 
 from .config import DecodeConfig

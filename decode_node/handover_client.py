@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 
 from tasuki.engine import messages as m
-from tasuki.routing.prefill_route import RouteName
+from tasuki.routing.prefill_choice import RouteName
 from tasuki.server.discovery.membership import Membership
 from tasuki.transfer.fencing.connection_breaker import ConnectionBreaker
 from tasuki.transfer.fencing.writer_liveness import WriterLife

@@ -22,8 +22,7 @@ from tasuki.transfer import peer_values
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.protocol.messages import drain_to_wire, report_to_wire, windows_to_wire
 from tasuki.transfer.protocol.timeline_messages import sender_track_from_wire, timeline_from_wire
-from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack
-from tasuki.transfer.windows.send_report import Drain, SendReport
+from tasuki.transfer.reports import Drain, HandoverTimeline, ReceiverTrack, SenderTrack, SendReport
 
 from .peer_reports import bounded_hit, bounded_pull, bounded_route, bounded_transfer
 

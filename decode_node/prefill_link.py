@@ -20,7 +20,7 @@ import grpc
 
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
-from tasuki.routing.hint_trust import HintTrust
+from tasuki.routing.prefix_hints import HintTrust
 from tasuki.transfer import peer_values
 from tasuki.transfer.errors import PeerInvalid, PeerSilent, TransferError
 from tasuki.transfer.fencing.writer_liveness import WriterLife
@@ -40,10 +40,9 @@ from tasuki.transfer.protocol.messages import (
     node_from_wire,
     node_to_wire,
 )
-from tasuki.transfer.sending.connect import connect_within, disconnected_within
-from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.reports import Drain
+from tasuki.transfer.sending.sender import Sender, connect_within, disconnected_within
 from tasuki.transfer.transports.base import Transport
-from tasuki.transfer.windows.send_report import Drain
 
 from .dialling import Dialling
 from .handover_settings import HandoverSettings

@@ -8,8 +8,7 @@ node, so that nothing sent is left out of both.
 import math
 
 from tasuki.proto import handover_pb2 as pb
-from tasuki.routing.node_load import NodeLoad
-from tasuki.routing.prefill_seconds import PrefillSeconds
+from tasuki.routing.node_load import NodeLoad, PrefillSeconds
 from tasuki.transfer import peer_values
 
 

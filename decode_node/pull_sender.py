@@ -16,14 +16,12 @@ from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.errors import TransferError
 from tasuki.transfer.protocol.handover_states import SenderEvent, SenderState
 from tasuki.transfer.protocol.pull_states import pull_sender_machine
+from tasuki.transfer.reports import Drain, Phase, SenderTrack, SendReport
 from tasuki.transfer.rooms.room import Stalled
 from tasuki.transfer.rooms.room_deadlines import PullSenderDeadlines
 from tasuki.transfer.rooms.sending_room import SendingRoom
 from tasuki.transfer.sending.sender import Sender
-from tasuki.transfer.timeline import Phase, SenderTrack
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import Drain, SendReport
-from tasuki.transfer.windows.window import FinishedLayers
+from tasuki.transfer.windows.window import Destination, FinishedLayers
 
 from . import handover_messages as wire
 from .prefill_link import PrefillConnection

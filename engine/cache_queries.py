@@ -1,24 +1,68 @@
-"""Questions about the cache, its cursors and its watches, and the counters of the engine.
+"""What fronts ask of an engine between two steps: its cache, its counters, its free room.
 
+`AnsweringRoom`: How much room an engine has for one answer more, as one who places sessions asks.
+Owns how long forwards with answers took. Thread rule: the engine loop's.
+
+`CacheQueries`: Questions about the cache, its cursors and its watches, and the counters of the
+engine.
 Thread rule: the engine loop's. Each is answered at once, between two steps.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from tasuki.engine.accounting.evictions import causes_of
-from tasuki.engine.accounting.step_timing import StepTimes
 from tasuki.engine.handover.base import Handover
+from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.tiers.lower_tiers import LowerTiers
 from tasuki.pycache._cpp_cache import IntegrityError, PoolCounts, TreeStats
 from tasuki.pycache.layout import CacheLayout
-from tasuki.pycache.packed_events import pack_events
-from tasuki.pycache.packed_tree import pack_tree
+from tasuki.pycache.packed import pack_events, pack_tree
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from . import messages as m
-from .answering_room import AnsweringRoom
+from .accounting import StepTimes, causes_of
+from .intake import Intake
+from .routing import LineFit
+
+
+class AnsweringRoom:
+    def __init__(
+        self,
+        cache: HybridPrefixCache,
+        scheduler: Scheduler,
+        intake: Intake,
+        handover: Handover,
+    ) -> None:
+        self._cache = cache
+        self._scheduler = scheduler
+        self._intake = intake
+        self._handover = handover
+        self._forwards = LineFit()
+
+    def landed(self, forward: ScheduledForward, seconds: float) -> None:
+        """It took so long alone, with the chunks of prompts that answers waited for."""
+        if len(forward.answers):
+            self._forwards.add(len(forward.answers), seconds)
+
+    def reply(self, query: m.LoadQuery) -> m.LoadReply:
+        pages = self._cache.stats().pages
+        held = pages.working + pages.granted + pages.quarantined + pages.pinned
+        line = self._forwards.line()
+        return m.LoadReply(
+            query.query_id,
+            step_seconds=None if line is None else line.seconds(self._answers + 1),
+            in_flight=len(self._handover.requests),
+            places=self._scheduler.max_batch,
+            free_kv=1.0 - held / pages.total,
+            draining=self._intake.draining,
+        )
+
+    @property
+    def _answers(self) -> int:
+        running = self._scheduler.running
+        return len(running) - len(running.prompts)
+
 
 # Checking walks the tree, about 12 us a node: who asks often must not stop the loop for it.
 _NODES_CHECKED_AT_ONCE = 256

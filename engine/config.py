@@ -1,14 +1,38 @@
-"""Everything that shapes an engine, fixed before it starts."""
+"""What shapes an engine, fixed before it starts: its role and its settings.
+
+`Role`: What one engine does with a request.
+
+`SpeculateName`: What answers may be drafted from, by the names in the settings.
+
+`EngineConfig`: Everything that shapes an engine, fixed before it starts.
+"""
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import ClassVar, get_args
+from enum import Enum
+from typing import ClassVar, Literal, get_args
 
-from tasuki.engine.speculation.speculate_name import SpeculateName
 from tasuki.pycache.layout import FP8_ROWS
-from tasuki.routing.prefill_route import RouteName
-from tasuki.utils.config.auto import Auto
-from tasuki.utils.config.options import LONGEST_SECONDS, Headings, MostAsked, option
-from tasuki.utils.cpu_units import has_bf16_units
+from tasuki.routing.prefill_choice import RouteName
+from tasuki.utils.options import LONGEST_SECONDS, Auto, Headings, MostAsked, option
+from tasuki.utils.system import has_bf16_units
+
+
+class Role(Enum):
+    """PREFILL stops after the first token and hands over; DECODE takes hand-overs and prefills what
+    is short or orphaned; FUSED does everything in one process."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FUSED = "fused"
+
+    @property
+    def working_slots(self) -> int:
+        """Decoding alternates between two, so that the state one step back is intact."""
+        return 1 if self is Role.PREFILL else 2
+
+
+SpeculateName = Literal["auto", "mtp", "tree", "mtp+tree", "prediction", "off"]
+
 
 DTYPES = ("float32", "bfloat16")
 AUTO_DTYPE = "auto"

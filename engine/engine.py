@@ -12,16 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tasuki.engine.accounting.evictions import EvictionLedger
-from tasuki.engine.accounting.step_timing import StepTimes
-from tasuki.engine.admission.queue_limit import QueueLimit
-from tasuki.engine.admission.seats import Seats
 from tasuki.engine.handover.base import Handover, HandoverContext
 from tasuki.engine.handover.early.prefill_behind import PrefillsBehind
-from tasuki.engine.routing.router import Router
-from tasuki.engine.runner.base import Runner
-from tasuki.engine.runner.drawn_tokens import DrawnTokens
-from tasuki.engine.scheduling.planning_time import PlanningTime
+from tasuki.engine.runner.base import DrawnTokens, Runner
+from tasuki.engine.scheduling.admission import QueueLimit, Seats
 from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.speculation.draft_limit import DraftLimit
@@ -31,17 +25,17 @@ from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.trials.client import DRAINS
 from tasuki.pycache._cpp_cache import ImpossibleRequest
 from tasuki.pycache.prefix_cache import HybridPrefixCache
-from tasuki.transfer.windows.unit_sizes import UnitSizes
+from tasuki.transfer.windows.descriptors import UnitSizes
 
 from . import messages as m
-from .answering_room import AnsweringRoom
-from .cache_queries import CacheQueries
+from .accounting import EvictionLedger, StepTimes
+from .cache_queries import AnsweringRoom, CacheQueries
 from .config import EngineConfig
 from .forward_plan import PlanError
+from .forward_stream import Landing, LaunchedForward, PlanningTime, PlanStream
 from .intake import Intake, PromptLimits
-from .landing import Landing
-from .plan_stream import LaunchedForward, PlanStream
 from .request import Request
+from .routing import Router
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
-from tasuki.utils.os_threads import name_this_thread
+from tasuki.utils.system import name_this_thread
 
 from .engine import Engine
 from .messages import ErrorKind, Inbox, Outbox, Rejected, RequestError, Submit

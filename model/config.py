@@ -12,7 +12,7 @@ from typing import Any
 
 from tasuki.pycache.layout import MODEL_KINDS, CacheLayout, LayerKind
 
-from .config_fields import ConfigFields, ModelConfigError
+from .config_json import ConfigFields, ModelConfigError
 from .rope_settings import RopeSettings, Yarn
 
 _DENSE_TYPES = frozenset({"qwen3_5", "qwen3_5_text"})

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import ModelConfig
-from .config_fields import ModelConfigError
+from .config_json import ModelConfigError
 from .weights.safetensors_folder import has_draft_layer
 
 _COMMON: dict[str, Any] = {

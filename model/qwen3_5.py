@@ -3,9 +3,17 @@
 Owns the weights; knows pages and slots only as ids in a `Batch` and memory only as views of the
 arena it is given. A forward is a function of (batch, arena), so one model serves several arenas;
 calls on one arena come from one thread.
+
+Tokens that the draft layer expects behind those drawn last: one, then each behind the one
+before.
+
+Pure but for the entries that it writes at the drafts' positions, which the forwards that compute
+those tokens write over. A draft is drawn with the temperature and the noise of its position, as the
+model will draw there: what is likely to be drawn is likely to be the draft.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,21 +23,22 @@ from tasuki.model.backends.base import (
     Backend,
     BatchOperators,
     DraftOperators,
+    Gather,
     Operators,
     StepOperators,
+    one_rank,
 )
-from tasuki.model.backends.reduce import Gather, one_rank
 from tasuki.model.backends.torch_backend import TorchBackend, TorchOperators
+from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
+from tasuki.model.ops.sampling.reference import sample
 from tasuki.model.ops.sampling.slice import Slice
 from tasuki.model.weights.layers import GdnWeights, LayerWeights, ModelWeights
 from tasuki.pycache.arena import Arena
 
-from .batch import Batch
 from .config import ModelConfig
-from .draft_layer import NoDraftLayer, begin_step, keep_entries, of_model
-from .draft_vocabulary import DraftHead
-from .hooks import LayerHooks, NullHooks
+from .draft_layer import DraftHead, NoDraftLayer, begin_step, keep_entries, of_model
+from .forward import Batch, LayerHooks, NullHooks, SequenceSlice
 
 
 class Qwen35Model:
@@ -214,3 +223,50 @@ class Qwen35Model:
         else:
             mixed = operators.attention(projected, mixer, arena.kv[index])
         return mixed, residual
+
+
+@dataclass(frozen=True)
+class DraftStart:
+    """Of one sequence: the token drawn last, which is to stand at `position`, the model's final
+    hidden state [hidden] of the one before, its pages, a slot of its own, and how many drafts are
+    wanted. REQUIRES: its pages have room for them."""
+
+    token: int
+    position: int
+    hidden: Tensor
+    pages: Sequence[int]
+    slot: int
+    sampling: SamplingParams
+    count: int
+
+
+@torch.inference_mode()
+def draft_tokens(
+    model: Qwen35Model, arena: Arena, starts: Sequence[DraftStart]
+) -> list[tuple[int, ...]]:
+    """Of each its drafts, in order."""
+    found: list[list[int]] = [[] for _ in starts]
+    hidden = {place: start.hidden for place, start in enumerate(starts)}
+    for step in range(max((start.count for start in starts), default=0)):
+        going = [place for place, start in enumerate(starts) if start.count > step]
+        slices = [
+            SequenceSlice(
+                found[place][-1:] or [starts[place].token],
+                starts[place].position + step,
+                starts[place].pages,
+                starts[place].slot,
+                None,
+            )
+            for place in going
+        ]
+        before = torch.stack([hidden[place] for place in going])
+        logits, after = model.draft_logits(before, Batch.pack(slices), arena)
+        drawn = sample(
+            logits,
+            [starts[place].sampling for place in going],
+            [starts[place].position + step + 1 for place in going],
+        )
+        for row, place in enumerate(going):
+            found[place].append(drawn[row].token)
+            hidden[place] = after[row]
+    return [tuple(drafts) for drafts in found]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tasuki.pycache.layout import MODEL_KINDS
 
-from .config_fields import ConfigFields
+from .config_json import ConfigFields
 
 _THETA = 1e7
 _PARTIAL = 0.25

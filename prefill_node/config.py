@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tasuki.transfer.peer_values import LONGEST_NAME, is_name
-from tasuki.transfer.precision.settings import WireOptions
-from tasuki.transfer.transports.kinds import KINDS
-from tasuki.utils.config.options import Headings, MostAsked, option
+from tasuki.transfer.settings import TRANSPORTS, WireOptions
+from tasuki.utils.options import Headings, MostAsked, option
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class PrefillConfig(WireOptions):
 
     name: str = option("prefill", "how decode nodes and their clients see this node")
     transport: str = option(
-        "auto", "how bytes move: auto takes peer_copy on one host's GPUs, else nixl", KINDS
+        "auto", "how bytes move: auto takes peer_copy on one host's GPUs, else nixl", TRANSPORTS
     )
     handover_bind: str = option(
         "",

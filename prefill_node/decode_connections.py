@@ -24,8 +24,7 @@ from tasuki.transfer.liveness.node_progress import (
 )
 from tasuki.transfer.liveness.silence import Silence
 from tasuki.transfer.node_identity import NodeIdentity
-from tasuki.transfer.sending.connect import connect_within, disconnected_within
-from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.sending.sender import Sender, connect_within, disconnected_within
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
 
-from tasuki.transfer.windows.send_report import Drain
+from tasuki.transfer.reports import Drain
 
 _ROOMS = 1024
 _CONNECTIONS = 256

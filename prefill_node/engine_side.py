@@ -8,22 +8,22 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 
-from tasuki.engine.build import EngineParts, build_cache, build_prefill_engine
+from tasuki.engine.assembly.engines import EngineParts, build_cache, build_prefill_engine
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import Outbox
 from tasuki.proto import handover_pb2_grpc
-from tasuki.server.auth.access import Access
+from tasuki.server.auth.callers import Access
 from tasuki.server.bind import BindError, is_loopback, parse_bind
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.running_engine import HandoverFront
+from tasuki.server.discovery.etcd import Etcd
 from tasuki.server.discovery.registration import Registration
 from tasuki.server.grpc.server import Server, Service, start_server
-from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.data_plane import DataPlane, TransferEngine
 from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.transfer.rooms.room_deadlines import SenderDeadlines
-from tasuki.transfer.transfer_engine import TransferEngine
-from tasuki.utils.loops.loop_thread import LoopThread
-from tasuki.utils.progress import progress_bar
+from tasuki.utils.logs import progress_bar
+from tasuki.utils.loops import LoopThread
 
 from .config import PrefillConfig
 from .gateway_rooms import GatewayRooms
@@ -146,7 +146,7 @@ class PrefillSide:
     async def _register(self, address: str) -> None:
         """On the hand-over's loop too: an entry that is not renewed takes the node away."""
         self._registration = Registration(
-            self._etcd_access.client(self._config.etcd),
+            Etcd(self._config.etcd, self._etcd_access),
             self._config.etcd_prefix + self._config.name,
             address,
         )

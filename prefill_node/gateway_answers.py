@@ -6,11 +6,11 @@ Keeps nothing. Thread rule: the front's event loop; the rooms live on the hand-o
 from collections.abc import AsyncGenerator
 
 from tasuki.engine import messages as m
-from tasuki.server.auth.caller import Caller
-from tasuki.server.auth.request_context import RequestContext
+from tasuki.server.auth.callers import Caller
+from tasuki.server.auth.tenants import RequestContext
 from tasuki.server.errors import RequestRejected
 from tasuki.server.unread_answer import AnswerPart
-from tasuki.utils.loops.loop_thread import LoopLost, LoopThread
+from tasuki.utils.loops import LoopLost, LoopThread
 
 from .gateway_rooms import GatewayRooms
 

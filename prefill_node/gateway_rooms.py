@@ -16,11 +16,10 @@ from collections.abc import AsyncGenerator
 import numpy as np
 
 from tasuki.engine import messages as m
-from tasuki.server.auth.caller import Caller
-from tasuki.server.auth.request_context import RequestContext
+from tasuki.server.auth.callers import Caller
+from tasuki.server.auth.tenants import RequestContext, visible_end
 from tasuki.server.errors import DuplicateRequest, InvalidRequest
 from tasuki.server.unread_answer import AnswerPart
-from tasuki.server.visible_usage import visible_end
 from tasuki.transfer.errors import DuplicateRoom
 from tasuki.transfer.protocol.rendezvous import Rendezvous, Side
 from tasuki.transfer.rooms.room import Stopped

@@ -20,8 +20,7 @@ from tasuki.pycache._cpp_cache import CheckpointKind
 from tasuki.transfer import peer_values
 from tasuki.transfer.protocol.messages import report_to_wire, windows_to_wire
 from tasuki.transfer.protocol.timeline_messages import timeline_to_wire
-from tasuki.transfer.timeline import HandoverTimeline, SenderTrack
-from tasuki.transfer.windows.send_report import SendReport
+from tasuki.transfer.reports import HandoverTimeline, SenderTrack, SendReport
 
 _ERROR_KINDS = {
     m.ErrorKind.INVALID: pb.ERROR_KIND_INVALID,

@@ -19,13 +19,12 @@ from tasuki.transfer.errors import TransferError
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.protocol.handover_states import SenderEvent, SenderState, sender_machine
 from tasuki.transfer.protocol.messages import drain_to_wire
+from tasuki.transfer.reports import Drain, Phase, SenderTrack, SendReport
 from tasuki.transfer.rooms.room import Stalled, Stopped
 from tasuki.transfer.rooms.room_deadlines import SenderDeadlines
 from tasuki.transfer.rooms.sending_room import SendingRoom
 from tasuki.transfer.sending.sender import Sender
-from tasuki.transfer.timeline import Phase, SenderTrack
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import Drain, SendReport
+from tasuki.transfer.windows.window import Destination
 
 from . import handover_messages as wire
 from .pull_receiver import PullReceiver, Say

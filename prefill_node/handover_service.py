@@ -37,12 +37,12 @@ from tasuki.transfer.protocol.messages import (
     node_to_wire,
 )
 from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms.live_rooms import LiveRooms
 from tasuki.transfer.rooms.room import Stopped
 from tasuki.transfer.rooms.room_deadlines import PullReceiverDeadlines, SenderDeadlines
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
-from tasuki.transfer.windows.send_report import Drain
 
 from . import handover_messages as wire
 from .decode_connections import ReceiverConnections

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 from tasuki.engine.config import EngineConfig
 from tasuki.server.bind import check_binds
 from tasuki.server.config import ServerConfig
-from tasuki.server.daemon.local_checkpoint import with_local_checkpoint
-from tasuki.server.daemon.start.loading import log_loading
-from tasuki.utils.config.flags import parse_configs
+from tasuki.server.daemon.startup import log_loading, with_local_checkpoint
+from tasuki.utils.flags import parse_configs
 from tasuki.utils.logs import configure_logging
 
 from .config import PrefillConfig
 
 if TYPE_CHECKING:
-    from tasuki.engine.build import BuildParts
+    from tasuki.engine.assembly.engines import BuildParts
 
 CONFIGS = (EngineConfig, ServerConfig, PrefillConfig)
 
@@ -29,7 +28,7 @@ def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
     check_binds({"http_bind": server_config.http_bind}, server_config.access)
     log_loading(engine_config)
     # Not before the flags are known to be right: torch takes seconds.
-    from tasuki.engine.build_ranks import build_node_parts
+    from tasuki.engine.assembly.ranks import build_node_parts
 
     from .running.daemon import run_daemon
 

@@ -5,20 +5,19 @@ Life: startup, then whatever the daemon waits for, then shutdown.
 
 from collections.abc import Callable
 
-from tasuki.engine.build import EngineParts
+from tasuki.engine.assembly.engines import EngineParts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import Outbox
 from tasuki.model.config import ModelConfig
 from tasuki.server.config import ServerConfig
-from tasuki.server.daemon.near_engine import NearEngine
 from tasuki.server.daemon.node import Node, about_node
-from tasuki.server.daemon.running_engine import RunningEngine
-from tasuki.server.daemon.watch.node_files import NodeFiles, folders_of
+from tasuki.server.daemon.node_watch import NodeFiles, folders_of
+from tasuki.server.daemon.running_engine import NearEngine, RunningEngine
+from tasuki.server.grpc.interceptors import unimplemented_routes
 from tasuki.server.grpc.services import admin_service
-from tasuki.server.grpc.unimplemented import unimplemented_routes
 from tasuki.server.role_change import RoleChange
 from tasuki.server.smg.factory import gateway_of
-from tasuki.server.tracing.tracing import open_tracing
+from tasuki.server.traces import open_tracing
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.liveness.link_status import HandoverStatusSource
 

@@ -20,12 +20,11 @@ from tasuki.transfer.protocol.messages import drain_from_wire, windows_from_wire
 from tasuki.transfer.protocol.pull_states import pull_receiver_machine
 from tasuki.transfer.protocol.timeline_messages import sender_track_from_wire
 from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.reports import Drain, HandoverTimeline, Phase, ReceiverTrack
 from tasuki.transfer.rooms.receiving_room import LossKind, ReceivingRoom
 from tasuki.transfer.rooms.room import Stalled, Stopped
 from tasuki.transfer.rooms.room_deadlines import PullReceiverDeadlines
-from tasuki.transfer.timeline import HandoverTimeline, Phase, ReceiverTrack
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import Drain
+from tasuki.transfer.windows.window import Destination
 
 from . import handover_messages as wire
 

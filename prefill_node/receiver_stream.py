@@ -20,7 +20,7 @@ from tasuki.server.errors import InvalidRequest
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.rooms.outbox import MOST_MESSAGES, Outbox
 from tasuki.transfer.rooms.room import Stopped
-from tasuki.utils.loops.guarded_tasks import GuardedTasks
+from tasuki.utils.loops import GuardedTasks
 
 from . import handover_messages as wire
 from .handover_room import AbortAsked, OutgoingHandover, ReceiverLost

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from tasuki.proto import handover_pb2 as pb
-from tasuki.pycache.packed_events import PackedEvents
+from tasuki.pycache.packed import PackedEvents
 from tasuki.transfer.protocol.usable_prefixes import UsablePrefix, in_batches, prefixes_to_wire
 
 READ_SECONDS = 0.25

@@ -1,16 +1,26 @@
-"""Where every byte of KV and state lies in the arena, derived from the model's shape.
+"""Where every byte of KV and state is in an arena, for one rank or several.
 
+`CacheLayout`: Where every byte of KV and state lies in the arena, derived from the model's shape.
 An arena is `slabs` slabs of `blocks_per_slab` blocks of `block_bytes` bytes. A slab holds either
 one state slot or `pages_per_slab` pages.
-
-A page has one block in every `BlockRegion`. Pages lie region-major: region r of page q is block
-q + r * pages_per_slab, so that every view and every kernel has the single stride `block_bytes`, and
-the pages of one request in a slab are one contiguous run a region. A slot is its `SlotColumn`s end
-to end. These two lists are all that views, kernels and copies take their strides from: there is one
+A page has one block in every `BlockRegion`. Pages lie region-major: region r of page q is block q +
+r * pages_per_slab, so that every view and every kernel has the single stride `block_bytes`, and the
+pages of one request in a slab are one contiguous run a region. A slot is its `SlotColumn`s end to
+end. These two lists are all that views, kernels and copies take their strides from: there is one
 region a full-attention layer, two columns a GDN layer, and one of each of a draft layer.
+
+`ArenaKey`: Which of a node's arenas one is: where its memory is, and the rank whose layers it
+serves.
+
+`share()`: Which heads a rank has: the one rule that weights, arenas and hand-overs between nodes
+cut by.
+Pure.
+
+`rank_layout()`: What of a cache one rank keeps: the same pages and slots, with that rank's heads.
+Pure.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from math import prod
@@ -286,3 +296,64 @@ class CacheLayout:
 def itemsize(dtype: str) -> int:
     """Bytes of one element. Raises KeyError on a dtype that no tensor of a cache has."""
     return {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}[dtype]
+
+
+class Place(Enum):
+    DEVICE = "device"
+    """Where layers compute: a GPU's memory, or the host's where the model runs on a CPU."""
+    HOST = "host"
+    """Host memory below a GPU's."""
+
+
+@dataclass(frozen=True)
+class ArenaKey:
+    """An arena's name within its node. The same page or slot id means the same tokens in every
+    arena of one place, whatever the rank.
+
+    Raises ValueError where rank is not in [0, ranks).
+    """
+
+    place: Place = Place.DEVICE
+    rank: int = 0
+    ranks: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.ranks:
+            raise ValueError(f"rank {self.rank} is not one of {self.ranks} ranks")
+
+
+ONLY_ARENA = ArenaKey()
+"""Of a node with one rank and no tier below its device."""
+
+
+def share(pieces: int, ranks: int, rank: int) -> range:
+    """Of so many pieces, in order, those of a rank: equal runs of neighbours; where there are more
+    ranks than pieces, one piece, which neighbouring ranks have alike. Raises ValueError unless one
+    of the two numbers divides the other."""
+    if pieces % ranks == 0:
+        each = pieces // ranks
+        return range(rank * each, (rank + 1) * each)
+    if ranks % pieces:
+        raise ValueError(f"{pieces} pieces cannot be shared out evenly among {ranks} ranks")
+    first = rank * pieces // ranks
+    return range(first, first + 1)
+
+
+def key_heads(layout: CacheLayout) -> int:
+    """Key heads of a GDN layer, whose convolution has channels [q | k | v]. 0 without such
+    layers."""
+    values = layout.value_heads * layout.value_dim
+    return (layout.conv_channels - values) // (2 * layout.key_dim) if layout.key_dim else 0
+
+
+def rank_layout(layout: CacheLayout, ranks: int, rank: int) -> CacheLayout:
+    """layout: of one rank that has all. What a draft layer carries every rank has. Raises
+    ValueError where the heads cannot be shared out."""
+    keys = len(share(key_heads(layout), ranks, rank))
+    values = len(share(layout.value_heads, ranks, rank))
+    return replace(
+        layout,
+        kv_heads=len(share(layout.kv_heads, ranks, rank)),
+        conv_channels=2 * keys * layout.key_dim + values * layout.value_dim,
+        value_heads=values,
+    )

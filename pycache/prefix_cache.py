@@ -9,7 +9,7 @@ Invariants:
 2. Whoever reads or writes ids that a call here returned, a forward or another node, does so after
    the copies that waited when that call returned. So they are taken and run before the next forward
    is launched, and before the event is recorded behind which another node may write or read
-   (engine/plan_stream.py). Copies for an allocation that is released meanwhile still run: in the
+   (engine/forward_stream.py). Copies for an allocation that is released meanwhile still run: in the
    list's order they come before whatever its ids are used for next.
 """
 
@@ -27,8 +27,7 @@ from ._cpp_cache import (
     TierWrite,
     TreeConfig,
 )
-from .arena import Arena
-from .copies import CopyKind, CopyOp
+from .arena import Arena, CopyKind, CopyOp
 
 # Evicted prefixes are remembered by their tokens, a fraction of what their KV took.
 _LEAST_GHOSTS = 4096

@@ -1,13 +1,35 @@
-"""How busy a node is, as one who sends it prompts can see: what it reported, and what was sent to
-it since.
+"""How busy a node is, and how long it computes on a prompt.
 
-Owns no clock: callers bring seconds. Thread rule: one thread at a time.
-Invariants: what is sent counts at once, and until a report that was taken after it; a wait falls
-with the time that passes; without a report for STALE_SECONDS only what was sent counts.
+`PrefillSeconds`: How long a node computes on a part of a prompt.
+
+`NodeLoad`: How busy a node is, as one who sends it prompts can see: what it reported, and what was
+sent to it since.
+Owns no clock: callers bring seconds. Thread rule: one thread at a time. Invariants: what is sent
+counts at once, and until a report that was taken after it; a wait falls with the time that passes;
+without a report for STALE_SECONDS only what was sent counts.
 """
 
 import math
 from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PrefillSeconds:
+    """fixed: of any prefill; token: of each token; context: of a token for each token before it."""
+
+    fixed: float
+    token: float
+    context: float
+
+    def between(self, first: int, last: int) -> float:
+        """Of the tokens first..last, those before them being cached."""
+        return self.fixed + self.saved(last) - self.saved(first)
+
+    def saved(self, tokens: int) -> float:
+        """What a cached prefix of that many tokens saves."""
+        return self.token * tokens + self.context * tokens * tokens / 2
+
 
 STALE_SECONDS = 30.0
 STORED_SECONDS = 600.0

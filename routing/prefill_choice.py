@@ -1,21 +1,39 @@
-"""The choice of a prefill node for one prompt, by cost in seconds.
+"""The prefill node for a prompt: its cost at each node, the route, and the copy of a state.
 
+`Candidate`: The choice of a prefill node for one prompt, by cost in seconds.
     cost = wait + prefill + exposed
            + (REUSE - 1) x (new + exposed) + CROWDING x share x (new - fixed)
-
 wait: of what the node has to do before. prefill: of what its cache does not hold. exposed: of the
 transfer, what no prefill hides, loads from a lower tier included. new: of what was never sent
 there, held or not; where nothing is known of that, prefill. share: what the node stored lately,
 where the mean of the candidates is 1: new states crowd out others, and most where most was stored.
-What is new counts REUSE times, for a copy on another node costs every later turn.
-Pure. Source of the weights: docs/routing.md.
+What is new counts REUSE times, for a copy on another node costs every later turn. Pure. Source of
+the weights: docs/routing.md.
+
+`rendezvous()`: Rendezvous hashing: where a key belongs while nothing better is known.
+Pure. A node that goes moves its own keys and no others (Thaler and Ravishankar, 1998).
+
+`Reason`: Which of the prefill nodes that a decode node sees a prompt goes to, and why.
+Pure: equal requests, candidates and loads give equal choices, whichever node decides. A node is a
+number that the caller gives.
+
+`copy_pays()`: When a state is brought from the prefill node that holds it to the one that needs it,
+by way of a decode node, instead of being computed there anew. Pure.
+    copy = 2 x (fixed + each x tokens)       seconds; computing costs prefill of the same tokens
+Of a pull, fixed and each are what the node that needs it has measured. It is paid twice, since the
+bytes go to the decode node first. What of the first way is not lost is left out: the decode node
+needs the KV in any case, and is not sent it again.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from hashlib import blake2b
+from random import Random
+from typing import Literal
 
-from .prefill_seconds import PrefillSeconds
+from .node_load import PrefillSeconds
 
 REUSE = 16.0
 CROWDING = 8.0
@@ -76,3 +94,120 @@ def _cost(bid: Bid) -> float:
 
 def _stored(bid: Bid) -> float:
     return bid.candidate.stored
+
+
+def rendezvous(key: bytes, nodes: Iterable[str]) -> str:
+    """The node of the key. REQUIRES: there is a node."""
+    return max(nodes, key=lambda node: (_weight(key, node), node))
+
+
+def _weight(key: bytes, node: str) -> bytes:
+    return blake2b(
+        key, digest_size=16, person=blake2b(node.encode(), digest_size=16).digest()
+    ).digest()
+
+
+RouteName = Literal["auto", "cost", "fixed", "fewest-rooms", "sticky"]
+SAMPLED_ABOVE = 64
+"""Of a larger fleet a choice looks at the deepest holders and at a few more nodes."""
+HOLDERS = 32
+DRAWN = 8
+_CROWDED_MEANS, _CROWDED_ROOMS = 2, 4
+"""A node with more rooms than so many times the mean and so many more is no hash's choice."""
+
+
+class Reason(Enum):
+    """only: no other node was left. cost: the cheapest. stale: by hash, for want of news of what
+    nodes hold. sticky: by hash, as asked. fewest_rooms: as asked. moved: the second choice, once
+    the first one had said how much it has to do. gateway: it named the node."""
+
+    ONLY = "only"
+    COST = "cost"
+    STALE = "stale"
+    STICKY = "sticky"
+    FEWEST_ROOMS = "fewest_rooms"
+    MOVED = "moved"
+    GATEWAY = "gateway"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """bids: of all that were looked at, cheapest first, the chosen one's among them. second: the
+    cheapest of the others, where there is one."""
+
+    reason: Reason
+    chosen: Bid
+    bids: Sequence[Bid]
+
+    @property
+    def second(self) -> Bid | None:
+        return next((bid for bid in self.bids if bid is not self.chosen), None)
+
+
+def looked_at(nodes: Sequence[int], known: Collection[int], random: Random) -> Sequence[int]:
+    """Those of the nodes that are weighed. known: some of them, HOLDERS of those that hold most and
+    those that prompts which begin alike were sent to."""
+    if len(nodes) <= SAMPLED_ABOVE:
+        return nodes
+    return [*dict.fromkeys([*known, *random.sample(nodes, DRAWN)])]
+
+
+def by_hash(key: bytes, names: Mapping[int, str], rooms: Mapping[int, int]) -> int:
+    """The node that the key belongs to, unless too much has come to it already. names: of all
+    nodes. rooms: live ones that this decider has there. REQUIRES: there is a node."""
+    crowded = _CROWDED_MEANS * sum(rooms.values()) / len(names) + _CROWDED_ROOMS
+    numbers = {name: node for node, name in names.items() if rooms.get(node, 0) <= crowded}
+    return numbers[rendezvous(key, numbers)]
+
+
+def by_rooms(nodes: Sequence[int], rooms: Mapping[int, int]) -> int:
+    """The node with the fewest; of equals the lowest. REQUIRES: there is a node."""
+    return min(nodes, key=lambda node: (rooms.get(node, 0), node))
+
+
+def reason_of(route: RouteName, fresh: bool) -> Reason:
+    """What decides between several nodes. fresh: whether it is known what they hold."""
+    if route in ("fewest-rooms", "fixed"):
+        return Reason.FEWEST_ROOMS
+    if route == "sticky":
+        return Reason.STICKY
+    return Reason.COST if fresh or route == "cost" else Reason.STALE
+
+
+def choose(
+    reason: Reason,
+    candidates: Sequence[Candidate],
+    prompt_tokens: int,
+    seconds: PrefillSeconds,
+    picked: int | None,
+) -> Choice:
+    """picked: the node that something else than cost has decided on, a candidate; None where costs
+    decide. REQUIRES: there is a candidate."""
+    found = bids(candidates, prompt_tokens, seconds)
+    if len(found) == 1 and reason not in (Reason.MOVED, Reason.GATEWAY):
+        return Choice(Reason.ONLY, found[0], found)
+    if picked is None:
+        return Choice(reason, found[0], found)
+    return Choice(reason, next(bid for bid in found if bid.candidate.node == picked), found)
+
+
+WAYS = 2
+
+
+def copy_pays(
+    usable: int,
+    held: int,
+    seconds: PrefillSeconds,
+    pull: tuple[float, float] | None,
+    at_least: int,
+) -> bool:
+    """usable: tokens whose state the node has that is to compute a prompt; held: the other one.
+    pull: seconds of any and of each token; where they are not known, so many tokens are copied as
+    are twice `at_least`."""
+    tokens = held - usable
+    if tokens <= 0:
+        return False
+    if pull is None:
+        return tokens >= WAYS * at_least
+    fixed, each = pull
+    return WAYS * (fixed + each * tokens) < seconds.between(usable, held)

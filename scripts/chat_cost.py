@@ -23,7 +23,7 @@ from tasuki.server.openai.messages import read_chat_messages, read_tools
 from tasuki.server.openai.request_fields import read_fields
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.chat_renderer import ChatRenderer
-from tasuki.server.text.chat_template import ChatTemplate
+from tasuki.server.text.rendering.chat_template import ChatTemplate
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer
 from tests.harness.agent_chat import AGENT_TEMPLATE, agent_messages, agent_tools

@@ -27,9 +27,8 @@ from numpy.typing import NDArray
 
 from tasuki.cli.embedded import embedded_model
 from tasuki.dashboard.metrics.exposition import Exposition
-from tasuki.dashboard.metrics.node_report import NodeReport
-from tasuki.dashboard.observed import ObservedMessage
-from tasuki.engine.build import build_cache, build_fused_engine, build_parts
+from tasuki.dashboard.observed import NodeReport, ObservedMessage
+from tasuki.engine.assembly.engines import build_cache, build_fused_engine, build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import RequestId, Submit
 from tasuki.model.ops.sampling.params import SamplingParams

@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from tasuki.bench.measure.rig import random_parts
-from tasuki.engine.build import build_cache, build_fused_engine
+from tasuki.engine.assembly.engines import build_cache, build_fused_engine
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import RequestId, Submit
 from tasuki.model.config import ModelConfig
@@ -33,8 +33,8 @@ from tasuki.model.known_models import PUBLISHED
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.server.config import ServerConfig
-from tasuki.server.daemon.near_engine import NearEngine
 from tasuki.server.daemon.node import Node, about_node
+from tasuki.server.daemon.running_engine import NearEngine
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.services import grpc_services
 from tasuki.server.text.text_codec import TextCodec

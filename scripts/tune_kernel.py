@@ -24,8 +24,8 @@ from scripts.command import show
 from tasuki.bench.cases.case import Case, Stage
 from tasuki.bench.kernels import FAMILIES
 from tasuki.bench.measure.timing import turn_seconds
-from tasuki.utils.config.flags import parse_config
-from tasuki.utils.config.options import option
+from tasuki.utils.flags import parse_config
+from tasuki.utils.options import option
 
 Constants = Mapping[str, object]
 

@@ -28,7 +28,7 @@ from tasuki.bench.load.model_folder import write_model_folder
 from tasuki.bench.load.node_process import NodeProcess, node_process
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-from tasuki.utils.config.options import option
+from tasuki.utils.options import option
 
 _CONNECTIONS = 16
 """Each with a port of its own, so that the kernel spreads them over the front workers."""

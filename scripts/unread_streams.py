@@ -25,8 +25,8 @@ from tasuki.bench.load.model_folder import write_model_folder
 from tasuki.bench.load.node_counters import NodeCounters
 from tasuki.bench.load.node_process import NodeProcess, node_process
 from tasuki.bench.load.words import word
-from tasuki.utils.config.flags import parse_config
-from tasuki.utils.config.options import option
+from tasuki.utils.flags import parse_config
+from tasuki.utils.options import option
 
 KEYS = ("ann", "bob", "cat", "dan")
 MOST_STREAM_BYTES = 64 * 1024

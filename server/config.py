@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tasuki.dashboard.dialects import DIALECTS
 from tasuki.engine.config import EngineConfigError
-from tasuki.server.auth.access import Access
-from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
-from tasuki.server.auth.caller import ANYBODY, CERTIFIED, Caller, Scope
-from tasuki.utils.config.options import LONGEST_SECONDS, Headings, MostAsked, option
+from tasuki.server.auth.callers import ANYBODY, CERTIFIED, NO_KEYS, Access, ApiKeys, Caller, Scope
 from tasuki.utils.logs import LOG_FORMATS, LOG_LEVELS
+from tasuki.utils.options import LONGEST_SECONDS, Headings, MostAsked, option
 from tasuki.utils.tls import ServerTls
 
 from .bind import is_loopback, read_address
@@ -19,8 +17,7 @@ from .discovery.etcd_access import EtcdAccess
 
 if TYPE_CHECKING:
     # They load gRPC and the engine's messages, which no command line waits for.
-    from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
-    from tasuki.server.auth.rate_limits import RateLimits
+    from tasuki.server.auth.limits import ConcurrencyCaps, RateLimits
 
 ENGINE_PLACES = ("auto", "thread", "process")
 STOP_PLACES = ("answer", "everywhere")
@@ -327,14 +324,14 @@ class ServerConfig:
     @property
     def limits(self) -> "RateLimits":
         """Fresh ones, whose minute begins now."""
-        from tasuki.server.auth.rate_limits import RateLimits
+        from tasuki.server.auth.limits import RateLimits
 
         return RateLimits(self.requests_per_minute, self.tokens_per_minute, time.monotonic)
 
     @property
     def requests(self) -> "ConcurrencyCaps":
         """A gateway's key stands for many callers."""
-        from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
+        from tasuki.server.auth.limits import ConcurrencyCaps
 
         from .errors import RequestLimit
 
@@ -345,7 +342,7 @@ class ServerConfig:
 
     @property
     def watchers(self) -> "ConcurrencyCaps":
-        from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
+        from tasuki.server.auth.limits import ConcurrencyCaps
 
         from .errors import WatcherLimit
 

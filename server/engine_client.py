@@ -23,14 +23,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, get_args
 
 from tasuki.engine import messages as m
-from tasuki.pycache.packed_events import PackedEvents
-from tasuki.pycache.packed_tree import PackedTree
-from tasuki.server.auth.caller import ANYBODY, Caller
-from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
-from tasuki.server.auth.rate_limits import RateLimits, no_limits
-from tasuki.server.auth.request_context import ANONYMOUS, RequestContext
+from tasuki.pycache.packed import PackedEvents, PackedTree
+from tasuki.server.auth.callers import ANYBODY, Caller
+from tasuki.server.auth.limits import ConcurrencyCaps, RateLimits, no_limits
+from tasuki.server.auth.tenants import ANONYMOUS, RequestContext, visible_end, visible_evictions
 
-from .calls_in_progress import CallsInProgress
+from .drain import CallsInProgress, Rotation
 from .errors import (
     DuplicateRequest,
     RequestAborted,
@@ -39,11 +37,8 @@ from .errors import (
     UnknownRequest,
     WatcherLimit,
 )
-from .request_ids import RequestNames
-from .request_log import RequestLog
-from .rotation import Rotation
+from .request_records import RequestLog, RequestNames
 from .unread_answer import AnswerPart, SinkTurn, TokenSink, UnreadAnswer
-from .visible_usage import visible_end, visible_evictions
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The errors with which a server refuses or ends a call, and the gRPC status of each.
 
-server/error_reference.py writes the table of docs/errors.md from the classes below: a class's
+scripts/docs/error_table.py writes the table of docs/errors.md from the classes below: a class's
 docstring is the cause, `retry` what the caller may do. Over gRPC the trailing metadata
 `tasuki-error-kind` and `tasuki-retry` carry both for programs; where the time to wait is known,
 gRPC's own `grpc-retry-pushback-ms` has its milliseconds. server/http/errors.py has the status of

@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
-from tasuki.utils.commands import COMMANDS, PACKAGE
-from tasuki.utils.config.config_file import ConfigFileError, Setting, file_settings, flags_of
-from tasuki.utils.config.flags import FlagError, read_configs
+from tasuki.utils.config_file import ConfigFileError, Setting, file_settings, flags_of
+from tasuki.utils.flags import FlagError, read_configs
+from tasuki.utils.program import COMMANDS, PACKAGE
 
 from .errors import InvalidRequest, RoleFixed
 

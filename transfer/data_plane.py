@@ -1,35 +1,41 @@
-"""One node's way into hand-overs: its registered arena, the digester over it, from where windows
-leave and how they arrive, its contract and name.
+"""One node's way into transfers: its registered arena, its sender and its receiver.
 
+`DataPlane`: One node's way into hand-overs: its registered arena, the digester over it, from where
+windows leave and how they arrive, its contract and name.
 Where the wire is not exact, the arena's last slabs are kept back for windows on their way out.
+
+`TransferEngine`: The two ends that every node of a pair is: a sender of what leaves its arena and a
+receiver of what comes into it.
+Owns both, over one data plane, which it only borrows. Knows no role: whether hand-overs leave and
+pulls come, or the other way round, is the node's. Thread rule: start and stop block, once each, on
+any thread that may wait.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-from tasuki.pycache.arena_key import ONLY_ARENA, ArenaKey
-from tasuki.pycache.layout import CacheLayout
-from tasuki.transfer.precision.decoding_sink import WindowSink
-from tasuki.transfer.precision.encoding_source import EncodingSource
+from tasuki.pycache.layout import ONLY_ARENA, ArenaKey, CacheLayout
+from tasuki.transfer.precision.encoding_source import EncodingSource, StagingBuffer, slabs_kept_back
 from tasuki.transfer.precision.layer_codec import LayerCodec, TorchLayerCodec
-from tasuki.transfer.precision.settings import WireSettings
-from tasuki.transfer.precision.staging_buffer import StagingBuffer
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.protocol.contract import NOT_USED, Contract
 from tasuki.transfer.ranks.ranked_source import RankedSource
-from tasuki.transfer.ranks.region import RankRegion
-from tasuki.transfer.ranks.spans import RankSpans
-from tasuki.transfer.receiving.target_arena import TargetArena
-from tasuki.transfer.sending.direct_source import DirectSource, WindowSource
+from tasuki.transfer.ranks.region import RankRegion, RankSpans
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.receiving.target_arena import TargetArena, WindowSink
 from tasuki.transfer.sending.link import SourceArena
+from tasuki.transfer.sending.sender import Sender, SenderSettings
+from tasuki.transfer.sending.window_source import DirectSource, WindowSource
 from tasuki.transfer.transports.base import Transport
+from tasuki.transfer.windows.descriptors import TransferUnits
 from tasuki.transfer.windows.digest import Digester, WindowDigester
-from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.units import TransferUnits
+from tasuki.transfer.windows.window import StepCounter
+from tasuki.utils.system import shorten_lock_turns
 
 from .failpoints import warn_if_armed
 from .node_identity import NodeIdentity
+from .settings import WireSettings
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ class DataPlane:
                 constants=constants,
                 weights_format=weights_format,
             ),
-            NodeIdentity.new(name, kind, transport, spans.slabs, ranks=spans.ranks),
+            NodeIdentity.new(name, kind, transport.metadata(), spans.slabs, ranks=spans.ranks),
             ONLY_ARENA,
             spans,
         )
@@ -120,7 +126,7 @@ class DataPlane:
         wire = wire or WireSettings()
         units = WireUnits.of(layout, wire.precision)
         slabs = memory.nbytes // layout.slab_bytes
-        slabs -= wire.slabs_kept_back(units, slabs)
+        slabs -= slabs_kept_back(wire, units, slabs)
         transport.register(memory.data_ptr(), memory.nbytes, TransferUnits.of(layout))
         digester = build_digester(memory, layout, units)
         code = wire.precision.code
@@ -148,7 +154,7 @@ class DataPlane:
                 constants=constants,
                 weights_format=weights_format,
             ),
-            NodeIdentity.new(name, kind, transport, slabs, arena),
+            NodeIdentity.new(name, kind, transport.metadata(), slabs, arena),
             arena,
             RankSpans(layout, 1, slabs),
         )
@@ -167,6 +173,39 @@ def _layer_codec(memory: torch.Tensor, units: WireUnits) -> LayerCodec:
     """memory: an arena's bytes, uint8 [slabs * slab_bytes] on any device."""
     if memory.device.type == "cpu":
         return TorchLayerCodec(memory, units)
-    from .precision.row_codec_kernel import GpuLayerCodec
+    from tasuki.transfer.precision.row_codec_kernel import GpuLayerCodec
 
     return GpuLayerCodec(memory, units)
+
+
+@dataclass(frozen=True)
+class TransferEngine:
+    sender: Sender
+    receiver: Receiver
+
+    @classmethod
+    def over(
+        cls,
+        plane: DataPlane,
+        steps: StepCounter,
+        layers_per_window: int | None,
+        lease_seconds: float,
+    ) -> "TransferEngine":
+        """steps: what the sender's windows wait for. The rest as in SenderSettings."""
+        layout = plane.contract.layout
+        settings = SenderSettings(layers_per_window=layers_per_window, lease_seconds=lease_seconds)
+        return cls(
+            Sender(layout, [plane.source(steps)], settings),
+            Receiver(layout, [plane.target()]),
+        )
+
+    def start(self) -> None:
+        """Also sets for how long any thread of this process keeps the interpreter's lock."""
+        shorten_lock_turns()
+        self.receiver.start()
+        self.sender.start()
+
+    def stop(self) -> None:
+        """The sender first: nothing that it posted may outlive this node's memory."""
+        self.sender.stop()
+        self.receiver.stop()

@@ -1,13 +1,58 @@
-"""Which process a node is and how its arenas are reached: what both sides exchange at connect."""
+"""Which node and which process a peer is, and how its arenas are reached.
+
+`ProcessIdentity`: Which process a peer is, so that its death can be proved on the same host.
+
+`NodeIdentity`: Which process a node is and how its arenas are reached: what both sides exchange at
+connect.
+"""
 
 import hashlib
+import os
 import secrets
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from tasuki.pycache.arena_key import ONLY_ARENA, ArenaKey
-from tasuki.transfer.transports.base import Transport
+from tasuki.pycache.layout import ONLY_ARENA, ArenaKey
 
-from .process_identity import ProcessIdentity
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """Which process of which boot of which host; start_ticks sets a reused pid apart from its first
+    owner."""
+
+    boot_id: str
+    pid_namespace: int
+    pid: int
+    start_ticks: int
+
+    @staticmethod
+    def own() -> "ProcessIdentity":
+        boot_id, namespace = _host()
+        return ProcessIdentity(boot_id, namespace, os.getpid(), _start_ticks(os.getpid()))
+
+    def here(self) -> bool:
+        """Whether its pid means the same process to us."""
+        return (self.boot_id, self.pid_namespace) == _host()
+
+
+def _host() -> tuple[str, int]:
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return boot_id, os.stat("/proc/self/ns/pid").st_ino
+
+
+def _shares_network(pid: int) -> bool:
+    try:
+        theirs = os.stat(f"/proc/{pid}/ns/net").st_ino
+    except OSError:
+        return False
+    return theirs == os.stat("/proc/self/ns/net").st_ino
+
+
+def _start_ticks(pid: int) -> int:
+    # The command's name is in parentheses and may hold spaces and parentheses itself.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[19])
+
 
 EPOCH_BYTES = 16
 _CHECKSUM_BYTES = 16
@@ -16,7 +61,7 @@ _CHECKSUM_BYTES = 16
 @dataclass(frozen=True)
 class ArenaAddress:
     """transport_metadata opens the arena's memory, and is kept out of texts: of `slabs` slabs, or
-    as many for each of several ranks, one behind another (transfer/ranks/spans.py)."""
+    as many for each of several ranks, one behind another (transfer/ranks/region.py)."""
 
     transport_metadata: bytes = field(repr=False)
     slabs: int
@@ -39,18 +84,18 @@ class NodeIdentity:
     def new(
         name: str,
         kind: str,
-        transport: Transport,
+        metadata: bytes,
         slabs: int,
         arena: ArenaKey = ONLY_ARENA,
         ranks: int = 1,
     ) -> "NodeIdentity":
-        """This process, with one arena. REQUIRES: transport has registered `slabs` slabs of it."""
+        """This process, with one arena of `slabs` slabs. kind, metadata: of its transport."""
         return NodeIdentity(
             name=name,
             epoch=secrets.token_bytes(EPOCH_BYTES),
             process=ProcessIdentity.own(),
             transport=kind,
-            arenas=(ArenaAddress(transport.metadata(), slabs, arena, ranks),),
+            arenas=(ArenaAddress(metadata, slabs, arena, ranks),),
         )
 
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from tasuki.utils.os_threads import die_with_parent
+from .system import die_with_parent
 
 _HEADER_BYTES = 8
 _STDERR = 2

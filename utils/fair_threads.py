@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from .os_threads import name_this_thread
+from .system import name_this_thread
 
 Result = TypeVar("Result")
 Piece = Future[Any]

@@ -6,11 +6,11 @@ from dataclasses import replace
 import torch
 
 from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.forward import Phase
 from tasuki.model.known_models import published_or_folder
-from tasuki.model.phase import Phase
 from tasuki.model.quantise.quantised_source import QuantisedSource
 from tasuki.model.quantise.recipe import RECIPES
-from tasuki.model.weights.kernels.fp8_layout import for_kernels
+from tasuki.model.weights.kernel_layout import for_kernels
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.random_weights import RandomSource

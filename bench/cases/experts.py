@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.forward import Phase
 from tasuki.model.known_models import published_or_folder
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.moe.permute import permute, unpermute
@@ -18,7 +19,6 @@ from tasuki.model.ops.moe.reference import (
 )
 from tasuki.model.ops.moe.router import choose
 from tasuki.model.ops.moe.shared_gate import fused_gate_sigmoid_mul_add
-from tasuki.model.phase import Phase
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.random_weights import RandomSource

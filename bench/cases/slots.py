@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from tasuki.pycache.arena import Arena
-from tasuki.pycache.copies import copy_page, copy_slot, zero_slot
+from tasuki.pycache.arena import Arena, copy_page, copy_slot, zero_slot
 
 from .case import Case, Stage, turns_to_overflow
 

@@ -11,7 +11,7 @@ import torch
 
 from tasuki.bench.measure.host import describe_host
 from tasuki.bench.replay.trace import load_trace
-from tasuki.utils.config.flags import FlagParser
+from tasuki.utils.flags import FlagParser
 
 from .node_model import measured
 from .results import as_text, keep

@@ -10,10 +10,10 @@ from typing import Self
 
 import numpy as np
 
-from tasuki.model.flops import PrefillFlops
+from tasuki.model.costs import PrefillFlops
 from tasuki.model.known_models import published_or_folder
 from tasuki.pycache.layout import CacheLayout
-from tasuki.routing.prefill_seconds import PrefillSeconds
+from tasuki.routing.node_load import PrefillSeconds
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 reports of their load.
 
 The shortest prefill comes first and each fourth time the oldest, as
-engine/scheduling/chunk_shares.py has it of chunks. What a prompt and its answer leave in the tree
+engine/scheduling/chunks.py has it of chunks. What a prompt and its answer leave in the tree
 stands when its prefill ends: the answer's state is taken to come back by the return path, whose
 bytes are not modelled. Virtual time, seconds, which does not go back; thread rule: one thread.
 """
@@ -15,15 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
+from tasuki.engine.scheduling.checkpoints import plan_checkpoints
 from tasuki.pycache._cpp_cache import (
     Allocation,
     CheckpointKind,
     ImpossibleRequest,
     PrefixCache,
 )
-from tasuki.routing.node_load import faded
-from tasuki.routing.prefill_seconds import PrefillSeconds
+from tasuki.routing.node_load import PrefillSeconds, faded
 
 from .workload import Turn, Workload
 

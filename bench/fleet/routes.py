@@ -15,13 +15,19 @@ from numpy.typing import NDArray
 
 from tasuki.pycache._cpp_cache import FleetIndex
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
-from tasuki.routing.hint_trust import HintTrust
-from tasuki.routing.node_load import NodeLoad
-from tasuki.routing.prefill_choice import TIE_SECONDS, Bid, Candidate, bids, should_move
-from tasuki.routing.prefill_route import HOLDERS, SAMPLED_ABOVE, looked_at
-from tasuki.routing.prefill_seconds import PrefillSeconds
-from tasuki.routing.rendezvous import rendezvous
-from tasuki.routing.sent_prefixes import Beginning, SentPrefixes
+from tasuki.routing.node_load import NodeLoad, PrefillSeconds
+from tasuki.routing.prefill_choice import (
+    HOLDERS,
+    SAMPLED_ABOVE,
+    TIE_SECONDS,
+    Bid,
+    Candidate,
+    bids,
+    looked_at,
+    rendezvous,
+    should_move,
+)
+from tasuki.routing.prefix_hints import Beginning, HintTrust, SentPrefixes
 
 from .prefill_nodes import Members
 from .workload import Turn, Workload

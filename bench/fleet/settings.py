@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tasuki.bench.replay.main import POLICIES
 from tasuki.model.known_models import PUBLISHED
-from tasuki.utils.config.options import option
+from tasuki.utils.options import option
 
 from .workload import ARRIVALS
 

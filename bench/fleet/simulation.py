@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from tasuki.model.flops import PrefillFlops
+from tasuki.model.costs import PrefillFlops
 
 from .index_feed import Change, IndexFeed
 from .prefill_nodes import Members, Prompt, Served

@@ -20,11 +20,9 @@ from tasuki.prefill_node.handover_service import HandoverService
 from tasuki.proto import handover_pb2_grpc
 from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.server.discovery.membership import FixedMembership
-from tasuki.transfer.data_plane import DataPlane
-from tasuki.transfer.transfer_engine import TransferEngine
+from tasuki.transfer.data_plane import DataPlane, TransferEngine
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
-from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.window import FinishedLayers
+from tasuki.transfer.windows.window import FinishedLayers, StepCounter
 
 ROUND_TRIPS = 2
 _REQUESTS = 20

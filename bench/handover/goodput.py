@@ -25,7 +25,7 @@ import torch
 
 from tasuki.bench.measure.report import Row
 from tasuki.bench.measure.rig import page_ids
-from tasuki.pycache._cpp_cache import digest_instructions
+from tasuki.pycache._cpp_cache import StepCounter, digest_instructions
 from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.node_identity import ArenaAddress
@@ -34,10 +34,8 @@ from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.base import Endpoint, Transfer, TransferState
 from tasuki.transfer.transports.nixl.transport import NixlTransport
 from tasuki.transfer.windows.descriptors import Pieces, window_bytes
-from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.digest import WindowDigester
-from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.window import FinishedLayers, WindowHeader
+from tasuki.transfer.windows.window import Destination, FinishedLayers, WindowHeader
 
 from .process import spawned
 from .receiving import Place, Receiving, ReceivingPeer, receiving_peer

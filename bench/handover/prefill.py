@@ -16,20 +16,20 @@ import numpy as np
 from tasuki.bench.errors import BenchError
 from tasuki.bench.measure.rig import page_ids, random_parts
 from tasuki.engine import messages as m
-from tasuki.engine.build import build_cache, build_prefill_engine
+from tasuki.engine.assembly.engines import build_cache, build_prefill_engine
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.node_identity import ArenaAddress
+from tasuki.transfer.reports import SendReport, WindowTiming
 from tasuki.transfer.sending.outgoing_room import RoomEnd
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.base import Endpoint, Transfer, TransferState, Transport
 from tasuki.transfer.transports.factory import build_transport
 from tasuki.transfer.windows.descriptors import Pieces
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import SendReport, WindowTiming
+from tasuki.transfer.windows.window import Destination
 
 from .receiving import Receiving, ReceivingPeer
 from .slow_link import sent_whole

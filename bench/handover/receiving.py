@@ -11,13 +11,13 @@ from typing import TypeVar, TypeVarTuple, cast
 
 import torch
 
-from tasuki.engine.build import use_device
+from tasuki.engine.assembly.engines import use_device
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.reports import WindowDigest
 from tasuki.transfer.transports.factory import build_transport
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import WindowDigest
+from tasuki.transfer.windows.window import Destination
 
 from .process import Spawned, spawned
 

@@ -18,7 +18,7 @@ from tasuki.bench.errors import BenchError
 from tasuki.bench.measure.report import Row
 from tasuki.bench.measure.rig import page_ids, random_parts
 from tasuki.engine import messages as m
-from tasuki.engine.build import (
+from tasuki.engine.assembly.engines import (
     build_cache,
     build_decode_engine,
     build_early_start,
@@ -28,17 +28,14 @@ from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import PUBLISHED
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.pycache._cpp_cache import StepCounter
 from tasuki.pycache.layout import CacheLayout, LayerKind
-from tasuki.transfer.data_plane import DataPlane
-from tasuki.transfer.precision.precision import Precision, WirePrecision
-from tasuki.transfer.precision.settings import WireSettings
+from tasuki.transfer.data_plane import DataPlane, TransferEngine
+from tasuki.transfer.reports import SendReport
 from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
-from tasuki.transfer.transfer_engine import TransferEngine
+from tasuki.transfer.settings import Precision, WirePrecision, WireSettings
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import SendReport
-from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.window import FinishedLayers
+from tasuki.transfer.windows.window import Destination, FinishedLayers
 
 _SECONDS = 60.0
 _LEASE_SECONDS = 3600.0

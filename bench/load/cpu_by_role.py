@@ -1,6 +1,6 @@
 """CPU time of a node's threads and processes, by what they are there for. Linux's /proc.
 
-Knows threads by the names that the product gives them (utils/os_threads.py). Pure but for /proc.
+Knows threads by the names that the product gives them (utils/system.py). Pure but for /proc.
 
 The rule. A process without an engine's thread is a front's: all of it counts as front. The process
 that was started counts by threads where it has the engine too: those named here are the engine's,

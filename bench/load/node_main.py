@@ -20,17 +20,16 @@ from tasuki.bench.load.free.step_cost import StepCost
 from tasuki.bench.load.free.tokens import NextToken, Repeated, next_token
 from tasuki.bench.measure.rig import random_parts
 from tasuki.decode_node import main as decode
-from tasuki.engine.build import BuildParts, EngineParts, build_arena
-from tasuki.engine.config import EngineConfig
-from tasuki.engine.role import Role
+from tasuki.engine.assembly.engines import BuildParts, EngineParts, build_arena
+from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.runner.base import Runner
 from tasuki.model.config import ModelConfig
 from tasuki.prefill_node import main as prefill
 from tasuki.server.daemon import fused
-from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.utils.config.flags import parse_config
-from tasuki.utils.config.options import option
-from tasuki.utils.progress import Progress
+from tasuki.transfer.windows.window import StepCounter
+from tasuki.utils.flags import parse_config
+from tasuki.utils.logs import Progress
+from tasuki.utils.options import option
 
 _ROLES = {"serve": fused.main, "prefill": prefill.main, "decode": decode.main}
 FREE, RANDOM = "free", "random"

@@ -15,7 +15,7 @@ from select import select
 from typing import NamedTuple
 
 from tasuki.bench.errors import BenchError
-from tasuki.utils.commands import PACKAGE
+from tasuki.utils.program import PACKAGE
 
 from .cpu_by_role import CpuSample, sample
 from .node_counters import NodeCounters

@@ -6,7 +6,7 @@ from enum import Enum
 from tasuki.bench.load.client.loads import Agents, Endless, Load, Streams
 from tasuki.bench.measure.results import OUT
 from tasuki.model.known_models import PUBLISHED
-from tasuki.utils.config.options import option
+from tasuki.utils.options import option
 
 _ENDLESS_ANSWER = 200_000
 _GROWTH = 10_000

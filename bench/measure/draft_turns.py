@@ -15,7 +15,7 @@ from statistics import median
 from typing import TypeVar
 
 from tasuki.engine import messages as m
-from tasuki.engine.build import (
+from tasuki.engine.assembly.engines import (
     EngineParts,
     build_arena,
     build_model,
@@ -30,7 +30,7 @@ from tasuki.engine.speculation.drafting import Drafting
 from tasuki.engine.speculation.step_costs import StepShape
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
-from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.pycache._cpp_cache import StepCounter
 
 from .report import Row
 from .rig import Answer, Rig, drawn_weights, made_up_vocabulary, random_parts

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from tasuki.model.config import ModelConfig
-from tasuki.model.flops import PrefillFlops
+from tasuki.model.costs import PrefillFlops, ShapesOnly, WeightSizes
 from tasuki.model.quantise.quantised_source import QuantisedSource
 from tasuki.model.quantise.recipe import RECIPES
-from tasuki.model.weights.weight_sizes import ShapesOnly, WeightSizes
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 
 from .timing import median_seconds

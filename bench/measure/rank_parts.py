@@ -6,18 +6,17 @@ from dataclasses import replace
 
 import torch
 
-from tasuki.engine.build import EngineParts
-from tasuki.engine.build_ranks import RankSource, build_leader_parts
-from tasuki.engine.config import EngineConfig
-from tasuki.engine.role import Role
+from tasuki.engine.assembly.engines import EngineParts
+from tasuki.engine.assembly.ranks import RankSource, build_leader_parts
+from tasuki.engine.config import EngineConfig, Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.known_models import published_or_folder
 from tasuki.model.weights.layers import ModelWeights, assemble
 from tasuki.model.weights.random_weights import RandomSource
-from tasuki.model.weights.sharding.shard import Shard
-from tasuki.model.weights.sharding.source import ShardedSource
-from tasuki.utils.progress import Progress
+from tasuki.model.weights.shard import Shard
+from tasuki.model.weights.source import ShardedSource
+from tasuki.utils.logs import Progress
 
 from .report import Row
 from .rig import SEED, Rig, made_up_vocabulary

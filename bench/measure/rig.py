@@ -13,7 +13,7 @@ import torch
 
 from tasuki.bench.errors import BenchError
 from tasuki.engine import messages as m
-from tasuki.engine.build import (
+from tasuki.engine.assembly.engines import (
     EngineParts,
     build_arena,
     build_cache,
@@ -22,8 +22,7 @@ from tasuki.engine.build import (
     torch_device,
     use_device,
 )
-from tasuki.engine.config import EngineConfig
-from tasuki.engine.role import Role
+from tasuki.engine.config import EngineConfig, Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
@@ -35,8 +34,8 @@ from tasuki.model.quantise.recipe import RECIPES
 from tasuki.model.weights.layers import ModelWeights, assemble
 from tasuki.model.weights.random_weights import RandomSource
 from tasuki.model.weights.source import TensorSource
+from tasuki.pycache._cpp_cache import StepCounter
 from tasuki.pycache.layout import CacheLayout
-from tasuki.transfer.windows.step_counter import StepCounter
 
 _VOCABULARY_SEED = 16
 _LETTERS = b'etaoinshrdlucmfwypvbgkjqxz 0123456789",:{}[]\n'

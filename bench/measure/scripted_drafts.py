@@ -19,13 +19,12 @@ from torch import Tensor
 
 from tasuki.bench.errors import BenchError
 from tasuki.engine import messages as m
-from tasuki.engine.build import EngineParts
+from tasuki.engine.assembly.engines import EngineParts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.forward_plan import Ints
-from tasuki.engine.speculation.drafter import Drafter, DraftSource
-from tasuki.engine.speculation.drafting import Drafting
+from tasuki.engine.speculation.drafting import Drafter, Drafting, DraftSource
 from tasuki.engine.speculation.speculation import Speculation
-from tasuki.model.draft_vocabulary import DraftHead, draft_ids
+from tasuki.model.draft_layer import DraftHead, draft_ids
 from tasuki.model.ops.sampling.gumbel import noise_key
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import sample

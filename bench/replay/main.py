@@ -13,8 +13,8 @@ from typing import Any
 from tasuki.bench.errors import ReplayError
 from tasuki.model.known_models import PUBLISHED
 from tasuki.pycache.layout import FP8_ROWS
-from tasuki.utils.config.flags import FlagParser
-from tasuki.utils.config.options import option
+from tasuki.utils.flags import FlagParser
+from tasuki.utils.options import option
 
 from .replay import CachedDtypes, as_text, replay_tiers, tier_text
 from .tiers import Tiers

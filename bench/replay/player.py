@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
-from tasuki.model.flops import PrefillFlops
+from tasuki.engine.scheduling.checkpoints import plan_checkpoints
+from tasuki.model.costs import PrefillFlops
 from tasuki.pycache._cpp_cache import CheckpointKind, ImpossibleRequest, PrefixCache
 
 from .prompts import Prompts

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasuki.model.flops import PrefillFlops
+from tasuki.model.costs import PrefillFlops
 from tasuki.model.known_models import published_or_folder, with_draft_layer
 from tasuki.pycache._cpp_cache import PrefixCache, TierConfig, TreeConfig, TreeStats
 from tasuki.pycache.layout import CacheLayout

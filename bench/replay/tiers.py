@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.bench.errors import ReplayError
-from tasuki.model.flops import PrefillFlops
+from tasuki.model.costs import PrefillFlops
 from tasuki.pycache._cpp_cache import Allocation, PrefixCache, TierConfig, TierLoad
 from tasuki.pycache.layout import CacheLayout
 

@@ -1,28 +1,65 @@
 """`tasuki conformance URL`: checks an endpoint's APIs, any server's, and prints a table.
 
 Sends ordinary requests alone. Exit status 1: a row failed.
+
+The rows of a run as a table in Markdown, and as JSON. Pure.
 """
 
 import asyncio
 import json
+import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tasuki.utils.config.flags import FlagParser
-from tasuki.utils.config.options import option
+import aiohttp
+
+from tasuki.cli.conformance.checks.service import listed_models, served
+from tasuki.utils.flags import FlagParser
+from tasuki.utils.options import option
+from tasuki.utils.program import package_version
 
 from . import catalogue
-from .apis.api import Api
-from .caller import Caller
-from .check import Check
-from .checks.models import listed_models
-from .checks.served import served
-from .dictated import catalogue as dictated
+from .api import Api
+from .check import Caller, Check
 from .endpoint import Endpoint, open_endpoint
 from .outcome import Departure, Outcome, Row, Unserved
-from .table import as_json, markdown
+
+
+def markdown(rows: Sequence[Row]) -> list[str]:
+    """The table, and a line with the counts."""
+    lines = ["| API | check | result | note |", "| --- | --- | --- | --- |"]
+    for row in rows:
+        note = row.note.replace("|", "\\|")
+        lines.append(f"| {row.api} | {row.check} | {row.outcome.value} | {note} |")
+    return [*lines, "", counts(rows)]
+
+
+def counts(rows: Sequence[Row]) -> str:
+    found = [row.outcome for row in rows]
+    return ", ".join(f"{found.count(each)} {each.value}" for each in Outcome)
+
+
+def as_json(url: str, model: str, rows: Sequence[Row]) -> dict[str, Any]:
+    return {
+        "url": url,
+        "model": model,
+        "tasuki": package_version(),
+        "python": platform.python_version(),
+        "aiohttp": aiohttp.__version__,
+        "rows": [
+            {
+                "api": row.api,
+                "check": row.check,
+                "outcome": row.outcome.value,
+                "note": row.note,
+            }
+            for row in rows
+        ],
+    }
+
 
 _KNOWN = (catalogue.MODELS, *catalogue.APIS)
 
@@ -56,7 +93,7 @@ class ConformanceConfig:
         return (Path(self.api_key_file).read_text(encoding="utf-8").splitlines() or [""])[0].strip()
 
     def checks_of(self, api: Api) -> list[Check]:
-        return dictated.checks_of(api) if self.dictated else catalogue.checks_of(api)
+        return catalogue.dictated_checks_of(api) if self.dictated else catalogue.checks_of(api)
 
 
 class ConformanceError(Exception):

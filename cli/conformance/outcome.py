@@ -1,4 +1,12 @@
-"""What came of one check, and how a check says that it did not hold. Plain values."""
+"""What came of a check, and the demands that a check makes of a value.
+
+What came of one check, and how a check says that it did not hold. Plain values.
+
+Shapes of JSON values, and whether a value has one. Pure.
+
+A shape is a type, a set of allowed values, a list with the shape of each item, an object by key, or
+a tuple of shapes of which one is to hold. A key that ends with `?` may be missing or null.
+"""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -51,3 +59,58 @@ def must(holds: bool, what: str, expected: str, got: Any) -> None:
     """Raises Departure where it does not hold."""
     if not holds:
         raise Departure(what, expected, repr(got))
+
+
+Shape = Any
+NUMBER = (int, float)
+
+
+def must_have(shape: Shape, value: Any, place: str) -> None:
+    """Raises Departure with the place of the first value that has another shape."""
+    if isinstance(shape, tuple):
+        if not any(_has(one, value, place) for one in shape):
+            raise Departure(place, _named(shape), value)
+    elif isinstance(shape, dict):
+        _must_have_keys(shape, value, place)
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            raise Departure(place, "a list", value)
+        for number, item in enumerate(value):
+            must_have(shape[0], item, f"{place}[{number}]")
+    elif isinstance(shape, frozenset | set):
+        if not isinstance(value, str) or value not in shape:
+            raise Departure(place, _named(shape), value)
+    elif not isinstance(value, shape) or (isinstance(value, bool) and shape is not bool):
+        raise Departure(place, _named(shape), value)
+
+
+def _must_have_keys(shape: dict[str, Shape], value: Any, place: str) -> None:
+    if not isinstance(value, dict):
+        raise Departure(place, "an object", value)
+    for key, inner in shape.items():
+        name = key.removesuffix("?")
+        if value.get(name) is None and (key.endswith("?") or inner is type(None)):
+            continue
+        if name not in value:
+            raise Departure(f"{place}.{name}", _named(inner), "nothing")
+        must_have(inner, value[name], f"{place}.{name}")
+
+
+def _has(shape: Shape, value: Any, place: str) -> bool:
+    try:
+        must_have(shape, value, place)
+    except Departure:
+        return False
+    return True
+
+
+def _named(shape: Shape) -> str:
+    if isinstance(shape, tuple):
+        return " or ".join(map(_named, shape))
+    if isinstance(shape, frozenset | set):
+        return "one of " + ", ".join(sorted(shape))
+    if isinstance(shape, dict):
+        return "an object"
+    if isinstance(shape, list):
+        return "a list"
+    return "null" if shape is type(None) else str(shape.__name__)

@@ -1,25 +1,53 @@
-"""What is checked of what a daemon is to serve, and the order of all checks."""
+"""What is checked of what a daemon is to serve, and the order of all checks.
+
+Whether a checkpoint's weights could be read, by the headers of its files alone: what is missing,
+what nobody would read, how they are stored, and whether this machine's GPU multiplies that.
+"""
 
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
+import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tasuki.client.channel import open_channel
 from tasuki.model.config import ModelConfig
-from tasuki.model.config_fields import ModelConfigError
+from tasuki.model.config_json import ModelConfigError
+from tasuki.model.known_models import with_draft_layer
+from tasuki.model.weights.layers import assemble, tensors
+from tasuki.model.weights.matrix import WeightsError
+from tasuki.model.weights.safetensors_files import StoredShapes
+from tasuki.model.weights.safetensors_folder import Checkpoint, check_kernels
 from tasuki.pycache.layout import FP8_ROWS
-from tasuki.server.auth.access import Access
+from tasuki.server.auth.callers import Access
 from tasuki.server.bind import BindError, parse_bind
 from tasuki.utils.tls import ClientTls, TlsError
 
-from .doctor_config import DoctorConfig
+from .config import DoctorConfig
 from .finding import Finding, failure, ok
-from .machine_checks import MACHINE
-from .room_checks import disk, hub, memory
-from .weights_check import weights
+from .machine_checks import MACHINE, disk, hub, memory
+
+_GIB = 2**30
+
+
+def weights(folder: str) -> Finding:
+    try:
+        model = with_draft_layer(ModelConfig.load(folder), folder, "auto")
+        with Checkpoint(Path(folder), StoredShapes) as stored:
+            found = assemble(model, stored, torch.bfloat16, "meta")
+            stored.check_left_over(drafts=model.draft_layers > 0)
+            count = len(stored)
+        if torch.cuda.is_available():
+            check_kernels(folder, torch.device("cuda"))
+    except (WeightsError, ModelConfigError) as error:
+        return failure("weights", str(error), "mend the folder, or give another one")
+    size = sum(tensor.nbytes for tensor in tensors(found)) / _GIB
+    drafts = "with a draft layer" if model.draft_layers else "without a draft layer"
+    return ok("weights", f"{count} tensors, {size:.2f} GiB as {found.formats}, {drafts}")
+
 
 _PEER_SECONDS = 3.0
 

@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from tasuki.utils.config.flags import parse_config
+from tasuki.utils.flags import parse_config
 
-from .doctor_config import DoctorConfig
+from .config import DoctorConfig
 from .finding import Verdict
 
 

@@ -6,9 +6,9 @@ Asks the nodes it was given for their metrics, and nobody else for anything; has
 import asyncio
 from collections.abc import Sequence
 
-from tasuki.utils.config.flags import parse_config
+from tasuki.utils.flags import parse_config
 
-from .fleet_config import FleetConfig
+from .config import FleetConfig
 
 
 def main(argv: Sequence[str]) -> int:

@@ -14,11 +14,9 @@ from typing import Protocol
 
 import aiohttp
 
-from tasuki.dashboard.fleet.exposition_text import LabelTexts, Samples, read_samples
-from tasuki.dashboard.fleet.metric_names import WANTED
+from tasuki.dashboard.fleet.samples import WANTED, LabelTexts, Samples, read_samples
 
-from .node_address import is_here
-from .poll_settings import Credentials, PollLimits
+from .poll_settings import Credentials, PollLimits, is_here
 
 _PATH = "/metrics"
 _CHUNK = 1 << 16

@@ -1,17 +1,83 @@
-"""The life of the fleet's page: its server, who asks nodes, and the end."""
+"""The life of the fleet's page: its server, who asks nodes, and the end.
+
+The fleet's page over HTTP, and its data below /fleet. One event loop's thread.
+"""
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from typing import Any
 
-from tasuki.dashboard.fleet.fleet import Fleet
-from tasuki.dashboard.page_files import load_page
-from tasuki.server.daemon.lifecycle import StopRequest
+from aiohttp import web
+
+from tasuki.dashboard.fleet.fleet import MOST_ROWS, ORDERS, Fleet
+from tasuki.dashboard.page_files import PageFile, load_page
+from tasuki.server.daemon.shutdown import StopRequest
+from tasuki.server.http.dashboard import page_file
+from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.http.server import start_http_server
 
-from .fleet_config import FleetConfig
-from .fleet_handlers import FleetHandlers
+from .config import FleetConfig
 from .node_poll import NodePoll
+
+FLEET_INDEX = "fleet/index.html"
+_LONGEST_FILTER = 200
+_FURTHEST = 100_000
+
+
+class FleetHandlers:
+    def __init__(self, fleet: Fleet, page: dict[str, PageFile], scheme: str) -> None:
+        """scheme: by which a browser reaches a node's own page, http or https."""
+        self._fleet = fleet
+        self._page = page
+        self._scheme = scheme
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/", self._index),
+            web.get("/page/{name:.+}", self._file),
+            web.get("/fleet/summary", self._summary),
+            web.get("/fleet/nodes", self._nodes),
+            web.get("/fleet/links", self._filtered(self._fleet.links)),
+            web.get("/fleet/callers", self._filtered(self._fleet.callers)),
+        ]
+
+    async def _index(self, request: web.Request) -> web.Response:
+        return page_file(self._page, FLEET_INDEX)
+
+    async def _file(self, request: web.Request) -> web.Response:
+        return page_file(self._page, request.match_info["name"])
+
+    async def _summary(self, request: web.Request) -> web.Response:
+        return web.json_response({"scheme": self._scheme, **self._fleet.summary(time.time())})
+
+    async def _nodes(self, request: web.Request) -> web.Response:
+        order = request.query.get("sort", "trouble")
+        if order not in ORDERS:
+            raise HttpRefusal(400, "invalid", f"sort must be one of {', '.join(ORDERS)}")
+        offset = _number(request, "offset", 0, _FURTHEST)
+        count = _number(request, "count", 50, MOST_ROWS)
+        return web.json_response(self._fleet.nodes(_filter(request), order, offset, count))
+
+    def _filtered(
+        self, view: Callable[[str], dict[str, Any]]
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handle(request: web.Request) -> web.Response:
+            return web.json_response(view(_filter(request)))
+
+        return handle
+
+
+def _filter(request: web.Request) -> str:
+    return request.query.get("filter", "")[:_LONGEST_FILTER]
+
+
+def _number(request: web.Request, name: str, default: int, most: int) -> int:
+    text = request.query.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= most):
+        raise HttpRefusal(400, "invalid", f"{name} must be a number from 0 to {most}")
+    return int(text)
 
 
 async def serve_page(config: FleetConfig) -> None:

@@ -1,9 +1,19 @@
-"""Where a planner's nodes are placed: what it can ask of whatever holds them."""
+"""Where a planner's nodes are placed: what it can ask of whatever holds them.
 
-from collections.abc import Sequence
+Nodes that were placed one by one, as a cluster that a planner acts on.
+
+Owns a handle a node, through which it asks for what takes long and looks later whether that has
+ended. Thread rule: one thread at a time. Invariants: one question to a node is in flight at a time;
+decode nodes are given the prefill nodes that are ready, before one of these is asked to leave.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from tasuki.routing.planner.observation import NodeRole
 
@@ -44,3 +54,150 @@ class Cluster(Protocol):
 
     def change_role(self, name: str, role: NodeRole) -> None:
         """REQUIRES: it is ready."""
+
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A node that takes calls. address, http: HOST:PORT of gRPC and of HTTP."""
+
+    role: str
+    address: str
+    http: str
+
+
+class NodeHandle(Protocol):
+    """Of a node that lives elsewhere."""
+
+    def ask(self, method: str, *arguments: Any) -> "Future[Any]":
+        """Begin one of its methods: stand() gives its Standing, and starts it where it is dead;
+        follow(addresses), its prefill nodes where it decodes; change_role(role); drain(), until
+        all has ended that was in flight."""
+
+    def end(self) -> None:
+        """It has drained, or cannot: let go of it."""
+
+
+@dataclass
+class _Placed:
+    """asked: what it was asked last, and the answer to come."""
+
+    role: NodeRole
+    handle: NodeHandle
+    phase: NodePhase = NodePhase.COMING
+    standing: Standing | None = None
+    asked: str = ""
+    answer: "Future[Any] | None" = None
+
+
+class PlacedNodes:
+    def __init__(self, start: Callable[[NodeRole, str], NodeHandle]) -> None:
+        """start: begins to place a node of that role and name, and returns at once."""
+        self._start = start
+        self._placed: dict[str, _Placed] = {}
+        self._made = 0
+
+    def nodes(self) -> Sequence[ClusterNode]:
+        for name, placed in list(self._placed.items()):
+            self._look(name, placed)
+        self._introduce()
+        return [_shown(name, placed) for name, placed in self._placed.items()]
+
+    def place(self, role: NodeRole) -> None:
+        self._made += 1
+        # A name says nothing of the role, which may change.
+        name = f"node-{self._made}"
+        placed = self._placed[name] = _Placed(role, self._start(role, name))
+        _ask(placed, "stand")
+
+    def drain(self, name: str) -> None:
+        placed = self._placed[name]
+        placed.phase = NodePhase.LEAVING
+        self._introduce()
+
+    def change_role(self, name: str, role: NodeRole) -> None:
+        placed = self._placed[name]
+        placed.role, placed.phase = role, NodePhase.COMING
+        placed.asked = "to change"
+        self._introduce()
+        placed.handle.ask("follow", self._members())
+
+    def drain_all(self, seconds: float) -> None:
+        """Decode nodes first: they still need the others. Blocks until all have ended, for so long
+        each role."""
+        for role in (NodeRole.DECODE, NodeRole.PREFILL):
+            deadline = time.monotonic() + seconds
+            for name, placed in self._placed.items():
+                if placed.role is role and placed.phase is not NodePhase.LEAVING:
+                    self.drain(name)
+            while any(node.role is role for node in self.nodes()) and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+
+    def end(self) -> None:
+        """Let go of all, as they are."""
+        for placed in self._placed.values():
+            placed.handle.end()
+        self._placed.clear()
+
+    def _look(self, name: str, placed: _Placed) -> None:
+        """Take the answer that has come, and ask what is next."""
+        if placed.answer is not None and not placed.answer.done():
+            return
+        asked, answer, placed.answer = placed.asked, placed.answer, None
+        error = answer.exception() if answer is not None else None
+        if error is not None:
+            log.warning("%s did not %s: %s", name, asked, error)
+        match asked:
+            case "stand" if answer is not None and error is None:
+                placed.standing = answer.result()
+                if placed.phase is NodePhase.COMING:
+                    placed.phase = NodePhase.READY
+                # It may have come back from its death in the role that it was placed in.
+                if placed.phase is NodePhase.READY:
+                    placed.role = NodeRole(placed.standing.role)
+            case "stand" if placed.phase is NodePhase.READY:
+                placed.phase = NodePhase.COMING
+            case "drain":
+                placed.handle.end()
+                del self._placed[name]
+                return
+            case "to change":
+                _ask(placed, "change_role", placed.role.value)
+                return
+        _ask(placed, "drain" if placed.phase is NodePhase.LEAVING else "stand")
+
+    def _introduce(self) -> None:
+        """Decode nodes to the prefill nodes that are ready."""
+        members = self._members()
+        for placed in self._placed.values():
+            # One that changes or leaves answers nothing until it has, and asks would pile up.
+            if placed.phase is NodePhase.READY and placed.role is NodeRole.DECODE:
+                placed.handle.ask("follow", members)
+
+    def _members(self) -> tuple[str, ...]:
+        return tuple(
+            placed.standing.address
+            for placed in self._placed.values()
+            if placed.phase is NodePhase.READY
+            and placed.role is NodeRole.PREFILL
+            and placed.standing is not None
+        )
+
+
+def _ask(placed: _Placed, method: str, *arguments: Any) -> None:
+    placed.asked, placed.answer = method, placed.handle.ask(method, *arguments)
+
+
+def _shown(name: str, placed: _Placed) -> ClusterNode:
+    standing = placed.standing
+    return ClusterNode(
+        name,
+        placed.role,
+        placed.phase,
+        "" if standing is None else standing.address,
+        "" if standing is None else standing.http,
+    )

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tasuki.cli.launcher import STOP_SECONDS, Daemon
-from tasuki.cli.planner.node_access import NodeAccess
-from tasuki.cli.planner.placed_nodes import Standing
+from tasuki.cli.planner.cluster import Standing
+from tasuki.cli.planner.config import NodeAccess
 from tasuki.cli.role import change_role
 from tasuki.client.channel import bearing, open_channel
 from tasuki.server.bind import join_address

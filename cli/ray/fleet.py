@@ -1,19 +1,40 @@
-"""Prefill and decode nodes on the machines of a Ray cluster: `tasuki ray`.
+"""Nodes on the machines of a Ray cluster: a fixed number, or as many as a planner wants.
+
+Prefill and decode nodes on the machines of a Ray cluster: `tasuki ray`.
 
 Ray places, starts and restarts nodes; tokens and cache travel between nodes directly, as in every
 deployment. Owns one actor a node and the placement group that they live in. One thread. Invariant:
 decode nodes get every prefill node's address once it takes calls, and again when it has moved.
+
+Nodes on a Ray cluster, as many as a planner wants: `tasuki ray --plan`.
+
+Each node is an actor of its own, outside of any placement group, so that one that finds no room
+waits, and Ray's autoscaler adds a machine for it. Owns the actors. One event loop's thread.
+Invariant: Ray is asked for the resources of all nodes that stand or come, and no more.
 """
 
+import asyncio
 import json
+import signal
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Self
 
 import ray
+from ray.autoscaler.sdk import request_resources
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from tasuki.cli.fleet.node_poll import NodePoll
+from tasuki.cli.fleet.poll_settings import Credentials
+from tasuki.cli.planner.cluster import ClusterNode, PlacedNodes
+from tasuki.cli.planner.config import NodeAccess, PlannerConfig
+from tasuki.cli.planner.fleet_observer import PLANNED_BY, FleetObserver
+from tasuki.cli.planner.plan_loop import PlanLoop
+from tasuki.routing.planner.observation import NodeRole
 
 from .actor import RayNode
 from .config import RayConfig
@@ -121,3 +142,100 @@ def supervise(config: RayConfig, flags: Sequence[str]) -> None:
                     print(json.dumps({"nodes": known}), flush=True)
         except KeyboardInterrupt:
             fleet.drain()
+
+
+class _ActorHandle:
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def ask(self, method: str, *arguments: Any) -> "Future[Any]":
+        asked: Future[Any] = getattr(self._actor, method).remote(*arguments).future()
+        return asked
+
+    def end(self) -> None:
+        ray.kill(self._actor)
+
+
+class RayNodes:
+    """A Cluster. REQUIRES: ray.init was called."""
+
+    def __init__(self, config: RayConfig, flags: Sequence[str], access: NodeAccess) -> None:
+        self._config, self._flags, self._access = config, list(flags), access
+        self._placed = PlacedNodes(self._start)
+        self._asked_for = 0
+
+    def nodes(self) -> Sequence[ClusterNode]:
+        nodes = self._placed.nodes()
+        if len(nodes) != self._asked_for:
+            self._asked_for = len(nodes)
+            request_resources(bundles=[self._bundle] * len(nodes))
+        return nodes
+
+    def place(self, role: NodeRole) -> None:
+        self._placed.place(role)
+
+    def drain(self, name: str) -> None:
+        self._placed.drain(name)
+
+    def change_role(self, name: str, role: NodeRole) -> None:
+        self._placed.change_role(name, role)
+
+    def drain_all(self, seconds: float) -> None:
+        self._placed.drain_all(seconds)
+
+    def end(self) -> None:
+        request_resources(bundles=[])
+        self._placed.end()
+
+    @property
+    def _bundle(self) -> dict[str, float]:
+        config = self._config
+        return {"CPU": config.cpus, **({"GPU": config.gpus} if config.gpus else {})}
+
+    def _start(self, role: NodeRole, name: str) -> _ActorHandle:
+        config = self._config
+        actor = ray.remote(RayNode).options(
+            num_cpus=config.cpus,
+            num_gpus=config.gpus,
+            max_restarts=-1,
+            scheduling_strategy="SPREAD",
+        )
+        return _ActorHandle(
+            actor.remote(
+                *(role.value, name, self._flags, config.host, self._access), gpus=config.gpus
+            )
+        )
+
+
+def supervise_planned(config: RayConfig, planner: PlannerConfig, flags: Sequence[str]) -> None:
+    """Until Ctrl-C or SIGTERM, which drains. Prints what is done about nodes, and the nodes'
+    addresses whenever they are others, a line of JSON each. Raises PlannerConfigError."""
+    credentials = planner.credentials("--insecure" in flags)
+    ray.init(address=config.address)
+    cluster = RayNodes(config, flags, planner.access)
+    try:
+        for role, nodes in ((NodeRole.PREFILL, config.prefill), (NodeRole.DECODE, config.decode)):
+            for _ in range(nodes):
+                cluster.place(role)
+        asyncio.run(_run(cluster, planner, credentials))
+    finally:
+        cluster.end()
+
+
+async def _run(cluster: RayNodes, planner: PlannerConfig, credentials: Credentials) -> None:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    observer = FleetObserver(planner.warm_seconds)
+    async with NodePoll(observer, credentials, planner.limits, PLANNED_BY) as poll:
+        plans = PlanLoop(cluster, observer, poll, planner.policy, planner.plan_seconds, _show)
+        working = asyncio.create_task(plans.run())
+        await stop.wait()
+        working.cancel()
+        with suppress(asyncio.CancelledError):
+            await working
+    await asyncio.to_thread(cluster.drain_all, planner.drain_seconds)
+
+
+def _show(what: dict[str, Any]) -> None:
+    print(json.dumps(what), flush=True)

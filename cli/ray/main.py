@@ -3,10 +3,10 @@
 import importlib.util
 from collections.abc import Sequence
 
-from tasuki.cli.planner.planner_config import PlannerConfig
-from tasuki.utils.config.flags import FlagParser
+from tasuki.cli.planner.config import PlannerConfig
+from tasuki.utils.flags import FlagParser
 
-from .config import RayConfig
+from .config import RayConfig, check_nodes
 
 
 class RayMissing(RuntimeError):
@@ -21,18 +21,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_config(PlannerConfig)
     values = parser.parse_args(argv)
     config, planner = parser.build(RayConfig, values), parser.build(PlannerConfig, values)
-    # It loads torch.
-    from .node_size import check_nodes
-
     check_nodes(config, values.flags)
     if importlib.util.find_spec("ray") is None:
         raise RayMissing("Ray is not installed: pip install 'tasuki[ray]'")
+    from . import fleet
+
     if config.plan:
-        from . import planned_fleet
-
-        planned_fleet.supervise(config, planner, values.flags)
+        fleet.supervise_planned(config, planner, values.flags)
     else:
-        from . import fleet
-
         fleet.supervise(config, values.flags)
     return 0

@@ -18,8 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tasuki.cli.node_target import NodeTarget, answers_http
-from tasuki.cli.unreached import MEND
+from tasuki.cli.node_target import MEND, NodeTarget, answers_http
 
 if TYPE_CHECKING:
     from tasuki.client.errors import ClientError

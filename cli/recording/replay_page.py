@@ -6,10 +6,14 @@ Fills a history with the recording's events and serves it as a node does; there 
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tasuki.utils.config.flags import FlagParser
+from tasuki.utils.flags import FlagParser
 
-from .file_format import Recording
+from .file_format import NOT_CONNECTED, Recording
+
+if TYPE_CHECKING:
+    from tasuki.server.http.dashboard import DashboardSource
 
 
 def main(argv: Sequence[str]) -> int:
@@ -19,7 +23,38 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, help="show only so much of its beginning")
     values = parser.parse_args(argv)
     recording = Recording.load(values.file)
-    from .replayed import replayed, serve_page
-
-    asyncio.run(serve_page(replayed(recording, values.seconds), values.bind))
+    asyncio.run(_serve_page(replayed(recording, values.seconds), values.bind))
     return 0
+
+
+def replayed(recording: Recording, seconds: float | None = None) -> "DashboardSource":
+    """A recording as the source of a page: a history of its events, and no tree to ask. seconds: of
+    its beginning; None: all."""
+    from tasuki.dashboard.history.node_history import NodeHistory
+    from tasuki.server.http.dashboard import DashboardSource
+
+    history = NodeHistory()
+    last = first = recording.events[0]["at"] if recording.events else 0.0
+    for event in recording.events:
+        if event["kind"] == NOT_CONNECTED:
+            continue
+        if "at" not in event or (seconds is not None and event["at"] > first + seconds):
+            continue
+        history.apply(event)
+        last = event["at"]
+    about = {**recording.about, "recorded": f"{last - first:.0f} s"}
+    return DashboardSource(history, lambda: last, None, about)
+
+
+async def _serve_page(source: "DashboardSource", bind: str) -> None:
+    from tasuki.dashboard.page_files import load_page
+    from tasuki.server.daemon.shutdown import StopRequest
+    from tasuki.server.http.dashboard import DashboardHandlers
+    from tasuki.server.http.server import start_http_server
+
+    async with StopRequest() as stop:
+        routes = DashboardHandlers(source, load_page()).routes()
+        server = await start_http_server(bind, routes, lambda: None)
+        print(f"http://{server.address}/", flush=True)
+        await stop.wait()
+        await server.drain()

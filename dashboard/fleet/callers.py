@@ -1,15 +1,38 @@
-"""Whether callers get what they were promised: at one node, and over all. Pure."""
+"""What a fleet promises its callers, in seconds.
+
+Whether callers get what they were promised: at one node, and over all. Pure.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .exposition_text import Samples, by_label
-from .histogram import Buckets, add_buckets, buckets_by, observed, quantile, share_within
-from .metric_names import CALLER_ENDED, CALLER_FIRST_TOKEN, CALLER_PER_TOKEN, CALLER_TARGETS
-from .recent_samples import RecentSamples
-from .targets import Targets
+from .samples import (
+    CALLER_ENDED,
+    CALLER_FIRST_TOKEN,
+    CALLER_PER_TOKEN,
+    CALLER_TARGETS,
+    Buckets,
+    RecentSamples,
+    Samples,
+    add_buckets,
+    buckets_by,
+    by_label,
+    observed,
+    quantile,
+    share_within,
+)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """first_token: from a request's arrival to its first token. per_token: the mean over a
+    request's tokens after the first."""
+
+    first_token: float = 2.0
+    per_token: float = 0.1
+
 
 MOST_CALLERS = 64
 

@@ -8,13 +8,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .callers import callers
-from .exposition_text import Samples
+from .callers import Targets, callers
 from .fleet_node import PREFILL, FleetNode
-from .histogram import Buckets, quantile, together
 from .links import LinkedNode, matrix
 from .memory import arenas_use, size_by_tier
-from .targets import Targets
+from .samples import Buckets, Samples, quantile, together
 
 MOST_ROWS = 100
 _POINTS = 360

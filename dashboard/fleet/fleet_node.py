@@ -1,19 +1,19 @@
 """One node of a fleet: whether it answers, and what its last samples show of it.
 
 Owns its samples. One thread. What it shows is made when an answer comes, not when somebody looks.
+
+What is wrong with a node, as far as its metrics show it, the worst first. Pure.
 """
 
 from typing import Any
 
-from tasuki.dashboard.trouble import Level, Trouble, to_json, worst
-from tasuki.engine.messages.request_phase import RequestPhase
+from tasuki.dashboard.health import BUSY, Level, Trouble, to_json, troubles_of, worst, worst_first
+from tasuki.engine.messages.requests import RequestPhase
 
-from .callers import CallerLoad, callers_of
-from .exposition_text import Samples, by_label, labels_of, one
-from .histogram import Buckets, buckets_of, quantile
+from .callers import CallerLoad, Targets, callers_of
 from .links import Link, links_of
 from .memory import memory_of
-from .metric_names import (
+from .samples import (
     ANSWERED,
     CHOICE_EXPECTED,
     CHOICE_FOUND,
@@ -21,17 +21,59 @@ from .metric_names import (
     CHOICES,
     FIRST_TOKEN,
     GENERATED,
+    INTEGRITY,
+    LINK_STATE,
     LOOKED_UP,
+    LOST_HANDOVERS,
     NODE,
     PER_TOKEN,
     QUEUE,
+    REFUSED,
     REQUESTS,
     ROOM_QUEUE,
     STARTED,
+    Buckets,
+    Gained,
+    RecentSamples,
+    Samples,
+    buckets_of,
+    by_label,
+    labels_of,
+    one,
+    quantile,
 )
-from .recent_samples import Gained, RecentSamples
-from .targets import Targets
-from .trouble import troubles
+
+
+def troubles(recent: RecentSamples, targets: Targets) -> tuple[Trouble, ...]:
+    """Of a node that answers."""
+    gained = recent.gained
+    refused = {} if gained is None else by_label(gained.added, REFUSED, "kind")
+    lost = {} if gained is None else by_label(gained.added, LOST_HANDOVERS, "cause")
+    found = troubles_of(
+        invariants_hold=one(recent.latest, INTEGRITY) != 0.0,
+        links=by_label(recent.latest, LINK_STATE, "state"),
+        lost_handovers=sum(lost.values()),
+        refused=sum(refused.get(kind.value, 0.0) for kind in BUSY),
+    )
+    late = [] if gained is None else _lateness(gained, targets)
+    return worst_first([*found, *late])
+
+
+def _lateness(gained: Gained, targets: Targets) -> list[Trouble]:
+    found = []
+    for name, words, target in (
+        (FIRST_TOKEN, "TTFT", targets.first_token),
+        (PER_TOKEN, "ITL", targets.per_token),
+    ):
+        late = quantile(buckets_of(gained.added, name), 0.95)
+        if late is not None and late > target:
+            found.append(Trouble(Level.SLOW, f"{words} p95 over {_seconds(target)}"))
+    return found
+
+
+def _seconds(value: float) -> str:
+    return f"{value:g} s" if value >= 1 else f"{value * 1000:g} ms"
+
 
 _QUEUED = tuple(phase.value for phase in RequestPhase if phase.is_queued)
 

@@ -7,11 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasuki.dashboard.trouble import CONNECTED
+from tasuki.dashboard.health import CONNECTED
 
-from .exposition_text import Samples
-from .metric_names import LINK_BYTES, LINK_EXPOSED, LINK_HANDOVERS, LINK_STATE
-from .recent_samples import RecentSamples
+from .samples import LINK_BYTES, LINK_EXPOSED, LINK_HANDOVERS, LINK_STATE, RecentSamples, Samples
 
 MOST_LINES = 24
 """Rows, and columns, that are shown; a matrix of more cannot be read."""

@@ -9,9 +9,18 @@ from typing import Any
 
 from tasuki.dashboard.memory_use import MemoryUse, memory_use
 
-from .exposition_text import by_label, one
-from .metric_names import EACH_BYTES, PAGES, SLAB_BYTES, SLABS, SLOTS, TIER_BYTES, TIER_SLABS
-from .recent_samples import RecentSamples
+from .samples import (
+    EACH_BYTES,
+    PAGES,
+    SLAB_BYTES,
+    SLABS,
+    SLOTS,
+    TIER_BYTES,
+    TIER_SLABS,
+    RecentSamples,
+    by_label,
+    one,
+)
 
 ARENA = "arena"
 MOST_TIERS = 4

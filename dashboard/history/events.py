@@ -1,4 +1,6 @@
-"""The events of a node's history, each an object of plain JSON.
+"""The engine's values as JSON values. Pure.
+
+The events of a node's history, each an object of plain JSON.
 
 An event has `kind`, and `at` (seconds since 1970) once it is kept. The same events feed the page of
 a running node, a recording, and the page of a recording. Pure functions.
@@ -15,17 +17,52 @@ a running node, a recording, and the page of a recording. Pure functions.
 | left | what became of a state that was to be left to heirs | outcome, tokens, bytes, heir |
 | peers | whether a prefill node is connected | prefill_available |
 | pools | a sample of the node's counters | see pools_event |
+
+The last events in order, for followers: a recorder, or a page's stream.
+
+Owns a bounded ring of numbered events. A follower reads the events from a number on, and gets the
+number to go on with; one that is too slow gets the count of missed events. All but the freshest,
+which most followers read, are kept as bytes: a fifth of what their dicts hold. One thread.
+
+Names of prompts' blocks, for recordings: equal names mean equal prefixes, and reveal nothing
+else.
+
+Owns a secret of this process, so that nobody can check a guess of a prompt against a name. Names of
+two salts never agree.
 """
 
-from dataclasses import replace
+import secrets
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum, StrEnum
+from itertools import islice
 from typing import Any
 
-from tasuki.dashboard.metrics.cache_metrics import arena_use, by_owner
-from tasuki.dashboard.metrics.node_report import NodeReport
-from tasuki.dashboard.observed import ObservedMessage
-from tasuki.engine import messages as m
+import msgspec
 
-from .to_json import to_json
+from tasuki.dashboard.metrics.cache_metrics import arena_use, by_owner
+from tasuki.dashboard.observed import NodeReport, ObservedMessage
+from tasuki.engine import messages as m
+from tasuki.engine.messages import Submit
+from tasuki.pycache._cpp_cache import prefix_hashes
+
+
+def to_json(value: Any) -> Any:
+    """Data classes become objects, enumerations their names in lower case (those that are
+    strings: their strings), the rest itself."""
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if is_dataclass(value):
+        return {item.name: to_json(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [to_json(item) for item in value]
+    return value
+
 
 Event = dict[str, Any]
 
@@ -95,3 +132,56 @@ def pools_event(report: NodeReport, generated_tokens: int) -> Event:
 
 def _event(kind: str, **fields: object) -> Event:
     return {"kind": kind, **{name: to_json(value) for name, value in fields.items()}}
+
+
+_REMEMBERED = 8192
+_FRESH = 512
+
+
+@dataclass(frozen=True)
+class EventsSince:
+    """next: the number to go on with. missed: how many events are forgotten already."""
+
+    events: tuple[Event, ...]
+    next: int
+    missed: int
+
+
+class EventJournal:
+    def __init__(self) -> None:
+        self._packed: deque[bytes] = deque(maxlen=_REMEMBERED - _FRESH)
+        self._fresh: deque[Event] = deque()
+        self._count = 0
+
+    @property
+    def end(self) -> int:
+        """The number that the next event will have."""
+        return self._count
+
+    def add(self, event: Event) -> None:
+        self._fresh.append(event)
+        if len(self._fresh) > _FRESH:
+            self._packed.append(msgspec.msgpack.encode(self._fresh.popleft()))
+        self._count += 1
+
+    def since(self, number: int) -> EventsSince:
+        fresh_from = self._count - len(self._fresh)
+        first = fresh_from - len(self._packed)
+        start = max(number, first)
+        packed = islice(self._packed, start - first, None)
+        fresh = islice(self._fresh, max(0, start - fresh_from), None)
+        events = (*map(msgspec.msgpack.decode, packed), *fresh)
+        return EventsSince(events, self._count, max(0, first - number))
+
+
+_NAME_BYTES = 8
+
+
+class PromptBlocks:
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(16)
+
+    def names(self, submit: Submit) -> list[str]:
+        """One name for each page of 64 tokens, and one for the rest of the prompt."""
+        _, *names = prefix_hashes(submit.prompt, self._secret + submit.salt)
+        return [name[:_NAME_BYTES].hex() for name in names]

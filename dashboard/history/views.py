@@ -1,13 +1,17 @@
 """The page's views as JSON values. Pure functions of a history; the page draws, decides
-nothing."""
+nothing.
+
+The radix tree as the page draws it: a bounded number of nodes, parents before children. Pure.
+"""
 
 from typing import Any
 
 from tasuki.dashboard.health import Standing, health
 from tasuki.engine.messages import RequestPhase
+from tasuki.pycache.packed import PackedTree, TreeNode
 
 from .node_history import NodeHistory
-from .pace_history import FIRST, LATER, QUEUED
+from .rates import FIRST, LATER, QUEUED
 
 _LISTED, _RUNNING = 200, 100
 _RECENT_SECONDS = 60
@@ -90,3 +94,26 @@ def faults(history: NodeHistory) -> dict[str, Any]:
 
 def evictions(history: NodeHistory) -> list[dict[str, Any]]:
     return list(history.evictions)[: -_LISTED - 1 : -1]
+
+
+def tree_view(view: PackedTree) -> list[dict[str, Any]]:
+    """A node a row; `above` is its parent's row. `hidden` stands below it but is not listed."""
+    return [_node(node) for node in view]
+
+
+def _node(node: TreeNode) -> dict[str, Any]:
+    return {
+        "name": None if node.name is None else f"{node.name[0]}.{node.name[1]}",
+        "above": node.above,
+        "depth": node.depth,
+        "tokens": node.tokens,
+        "children": node.children,
+        "state": node.state,
+        "tails": node.tails,
+        "leases": node.allocations,
+        "state_pins": node.state_pins,
+        "protected": node.is_protected,
+        "unused": node.unused,
+        "standing": vars(node.standing),
+        "hidden": vars(node.hidden),
+    }

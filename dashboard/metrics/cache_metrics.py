@@ -1,18 +1,27 @@
-"""A node's report as Prometheus families. Pure functions: nothing is counted here.
+"""The cache of a node: its arena, the tiers below it, and what it evicted.
+
+A node's report as Prometheus families. Pure functions: nothing is counted here.
 
 Counters of the cache come from the tree itself, so this node's waterfall includes requests that
 were retracted or aborted, which the counters of request_metrics.py count once each.
+
+Memory below the arena as Prometheus families. Pure: the tree and the engine count.
+
+Histograms of evictions by kind and by the policy's score.
+
+Borrows its registry. One thread.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from prometheus_client.core import Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tasuki.dashboard.memory_use import MemoryUse, memory_use
-from tasuki.engine.messages import RequestPhase, Stage, StatsReply
+from tasuki.dashboard.observed import NodeReport
+from tasuki.engine.messages import Evicted, RequestPhase, Stage, StatsReply, TierReport
 
-from .families import counter, gauge
-from .node_report import NodeReport
+from .families import Instruments, counter, gauge
 
 _SLAB_USES = ("free", "pages", "slots")
 
@@ -116,3 +125,74 @@ def cache_families(report: NodeReport) -> Iterator[Metric]:
         report.chat_tokens,
     )
     yield counter("handover_windows", "Windows sent here, by outcome.", "outcome", report.windows)
+
+
+_GAUGES = (
+    ("slabs", "use", "Slabs of a tier below the arena: free, and all."),
+    ("held", "kind", "Pages and slots in a tier that are of use."),
+    ("moving", "what", "Copies under way between a tier and the arena, and writes that wait."),
+    (
+        "budget_bytes",
+        "what",
+        "Of a tier with a write budget: what may be written now, and what it gains a second.",
+    ),
+)
+_COUNTERS = (
+    ("loads", "end", "Loads from a tier by how they ended; those that are done were of use."),
+    ("writes", "end", "Writes to a tier by how they ended; those that are done were of use."),
+    ("bytes", "direction", "Moved between a tier and the arena, of what was of use."),
+    ("dropped", "kind", "Pages and slots that a tier gave up."),
+    (
+        "kept",
+        "what",
+        "Of a tier that outlives its node, by what was done: on a disk states that stood again, "
+        "in a remote store those that others may find; torn records; what was not taken.",
+    ),
+)
+
+
+def tier_families(tiers: Sequence[TierReport]) -> Iterator[Metric]:
+    """None of a node without tiers."""
+    if not tiers:
+        return
+    kinds = ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS))
+    for kind, families in kinds:
+        for name, label, text in families:
+            if any(getattr(tier, name) for tier in tiers):
+                family = kind(f"tasuki_tier_{name}", text, labels=["tier", label])
+                yield _filled(family, tiers, name)
+
+
+def _filled(
+    family: GaugeMetricFamily | CounterMetricFamily, tiers: Sequence[TierReport], name: str
+) -> Metric:
+    for tier in tiers:
+        counts: dict[str, int] = getattr(tier, name)
+        for key in sorted(counts):
+            family.add_metric([tier.name, key], counts[key])
+    return family
+
+
+# Chance of use in a second x prefill saved / page, over the decades that traffic shows.
+_SCORES = tuple(10.0**power for power in range(-9, 4))
+
+
+class EvictionMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        made = Instruments(registry)
+        self._slabs = made.counter(
+            "cache_evicted_slabs",
+            "Room that evictions made, in slabs, by kind of what was evicted.",
+            "kind",
+        )
+        self._score = made.histogram(
+            "cache_eviction_score",
+            "What the policy held evicted states to be worth; none while it goes by age.",
+            _SCORES,
+        )
+
+    def observe(self, evicted: Evicted) -> None:
+        for eviction in evicted.evictions:
+            self._slabs.labels(eviction.kind).inc(eviction.slabs)
+            if eviction.score is not None and eviction.kind != "pages":
+                self._score.observe(eviction.score)

@@ -11,25 +11,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
 from tasuki.dashboard.dialects import GEN_AI
-from tasuki.dashboard.observed import ObservedMessage
+from tasuki.dashboard.observed import READY, FrontReport, NodeReport, ObservedMessage
 from tasuki.engine import messages as m
 
-from .cache_metrics import cache_families
-from .compat_names import translated
-from .copied_states import CopiedStateMetrics
-from .engine_metrics import engine_families
-from .eviction_metrics import EvictionMetrics
-from .fault_metrics import FaultMetrics
-from .fleet.caller_metrics import CallerMetrics
-from .fleet.gen_ai_metrics import GenAiMetrics
-from .fleet.node_metrics import node_families
-from .health.front_report import READY, FrontReport
-from .health.health_metrics import health_families
-from .node_report import NodeReport
-from .pull_metrics import PullMetrics
+from .cache_metrics import EvictionMetrics, cache_families, tier_families
+from .caller_metrics import CallerMetrics
+from .compat_names import GenAiMetrics, translated
+from .node_metrics import engine_families, health_families, node_families
 from .request_metrics import RequestMetrics
-from .room_metrics import RoomMetrics
-from .tiers.tier_metrics import tier_families
+from .transfer_metrics import CopiedStateMetrics, FaultMetrics, PullMetrics, RoomMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

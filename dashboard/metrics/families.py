@@ -1,7 +1,13 @@
-"""Metric families from numbers that other parts have counted. Pure functions."""
+"""How metrics are made: families of numbers, and instruments that count.
+
+Metric families from numbers that other parts have counted. Pure functions.
+
+What is counted as it happens: instruments of a registry, under names that begin with tasuki.
+"""
 
 from collections.abc import Mapping
 
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -56,3 +62,21 @@ def histogram(name: str, text: str, spread: TimeSpread) -> Metric:
         buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(below)))
     family.add_metric([], buckets, spread.seconds)
     return family
+
+
+class Instruments:
+    """Borrows its registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"tasuki_{name}", text, labels, registry=self._registry)
+
+    def histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(f"tasuki_{name}", text, labels, buckets=buckets, registry=self._registry)
+
+    def seconds(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return self.histogram(f"{name}_seconds", text, buckets, *labels)

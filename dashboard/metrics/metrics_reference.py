@@ -11,15 +11,14 @@ import numpy as np
 from prometheus_client.core import Metric
 
 from tasuki.dashboard.dialects import GEN_AI
+from tasuki.dashboard.observed import DiskRoom, FrontReport, NodeReport
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.transfer.liveness.link_status import PrefillNodeState, PrefillNodeStatus
 from tasuki.transfer.liveness.node_progress import NodeProgress
-from tasuki.transfer.sending.counters import SenderCounters
+from tasuki.transfer.sending.outgoing_room import SenderCounters
 
 from .exposition import Exposition
-from .health.front_report import DiskRoom, FrontReport
-from .node_report import NodeReport
 from .request_metrics import UNSCHEDULED
 
 _NO_TIMES = m.TimeSpread((), (0,), 0.0)

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 
 from tasuki.decode_node.prefill_link import PrefillConnection, PrefillLink
 from tasuki.engine import messages as m
-from tasuki.routing.prefill_choice import Bid, should_move
-from tasuki.routing.prefill_route import Choice, Reason
-from tasuki.routing.prefill_seconds import PrefillSeconds
-from tasuki.routing.sent_prefixes import Beginning
+from tasuki.routing.node_load import PrefillSeconds
+from tasuki.routing.prefill_choice import Bid, Choice, Reason, should_move
+from tasuki.routing.prefix_hints import Beginning
 
 _SHOWN_BIDS = 8
 

@@ -18,21 +18,21 @@ from random import Random
 from tasuki.decode_node.prefill_link import PrefillConnection, PrefillLink
 from tasuki.engine import messages as m
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.routing.fetch_price import copy_pays
-from tasuki.routing.prefill_choice import Candidate
-from tasuki.routing.prefill_route import (
+from tasuki.routing.node_load import PrefillSeconds
+from tasuki.routing.prefill_choice import (
     HOLDERS,
     SAMPLED_ABOVE,
+    Candidate,
     Reason,
     RouteName,
     by_hash,
     by_rooms,
     choose,
+    copy_pays,
     looked_at,
     reason_of,
 )
-from tasuki.routing.prefill_seconds import PrefillSeconds
-from tasuki.routing.sent_prefixes import SentPrefixes
+from tasuki.routing.prefix_hints import SentPrefixes
 
 from .chosen_node import Chosen, Standing
 from .usable_index import UsableIndex

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tasuki.engine.messages import Tokens
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache._cpp_cache import FleetIndex
-from tasuki.routing.sent_prefixes import Beginning
+from tasuki.routing.prefix_hints import Beginning
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.protocol.usable_prefixes import prefixes_from_wire
 

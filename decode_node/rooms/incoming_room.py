@@ -25,11 +25,10 @@ from tasuki.transfer.fencing.writer_fence import WriterFence
 from tasuki.transfer.protocol.handover_states import ReceiverEvent, ReceiverState, receiver_machine
 from tasuki.transfer.protocol.messages import drain_from_wire, windows_from_wire
 from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.reports import Drain, Phase, ReceiverTrack, WindowDigest
 from tasuki.transfer.rooms.receiving_room import LossKind, ReceivingRoom
 from tasuki.transfer.rooms.room import Stalled
-from tasuki.transfer.timeline import Phase, ReceiverTrack
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import Drain, WindowDigest
+from tasuki.transfer.windows.window import Destination
 
 _ABORT_AGAIN_SECONDS = 0.1
 

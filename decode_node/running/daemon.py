@@ -8,19 +8,17 @@ from functools import partial
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.decode_node.engine_side import DecodeSide
 from tasuki.decode_node.node import DecodeNode, decode_front
-from tasuki.engine.build import BuildParts, EngineParts, asked_model
-from tasuki.engine.config import EngineConfig
-from tasuki.engine.pair_parts import pair_parts
-from tasuki.engine.role import Role
+from tasuki.engine.assembly.engines import BuildParts, EngineParts, asked_model
+from tasuki.engine.assembly.pair_parts import pair_parts
+from tasuki.engine.config import EngineConfig, Role
 from tasuki.server.config import ServerConfig
-from tasuki.server.daemon.apart import serve_apart
-from tasuki.server.daemon.client_front import ClientFront
+from tasuki.server.daemon.client_front import ClientFront, node_codec, with_trials
 from tasuki.server.daemon.engine_host import EngineHost, host_engine
-from tasuki.server.daemon.engine_process import EngineProcess
-from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
-from tasuki.server.daemon.node_codec import node_codec, with_trials
+from tasuki.server.daemon.engine_process import EngineProcess, serve_apart
+from tasuki.server.daemon.shutdown import StopRequest
+from tasuki.server.daemon.startup import announce_ready, spare_collections
 from tasuki.server.role_change import NextRole, RoleChange, become
-from tasuki.server.workers.node_sockets import NodeSockets, node_sockets
+from tasuki.server.workers.links import NodeSockets, node_sockets
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.utils.logs import configure_logging
 

@@ -8,9 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting.request_usage import usage_of
-from tasuki.engine.admission.early_refusal import EarlyRefusal
-from tasuki.engine.admission.first_token_outlook import FirstTokenOutlook
+from tasuki.engine.accounting import usage_of
 from tasuki.engine.request import (
     Aborted,
     Active,
@@ -20,10 +18,11 @@ from tasuki.engine.request import (
     Prefilling,
     Request,
 )
-from tasuki.engine.runner.drawn_tokens import DrawnTokens
-from tasuki.engine.scheduling.forked_prompt import carrier_of, scoring_of, told_of
+from tasuki.engine.runner.base import DrawnTokens
+from tasuki.engine.scheduling.admission import EarlyRefusal, FirstTokenOutlook
+from tasuki.engine.scheduling.checkpoints import keep_landed, keep_state, turn_hint
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows
-from tasuki.engine.scheduling.turn_end import keep_landed, keep_state, turn_hint
+from tasuki.engine.scheduling.shared_prompts import carrier_of, scoring_of, told_of
 from tasuki.engine.speculation.speculation import Speculation
 from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled, stop_ids

@@ -13,19 +13,22 @@ from functools import partial
 from typing import TypedDict
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting.evictions import EvictionLedger, breakdown
-from tasuki.engine.accounting.loaded_hits import brought_by, with_failed, with_loaded
-from tasuki.engine.accounting.prompt_lookups import PromptLookups
+from tasuki.engine.accounting import (
+    EvictionLedger,
+    PromptLookups,
+    breakdown,
+    brought_by,
+    with_failed,
+    with_loaded,
+)
 from tasuki.engine.intake import Intake
 from tasuki.engine.request import Loading, Prefilling, Request, Waiting
-from tasuki.engine.routing.router import Router
-from tasuki.engine.runner.base import EventRecorder
-from tasuki.engine.runner.drawn_tokens import DrawnTokens
-from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
-from tasuki.engine.scheduling.scheduled_forward import AnswerRows
-from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
+from tasuki.engine.routing import Router
+from tasuki.engine.runner.base import DrawnTokens, EventRecorder
+from tasuki.engine.scheduling.checkpoints import plan_checkpoints
+from tasuki.engine.scheduling.scheduled_forward import AnswerRows, ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
-from tasuki.engine.tiers.load_barrier import LoadBarrier
+from tasuki.engine.tiers.copy_job import LoadBarrier
 from tasuki.engine.tiers.lower_tiers import LoadEnd, LowerTiers
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.prompt_scores import PromptScores

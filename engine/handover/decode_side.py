@@ -13,7 +13,7 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting.evictions import breakdown
+from tasuki.engine.accounting import breakdown
 from tasuki.engine.request import (
     Aborted,
     AwaitingPrefill,
@@ -22,8 +22,8 @@ from tasuki.engine.request import (
     Request,
     Waiting,
 )
-from tasuki.engine.routing.router import report, usable_here
-from tasuki.engine.runner.drawn_tokens import DrawnTokens
+from tasuki.engine.routing import report, usable_here
+from tasuki.engine.runner.base import DrawnTokens
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows
 from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled

@@ -21,15 +21,13 @@ from tasuki.engine.request import (
     Request,
     Waiting,
 )
-from tasuki.engine.routing.prefill_load import PrefillLoad
-from tasuki.engine.routing.prefill_speed import PrefillSpeed
-from tasuki.engine.routing.router import report, usable_here
-from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
-from tasuki.engine.scheduling.turn_end import keep_landed
+from tasuki.engine.routing import PrefillLoad, PrefillSpeed, report, usable_here
+from tasuki.engine.scheduling.checkpoints import keep_landed
+from tasuki.engine.scheduling.scheduled_forward import ScheduledSequence
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation, Match
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.pycache.packed_events import pack_events
+from tasuki.pycache.packed import pack_events
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.window import FinishedLayers
 

@@ -7,15 +7,12 @@ room (a 63-bit id) in a hand-over; the decode engine knows both, the prefill eng
 """
 
 from .cache import *
-from .evictions import *
 from .fetch import *
 from .handover import *
 from .heirs import *
 from .pull import *
 from .reports import *
-from .request_phase import *
 from .requests import *
-from .targets import *
 from .types import *
 
 FrontInbox = Submit | Abort | CacheQuery | Drain | Undrain | LeaveToHeirs | EndLeaving

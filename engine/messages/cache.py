@@ -2,12 +2,10 @@
 
 from dataclasses import field
 
-from tasuki.pycache.packed_events import PackedEvents
-from tasuki.pycache.packed_tree import PackedTree
+from tasuki.pycache.packed import PackedEvents, PackedTree
 
-from .evictions import Eviction
-from .reports import StepReport, TierReport
-from .request_phase import RequestPhase
+from .reports import Eviction, StepReport, TierReport
+from .requests import RequestPhase
 from .types import Message, NodeName, Tokens
 
 

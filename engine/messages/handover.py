@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from tasuki.model.ops.sampling.params import SamplingParams, TopLogprobs
-from tasuki.pycache.packed_events import PackedEvents
-from tasuki.routing.prefill_seconds import PrefillSeconds
-from tasuki.transfer.timeline import HandoverTimeline
+from tasuki.pycache.packed import PackedEvents
+from tasuki.routing.node_load import PrefillSeconds
+from tasuki.transfer.reports import HandoverTimeline
 
 from .reports import HitBreakdown, PrefillChoice, PullReport, RouteReport, TransferReport
-from .request_phase import LifeMark
-from .requests import Purpose
+from .requests import LifeMark, Purpose
 from .types import LossCause, Message, OfRoom, RequestError, RequestId, RoomId, Tokens
 
 

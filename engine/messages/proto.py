@@ -14,11 +14,12 @@ from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.ops.sampling.params import SamplingParams, TopLogprobs
 from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tasuki.proto import handover_pb2, inference_pb2, report_pb2
-from tasuki.transfer.timeline import HandoverTimeline
+from tasuki.transfer.reports import HandoverTimeline
 
-from .evictions import EvictedCheckpoint, Eviction
 from .reports import (
     DraftUse,
+    EvictedCheckpoint,
+    Eviction,
     HitBreakdown,
     PrefillBid,
     PrefillChoice,
@@ -28,8 +29,7 @@ from .reports import (
     Usage,
 )
 from .requests import Finished
-from .targets import Targets
-from .types import FinishReason
+from .types import FinishReason, Targets
 
 _FINISH_REASONS = {
     FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,

@@ -1,33 +1,155 @@
-"""A follower's life: load, meet the others, run plans in their order, end.
+"""A follower: its life, its reports and its watch over the leader.
 
+`LeaderWatch`: Whether the leader still reads what this rank sends it: one that stands still does
+not, and what was sent lies unread in the socket.
+Owns a handle of the leader's process. Thread rule: one thread ticks; plans_may_come() from any.
+Invariant: a gap of this rank's own does not count as the leader's (Silence).
+
+`ReportedResults`: What a follower's forwards drew, said to its leader as each ends, while the next
+is launched.
+Owns one thread, which waits for forwards in their order; the follower's own launches them. close()
+is that one's. Invariant: the first error ends the waiting for plans, and is raised by close().
+
+`follow()`: A follower's life: load, meet the others, run plans in their order, end.
 It decides nothing: what it computes is in the plans, and it ends when its leader says so, or is
 gone. Owns the socket to the leader. Thread rule: one thread launches plans, so that the next one is
 on its way to the device while one runs; another one waits for their ends, a third one sends beats.
 Invariant: an error of any kind ends the process, and the leader has its line first.
 """
 
+import fcntl
 import logging
+import os
 import select
+import signal
 import socket
+import struct
+import termios
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
 from typing import Protocol
 
 from tasuki.engine.forward_plan import decode_plan
 from tasuki.engine.messages.types import Message
-from tasuki.engine.runner.base import Runner
-from tasuki.utils.error_lines import is_expected, line_of
-from tasuki.utils.os_threads import name_this_thread
+from tasuki.engine.runner.base import InFlightForward, Runner
+from tasuki.transfer.liveness.silence import Silence
+from tasuki.utils.program import is_expected, line_of
+from tasuki.utils.system import name_this_thread
 
 from . import messages as r
-from .agreed_steps import Report
-from .leader_watch import LeaderWatch
-from .results import ReportedResults
-from .tiers.follower_tiers import FollowerTiers
+from .messages import START_SECONDS, checksum
+from .shared_arenas import Report
+from .tiers import FollowerTiers
+
+BEATS_A_TIMEOUT = 10
+_LOOKS = 5
+"""At the socket, before what lies there counts as unread: some may just have been sent."""
+_LOOK_SECONDS = 0.001
+_CREDENTIALS = struct.Struct("iII")
+_COUNT = struct.Struct("i")
+
+
+class LeaderWatch:
+    def __init__(
+        self,
+        connection: socket.socket,
+        timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """connection: of a pair that the leader made. timeout: seconds for which a leader that
+        computes may read nothing; one that still loads may for START_SECONDS, at least."""
+        self._socket = connection
+        self._timeout = timeout
+        self._clock = clock
+        self.period = timeout / BEATS_A_TIMEOUT
+        self._silence = Silence(max(timeout, START_SECONDS), clock(), self.period)
+        found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        self.pid: int = _CREDENTIALS.unpack(found)[0]
+        self._handle = os.pidfd_open(self.pid)
+
+    def plans_may_come(self) -> None:
+        """The leader has its weights, and all ranks have met."""
+        self._silence = Silence(self._timeout, self._clock(), self.period)
+
+    def lost(self) -> float | None:
+        """The seconds for which it has read nothing, once that is too long. To be called once a
+        period, before a beat is sent."""
+        silence, now = self._silence, self._clock()
+        if self._has_read():
+            silence.received(now)
+        return silence.limit if silence.tick(now) else None
+
+    def kill(self) -> None:
+        """SIGKILL, also where it stands still: the system ends its followers with it, and whoever
+        started it sees its end."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+    def _has_read(self) -> bool:
+        for look in range(_LOOKS):
+            if look:
+                time.sleep(_LOOK_SECONDS)
+            if not _unread(self._socket):
+                return True
+        return False
+
+
+def _unread(connection: socket.socket) -> int:
+    """Bytes, as the system accounts for them, that the other end has not taken."""
+    found = fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(_COUNT.size))
+    return int(_COUNT.unpack(found)[0])
+
+
+class ReportedResults:
+    """report: called with a plan's number and the checksum of what it drew, if it drew anything, on
+    the thread. check: called before; raises where what was drawn is worthless. on_error: called
+    once, on the thread, where any of them has raised."""
+
+    def __init__(
+        self,
+        report: Callable[[int, int | None], None],
+        check: Callable[[], None],
+        on_error: Callable[[], None],
+    ) -> None:
+        self._report = report
+        self._check = check
+        self._on_error = on_error
+        self._flying: SimpleQueue[tuple[int, InFlightForward] | None] = SimpleQueue()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="tasuki-results", daemon=True)
+        self._thread.start()
+
+    def follow(self, number: int, forward: InFlightForward) -> None:
+        """The plan is launched, whether it has rows or only copies."""
+        self._flying.put((number, forward))
+
+    def close(self) -> None:
+        """Once all that was launched has ended. Raises what the thread ran into."""
+        self._flying.put(None)
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        name_this_thread()
+        try:
+            while (item := self._flying.get()) is not None:
+                number, forward = item
+                drawn = forward.result()
+                self._check()
+                self._report(number, checksum(drawn) if len(drawn) else None)
+        except Exception as error:
+            self._error = error
+            self._on_error()
+
 
 log = logging.getLogger(__name__)
 

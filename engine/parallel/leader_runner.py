@@ -1,19 +1,49 @@
-"""Runs plans on all ranks: each goes to the followers first, and then to this rank's own runner.
+"""The leader's side of a forward: plans go to all ranks, and it draws some tokens for all.
 
+`LeaderDraws`: Tokens of rows whose requests change their logits, which the leader draws for every
+rank.
+What such a draw takes, a compiled grammar or the tokens before, the leader alone has: whether a
+grammar can be compiled in time may differ from process to process, and then ranks would. All other
+rows each rank draws itself, from the same bits. Thread rule: that of the forward.
+
+`LeaderRunner`: Runs plans on all ranks: each goes to the followers first, and then to this rank's
+own runner.
 As any runner to the engine. Thread rule: one thread. Invariants: every rank gets every plan, in the
 same order; where a plan fails on any rank, ranks no longer agree, and no other one is run: an error
 is the node's, never one request's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tasuki.engine.forward_plan import ForwardPlan
-from tasuki.engine.runner.base import Event, InFlightForward, Runner
-from tasuki.engine.runner.drawn_tokens import DrawnTokens
+import torch
+from torch import Tensor
 
-from .checksum import checksum
+from tasuki.engine.forward_plan import ForwardPlan
+from tasuki.engine.runner.base import DrawnTokens, Event, InFlightForward, Runner
+from tasuki.model.ops.sampling.reference import Sampled
+
+from .collectives import Collectives
+from .messages import checksum
 from .ranks import Ranks
+
+
+class LeaderDraws:
+    """As DrawnTogether."""
+
+    def __init__(self, collectives: Collectives, rank: int) -> None:
+        self._collectives = collectives
+        self.leads = rank == 0
+
+    def agreed(self, drawn: Sequence[Sampled]) -> list[Sampled]:
+        own = [(token.token, token.logprob, token.margin) for token in drawn]
+        leaders = self._collectives.of_leader(torch.tensor(own, dtype=torch.float64)).tolist()
+        if self.leads:
+            return [*drawn]
+        return [Sampled(int(token), logprob, margin) for token, logprob, margin in leaders]
+
+    def of_leader(self, drawn: Tensor) -> Tensor:
+        return self._collectives.of_leader(drawn)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,33 @@
-"""What the leader and a follower send each other, and the frames that carry it.
+"""Messages between a leader and its followers, their frames and their checksum.
 
+`checksum()`: What a rank drew, as one number: ranks whose numbers differ compute different things.
+
+`frame()`: What the leader and a follower send each other, and the frames that carry it.
 Plain, immutable values; a plan travels as ForwardPlan.encode() made it.
 """
 
 from collections.abc import Sequence
 from typing import Any
+from zlib import crc32
 
-from tasuki.engine.apart.codec import FrameReader, framed, values_of
-from tasuki.engine.messages.packing import reader_of
-from tasuki.engine.messages.types import Message
+import numpy as np
+
+from tasuki.engine.apart.frames import FrameReader, framed, values_of
+from tasuki.engine.messages.types import Message, reader_of
+from tasuki.engine.runner.base import DrawnTokens
 from tasuki.engine.tiers.copy_job import CopyJob, JobEnd
+
+
+def checksum(drawn: DrawnTokens) -> int:
+    """Of all tokens and drafts of a forward."""
+    behind = {row: [token.token for token in found] for row, found in drawn.behind.items()}
+    total = crc32(drawn.tokens.astype("<i4", copy=False).tobytes())
+    for kind, lists in enumerate((behind, drawn.guessed)):
+        for row in sorted(lists):
+            numbers = [kind, row, len(lists[row]), *lists[row]]
+            total = crc32(np.array(numbers, dtype="<i4").tobytes(), total)
+    return total
+
 
 START_SECONDS = 120.0
 """Of silence, at least, until a rank waits for plans: an interpreter starts and imports torch, and

@@ -1,15 +1,88 @@
-"""What runs plans: the protocol of a runner, of a forward in flight and of an event.
+"""What runs plans, and the columns of drawn tokens that each forward returns.
 
+`DrawnTokens`: What a forward drew, as columns: plain values, as a process that runs plans sends
+them back.
+
+`Runner`: What runs plans: the protocol of a runner, of a forward in flight and of an event.
 A runner sees plans (engine/forward_plan.py) and memory; no request, no tree. Launching and reading
 the result are apart, so that the next forward is planned while this one runs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from tasuki.engine.forward_plan import ForwardPlan
+import numpy as np
+from numpy.typing import NDArray
 
-from .drawn_tokens import DrawnTokens
+from tasuki.engine.forward_plan import ForwardPlan, Ints
+from tasuki.model.ops.sampling.params import TopLogprobs
+from tasuki.model.ops.sampling.prompt_scores import PromptScores
+from tasuki.model.ops.sampling.reference import Sampled
+
+
+@dataclass(frozen=True)
+class DrawnTokens:
+    """By the plan's rows, columns [n]: tokens int32, logprobs and margins float64, as in Sampled. A
+    row of which nothing was to be drawn has zeros. tops: the likeliest tokens of those rows that
+    want any. scores: of those rows whose prompts are scored. behind: of those rows that verify
+    drafts, what was drawn behind each draft that held. guessed: of rows with a Guess, what may
+    follow. on_lane: of such rows where that stays with the runner, how many tokens are there."""
+
+    tokens: Ints
+    logprobs: NDArray[np.float64]
+    margins: NDArray[np.float64]
+    tops: Mapping[int, TopLogprobs] = field(default_factory=dict)
+    scores: Mapping[int, PromptScores] = field(default_factory=dict)
+    behind: Mapping[int, tuple[Sampled, ...]] = field(default_factory=dict)
+    guessed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    on_lane: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def nothing(cls, rows: int) -> "DrawnTokens":
+        """To be filled row by row."""
+        return cls(np.zeros(rows, dtype=np.int32), np.zeros(rows), np.zeros(rows))
+
+    @classmethod
+    def of(cls, sampled: Iterable[Sampled | None]) -> "DrawnTokens":
+        """A row each; None: nothing was drawn of it."""
+        found = list(sampled)
+        tops = {row: token.top for row, token in enumerate(found) if token and token.top}
+        drawn = replace(cls.nothing(len(found)), tops=tops)
+        for row, token in enumerate(found):
+            if token is not None:
+                drawn.tokens[row] = token.token
+                drawn.logprobs[row], drawn.margins[row] = token.logprob, token.margin
+        return drawn
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def take(self, rows: "NDArray[np.intp] | slice") -> "DrawnTokens":
+        tops = self.tops
+        if tops:
+            taken = np.arange(len(self))[rows].tolist()
+            tops = {place: tops[row] for place, row in enumerate(taken) if row in tops}
+        return DrawnTokens(self.tokens[rows], self.logprobs[rows], self.margins[rows], tops)
+
+    def at(self, row: int) -> Sampled:
+        """REQUIRES: something was drawn of the row."""
+        return Sampled(
+            int(self.tokens[row]),
+            float(self.logprobs[row]),
+            float(self.margins[row]),
+            self.tops.get(row, ()),
+        )
+
+    def all_at(self, row: int) -> list[Sampled]:
+        """What was drawn of the row, in order: more than one token where drafts held. REQUIRES: as
+        of at()."""
+        return [self.at(row), *self.behind.get(row, ())]
+
+    @property
+    def sound(self) -> NDArray[np.bool_]:
+        """[n]: whether the token was drawn from numbers."""
+        return np.isfinite(self.logprobs)
 
 
 class DeviceLost(Exception):

@@ -1,26 +1,50 @@
-"""Decode steps as CUDA graphs, one a padded batch size, from the drawn tokens to the next ones.
+"""Captured CUDA graphs of decode steps, of verification and of guesses.
 
+`DecodeGraphs`: Decode steps as CUDA graphs, one a padded batch size, from the drawn tokens to the
+next ones.
 Owns the graphs and their memory. A replay reads its rows, pages and lanes from buffers of fixed
 address and writes tokens back to the lanes, so that the next replay needs nothing from the host.
+
+`SplitGraph`: A step as two CUDA graphs, the first of a few layers: the device works on those while
+the host launches the rest, which takes half a millisecond of a thousand kernels.
+It matters where the device waits for the host, as for rows with drafts: a step that was planned
+ahead is launched long before it begins.
+
+`VerifyGraphs`: Steps of rows with drafts as CUDA graphs, two a padded batch size and number of
+tokens a row: from the tokens to a draw behind each.
+Owns the graphs, their memory and the logits, which all of them leave in one place: kept apart they
+would take gigabytes.
+
+`GuessGraphs`: The draft layer's guesses as CUDA graphs, one a padded batch size and number of
+guesses: from what was drawn last to so many drafts on the rows' lanes, of which each is behind the
+one before.
+Owns the graphs and their memory. Draws from a part of the vocabulary (top_k, top_p) are graphs of
+their own, since finding the part takes longer than all else of a small draw.
 """
 
 import gc
 from bisect import bisect_left
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from tasuki.model.backends.triton_backend import TritonBackend
+from tasuki.model.backends.triton_verify import VerifyScratch
+from tasuki.model.forward import LayerHooks, NullHooks
+from tasuki.model.ops.draft.chain import chain_advance, chain_begin
 from tasuki.model.ops.sampling.sample import sample
+from tasuki.model.ops.sampling.top_k_top_p import cut
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
-from tasuki.utils.progress import Progress, no_progress
+from tasuki.utils.logs import Progress, no_progress
 
-from .device_batch import DeviceBatch
-from .last_tokens import LastTokens
-from .padded_sizes import padded_sizes
+from .device_batch import DeviceBatch, LastTokens
+from .draft_rows import DraftedRows, GuessRows
+from .rows import padded_sizes, widths
 
 
 class DecodeGraphs:
@@ -92,3 +116,176 @@ def no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+_FIRST_SHARE = 6
+"""One in so many layers takes the device as long as launching the others takes the host."""
+
+
+class SplitGraph:
+    def __init__(
+        self,
+        step: Callable[[LayerHooks], object],
+        layers: int,
+        capture: Callable[[torch.cuda.CUDAGraph], AbstractContextManager[None]],
+    ) -> None:
+        """Capture the step, of so many layers. capture: torch.cuda.graph with its pool. REQUIRES:
+        the step has run before, so that kernels are compiled and libraries have their workspaces.
+        """
+        self._first, self._rest = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with no_collection(), ExitStack() as captured:
+
+            def go_on_in(graph: torch.cuda.CUDAGraph) -> None:
+                captured.close()
+                captured.enter_context(capture(graph))
+
+            go_on_in(self._first)
+            step(_Cut(layers // _FIRST_SHARE, lambda: go_on_in(self._rest)))
+
+    def replay(self) -> None:
+        self._first.replay()
+        self._rest.replay()
+
+
+class _Cut(LayerHooks):
+    def __init__(self, layer: int, cut: Callable[[], None]) -> None:
+        """cut: called once that layer is captured."""
+        self._layer = layer
+        self._cut = cut
+
+    def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:
+        if layer == self._layer:
+            self._cut()
+
+
+class VerifyGraphs:
+    def __init__(
+        self,
+        model: Qwen35Model,
+        backend: TritonBackend,
+        arena: Arena,
+        rows: DraftedRows,
+        table: Tensor,
+        scratch: VerifyScratch,
+        drafts: Tensor | None,
+    ) -> None:
+        """drafts [lanes, most of a row]: that are on lanes, if any ever are. Capture a graph for
+        every size up to table's rows and every width up to what the scratch holds. Nothing of the
+        arena is touched: while rows counts no row, the operators leave it alone."""
+        self._model = model
+        self._backend = backend
+        self._arena = arena
+        self._rows = rows
+        self._table = table
+        self._scratch = scratch
+        self._drafts = drafts
+        self._sizes = padded_sizes(table.shape[0])
+        self._widths = widths(scratch.kept.tokens - 1)
+        self._logits = torch.empty(
+            self._sizes[-1] * self._widths[-1],
+            model.weights.head.shape[0],
+            dtype=model.weights.dtype,
+            device=arena.bytes.device,
+        )
+        self._graphs: dict[tuple[int, int], SplitGraph] = {}
+        rows.clear()
+        capture = partial(torch.cuda.graph, pool=torch.cuda.graph_pool_handle())
+        layers = len(model.weights.layers)
+        # The largest first: the smaller ones then live in the memory that it took.
+        for size in reversed(self._sizes):
+            for width in reversed(self._widths):
+                step = partial(self._step, size, width)
+                # Kernels are compiled and libraries find their workspaces outside of the capture.
+                step(NullHooks())
+                torch.cuda.synchronize()
+                self._graphs[size, width] = SplitGraph(step, layers, capture)
+
+    def width(self, tokens: int) -> int:
+        """Tokens a row of the graphs that take rows of so many."""
+        return self._widths[bisect_left(self._widths, tokens)]
+
+    def replay(self, count: int, width: int) -> Tensor:
+        """A draw behind each token of `count` rows of `width` tokens; the logits [at least count *
+        width, vocab], as of Qwen35Model.own_head(), which the next replay overwrites. REQUIRES:
+        rows are filled, the table is written; width is one of width()."""
+        size = self._sizes[bisect_left(self._sizes, count)]
+        self._graphs[size, width].replay()
+        return self._logits[: size * width]
+
+    @torch.inference_mode()
+    def _step(self, size: int, width: int, hooks: LayerHooks) -> None:
+        """hooks: of the model's layers."""
+        batch = self._rows.batch(size, width, self._table)
+        operators = self._backend.bind_verify(batch, self._scratch)
+        carry = self._arena.carry[0] if self._arena.layout.draft_layers else None
+        operators.fold(self._arena.conv, carry)
+        if self._drafts is None:
+            tokens = self._rows.ids(size, width)
+        else:
+            tokens = self._rows.take_drafts(size, width, self._drafts)
+        branch, residual = self._model.layers(tokens, operators, self._arena, hooks)
+        if self._arena.layout.draft_layers:
+            self._model.keep_entries(tokens, branch, residual, operators, self._arena, NullHooks())
+        logits = self._logits[: size * width]
+        logits.copy_(self._model.own_head(branch, residual, operators))
+        draws = self._rows.draws(size, width)
+        sample(logits, draws, self._rows.tokens, of=self._model.own_slice)
+
+
+class GuessGraphs:
+    def __init__(
+        self,
+        model: Qwen35Model,
+        backend: TritonBackend,
+        arena: Arena,
+        rows: GuessRows,
+        table: Tensor,
+        drafts: Tensor,
+    ) -> None:
+        """Capture a graph for every size up to table's rows. drafts [lanes, most guesses]: where
+        they go. Nothing of the arena is touched: while rows counts no row, the operators leave it
+        alone."""
+        self._model = model
+        self._backend = backend
+        self._arena = arena
+        self._rows = rows
+        self._table = table
+        self._drafts = drafts
+        self._scratch = backend.scratch(table.shape[0])
+        self._sizes = padded_sizes(table.shape[0])
+        self._graphs: dict[tuple[int, int, bool], torch.cuda.CUDAGraph] = {}
+        rows.clear()
+        pool = torch.cuda.graph_pool_handle()
+        counts = range(1, drafts.shape[1] + 1)
+        # The largest first: the smaller ones then live in the memory that it took.
+        for size, cuts in product(reversed(self._sizes), (True, False)):
+            # Kernels are compiled and libraries find their workspaces outside of the capture.
+            self._guess(size, 1, cuts=cuts)
+            torch.cuda.synchronize()
+            for count in reversed(counts):
+                graph = torch.cuda.CUDAGraph()
+                with no_collection(), torch.cuda.graph(graph, pool=pool):
+                    self._guess(size, count, cuts=cuts)
+                self._graphs[size, count, cuts] = graph
+
+    def replay(self, rows: int, count: int, *, cuts: bool) -> None:
+        """So many guesses of each of so many rows. cuts: whether any row draws from a part of the
+        vocabulary only. REQUIRES: they are filled, the table is written."""
+        size = self._sizes[bisect_left(self._sizes, rows)]
+        self._graphs[size, count, cuts].replay()
+
+    @torch.inference_mode()
+    def _guess(self, size: int, count: int, *, cuts: bool) -> None:
+        rows, chain = self._rows, self._rows.chain(size)
+        batch, draws, lanes = rows.batch(size, self._table), rows.draws(size), rows.lanes(size)
+        operators = self._backend.bind_decode(batch, self._scratch).drafts(rows.counts)
+        chain_begin(chain, rows.starts(size), self._model.config.max_position)
+        hidden = chain.hidden
+        for number in range(count):
+            logits, hidden = self._model.guess(chain.tokens, hidden, operators, self._arena)
+            ids, kept, of = self._model.draft_ids, None, self._model.own_slice
+            if cuts:
+                logits, of = self._model.whole(logits), None
+                kept = cut(logits, draws)
+            sample(logits, draws, rows.rows, kept, ids=ids, of=of)
+            chain_advance(chain, lanes, self._drafts[:, number])

@@ -1,6 +1,13 @@
-"""Runs plans on a GPU: decoding rows by a captured graph, those with drafts by another one, prompts
-eagerly behind them; then the draft layer guesses what follows.
+"""The runner of GPUs.
 
+`LayerEvents`: Ticks the step counter when a GPU has written a layer's KV and state.
+Owns what waits for the event behind each layer's writes and ticks, on a thread of its own that
+never holds the interpreter's lock (cpp_cache/dataplane/stream_ticks.h): the thread of the forward
+only records. Thread rule: hooks on the engine loop's thread; the thread there is the only one that
+ticks the counter.
+
+`CudaRunner`: Runs plans on a GPU: decoding rows by a captured graph, those with drafts by another
+one, prompts eagerly behind them; then the draft layer guesses what follows.
 Owns the last tokens, the rows and the block table; shares model and arena. Everything joins one
 stream, the current one, and nothing waits for the GPU but InFlightForward.result(). Thread rule:
 the engine loop's.
@@ -8,43 +15,62 @@ the engine loop's.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tasuki.engine.forward_plan import ForwardPlan, PlanError
 from tasuki.model.backends.triton_backend import TritonBackend
 from tasuki.model.backends.triton_prefill import TritonPrefill
-from tasuki.model.batch import Batch, SequenceSlice
+from tasuki.model.forward import Batch, LayerHooks, NullHooks, SequenceSlice
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
-from tasuki.model.hooks import NullHooks
 from tasuki.model.ops.attention.long_context import block_rows_of
 from tasuki.model.ops.sampling.prompt_scores import ScoredRows
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.sample import sample
 from tasuki.model.ops.sampling.top_k_top_p import cut
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.pycache.arena import Arena
-from tasuki.pycache.copies import run_copies
+from tasuki.pycache._cpp_cache import CudaContext, StreamTicks
+from tasuki.pycache.arena import Arena, run_copies
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.utils.progress import Progress, no_progress
+from tasuki.transfer.windows.window import StepCounter
+from tasuki.utils.logs import Progress, no_progress
 
-from .base import DeviceLost, Event
-from .block_table import BlockTable
+from .base import DeviceLost, DrawnTokens, Event
 from .cuda_graphs import DecodeGraphs
-from .device_batch import DeviceBatch, SamplingTable, take_over
-from .drawn_tokens import DrawnTokens
+from .device_batch import BlockTable, DeviceBatch, LaneDrafts, LastTokens, SamplingTable, take_over
+from .device_drafts import DraftVerifier, LayerDrafter
+from .draft_rows import VerifiedRows
 from .eager_sampler import DrawnOnce, EagerSampler, TopTokens
-from .guesses.layer_drafter import LayerDrafter
-from .lane_adjustments import DrawnTogether, kept_adjustments
-from .last_tokens import LastTokens
-from .layer_events import LayerEvents
-from .prompt_scorer import score_prompts
-from .sequence_states import ResolvedRows, SequenceStates
-from .verify.draft_verifier import DraftVerifier
-from .verify.lane_drafts import LaneDrafts
-from .verify.verified_rows import VerifiedRows
+from .logits import DrawnTogether, kept_adjustments, score_prompts
+from .rows import ResolvedRows, SequenceStates
+
+
+class LayerEvents(LayerHooks):
+    """launched: the counter's value once all recorded events passed."""
+
+    def __init__(self, steps: StepCounter, layers: int) -> None:
+        """layers: of a forward."""
+        self._steps = steps
+        self._layers = layers
+        self.launched = steps.value
+
+    @cached_property
+    def _ticks(self) -> StreamTicks:
+        # Of the device that the forward's thread has, which may not be the one that built this.
+        return StreamTicks(CudaContext(torch.cuda.current_device()), self._steps)
+
+    def cache_written(self, layer: int) -> None:
+        self.launched += 1
+        self._ticks.tick_behind(torch.cuda.current_stream().cuda_stream)
+
+    def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:
+        if layer == self._layers - 1:
+            self._ticks.end_behind(torch.cuda.current_stream().cuda_stream)
+
 
 _FAR_TOKENS = 32 * 1024
 

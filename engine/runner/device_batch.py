@@ -1,23 +1,133 @@
-"""The rows of a batch as numbers on a GPU: inputs that one copy fills, results that one copy reads.
+"""A batch on a GPU: its inputs and results, and tables kept between steps.
 
+`BlockTable`: The block table of the decoding rows on a GPU, kept between steps: a step copies what
+is new.
+Owns the table, who sits in which row and how much of each row is written. Thread rule and copies:
+as in device_batch.
+
+`LastTokens`: The token drawn last of every sequence, on the GPU: how one step hands the next its
+input.
+Owns one number a lane. One lane more than there are slots is for rows that count for nothing.
+
+`LaneDrafts`: Drafts that the draft layer guessed for each lane, on the GPU: how one step hands the
+next its drafts, of which the host knows only how many there are.
+Owns them, a row of numbers a lane, and their counts. Thread rule: the engine loop's; one stream.
+
+`DeviceBatch`: The rows of a batch as numbers on a GPU: inputs that one copy fills, results that one
+copy reads.
 Owns both blocks; their addresses never change, so that graphs may be captured over them. Knows
 neither pages nor the model. Thread rule: the engine loop's, one stream. Copies are asynchronous
 from and to pinned memory that nothing reuses before they have ended.
 """
+
+from collections.abc import Iterable, Sequence
+from operator import is_
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasuki.engine.forward_plan import Ints
-from tasuki.model.batch import DecodeBatch
+from tasuki.engine.forward_plan import Ints, PlanError
+from tasuki.model.forward import DecodeBatch
 from tasuki.model.ops.sampling.gumbel import noise_key
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.sample import Draws
 
-from .drawn_tokens import DrawnTokens
-from .sequence_states import ResolvedRows
+from .base import DrawnTokens
+from .rows import ResolvedRows, SequencePages
+
+
+class BlockTable:
+    """table [rows, pages] int32; of a row only the pages of its sequence mean anything."""
+
+    def __init__(self, rows: int, pages: int, device: torch.device) -> None:
+        self.table = torch.zeros(rows, pages, dtype=torch.int32, device=device)
+        self._seated: list[SequencePages] = []
+        self._written: list[int] = []
+
+    def seat(self, sequences: Sequence[SequencePages]) -> list[int]:
+        """Which of the sequences, by number, sits in each row. Who stays in the batch keeps its row
+        where it can; each row's pages are in the table from here on in the stream."""
+        if len(sequences) == len(self._seated) and all(map(is_, sequences, self._seated)):
+            order = list(range(len(sequences)))
+        else:
+            order = self._reseat(sequences)
+        for row, number in enumerate(order):
+            ids = sequences[number].ids
+            if len(ids) > self._written[row]:
+                self._write(row, sequences[number])
+        return order
+
+    def _reseat(self, sequences: Sequence[SequencePages]) -> list[int]:
+        waiting = {id(pages): number for number, pages in enumerate(sequences)}
+        kept = [waiting.pop(id(pages), None) for pages in self._seated[: len(sequences)]]
+        kept += [None] * (len(sequences) - len(kept))
+        newcomers = iter(waiting.values())
+        order = [next(newcomers) if number is None else number for number in kept]
+        self._written = [
+            0 if number is None else written
+            for number, written in zip(kept, self._written + [0] * len(sequences), strict=False)
+        ]
+        # Held, not only named: an id() may return once its object is gone.
+        self._seated = [sequences[number] for number in order]
+        return order
+
+    def _write(self, row: int, pages: SequencePages) -> None:
+        first, last = self._written[row], len(pages.ids)
+        fresh = torch.empty(last - first, dtype=torch.int32, pin_memory=True)
+        fresh.numpy()[:] = pages.ids[first:]
+        self.table[row, first:last].copy_(fresh, non_blocking=True)
+        self._written[row] = last
+
+
+class LastTokens:
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.scratch = slots
+        self._tokens = torch.zeros(slots + 1, dtype=torch.int32, device=device)
+
+    @property
+    def all(self) -> Tensor:
+        """[lanes] int32, where they stand."""
+        return self._tokens
+
+    def tokens(self, lanes: Tensor) -> Tensor:
+        """[n] int32 of lanes [n] int32."""
+        return self._tokens.index_select(0, lanes)
+
+    def put(self, lanes: Tensor, tokens: Tensor) -> None:
+        """lanes, tokens [n] int32 on the device."""
+        self._tokens.index_copy_(0, lanes.long(), tokens)
+
+    def put_known(self, lanes: Ints, tokens: Ints) -> None:
+        """lanes, tokens [n], of the host's."""
+        host = torch.empty(2, len(lanes), dtype=torch.int64, pin_memory=True)
+        host.numpy()[:] = lanes, tokens
+        known_lanes, known = host.to(self._tokens.device, non_blocking=True)
+        self._tokens.index_copy_(0, known_lanes, known.int())
+
+
+class LaneDrafts:
+    def __init__(self, lanes: int, drafts: int, device: torch.device) -> None:
+        """lanes: that one of rows which count for nothing included. drafts: of a lane at most."""
+        self.tokens: Tensor = torch.zeros(lanes, drafts, dtype=torch.int32, device=device)
+        """[lanes, drafts] int32; written by the graphs of guesses."""
+        self._counts: dict[int, int] = {}
+
+    def guessed(self, lanes: Iterable[int], counts: Iterable[int]) -> None:
+        """So many are there from here on in the stream, in the place of those before."""
+        self._counts.update(zip(lanes, counts, strict=True))
+
+    def check(self, lane: int, count: int) -> None:
+        """Raises PlanError where fewer are there."""
+        there = self._counts.get(lane, 0)
+        if count > there:
+            raise PlanError(f"lane {lane} is to verify {count} drafts of its own, and has {there}")
+
+    def drop(self, lanes: Iterable[int]) -> None:
+        for lane in lanes:
+            self._counts.pop(lane, None)
+
 
 _ROWS, _LANES, _POSITIONS, _CONTEXT, _READ, _WRITE, _TOP_K, _HEAT, _TOP_P, _KEYS = range(10)
 _FIELDS = 11

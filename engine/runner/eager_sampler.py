@@ -10,7 +10,7 @@ adjuster learns of them later.
 
 Owns the rows that are drawn here and the draws that no adjuster has taken yet; its buffers are
 rows of numbers, and what a step needs besides is the logits' float32 copy and half as much again,
-within the plan's `workspace` (engine/accounting/memory_plan.py). Thread rule: the runner's; one
+within the plan's `workspace` (engine/assembly/memory_plan.py). Thread rule: the runner's; one
 stream.
 """
 
@@ -30,10 +30,9 @@ from tasuki.model.ops.sampling.sample_adjusted import sample_adjusted
 from tasuki.model.ops.sampling.top_k_top_p import cut
 from tasuki.model.ops.sampling.top_logprobs import top_logprobs
 
-from .device_batch import DeviceBatch, SamplingTable
-from .lane_adjustments import DrawnTogether, LaneAdjustments
-from .last_tokens import LastTokens
-from .sequence_states import ResolvedRows
+from .device_batch import DeviceBatch, LastTokens, SamplingTable
+from .logits import DrawnTogether, LaneAdjustments
+from .rows import ResolvedRows
 
 _TOP_ROWS = 8
 """Rows whose likeliest tokens are looked for at a time: that takes 24 bytes a logit."""

@@ -26,11 +26,10 @@ from tasuki.engine.forward_plan import (
 from tasuki.engine.progress import Lanes, ProgressTable
 from tasuki.engine.request import Active, Request
 from tasuki.model.ops.sampling.logit_adjustments import TokensBefore
-from tasuki.pycache.copies import CopyOp
+from tasuki.pycache.arena import CopyOp
 from tasuki.pycache.layout import PAGE_TOKENS
 
-from .scheduled_forward import AnswerRows, ScheduledForward
-from .scheduled_sequence import ScheduledSequence
+from .scheduled_forward import AnswerRows, ScheduledForward, ScheduledSequence
 
 _DECODES, _ON_LANE, _VERIFIES = RowFlag.DECODES.value, ON_LANE.value, RowFlag.VERIFIES.value
 _DRAFTS_ON_LANE = RowFlag.DRAFTS_ON_LANE.value

@@ -14,8 +14,6 @@ from itertools import count
 
 import numpy as np
 
-from tasuki.engine.admission.queue_limit import QueueLimit
-from tasuki.engine.admission.seats import Seats
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.progress import Lanes, ProgressTable
 from tasuki.engine.request import (
@@ -28,20 +26,18 @@ from tasuki.engine.request import (
     Retracted,
     Waiting,
 )
-from tasuki.engine.routing.cost_learner import LineFit
+from tasuki.engine.routing import LineFit
 from tasuki.engine.speculation.draft_limit import DraftLimit
 from tasuki.engine.speculation.drafting import Drafting
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
-from .caller_shares import CallerShares
-from .chunk_limit import ChunkLimit
-from .chunk_shares import Demand, owed_after, share_chunk
+from .admission import QueueLimit, Seats
+from .checkpoints import keep_state
+from .chunks import ChunkLimit, Demand, owed_after, share_chunk
 from .running_requests import RunningRequests
-from .scheduled_forward import ScheduledForward
-from .scheduled_sequence import ScheduledSequence
-from .siblings import follow, leader_of, load_leader_of, pays
-from .turn_end import keep_state
-from .waiting_queue import WaitingQueue
+from .scheduled_forward import ScheduledForward, ScheduledSequence
+from .shared_prompts import follow, leader_of, load_leader_of, pays
+from .waiting_queue import CallerShares, WaitingQueue
 
 _LEAST_SECONDS = 1e-9
 

@@ -1,11 +1,138 @@
-"""How one request's answer is drafted, and what came of it."""
+"""How the answer of one request is drafted, and how many of its drafts held.
+
+`Drafter`: What proposes the next tokens of an answer: the protocol. A draft is only a guess: every
+token of an answer is the model's own draw, whatever was proposed (engine/runner/cpu_runner.py).
+
+`Chances`: How likely drafts hold: by place, each where those before it held, newer ones counting
+more.
+Owns what became of the last ones. Thread rule: the engine loop's.
+
+`MtpDrafter`: Drafts that the model's own draft layer made beside the forward before
+(model/qwen3_5.py).
+Owns the newest ones, or how many there are where a runner has them, and behind how much of the
+answer they stand. Thread rule: the engine loop's.
+
+`Drafting`: How one request's answer is drafted, and what came of it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from itertools import accumulate
+from operator import mul
+from typing import Protocol
 
-from .chances import Chances
-from .drafter import Drafter, DraftSource
-from .mtp_drafter import MtpDrafter
+
+class DraftSource(Enum):
+    """What a draft was taken from. prediction: what the request said its answer would be. mtp:
+    the model's own draft layer. tree: tokens that stand elsewhere behind the same ones. grammar:
+    text that the answer's grammar leaves no choice of."""
+
+    PREDICTION = "prediction"
+    MTP = "mtp"
+    TREE = "tree"
+    GRAMMAR = "grammar"
+
+
+class Drafter(Protocol):
+    """One request's. Thread rule: the engine loop's."""
+
+    @property
+    def source(self) -> DraftSource: ...
+
+    def propose(self, output: Sequence[int], most: int) -> list[int]:
+        """At most so many tokens that may follow the answer's so far; none where nothing is known.
+        output: at each call what it was at the last one, and maybe more."""
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        """So many of what was proposed last were verified, and so many of these held."""
+
+
+_PRIOR_WEIGHT = 2.0
+"""What others show counts as much as so many drafts ahead of the request's own, and fades too."""
+_FADES = 0.8
+"""What a draft counts once the next one of its place was verified; of one request."""
+_FADES_TOGETHER = 0.98
+_FIRST_GUESS = 0.6
+"""Before anything was verified: that a try is worth its time, and a few failures end it."""
+
+
+class Chances:
+    def __init__(self, prior: "Chances | None" = None) -> None:
+        """prior: of others like it, which stand for what it has not seen yet, and learn from it."""
+        self._prior = prior
+        self._fades = _FADES_TOGETHER if prior is None else _FADES
+        self._tried: list[float] = []
+        self._held: list[float] = []
+        self._found = 1.0
+        self._gains: list[float] | None = None
+
+    def verified(self, drafted: int, held: int) -> None:
+        """So many drafts stood in a row, at least one, of which the first ones held."""
+        if self._prior is not None:
+            self._prior.verified(drafted, held)
+        self._gains = None
+        while len(self._tried) < drafted:
+            self._held.append(_PRIOR_WEIGHT * self._likely(len(self._tried)))
+            self._tried.append(_PRIOR_WEIGHT)
+        for place in range(min(drafted, held + 1)):
+            self._tried[place] = self._tried[place] * self._fades + 1
+            self._held[place] = self._held[place] * self._fades + (place < held)
+
+    def looked(self, *, found: bool) -> None:
+        """Drafts were looked for."""
+        self._found = self._found * _FADES + found * (1 - _FADES)
+
+    @property
+    def found(self) -> float:
+        """How likely there are drafts when they are looked for."""
+        return self._found
+
+    def gains(self, most: int) -> Sequence[float]:
+        """How many of 1, 2, .. `most` drafts of a row hold, in the mean."""
+        if self._gains is None or len(self._gains) < most:
+            reached = accumulate((self._likely(place) for place in range(most)), mul)
+            self._gains = list(accumulate(reached))
+        return self._gains[:most]
+
+    def _likely(self, place: int) -> float:
+        if place < len(self._tried):
+            return self._held[place] / self._tried[place]
+        return _FIRST_GUESS if self._prior is None else self._prior._likely(place)
+
+
+class MtpDrafter:
+    def __init__(self) -> None:
+        self._guessed: tuple[int, ...] = ()
+        self._on_lane = 0
+        self._behind = 0
+        """Nothing was asked for behind no token of the answer: it is drawn without a draft."""
+
+    @property
+    def source(self) -> DraftSource:
+        return DraftSource.MTP
+
+    def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
+        """So many tokens of the answer stand before them."""
+        self._guessed, self._on_lane, self._behind = tokens, 0, behind
+
+    def left_on_lane(self, count: int, behind: int) -> None:
+        """As guessed(), of so many that the runner has."""
+        self._guessed, self._on_lane, self._behind = (), count, behind
+
+    def on_lane(self, behind: int) -> int:
+        """How many the runner has of what follows so many tokens of the answer."""
+        return self._on_lane if behind == self._behind else 0
+
+    def asked(self, behind: int) -> bool:
+        """Whether the layer was to propose what follows so many tokens of the answer."""
+        return self._behind == behind
+
+    def propose(self, output: Sequence[int], most: int) -> list[int]:
+        return list(self._guessed[:most]) if len(output) == self._behind else []
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        """The next ones come whatever became of these."""
 
 
 @dataclass

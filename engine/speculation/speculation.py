@@ -1,16 +1,285 @@
-"""Which requests of a node are drafted, and from what."""
+"""The sources of drafts, and the choice of sources for each request.
+
+`SuffixIndex`: Where in texts that were seen a few tokens stood last, and what followed them.
+Owns the newest `capacity` tokens of all texts, in a ring, and a table of places by a hash of the
+tokens before each; both are of fixed size. A place that the table has is checked token by token, so
+what is found is what was there. A text has a salt and is found by nobody who has another, or the
+speed of one tenant's answers would show what others write. Thread rule: the engine loop's.
+
+`TreeDrafter`: Drafts from what stands elsewhere behind the same tokens: in the prompt, in the
+answer so far, or in what others of the same salt left in the tree. Needs no weights; an agent that
+writes a file anew writes most of it as it was.
+Owns an index of its own request's tokens, and how many drafts are worth a try: twice as many after
+all held, half as many after none did. Where that are too few to be proposed, what was found is only
+watched, until one of it comes. Thread rule: the engine loop's.
+
+`PredictionDrafter`: Drafts from what the request said its answer would be, as OpenAI's
+`prediction`: an edited file is most often the file.
+Owns its place in the prediction. While the answer goes along, what follows there is proposed. Where
+it differs in one token, the place moves on by one, as if that token had replaced another; where the
+next one differs too, nothing is proposed until the answer's last tokens stand in the prediction
+somewhere. So a difference costs the drafts of a step or two, whatever it is.
+
+`ForcedDrafter`: Drafts of an answer under a grammar: text that the grammar leaves no choice of,
+such as the names of a schema's keys, and of what others propose only as much as it allows.
+Follows the answer with a constraint of its own, made at the first look: the one that masks logits
+is the runner's. Thread rule: the engine loop's.
+
+`Speculation`: Which requests of a node are drafted, and from what.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tasuki.engine import messages as m
 from tasuki.engine.forward_plan import Ints
+from tasuki.model.grammar.constraint import Constraint
+from tasuki.model.grammar.grammar import Grammar
 
-from .chances import Chances
-from .drafter import Drafter, DraftSource
-from .drafting import Drafting
-from .grammar_drafter import AllowedDrafter, AnswerGrammar, ForcedDrafter, Grammars
-from .mtp_drafter import MtpDrafter
-from .prediction import PredictionDrafter
-from .suffix_index import ANCHOR_TOKENS, SuffixIndex
-from .tree_drafter import TreeDrafter
+from .drafting import Chances, Drafter, Drafting, DraftSource, MtpDrafter
+
+ANCHOR_TOKENS = 6
+"""Before a place, by which it is found: fewer would find too much, more too little."""
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+class SuffixIndex:
+    def __init__(self, capacity: int) -> None:
+        """capacity: tokens that are remembered."""
+        bits = max(8, capacity.bit_length() + 1)
+        self._shift = np.uint64(64 - bits)
+        self._table: NDArray[np.int64] = np.zeros(1 << bits, dtype=np.int64)
+        self._ring: Ints = np.zeros(capacity, dtype=np.int32)
+        self._end = 1
+        """Places are numbered from 1 on, for ever; this is the next one."""
+        self._starts: deque[int] = deque()
+        self._salts: deque[bytes] = deque()
+
+    def begin(self, salt: bytes) -> None:
+        """A text, which the next tokens are of."""
+        self._starts.append(self._end)
+        self._salts.append(salt)
+        while len(self._starts) > 1 and self._starts[1] <= self._oldest:
+            self._starts.popleft()
+            self._salts.popleft()
+
+    def append(self, tokens: Ints) -> None:
+        """To the text that was begun last."""
+        tokens = tokens[-len(self._ring) :]
+        if not len(tokens):
+            return
+        places = np.arange(self._end, self._end + len(tokens))
+        self._ring[places % len(self._ring)] = tokens
+        self._end += len(tokens)
+        places = places[places >= self._starts[-1] + ANCHOR_TOKENS]
+        places = places[places >= self._oldest + ANCHOR_TOKENS]
+        if len(places):
+            before = places[:, None] + np.arange(-ANCHOR_TOKENS, 0)
+            self._table[self._slots(self._ring[before % len(self._ring)])] = places
+
+    def follow(self, last: Sequence[int], salt: bytes, most: int) -> list[int]:
+        """At most so many tokens that followed these where they stood last; none where they did
+        not. last: ANCHOR_TOKENS."""
+        anchor = np.asarray(last, dtype=np.int32)
+        place = int(self._table[self._slots(anchor[None])[0]])
+        if not self._oldest + ANCHOR_TOKENS <= place < self._end:
+            return []
+        text = bisect_right(self._starts, place) - 1
+        starts = self._starts
+        if starts[text] > place - ANCHOR_TOKENS or self._salts[text] != salt:
+            return []
+        if not np.array_equal(self._read(place - ANCHOR_TOKENS, place), anchor):
+            return []
+        end = starts[text + 1] if text + 1 < len(starts) else self._end
+        found: list[int] = self._read(place, min(place + most, end)).tolist()
+        return found
+
+    @property
+    def _oldest(self) -> int:
+        return max(1, self._end - len(self._ring))
+
+    def _read(self, start: int, stop: int) -> Ints:
+        return self._ring[np.arange(start, stop) % len(self._ring)]
+
+    def _slots(self, anchors: Ints) -> NDArray[np.uint64]:
+        """[n] of anchors [n, ANCHOR_TOKENS]."""
+        hashed = np.zeros(len(anchors), dtype=np.uint64)
+        for column in anchors.T.astype(np.uint64):
+            hashed = (hashed ^ column) * _FACTOR
+            hashed ^= hashed >> np.uint64(29)
+        return (hashed * _FACTOR) >> self._shift
+
+
+_OWN_TOKENS = 1 << 17
+"""Of one request, its newest ones: 5 MiB where it has so many."""
+
+
+class TreeDrafter:
+    def __init__(
+        self, prompt: Ints, salt: bytes, most: int, left: SuffixIndex, least: int = 1
+    ) -> None:
+        """most: tokens of the answer. left: what others left. least: fewer drafts than these are
+        not worth a try; at most 2."""
+        self._salt = salt
+        self._left = left
+        self._own = SuffixIndex(min(len(prompt) + most, _OWN_TOKENS))
+        self._own.begin(salt)
+        self._prompt = prompt
+        self._seen = 0
+        self._tail = prompt[-ANCHOR_TOKENS:].tolist()
+        self._length = 2
+        self._least = least
+        self._watched: int | None = None
+
+    @property
+    def source(self) -> DraftSource:
+        return DraftSource.TREE
+
+    def propose(self, output: Sequence[int], most: int) -> list[int]:
+        if not self._seen:
+            self._own.append(self._prompt)
+        new = list(output[self._seen :])
+        self._own.append(np.array(new, dtype=np.int32))
+        self._seen = len(output)
+        if new and new[0] == self._watched:
+            self._length = self._least
+        self._watched = None
+        self._tail = (self._tail + new)[-ANCHOR_TOKENS:]
+        if len(self._tail) < ANCHOR_TOKENS:
+            return []
+        most = min(most, self._length)
+        own = self._own.follow(self._tail, self._salt, most)
+        found = own or self._left.follow(self._tail, self._salt, most)
+        if self._length < self._least:
+            self._watched = found[0] if found else None
+            return []
+        return found
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        if accepted == drafted == self._length:
+            self._length *= 2
+        elif not accepted:
+            self._length = max(1, self._length // 2)
+
+
+_ANCHOR = 4
+"""Tokens by which a lost place is found again."""
+_BACK, _AHEAD = 256, 2048
+"""Tokens within which it is looked for, so that no prediction makes a step long."""
+
+
+class PredictionDrafter:
+    def __init__(self, prediction: Ints) -> None:
+        self._prediction = prediction
+        self._place = 0
+        self._missed = 0
+        """Tokens since the answer went along."""
+        self._seen = 0
+
+    @property
+    def source(self) -> DraftSource:
+        return DraftSource.PREDICTION
+
+    def propose(self, output: Sequence[int], most: int) -> list[int]:
+        new = output[self._seen :]
+        for token in new:
+            self._follow(token)
+        self._seen = len(output)
+        if new and self._missed > 1:
+            self._find(output[-_ANCHOR:])
+        if self._missed > 1:
+            return []
+        found: list[int] = self._prediction[self._place : self._place + most].tolist()
+        return found
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        """The answer shows it."""
+
+    def _follow(self, token: int) -> None:
+        """The answer's next one; nothing to follow once the place is lost."""
+        if self._missed > 1:
+            return
+        place = self._place
+        goes_along = place < len(self._prediction) and self._prediction[place] == token
+        self._place, self._missed = place + 1, 0 if goes_along else self._missed + 1
+
+    def _find(self, last: Sequence[int]) -> None:
+        """Go on behind the place nearest to this one at which these tokens stand, if they do."""
+        first = max(0, self._place - _BACK)
+        near = self._prediction[first : self._place + _AHEAD]
+        if len(last) < _ANCHOR or len(near) < _ANCHOR:
+            return
+        windows = np.lib.stride_tricks.sliding_window_view(near, _ANCHOR)
+        places = (windows == np.asarray(last, dtype=np.int32)).all(axis=1).nonzero()[0]
+        if len(places):
+            places += first + _ANCHOR
+            self._place, self._missed = int(places[np.abs(places - self._place).argmin()]), 0
+
+
+class Grammars(Protocol):
+    def constraint(self, grammar: Grammar, output: Sequence[int]) -> Constraint:
+        """As far as an answer has come. REQUIRES: the grammar was ready before."""
+
+
+class AnswerGrammar:
+    """Where one answer is in its grammar."""
+
+    def __init__(self, grammar: Grammar, grammars: Grammars) -> None:
+        self._make: Callable[[], Constraint] = lambda: grammars.constraint(grammar, ())
+        self._constraint: Constraint | None = None
+        self._seen = 0
+
+    def behind(self, output: Sequence[int]) -> Constraint:
+        """output: at each call what it was at the last one, and maybe more. REQUIRES: it runs, so
+        that its grammar is compiled."""
+        if self._constraint is None:
+            self._constraint = self._make()
+        for token in output[self._seen :]:
+            self._constraint.append(token)
+        self._seen = len(output)
+        return self._constraint
+
+
+class ForcedDrafter:
+    """Proposes the text that has to come, in the longest tokens there are."""
+
+    def __init__(self, grammar: AnswerGrammar) -> None:
+        self._grammar = grammar
+
+    @property
+    def source(self) -> DraftSource:
+        return DraftSource.GRAMMAR
+
+    def propose(self, output: Sequence[int], most: int) -> list[int]:
+        return self._grammar.behind(output).forced(most)
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        """The answer shows it."""
+
+
+class AllowedDrafter:
+    """Proposes what another one does, up to what the grammar rules out."""
+
+    def __init__(self, drafter: Drafter, grammar: AnswerGrammar) -> None:
+        self._drafter = drafter
+        self._grammar = grammar
+
+    @property
+    def source(self) -> DraftSource:
+        return self._drafter.source
+
+    def propose(self, output: Sequence[int], most: int) -> list[int]:
+        drafts = self._drafter.propose(output, most)
+        return drafts[: self._grammar.behind(output).allowed(drafts)] if drafts else []
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        self._drafter.verified(drafted, accepted)
+
 
 _LEFT_TOKENS = 1 << 19
 """Of ended requests that the tree drafter looks through: 18 MiB."""

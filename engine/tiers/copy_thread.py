@@ -20,13 +20,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from tasuki.utils.lock_turns import shorten_lock_turns
-from tasuki.utils.os_threads import name_this_thread
+from tasuki.utils.system import name_this_thread, shorten_lock_turns
 
 from .copy_job import CopyJob, Direction, JobEnd
 from .digests import TierDigests
-from .piece_copies import PieceCopies
-from .running_copy import RunningCopy, StillMoving
+from .piece_copies import PieceCopies, RunningCopy, StillMoving
 
 log = logging.getLogger(__name__)
 

@@ -1,5 +1,9 @@
-"""What the pages and slots of a tier were written with, and what those of the arena have now.
+"""Digests of pages and slots in a tier and in the arena.
 
+`page_bytes()`: The bytes of a page and of a slot of an arena in host memory.
+
+`ArenaDigests`: What the pages and slots of a tier were written with, and what those of the arena
+have now.
 A digest (128 bits) is of the bytes of one page or slot, region after region, and not of their
 place: what the arena had and what came back from below are equal if their digests are, but for one
 pair of differing pieces in 2^128. Digests are of the arena's bytes alone, and taken where that is.
@@ -11,12 +15,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
 
 from tasuki.pycache.arena import Arena
 
-from .pieces import page_bytes, slot_bytes
+
+def page_bytes(arena: Arena, page: int) -> NDArray[np.uint8]:
+    """[regions, bytes of a block], a view."""
+    layout = arena.layout
+    blocks: NDArray[np.uint8] = arena.bytes.numpy().reshape(-1, layout.block_bytes)
+    step = layout.pages_per_slab
+    return blocks[page : page + len(layout.regions) * step : step]
+
+
+def slot_bytes(arena: Arena, slot: int) -> NDArray[np.uint8]:
+    """[bytes of a slot], a view."""
+    start = slot * arena.layout.slab_bytes
+    memory: NDArray[np.uint8] = arena.bytes.numpy()
+    return memory[start : start + arena.layout.slot_bytes]
 
 
 class DigestKind(Enum):

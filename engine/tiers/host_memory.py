@@ -5,9 +5,8 @@ from pathlib import Path
 
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.pycache.arena import Arena
-from tasuki.pycache.arena_key import ArenaKey, Place
-from tasuki.pycache.layout import CacheLayout
-from tasuki.utils.config.auto import Auto
+from tasuki.pycache.layout import ArenaKey, CacheLayout, Place
+from tasuki.utils.options import Auto
 
 log = logging.getLogger(__name__)
 

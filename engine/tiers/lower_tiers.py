@@ -25,14 +25,13 @@ from numpy.typing import NDArray
 
 from tasuki.engine.messages import TierReport
 from tasuki.engine.runner.base import Event, EventRecorder
+from tasuki.engine.tiers.remote.remote_memory import NO_LOOKUP, Lookup, adopt
 from tasuki.pycache._cpp_cache import Allocation, TierStats, TierWrite
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
-from .copy_job import CopyJob, JobEnd, WriteLabel, parts_of_load
+from .copy_job import CopyJob, JobEnd, LoadBarrier, WriteLabel, parts_of_load
 from .digests import TierDigests
 from .disk.disk_memory import DiskMemory
-from .load_barrier import LoadBarrier
-from .remote.lookups import NO_LOOKUP, Lookup, adopt
 from .remote.manifest import Manifest
 from .remote.remote_memory import RemoteMemory
 from .tier_prices import TierPrices

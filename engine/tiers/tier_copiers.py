@@ -1,15 +1,106 @@
-"""Who copies to and from each tier below an arena."""
+"""The copiers of each tier below an arena.
 
-from tasuki.pycache.arena import Arena
+`HostLoads`: Loads from a store to the arena: all of a store's copies that depends on where the
+arena is.
 
+`StoreCopies`: `PieceCopies` of a store below host memory: down from the tier above it, up to the
+arena.
+
+`tier_copiers()`: Who copies to and from each tier below an arena.
+"""
+
+from typing import Protocol
+
+from tasuki.engine.tiers.disk.disk_memory import DiskMemory
+from tasuki.engine.tiers.remote.remote_memory import RemoteMemory
+from tasuki.pycache.arena import Arena, PagePairs
+from tasuki.pycache.layout import CacheLayout
+
+from .copy_job import CopyJob
 from .copy_thread import CopyThread
-from .digests import DigestKind, TierDigests
-from .disk.disk_memory import DiskMemory
-from .piece_copies import HostCopies, PieceCopies
-from .remote.remote_memory import RemoteMemory
-from .store.store_copies import StoreCopies
-from .store.store_loads import HostLoads, StoreLoads
-from .store.tier_store import HostSource, TierSource, TierStore
+from .digests import ArenaDigests, DigestKind, TierDigests, page_bytes, slot_bytes
+from .piece_copies import PIECE_BYTES, HostCopies, PieceCopies, RunningCopy, WholeCopy
+from .store import HostSource, PassingRows, TierSource, TierStore
+
+
+class StoreLoads(Protocol):
+    """Thread rule: one thread, one load at a time."""
+
+    def up(self, job: CopyJob) -> RunningCopy:
+        """A load, of which nothing has begun; its digests are of what the arena has."""
+
+
+class HostLoads:
+    """To an arena in host memory."""
+
+    def __init__(self, arena: Arena, store: TierSource) -> None:
+        self._arena = arena
+        self._store = store
+        self._at_once = max(1, PIECE_BYTES // arena.layout.page_bytes)
+        self._passing = PassingRows()
+        self._digests = ArenaDigests(arena)
+
+    def up(self, job: CopyJob) -> WholeCopy:
+        return WholeCopy(job, self._at_once, self._pages_up, self._slot_up)
+
+    def _pages_up(self, pages: PagePairs) -> list[int]:
+        sources, targets = zip(*pages, strict=True)
+        size = self._arena.layout.page_bytes
+        rows = self._passing.rows(len(pages), size)
+        self._store.get_pages(sources, rows)
+        for page, row in zip(targets, rows, strict=True):
+            blocks = page_bytes(self._arena, page)
+            blocks[:] = row[:size].reshape(blocks.shape)
+        return self._digests.of_pages(targets)
+
+    def _slot_up(self, slot: tuple[int, int]) -> int:
+        size = self._arena.layout.slot_bytes
+        row = self._passing.rows(1, size)[0]
+        self._store.get_slot(slot[0], row)
+        slot_bytes(self._arena, slot[1])[:] = row[:size]
+        return self._digests.of_slot(slot[1])
+
+
+class StoreCopies:
+    def __init__(
+        self,
+        layout: CacheLayout,
+        above: TierSource,
+        written: TierDigests,
+        store: TierStore,
+        loads: StoreLoads,
+    ) -> None:
+        """above: the tier above the store's, and what it was written with. loads: from the
+        store."""
+        self._layout = layout
+        self._above = above
+        self._written = written
+        self._store = store
+        self._loads = loads
+        self._at_once = max(1, PIECE_BYTES // layout.page_bytes)
+        self._passing = PassingRows()
+
+    def down(self, job: CopyJob) -> WholeCopy:
+        return WholeCopy(job, self._at_once, self._pages_down, self._slot_down)
+
+    def up(self, job: CopyJob) -> RunningCopy:
+        return self._loads.up(job)
+
+    def _pages_down(self, pages: PagePairs) -> list[int]:
+        sources, targets = zip(*pages, strict=True)
+        # As the arena had them: what the tier above has by now is not asked.
+        digests = [self._written.pages[page] for page in sources]
+        rows = self._passing.rows(len(pages), self._layout.page_bytes)
+        self._above.get_pages(sources, rows)
+        self._store.put_pages(targets, rows)
+        return digests
+
+    def _slot_down(self, slot: tuple[int, int]) -> int:
+        digest = self._written.slots[slot[0]]
+        row = self._passing.rows(1, self._layout.slot_bytes)[0]
+        self._above.get_slot(slot[0], row)
+        self._store.put_slot(slot[1], row)
+        return digest
 
 
 def tier_copiers(
@@ -32,7 +123,7 @@ def host_copies(arena: Arena, host: Arena) -> PieceCopies:
         case DigestKind.XXH3:
             return HostCopies(arena, host)
         case DigestKind.WORDS:
-            from .gpu.gpu_copies import GpuCopies
+            from tasuki.engine.tiers.gpu.gpu_copies import GpuCopies
 
             return GpuCopies(arena, host)
 
@@ -49,7 +140,7 @@ def _store_loads(arena: Arena, store: TierSource) -> StoreLoads:
         case DigestKind.XXH3:
             return HostLoads(arena, store)
         case DigestKind.WORDS:
-            from .gpu.gpu_loads import GpuLoads
+            from tasuki.engine.tiers.gpu.gpu_copies import GpuLoads
 
             return GpuLoads(arena, store)
 

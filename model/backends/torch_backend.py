@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tasuki.model.batch import Batch
 from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.forward import Batch
 from tasuki.model.ops.attention.reference import (
     AttentionPlan,
     paged_attention,
@@ -32,7 +32,7 @@ from tasuki.model.weights.layers import (
 from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.layout import PAGE_TOKENS
 
-from .reduce import Reduce, one_rank
+from .base import Reduce, one_rank
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tasuki.model.batch import Batch
 from tasuki.model.config import ModelConfig
+from tasuki.model.forward import Batch
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, k_norm_rope
 from tasuki.model.ops.draft.carry import carry_folded, carry_normed
 from tasuki.model.ops.draft.entry_inputs import entry_inputs

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tasuki.model.batch import DecodeBatch, VerifyBatch
 from tasuki.model.config import ModelConfig
+from tasuki.model.forward import DecodeBatch, VerifyBatch
 from tasuki.model.ops.attention.decode import DecodeWorkspace
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.attention.verify import paged_attention_verify
@@ -22,9 +22,8 @@ from tasuki.model.ops.gdn.verify.rows import RowFolds, gdn_verify
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights
 from tasuki.pycache.layout import LayerKind
 
-from .decode_scratch import DecodeScratch
-from .reduce import Reduce
-from .triton_decode import TritonDecode
+from .base import Reduce
+from .triton_decode import DecodeScratch, TritonDecode
 from .triton_entries import VerifyEntries
 
 

@@ -29,8 +29,7 @@ from .constraint import Constraint
 from .grammar import Grammar, GrammarKind, GrammarsUnavailable
 from .trials.client import GrammarTrials, outcome_raised
 from .trials.messages import Verdict
-from .unfinished_tokens import UnfinishedTokens
-from .vocabulary import Vocabulary
+from .vocabulary import UnfinishedTokens, Vocabulary
 
 DEFAULT_CACHE_BYTES = 256 << 20
 _LEAST_BYTES = 256 << 10

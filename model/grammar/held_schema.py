@@ -3,15 +3,66 @@
 Pure functions. A held schema takes the same values as the caller's. What constrains nothing is left
 out, and what llguidance can hold under another keyword is written by that one; the table is in
 docs/structured-output.md. The rest passes through, for llguidance to hold or to refuse.
+
+The formats of a schema's strings: the held ones, and the names of the others.
+
+Pure functions. Every other format is an annotation, as in JSON Schema.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .ecma_pattern import rust_pattern
-from .formats import FORMATS
 from .grammar import GrammarError
+
+FORMATS = frozenset(
+    (
+        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
+        "uri",
+    )
+)
+"""Held in JSON."""
+MOST_IGNORED_FORMATS = 16
+"""Names of one grammar; further ones are left out."""
+ODD_FORMAT = "?"
+_FORMAT_NAME = re.compile(r"[!-+\-.0-~/]{1,64}")
+"""Printable ASCII without white space and the comma that stands between names."""
+# Keywords without schemas in their values, and keywords of schemas by name.
+_WITHOUT_SCHEMAS = frozenset(
+    {"const", "enum", "default", "examples", "example", "required", "type"}
+)
+_SCHEMAS_BY_NAME = frozenset(
+    {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
+)
+
+
+def ignored_formats(schema: Any) -> tuple[str, ...]:
+    """Return the names of other formats in a caller's schema: each once, in its order, at most
+    MOST_IGNORED. ODD stands for a long name and for one with odd letters, so that a header may hold
+    them all. Linear in the schema."""
+    found: dict[str, None] = {}
+    left = [schema]
+    while left and len(found) < MOST_IGNORED_FORMATS:
+        item = left.pop()
+        if isinstance(item, list):
+            left += reversed(item)
+        elif isinstance(item, Mapping):
+            name = item.get("format")
+            if isinstance(name, str) and name not in FORMATS:
+                found[name if _FORMAT_NAME.fullmatch(name) else ODD_FORMAT] = None
+            left += reversed(
+                [each for key, value in item.items() for each in _schemas_in(key, value)]
+            )
+    return tuple(found)
+
+
+def _schemas_in(keyword: str, value: Any) -> Iterable[Any]:
+    """Return the schemas that a keyword's value is, or holds."""
+    if keyword in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
+        return value.values()
+    return () if keyword in _WITHOUT_SCHEMAS else (value,)
+
 
 DEFINITIONS = ("$defs", "definitions")
 

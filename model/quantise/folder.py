@@ -11,14 +11,13 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tasuki.model.quantization_config import QuantizationConfig
-from tasuki.model.weights.files.stored_tensors import StoredTensors
+from tasuki.model.config_json import QuantizationConfig
 from tasuki.model.weights.published_matrix import is_coded
+from tasuki.model.weights.safetensors_files import StoredTensors
 from tasuki.model.weights.safetensors_folder import INDEX, weight_files
-from tasuki.utils.progress import Progress, no_progress
+from tasuki.utils.logs import Progress, no_progress
 
-from .codecs import QuantiseError
-from .recipe import Codec, Recipe
+from .recipe import Codec, QuantiseError, Recipe
 
 _WEIGHT = ".weight"
 

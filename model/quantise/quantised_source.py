@@ -13,11 +13,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tasuki.model.weights.fp8 import BLOCK, Fp8
-from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.nvfp4 import NvFp4
-from tasuki.model.weights.part import WHOLE, Part, WeightsError
-from tasuki.model.weights.segment import Kind, Segment
+from tasuki.model.weights.matrix import WHOLE, Kind, Matrix, Part, Segment, WeightsError
+from tasuki.model.weights.quantised_segments import BLOCK, Fp8, NvFp4
 from tasuki.model.weights.source import TensorSource, stacked
 
 from .recipe import Codec, Recipe

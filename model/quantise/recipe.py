@@ -2,6 +2,12 @@
 
 What decays the state (in_proj_a, in_proj_b), routers, gates, norms, embeddings, the head and the
 vision tower stay as they are in all of them.
+
+A plain matrix as the tensors that a published format has for it, by the end of their names.
+
+Scales are rounded to their own dtype first and codes are taken from what they then are, so that a
+code is the nearest one to what its reader will make of it. A block of zeros, or of what is next to
+zero, has scale 1.
 """
 
 import re
@@ -9,15 +15,92 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from .codecs import (
-    fp8_block,
-    fp8_channel,
-    fp8_tensor,
-    nvfp4_compressed_tensors,
-    nvfp4_modelopt,
-)
+from tasuki.model.weights.quantised_segments import BLOCK, GROUP
+
+_MOST_E4M3 = 448.0
+_MOST_E2M1 = 6.0
+_BETWEEN = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+"""Where one magnitude of e2m1 becomes the next: 0, .5, 1, 1.5, 2, 3, 4, 6."""
+
+
+class QuantiseError(ValueError):
+    """A checkpoint that cannot be quantised; the message names what and the mend."""
+
+
+def fp8_block(weight: Tensor) -> dict[str, Tensor]:
+    """weight [out, in]: e4m3, and a bf16 scale for each block of 128 x 128, as Qwen publishes."""
+    rows, columns = weight.shape
+    tall, wide = -(-rows // BLOCK), -(-columns // BLOCK)
+    padded = weight.new_zeros(tall * BLOCK, wide * BLOCK, dtype=torch.float32)
+    padded[:rows, :columns] = weight
+    blocks = padded.view(tall, BLOCK, wide, BLOCK)
+    scales = _scales(blocks.abs().amax((1, 3)), _MOST_E4M3, torch.bfloat16)
+    codes = _e4m3(blocks / scales.float()[:, None, :, None]).view(tall * BLOCK, wide * BLOCK)
+    return {"weight": codes[:rows, :columns].contiguous(), "weight_scale_inv": scales}
+
+
+def fp8_channel(weight: Tensor) -> dict[str, Tensor]:
+    """e4m3 and a bf16 scale a row, as compressed-tensors' FP8-dynamic."""
+    exact = weight.float()
+    scales = _scales(exact.abs().amax(1, keepdim=True), _MOST_E4M3, torch.bfloat16)
+    return {"weight": _e4m3(exact / scales.float()), "weight_scale": scales}
+
+
+def fp8_tensor(weight: Tensor) -> dict[str, Tensor]:
+    """e4m3 and one float32 scale, as ModelOpt's FP8."""
+    exact = weight.float()
+    scale = _scales(exact.abs().amax(), _MOST_E4M3)
+    return {"weight": _e4m3(exact / scale), "weight_scale": scale}
+
+
+def nvfp4_modelopt(weight: Tensor) -> dict[str, Tensor]:
+    """Two e2m1 a byte, an e4m3 scale for 16 columns, and a float32 factor."""
+    scale = _scales(weight.float().abs().amax(), _MOST_E4M3 * _MOST_E2M1)
+    packed, groups = _e2m1(weight.float(), scale)
+    return {"weight": packed, "weight_scale": groups, "weight_scale_2": scale}
+
+
+def nvfp4_compressed_tensors(weight: Tensor) -> dict[str, Tensor]:
+    """The same numbers, with a float32 divisor."""
+    divisor = 1 / _scales(weight.float().abs().amax(), _MOST_E4M3 * _MOST_E2M1)
+    packed, groups = _e2m1(weight.float(), 1 / divisor)
+    return {
+        "weight_packed": packed,
+        "weight_scale": groups,
+        "weight_global_scale": divisor.reshape(1),
+    }
+
+
+def _scales(largest: Tensor, most: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    scales = (largest / most).to(dtype)
+    # Of numbers so small that a scale has no digits left, or is 0, nothing is left either.
+    return torch.where(scales >= torch.finfo(dtype).tiny, scales, torch.ones_like(scales))
+
+
+def _e4m3(values: Tensor) -> Tensor:
+    return values.clamp(-_MOST_E4M3, _MOST_E4M3).to(torch.float8_e4m3fn)
+
+
+def _e2m1(weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """(Packed codes [out, in / 2], group scales [out, in / 16])."""
+    rows, columns = weight.shape
+    if columns % GROUP:
+        raise QuantiseError(
+            f"a matrix of {columns} columns has no whole groups of {GROUP}: choose an FP8 format"
+        )
+    grouped = weight.view(rows, columns // GROUP, GROUP)
+    # The smallest that e4m3 holds, else a group of small numbers would be divided by zero.
+    groups = (grouped.abs().amax(-1) / _MOST_E2M1 / scale).clamp(2.0**-9, _MOST_E4M3)
+    groups = groups.to(torch.float8_e4m3fn)
+    scaled = grouped / (groups.float() * scale)[..., None]
+    codes = torch.bucketize(scaled.abs(), scaled.new_tensor(_BETWEEN)).to(torch.uint8)
+    codes |= torch.signbit(scaled).to(torch.uint8) << 3
+    codes = codes.view(rows, columns)
+    return codes[:, 0::2] | codes[:, 1::2] << 4, groups
+
 
 Codec = Callable[[Tensor], dict[str, Tensor]]
 

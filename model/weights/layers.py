@@ -12,11 +12,10 @@ from torch import Tensor
 
 from tasuki.model.config import DenseShape, ModelConfig, MoeShape
 from tasuki.pycache.layout import LayerKind
-from tasuki.utils.progress import Progress, no_progress
+from tasuki.utils.logs import Progress, no_progress
 
-from .kernels.fp8_layout import for_kernels
-from .matrix import Matrix, named_kinds
-from .segment import Kind
+from .kernel_layout import for_kernels
+from .matrix import Kind, Matrix, named_kinds
 from .source import TensorSource
 
 

@@ -9,9 +9,9 @@ import logging
 import re
 from collections.abc import Callable
 
-from .files.stored_tensors import StoredTensors
-from .part import WeightsError
+from .matrix import WeightsError
 from .published_matrix import is_coded
+from .safetensors_files import StoredTensors
 
 log = logging.getLogger(__name__)
 

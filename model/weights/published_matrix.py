@@ -16,13 +16,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from .companions import Companions
-from .files.stacked_tensors import StackedTensors
-from .files.stored_tensors import StoredTensors
-from .fp8 import BLOCK, Fp8
-from .nvfp4 import GROUP, NvFp4
-from .part import WHOLE, BlockCut, Part, WeightsError, bounds
-from .segment import Kind, Plain, Segment
+from .matrix import WHOLE, BlockCut, Kind, Part, Plain, Segment, WeightsError, bounds
+from .quantised_segments import BLOCK, GROUP, Fp8, NvFp4
+from .safetensors_files import StoredTensors
+from .stacked_tensors import Companions, StackedTensors
 
 _PLAIN = frozenset({"F32", "BF16", "F16"})
 _PUBLISHED_AGAIN = "fetch the checkpoint again, or convert it to BF16"

@@ -14,7 +14,7 @@ from torch import Tensor
 from tasuki.model.config import ModelConfig
 
 from .layers import ModelWeights, assemble
-from .part import WHOLE, Part
+from .matrix import WHOLE, Part
 from .source import PlainSource
 
 _LOGIT_SPREAD = 16.0

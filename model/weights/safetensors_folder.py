@@ -23,23 +23,17 @@ import torch
 from torch import Tensor
 
 from tasuki.model.config import ModelConfig
-from tasuki.model.draft_layer_config import check_draft_layer_config
-from tasuki.model.quantization_config import QuantizationConfig
-from tasuki.utils.progress import Progress, no_progress
+from tasuki.model.config_json import QuantizationConfig, check_draft_layer_config
+from tasuki.utils.logs import Progress, no_progress
 
-from .companions import Companions
-from .files.stacked_tensors import StackedTensors
-from .files.stored_tensors import StoredTensors
 from .layers import ModelWeights, assemble, tensors
 from .left_over import check_left_over, is_of_draft_layer, is_of_text_model
-from .matrix import Matrix
-from .part import WHOLE, Part, WeightsError
+from .matrix import WHOLE, Kind, Matrix, Part, WeightsError
 from .published_matrix import MissingWeight, PublishedMatrix, is_coded
-from .segment import Kind
-from .sharding.cut import is_elsewhere
-from .sharding.shard import Shard
-from .sharding.source import ShardedSource
-from .source import stacked
+from .safetensors_files import StoredTensors
+from .shard import Shard, is_elsewhere
+from .source import ShardedSource, stacked
+from .stacked_tensors import Companions, StackedTensors
 
 log = logging.getLogger(__name__)
 

@@ -6,18 +6,17 @@ import socket
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
-from tasuki.engine.build import BuildParts, EngineParts, asked_model
-from tasuki.engine.config import EngineConfig, EngineConfigError
-from tasuki.engine.pair_parts import pair_parts
-from tasuki.engine.role import Role
+from tasuki.engine.assembly.engines import BuildParts, EngineParts, asked_model
+from tasuki.engine.assembly.pair_parts import pair_parts
+from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.prefill_node.config import PrefillConfig
 from tasuki.prefill_node.engine_side import PrefillSide
 from tasuki.prefill_node.node import PrefillNode, prefill_front
 from tasuki.server.config import ServerConfig
-from tasuki.server.daemon.apart import serve_apart
 from tasuki.server.daemon.engine_host import EngineHost, host_engine
-from tasuki.server.daemon.engine_process import EngineProcess
-from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
+from tasuki.server.daemon.engine_process import EngineProcess, serve_apart
+from tasuki.server.daemon.shutdown import StopRequest
+from tasuki.server.daemon.startup import announce_ready, spare_collections
 from tasuki.server.role_change import NextRole, RoleChange, become
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.utils.logs import configure_logging

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .fleet_need import FleetNeed, need_of
+from .node_need import FleetNeed, need_of
 from .observation import NodeCount, NodeRole, Observation
 from .policy import PlanPolicy
 

@@ -15,13 +15,12 @@ from tasuki.bench.load.free.runner import FreeRunner
 from tasuki.bench.load.free.step_cost import StepCost
 from tasuki.bench.load.free.tokens import next_token
 from tasuki.bench.load.node_main import free_parts
-from tasuki.engine.build import EngineParts
-from tasuki.engine.config import EngineConfig
-from tasuki.engine.role import Role
+from tasuki.engine.assembly.engines import EngineParts
+from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.runner.base import Runner
 from tasuki.server.daemon import fused
 from tasuki.server.text.tokenizer import Tokenizer
-from tasuki.utils.progress import Progress
+from tasuki.utils.logs import Progress
 
 from .saying_runner import Dictation, SayingRunner
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tasuki.bench.load.free.runner import FreeForward, FreeRunner
-from tasuki.cli.conformance.dictated.answers import SAY
+from tasuki.cli.conformance.checks.dictated import SAY
 from tasuki.engine.forward_plan import ForwardPlan
 from tasuki.engine.runner.base import Event
-from tasuki.engine.runner.sequence_states import SequenceStates
+from tasuki.engine.runner.rows import SequenceStates
 from tasuki.server.text.tokenizer import Tokenizer
 
 _NOTHING = "Nothing was asked for."

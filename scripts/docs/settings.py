@@ -1,7 +1,7 @@
 """Every command's flags as a page, from the commands' own descriptions."""
 
 from tasuki.cli.completion import Command, described
-from tasuki.utils.commands import COMMANDS
+from tasuki.utils.program import COMMANDS
 
 _HEAD = """# Settings
 

@@ -23,8 +23,8 @@ from tasuki.bench.load.node_process import NodeProcess, node_process
 from tasuki.bench.load.serving_report import ServingReport
 from tasuki.model.config import ModelConfig
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.utils.config.flags import parse_config
-from tasuki.utils.config.options import option
+from tasuki.utils.flags import parse_config
+from tasuki.utils.options import option
 
 from .chats import ANSWERS, CALL, Chats, ChatTarget
 from .cores import cores_of, pinned

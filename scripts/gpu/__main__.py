@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.command import show
-from tasuki.utils.config.flags import parse_config
-from tasuki.utils.config.options import option
+from tasuki.utils.flags import parse_config
+from tasuki.utils.options import option
 
 from .lanes import outcomes_of, visible_gpus
 from .plan import Plan

@@ -19,7 +19,7 @@ from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.retry import RetryPolicy
 from tasuki.engine.messages import Usage
-from tasuki.utils.config.options import option
+from tasuki.utils.options import option
 
 _ANSWER_SECONDS = 60.0
 """A request that has no end by then is one that is never answered."""

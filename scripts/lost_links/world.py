@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scripts.faulty_pair import FaultyPair
 from scripts.lost_links.plan import CONVERSATIONS, NEW_TOKENS, prompt
-from tasuki.cli.demo.token_comparison import TIE_MARGIN
+from tasuki.cli.demo import TIE_MARGIN
 from tasuki.client.prompt import Prompt
 from tests.harness.daemons import Node, flags
 

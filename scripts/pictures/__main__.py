@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tasuki.cli.demo.script import turns
+from tasuki.cli.demo import scripted_turns
 from tests.harness.daemons import Node
 from tests.harness.fleet_process import watching
 from tests.harness.http_calls import ask
@@ -64,7 +64,7 @@ class Conversations:
             messages: list[dict[str, Any]] = []
             name = f"{number}-{round_number}"
             headers = {"x-session-id": name, "x-tasuki-tenant": TENANTS[number % len(TENANTS)]}
-            for turn, asked in enumerate(turns()[:_TURNS]):
+            for turn, asked in enumerate(scripted_turns()[:_TURNS]):
                 if self._over.wait(chance.expovariate(1 / _PAUSE_SECONDS)):
                     return
                 messages += [dict(message) for message in asked]

@@ -14,7 +14,7 @@ from typing import Any
 
 from scripts.command import seed_option, settings_of, show
 from tasuki.bench.load.serving_report import ServingReport
-from tasuki.utils.config.options import option
+from tasuki.utils.options import option
 
 from .nodes import Nodes, Restart
 from .proxy import KINDS, ProxyError, running_proxy

@@ -16,7 +16,7 @@ from tasuki.bench.load.free.model import free_shape
 from tasuki.bench.load.model_folder import write_model_folder
 from tasuki.cli.embedded import embedded_model
 from tasuki.cli.launcher import Daemon
-from tasuki.utils.commands import PACKAGE
+from tasuki.utils.program import PACKAGE
 from tests.harness.daemons import Node, kept_address
 from tests.harness.http_calls import ask
 from tests.harness.waiting import until

@@ -13,7 +13,7 @@ from scripts.soak.clients import converse, expected
 from scripts.soak.plan import draw
 from scripts.soak.tally import Tally
 from scripts.soak.world import World
-from tasuki.utils.config.options import option
+from tasuki.utils.options import option
 
 _REST_SECONDS = 10.0
 

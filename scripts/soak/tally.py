@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from scripts import tally
-from tasuki.cli.demo.token_comparison import TIE_MARGIN
+from tasuki.cli.demo import TIE_MARGIN
 
 
 class Tally(tally.Tally):

@@ -13,15 +13,13 @@ from numpy.typing import NDArray
 
 from tasuki.engine.runner.base import Event
 from tasuki.engine.tiers.copy_thread import CopyThread
-from tasuki.engine.tiers.kept.warm_restart import restore
+from tasuki.engine.tiers.disk.kept_index import restore
 from tasuki.engine.tiers.lower_tiers import LoadEnd, LowerTier, LowerTiers
 from tasuki.engine.tiers.tier_copiers import disk_copier
 from tasuki.engine.tiers.tier_prices import TierPrices
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
-from tasuki.pycache.arena import Arena
-from tasuki.pycache.arena_key import ArenaKey, Place
-from tasuki.pycache.copies import run_copies
-from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, LayerKind
+from tasuki.pycache.arena import Arena, run_copies
+from tasuki.pycache.layout import PAGE_TOKENS, ArenaKey, CacheLayout, LayerKind, Place
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tests.harness.manual_clock import ManualClock
 from tests.harness.tiers import FaultyCopies, FaultyDisk

@@ -25,7 +25,7 @@ _SLABS = 4000
 def _node(folder: Path) -> TieredEngine:
     disk = FaultyDisk(folder, tiny_parts(slabs=2).layout, _SLABS)
     # The model is so small that little would be worth a read from a true disk.
-    with mock.patch("tasuki.engine.build.DISK_LINK", CPU_LINK):
+    with mock.patch("tasuki.engine.assembly.engines.DISK_LINK", CPU_LINK):
         return TieredEngine(slabs=60, host_slabs=200, disk=disk.memory())
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tasuki.engine.build import build_parts
+from tasuki.engine.assembly.engines import build_parts
 from tasuki.engine.config import EngineConfig
-from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
-from tasuki.model.hooks import NullHooks
+from tasuki.model.forward import Batch, NullHooks, SequenceSlice
 from tasuki.model.ops.norm.reference import rms_norm
 from tasuki.pycache.layout import PAGE_TOKENS
 

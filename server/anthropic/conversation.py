@@ -1,26 +1,163 @@
-"""`system` and `messages` of a Messages request, as a chat template takes them.
+"""`system` and `messages` of a Messages request, as a chat template takes them, thinking included.
 
 Pure functions; an error names the place of the wrong value.
+
+Content: A text, or blocks of text, thinking, tool calls and their results. What only templates for
+images, documents or Anthropic's own tools could show is refused by its type.
+
+Thinking: How it is asked for, shown, and taken back. A block of thinking carries a signature, which
+clients send back with it. One whose text is not to be shown carries the text there, so that the
+turn is the same when it comes back. It is an encoding, no secret: a client may read it.
 """
 
+import base64
+import binascii
+import hashlib
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tasuki.server.errors import InvalidField, PromptTooLong
-from tasuki.server.openai.request_fields import RequestFields
-from tasuki.server.replies.conversation_builder import ConversationBuilder
-from tasuki.server.text.chat_message import ChatMessage, ToolCall
+from tasuki.server.openai.request_fields import RequestFields, is_among
+from tasuki.server.openapi.anthropic_fields import ABSENT, DISPLAYS
+from tasuki.server.text.chat_message import ChatMessage, ConversationBuilder, ToolCall
 from tasuki.server.text.chat_renderer import MAX_MESSAGES
+from tasuki.server.text.token_options import effort_of_budget
 
-from .content_blocks import (
-    ASSISTANT_BLOCKS,
-    USER_BLOCKS,
-    blocks_of,
-    read_blocks,
-    read_text,
-    texts_of,
-)
+_CARRIED = "tasuki.text."
+_SIGNED = "tasuki.sha256."
+
+
+@dataclass(frozen=True)
+class ThinkingChoice:
+    """enabled: what the chat template is asked for; None: as it does by itself. hidden: whether a
+    message has no blocks of thinking. shown: whether these have their text. effort: the template's
+    word for a small budget, where the request has no other; None: as it does by itself. budget:
+    tokens of thought, at most; None: as many as it likes."""
+
+    enabled: bool | None = None
+    hidden: bool = False
+    shown: bool = True
+    effort: str | None = None
+    budget: int | None = None
+
+
+def read_thinking_choice(fields: RequestFields, *, hides_unasked: bool) -> ThinkingChoice:
+    """hides_unasked: a request that asks for no thinking gets none; a template that thinks all the
+    same does so unseen. Raises InvalidField."""
+    choice = fields.fields("thinking")
+    kind, display = choice.text("type"), choice.text("display")
+    if display is not None and display not in DISPLAYS:
+        raise InvalidField("thinking.display", f"must be one of {', '.join(DISPLAYS)}")
+    if kind in ("disabled", "between_tools"):
+        return ThinkingChoice(enabled=False, hidden=hides_unasked)
+    if kind not in (None, "adaptive", "enabled"):
+        raise InvalidField("thinking.type", "must be adaptive, enabled or disabled")
+    budget = choice.integer("budget_tokens")
+    effort = effort_of_budget("thinking.budget_tokens", budget)
+    if kind is None and hides_unasked:
+        return ThinkingChoice(enabled=False, hidden=True)
+    enabled = None if kind is None else True
+    return ThinkingChoice(enabled, shown=display != "omitted", effort=effort, budget=budget)
+
+
+def signature_of(thinking: str, choice: ThinkingChoice) -> str:
+    if choice.shown:
+        return _SIGNED + hashlib.sha256(thinking.encode(errors="replace")).hexdigest()
+    return _CARRIED + base64.b64encode(thinking.encode(errors="replace")).decode()
+
+
+def read_thinking(thinking: str, signature: str) -> str:
+    """The text of a block that came back."""
+    if thinking or not signature.startswith(_CARRIED):
+        return thinking
+    try:
+        carried = base64.b64decode(signature.removeprefix(_CARRIED), validate=True)
+        return carried.decode()
+    except (binascii.Error, UnicodeDecodeError) as error:
+        # Clients that read these words leave thinking out and ask again.
+        raise InvalidField(
+            "signature", "is not as it was sent: invalid signature in thinking block"
+        ) from error
+
+
+Read = TypeVar("Read")
+
+
+def blocks_of(content: Any, place: str) -> list[dict[str, Any]]:
+    """The content as blocks, each with a type."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise InvalidField(place, "must be a string or a list of blocks")
+    for index, block in enumerate(content):
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+            raise InvalidField(f"{place}[{index}]", "must be an object with a type")
+    return content
+
+
+def read_blocks(
+    content: Any, place: str, readers: dict[str, Callable[[dict[str, Any], str], Read]]
+) -> Iterator[tuple[str, Read]]:
+    """Each block's type, and what its reader makes of it. Raises InvalidField where a type has no
+    reader."""
+    for index, block in enumerate(blocks_of(content, place)):
+        kind, at = block["type"], f"{place}[{index}]"
+        if kind not in readers:
+            known = ", ".join(readers)
+            raise InvalidField(at, f"is of type {kind:.40}, which is not served here: use {known}")
+        yield kind, readers[kind](block, at)
+
+
+def read_text(block: dict[str, Any], place: str) -> str:
+    text = block.get("text")
+    if not isinstance(text, str):
+        raise InvalidField(f"{place}.text", "must be a string")
+    if not is_among(block.get("citations"), ABSENT):
+        raise InvalidField(f"{place}.citations", "are not shown to the model: leave them out")
+    return text
+
+
+def texts_of(content: Any, place: str) -> str:
+    """Of content that may hold nothing but text."""
+    return "".join(text for _, text in read_blocks(content, place, {"text": read_text}))
+
+
+def read_tool_use(block: dict[str, Any], place: str) -> ToolCall:
+    name, arguments = block.get("name"), block.get("input")
+    if not isinstance(name, str):
+        raise InvalidField(f"{place}.name", "must be a string")
+    if not isinstance(arguments, dict):
+        raise InvalidField(f"{place}.input", "must be an object")
+    return ToolCall(name, arguments)
+
+
+def read_tool_result(block: dict[str, Any], place: str) -> str:
+    """Templates have no place for `is_error`: the text says what went wrong."""
+    if not isinstance(block.get("tool_use_id"), str):
+        raise InvalidField(f"{place}.tool_use_id", "must be a string")
+    content = block.get("content")
+    return "" if content is None else texts_of(content, f"{place}.content")
+
+
+def read_thinking_block(block: dict[str, Any], place: str) -> str:
+    thinking, signature = block.get("thinking"), block.get("signature")
+    if not isinstance(thinking, str):
+        raise InvalidField(f"{place}.thinking", "must be a string")
+    return read_thinking(thinking, signature if isinstance(signature, str) else "")
+
+
+USER_BLOCKS: dict[str, Callable[[dict[str, Any], str], str]] = {
+    "text": read_text,
+    "tool_result": read_tool_result,
+}
+ASSISTANT_BLOCKS: dict[str, Callable[[dict[str, Any], str], str | ToolCall]] = {
+    "text": read_text,
+    "thinking": read_thinking_block,
+    "tool_use": read_tool_use,
+}
+
 
 _MAX_BREAKPOINTS = 4
 # Claude Code's word to Anthropic about who pays. Its hash differs by the request, so that nothing

@@ -1,35 +1,100 @@
-"""What a Messages request asks. On any thread.
+"""What a Messages request asks, its `tools` and `tool_choice` included. On any thread.
 
 A field that would change the answer and that this engine cannot honour is refused, never ignored;
 fields about accounts and routing are ignored, and so are those of a cache's lifetime.
+
+Tools: As templates take definitions of functions. An error names the place of the wrong value.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
 
 from tasuki.engine.messages import Submit
+from tasuki.server.auth.limits import submit_bytes, value_bytes
 from tasuki.server.errors import InvalidField
-from tasuki.server.fields.messages import EFFORTS, MAX_USER_ID, OF_MESSAGES
 from tasuki.server.openai.generation import ServedModel, prompt_salt, read_submit
-from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.openai.request_fields import RequestFields, is_among
 from tasuki.server.openai.sampling import AnswerOptions, AskedThinking, read_options
-from tasuki.server.openai.usage import wants_hit
-from tasuki.server.replies.kept_bytes import submit_bytes, value_bytes
-from tasuki.server.replies.reasoning_effort import EFFORT, effort_of_template
+from tasuki.server.openai.token_details import wants_hit
+from tasuki.server.openapi.anthropic_fields import DIRECT, EFFORTS, MAX_USER_ID, OF_MESSAGES
 from tasuki.server.request_checks import check_stops
-from tasuki.server.text.chat_renderer import ChatRenderer
-from tasuki.server.text.chat_template import RenderedPrompt
+from tasuki.server.text.chat_renderer import MAX_TOOLS, ChatRenderer
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, of_schema
-from tasuki.server.text.grammars.tool_choice import answer_grammar
+from tasuki.server.text.grammars.call_grammar import OfferedTool, ToolChoice, answer_grammar
+from tasuki.server.text.rendering.chat_template import RenderedPrompt
+from tasuki.server.text.text_answer import Thinking
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.text.thinking import Thinking
+from tasuki.server.text.token_options import EFFORT, effort_of_template
 
-from .conversation import read_conversation
+from .conversation import ThinkingChoice, read_conversation, read_thinking_choice
 from .message_writer import MessageHead, MessageWriter
-from .thinking import ThinkingChoice, read_thinking_choice
-from .tools import MessageTools, read_message_tools
+
+_CHANGES_THE_PROMPT = ("input_examples", "defer_loading", "allowed_callers")
+
+
+@dataclass(frozen=True)
+class MessageTools:
+    """offered: none where tool_choice is none. parallel: whether an answer may hold more than one
+    call."""
+
+    offered: list[OfferedTool]
+    parallel: bool
+    choice: ToolChoice
+
+    @property
+    def definitions(self) -> list[Mapping[str, Any]]:
+        """In OpenAI's shape, which templates are written for."""
+        return [tool.definition for tool in self.offered]
+
+
+def read_message_tools(fields: RequestFields) -> MessageTools:
+    tools = fields.items("tools")
+    if len(tools) > MAX_TOOLS:
+        raise InvalidField("tools", f"may hold at most {MAX_TOOLS}")
+    offered = [_offered(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    choice = fields.fields("tool_choice")
+    kind = choice.text("type")
+    parallel = not choice.flag("disable_parallel_tool_use")
+    shown = [] if kind == "none" else offered
+    return MessageTools(shown, parallel, _choice(kind, choice))
+
+
+def _choice(kind: str | None, choice: RequestFields) -> ToolChoice:
+    if kind in (None, "auto", "none"):
+        return ToolChoice()
+    if kind == "any":
+        return ToolChoice(forced=True)
+    name = choice.text("name")
+    if kind != "tool" or name is None:
+        raise InvalidField("tool_choice", "must be auto, none, any, or tool with its name")
+    return ToolChoice(forced=True, name=name)
+
+
+def _offered(tool: Any, place: str) -> OfferedTool:
+    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+        raise InvalidField(place, "must be an object with a name")
+    if tool.get("type") not in (None, "custom"):
+        raise InvalidField(
+            f"{place}.type", f"{tool['type']!r:.60} is a tool of Anthropic's own: use custom ones"
+        )
+    if not isinstance(tool.get("strict"), bool | None):
+        raise InvalidField(f"{place}.strict", "must be true or false")
+    for name in _CHANGES_THE_PROMPT:
+        if not is_among(tool.get(name), DIRECT):
+            raise InvalidField(f"{place}.{name}", "is not supported here: leave it out")
+    schema = tool.get("input_schema")
+    if not isinstance(schema, dict):
+        raise InvalidField(f"{place}.input_schema", "must be an object")
+    description = tool.get("description")
+    if not isinstance(description, str | None):
+        raise InvalidField(f"{place}.description", "must be a string")
+    described = {} if description is None else {"description": description}
+    function = {"name": tool["name"], **described, "parameters": schema}
+    return OfferedTool({"type": "function", "function": function}, bool(tool.get("strict")))
+
 
 _SAMPLING = ("temperature", "top_p", "top_k")
 

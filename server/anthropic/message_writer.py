@@ -9,25 +9,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasuki.engine.messages import FinishReason
-from tasuki.server.http.anthropic_errors import anthropic_error
-from tasuki.server.http.errors import error_body, error_status
-from tasuki.server.openai.usage import hybrid_hit
-from tasuki.server.replies.growing_text import GrowingText
-from tasuki.server.replies.named_events import TextEvent, named_event
-from tasuki.server.text.answer_parts import (
+from tasuki.server.http.errors import anthropic_error, error_body, error_status
+from tasuki.server.http.reply import TextEvent, named_event
+from tasuki.server.openai.token_details import hybrid_hit
+from tasuki.server.text.json_reading import read_whole_arguments
+from tasuki.server.text.parsing.answer_parser import AnswerParser
+from tasuki.server.text.text_answer import (
     AnswerItem,
     CallArguments,
     CallBegin,
     CallEnd,
     ChatEnding,
     Content,
+    Ending,
+    GrowingText,
+    Piece,
     Reasoning,
 )
-from tasuki.server.text.call_arguments import read_whole_arguments
-from tasuki.server.text.parsing.answer_parser import AnswerParser
-from tasuki.server.text.text_answer import Ending, Piece
 
-from .thinking import ThinkingChoice, signature_of
+from .conversation import ThinkingChoice, signature_of
 
 _KEPT_OF_LETTER = 2
 """Bytes: in the block, and again while the reply is written."""

@@ -2,7 +2,7 @@
 
 Owns no keys and no handlers. Pure. Invariant: a method or route that is not in the table is refused
 to everybody, so that nobody can forget to list a new one. docs/security.md shows the table
-(surface_table.py).
+(scripts/docs/surface_table.py).
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from tasuki.server.errors import PermissionDenied
 
-from .caller import Caller, Scope
+from .callers import Caller, Scope
 
 
 class Unscoped(Enum):

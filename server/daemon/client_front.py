@@ -1,36 +1,59 @@
-"""What answers clients of a node: services and routes over one engine, and its front workers."""
+"""What answers clients of a node: codec, services and routes over one engine, front workers."""
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 
 from aiohttp import web
 
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
+from tasuki.model.grammar.trials.client import GrammarTrials
 from tasuki.server.anthropic.routes import message_routes
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.server import Service
 from tasuki.server.grpc.services import grpc_services, session_store
-from tasuki.server.model_api.routes import model_routes
 from tasuki.server.openai.generation import ServedModel
-from tasuki.server.openai.routes import openai_routes, served_model
-from tasuki.server.responses.routes import response_routes
+from tasuki.server.openai.routes import model_routes, openai_routes, served_model
+from tasuki.server.responses.endpoints.routes import response_routes
 from tasuki.server.responses.stored_responses import ResponseStore
 from tasuki.server.role_change import RoleChange
-from tasuki.server.sessions.session_store import SessionStore
-from tasuki.server.sessions.turns import HeldSessions
+from tasuki.server.sessions import HeldSessions, SessionStore
 from tasuki.server.smg.factory import gateway_of
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.workers.node_sockets import NodeSockets
-from tasuki.server.workers.node_workers import Header, NodeWorkers
-from tasuki.server.workers.pool import WorkerPool
+from tasuki.server.workers.links import NodeSockets
+from tasuki.server.workers.pool import Header, NodeWorkers, WorkerPool
 from tasuki.server.workers.registry import Registry
 from tasuki.server.workers.worker import WorkerJob
 from tasuki.transfer.liveness.link_status import HandoverStatus, HandoverStatusSource
 
 from .engine_process import EngineProcess
+
+
+def node_codec(
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    model: ModelConfig,
+    grammars: GrammarTrials | None = None,
+) -> TextCodec:
+    """Load the codec of the folder that the engine's config names. model: of that folder. grammars:
+    the node's trials; None: they are set once the engine's process is ready (with_trials())."""
+    return TextCodec.load(
+        Path(engine_config.model),
+        model.vocab,
+        model.max_position,
+        server_config.chat_cache_bytes,
+        grammars,
+    )
+
+
+def with_trials(codec: TextCodec, address: str) -> TextCodec:
+    """Return the codec with the trials of its node. address: where the engine's process has the
+    trial server take connections."""
+    return replace(codec, grammars=GrammarTrials(lambda: address))
 
 
 def client_routes(

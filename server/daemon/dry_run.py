@@ -5,19 +5,17 @@ from pathlib import Path
 
 import torch
 
-from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
-from tasuki.engine.accounting.stored_weights import Share, whole
-from tasuki.engine.build import with_context
-from tasuki.engine.build_ranks import shard_of
-from tasuki.engine.config import EngineConfig, EngineConfigError
-from tasuki.engine.role import Role
+from tasuki.engine.assembly.engines import with_context
+from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan, Share, whole
+from tasuki.engine.assembly.ranks import shard_of
+from tasuki.engine.config import EngineConfig, EngineConfigError, Role
+from tasuki.model.config_json import QuantizationConfig
 from tasuki.model.known_models import published_or_folder, with_draft_layer
-from tasuki.model.quantization_config import QuantizationConfig
 from tasuki.model.weights.safetensors_folder import check_kernels
-from tasuki.model.weights.sharding.source import ShardedSource
-from tasuki.utils.config.auto import Auto
+from tasuki.model.weights.source import ShardedSource
+from tasuki.utils.options import Auto
 
-from .serving.dry_run_config import GPUS, DryRunConfig
+from .serve_config import GPUS, DryRunConfig
 
 _CONTEXTS = (8_192, 50_000)
 

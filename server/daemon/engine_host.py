@@ -15,16 +15,15 @@ from typing import Any
 
 from tasuki.engine import messages as m
 from tasuki.engine.apart import control as c
-from tasuki.engine.apart.front_link import FrontLink
-from tasuki.engine.apart.worker_links import WorkerLinks, opened_door
+from tasuki.engine.apart.front_links import FrontLink, WorkerLinks, opened_door
 from tasuki.engine.thread import EngineThread
 from tasuki.server.engine_client import parted
 from tasuki.transfer.liveness.node_progress import NodeProgress
-from tasuki.utils.error_lines import is_expected, line_of
-from tasuki.utils.loops.loop_pulse import LoopPulse
+from tasuki.utils.loops import LoopPulse
+from tasuki.utils.program import is_expected, line_of
 
-from .lifecycle import spare_collections
 from .running_engine import OBSERVED_INBOX, EngineSide
+from .startup import spare_collections
 
 log = logging.getLogger(__name__)
 

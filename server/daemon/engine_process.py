@@ -1,9 +1,11 @@
-"""The front's end of an engine in a process of its own.
+"""The front's end of an engine in a process of its own, and the life of such a front.
 
-Owns that process and the socket to it. Thread rule: the front's event loop. Life: launch, stands,
-attach, start, retire_handover, end_handover, stop. Invariants: the process does not outlive this
-one; its death reaches the front, and with it every request in flight, at once and typed, and
-whoever waits in stands(), retire_handover() or end_handover().
+EngineProcess owns that process and the socket to it. Thread rule: the front's event loop. Life:
+launch, stands, attach, start, retire_handover, end_handover, stop. Invariants: the process does not
+outlive this one; its death reaches the front, and with it every request in flight, at once and
+typed, and whoever waits in stands(), retire_handover() or end_handover().
+
+serve_apart(): Startup, main loop, drain.
 """
 
 import asyncio
@@ -15,13 +17,17 @@ from typing import Any
 
 from tasuki.engine import messages as m
 from tasuki.engine.apart import control as c
-from tasuki.engine.apart.codec import BrokenFrame, FrameReader, frame_of
-from tasuki.engine.apart.frame_protocol import FrameProtocol
+from tasuki.engine.apart.frames import BrokenFrame, FrameProtocol, FrameReader, frame_of
+from tasuki.server.config import ServerConfig
+from tasuki.server.role_change import RoleChange
 from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.utils.child_process import Job, start_child
-from tasuki.utils.commands import PACKAGE
+from tasuki.utils.program import PACKAGE
 
+from .node import Node
 from .running_engine import OBSERVED_INBOX, Front
+from .shutdown import StopRequest
+from .startup import announce_ready, spare_collections
 
 log = logging.getLogger(__name__)
 
@@ -246,3 +252,30 @@ class EngineProcess:
         if status is not None and status < 0:
             return f"was ended by {signal.Signals(-status).name}"
         return f"has ended with status {status}"
+
+
+async def serve_apart(
+    engine: EngineProcess,
+    node: Node,
+    server_config: ServerConfig,
+    role_change: RoleChange | None = None,
+) -> None:
+    """role_change: offered once the node stands. REQUIRES: engine.stands() has returned; the node
+    is attached to it. Raises EngineProcessError where the engine's process has ended unasked, once
+    all clients have their error."""
+    async with StopRequest(
+        exit_with_parent=server_config.exit_with_parent, hurry=node.hurry
+    ) as stop:
+        engine.on_loss(stop.ask)
+        address = await node.startup()
+        if role_change is not None:
+            role_change.offer(address, node.http_address, stop.ask)
+        spare_collections()
+        announce_ready(address, node.http_address, (await engine.stands()).handover_address)
+        await stop.wait()
+        await engine.retire_handover()
+        await node.refuse_and_drain()
+        await engine.end_handover()
+        await node.stop()
+    if engine.reason is not None:
+        raise EngineProcessError(engine.reason)

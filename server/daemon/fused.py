@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING
 from tasuki.engine.config import EngineConfig
 from tasuki.server.bind import check_binds
 from tasuki.server.config import ServerConfig
-from tasuki.utils.config.flags import parse_configs
+from tasuki.utils.flags import parse_configs
 from tasuki.utils.logs import configure_logging
 
-from .http_address import HttpAddress
-from .local_checkpoint import with_local_checkpoint
-from .serving.dry_run_config import DryRunConfig
-from .serving.serve_config import ServeConfig
-from .start.loading import log_loading
+from .serve_config import DryRunConfig, HttpAddress, ServeConfig
+from .startup import log_loading, with_local_checkpoint
 
 if TYPE_CHECKING:
-    from tasuki.engine.build import BuildParts
+    from tasuki.engine.assembly.engines import BuildParts
 
 
 def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
@@ -44,9 +41,9 @@ def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
     check_binds(binds, server_config.access)
     log_loading(engine_config)
     # Not before the flags are known to be right: torch takes seconds.
-    from tasuki.engine.build_ranks import build_node_parts
+    from tasuki.engine.assembly.ranks import build_node_parts
 
-    from .serving.fused_node import run
+    from .fused_node import run
 
     run(engine_config, server_config, build or build_node_parts, own.name)
     return 0

@@ -17,44 +17,39 @@ from typing import Any
 from aiohttp import web
 
 from tasuki.dashboard.health import Standing
-from tasuki.dashboard.history.tree_view import tree_view
+from tasuki.dashboard.history.views import tree_view
 from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.observed import ObservedMessage
 from tasuki.dashboard.page_files import load_page
 from tasuki.engine import messages as m
 from tasuki.model.grammar.trials.client import DRAINS, GrammarTrials
-from tasuki.server.activity_log import ActivityLog
-from tasuki.server.auth.request_context import RequestContext
+from tasuki.server.auth.tenants import RequestContext
 from tasuki.server.bind import BindError
 from tasuki.server.config import ServerConfig
-from tasuki.server.discovery.http_registration import http_registration
-from tasuki.server.discovery.registration import Registration
+from tasuki.server.discovery.registration import Registration, http_registration
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import RequestRejected, UnknownNode
 from tasuki.server.grpc.cache_messages import read_node_name
-from tasuki.server.grpc.loop_bridge import Bridge
-from tasuki.server.grpc.server import Server, Service, start_private_server, start_server
+from tasuki.server.grpc.server import Bridge, Server, Service, start_private_server, start_server
 from tasuki.server.http.dashboard import DashboardHandlers, DashboardSource
-from tasuki.server.http.metrics import metrics_handler, node_report
 from tasuki.server.http.server import (
     HttpServer,
     start_http_server,
     start_private_http_server,
 )
-from tasuki.server.tracing.tracing import NoTracing, Tracing
-from tasuki.server.workers.node_workers import NodeWorkers
+from tasuki.server.traces import NoTracing, Tracing
+from tasuki.server.workers.pool import NodeWorkers
 from tasuki.server.workers.registry import Registry
 from tasuki.transfer.liveness.link_status import HandoverStatus, HandoverStatusSource
-from tasuki.utils.loops.loop_thread import LoopThread
+from tasuki.utils.loops import LoopThread
+from tasuki.utils.program import package_version
 from tasuki.utils.tls import TlsError
-from tasuki.utils.version import package_version
 
-from .leaving.time_for_heirs import TimeForHeirs
-from .node_recorder import NodeRecorder, log_ended
+from .node_recorder import ActivityLog, NodeRecorder, log_ended
+from .node_watch import NodeFiles, NodeWatch, metrics_handler, node_report
 from .running_engine import RunningEngine
-from .start.banner import Served
-from .watch.node_files import NodeFiles
-from .watch.node_watch import NodeWatch
+from .shutdown import TimeForHeirs
+from .startup import Served
 
 log = logging.getLogger(__name__)
 

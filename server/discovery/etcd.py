@@ -7,14 +7,13 @@ of its gRPC exists. One event loop's thread.
 import asyncio
 import base64
 import json
-import ssl
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
-from .etcd_login import EtcdLogin
+from .etcd_access import NO_LOGIN, EtcdAccess
 
 _SECONDS = 5.0
 _UNAUTHENTICATED = 16
@@ -49,15 +48,15 @@ class Etcd:
     def __init__(
         self,
         endpoint: str,
-        tls: ssl.SSLContext | None = None,
-        login: EtcdLogin | None = None,
+        access: EtcdAccess = NO_LOGIN,
     ) -> None:
-        """tls: checks etcd's certificate; None: by the system's authorities. login: where etcd asks
-        for a user."""
+        """access: how this node proves itself, and etcd to it. Raises EtcdAccessError where the
+        password would go in plain text."""
+        access.check(endpoint)
         self._endpoint = endpoint.rstrip("/")
-        self._login = login
+        self._login = access.login
         self._token: str | None = None
-        connector = aiohttp.TCPConnector(ssl=True if tls is None else tls)
+        connector = aiohttp.TCPConnector(ssl=True if access.tls is None else access.tls)
         self._session = aiohttp.ClientSession(connector=connector)
 
     async def grant(self, seconds: int) -> int:

@@ -6,19 +6,24 @@ Immutable, any thread; files are read once, by load(). A password goes to https 
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from tasuki.server.bind import is_loopback
 
-from .etcd_login import EtcdLogin
-
-if TYPE_CHECKING:
-    from .etcd import Etcd
+HTTP_PREFIX = "/tasuki/http/"
+"""Prefix of the keys of nodes' HTTP servers. The address follows: names need not differ."""
 
 
 class EtcdAccessError(ValueError):
     """A file of etcd's settings cannot be used; the message names it and the mend."""
+
+
+@dataclass(frozen=True)
+class EtcdLogin:
+    """The user as whom a node asks etcd."""
+
+    name: str
+    password: str = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -32,14 +37,6 @@ class EtcdAccess:
         USER:PASSWORD; none: etcd asks for no user. Raises EtcdAccessError."""
         return cls(_authority(ca) if ca else None, _login(login) if login else None)
 
-    def client(self, endpoint: str) -> "Etcd":
-        """endpoint: etcd's URL. REQUIRES: a running event loop. Raises EtcdAccessError."""
-        # It loads aiohttp, which no command line waits for.
-        from .etcd import Etcd
-
-        self.check(endpoint)
-        return Etcd(endpoint, self.tls, self.login)
-
     def check(self, endpoint: str) -> None:
         """Raises EtcdAccessError where the password would go in plain text."""
         url = urlsplit(endpoint)
@@ -47,6 +44,10 @@ class EtcdAccess:
             raise EtcdAccessError(
                 f"etcd_login would send its password to {endpoint} in plain text: give an https URL"
             )
+
+
+NO_LOGIN = EtcdAccess()
+"""For an etcd that asks for no user, by the system's authorities."""
 
 
 def _authority(path: str) -> ssl.SSLContext:

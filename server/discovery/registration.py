@@ -1,14 +1,23 @@
-"""An address of a node in etcd, which is listed there as long as it is of use.
+"""Nodes in etcd: how an address is registered there, and which prefill nodes are.
 
-Owns one lease. Thread rule: the event loop. Of a prefill node's hand-over the entry is removed
-before the node drains, so that no prompt is sent to a node that refuses.
+Registration: An address of a node in etcd, which is listed there as long as it is of use. Owns one
+lease. Thread rule: the event loop. Of a prefill node's hand-over the entry is removed before the
+node drains, so that no prompt is sent to a node that refuses.
+
+EtcdMembership: The prefill nodes that are registered in etcd: a key for each, which ends with its
+lease. While etcd does not answer the members stay as they are: it lists nodes, it does not judge
+their health, and it never fences a write. Thread rule: the event loop.
 """
 
 import asyncio
 import contextlib
 import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 
-from .etcd import Etcd, EtcdError
+from .etcd import Entry, Etcd, EtcdError
+from .etcd_access import HTTP_PREFIX, EtcdAccess
+from .membership import MembershipError, check_target
 
 log = logging.getLogger(__name__)
 
@@ -58,3 +67,59 @@ class Registration:
                     log.warning("not registered: %s", error)
                 silent = True
             await asyncio.sleep(LEASE_SECONDS / _RENEWALS_A_LEASE)
+
+
+def http_registration(access: EtcdAccess, endpoint: str, address: str) -> Registration:
+    """address: HOST:PORT under which others reach the server. REQUIRES: a running event loop.
+    Raises EtcdAccessError."""
+    return Registration(Etcd(endpoint, access), HTTP_PREFIX + address, address)
+
+
+class EtcdMembership:
+    """A node's key is prefix + its name, the value its gRPC address, HOST:PORT."""
+
+    def __init__(
+        self, connect: Callable[[], Etcd], prefix: str, retry_seconds: float = 1.0
+    ) -> None:
+        self._connect = connect
+        self._prefix = prefix
+        self._retry_seconds = retry_seconds
+
+    async def changes(self) -> AsyncIterator[tuple[str, ...]]:
+        """As Membership.changes(). No members until etcd first answers: a node starts without
+        it."""
+        etcd = self._connect()
+        known: tuple[str, ...] | None = None
+        silent = False
+        try:
+            while True:
+                try:
+                    snapshot = await etcd.range(self._prefix)
+                    silent = False
+                    members = _members(snapshot.entries)
+                    if members != known:
+                        known = members
+                        yield members
+                    async with aclosing(etcd.changed(self._prefix, snapshot.revision)) as changes:
+                        await anext(changes)
+                except EtcdError as error:
+                    if not silent:
+                        log.warning("members stay as they are: %s", error)
+                    silent = True
+                    if known is None:
+                        known = ()
+                        yield known
+                    await asyncio.sleep(self._retry_seconds)
+        finally:
+            await etcd.close()
+
+
+def _members(entries: tuple[Entry, ...]) -> tuple[str, ...]:
+    """In the order of their registration. An entry that is no address is logged and left out."""
+    members = []
+    for entry in sorted(entries, key=lambda entry: (entry.created, entry.key)):
+        try:
+            members.append(check_target(entry.value, entry.key))
+        except MembershipError as error:
+            log.warning("not a member: %s", error)
+    return tuple(dict.fromkeys(members))

@@ -8,9 +8,8 @@ import numpy as np
 
 from tasuki.engine.messages import NodeName, Tokens
 from tasuki.proto import inference_pb2 as pb
-from tasuki.pycache.packed_events import CacheEvent, PackedEvents
-from tasuki.pycache.packed_tree import PackedTree, Standing, TreeNode
-from tasuki.server.auth.tenant import salt_of
+from tasuki.pycache.packed import CacheEvent, PackedEvents, PackedTree, Standing, TreeNode
+from tasuki.server.auth.tenants import salt_of
 from tasuki.server.errors import InvalidField
 
 EVENTS_A_MESSAGE = 4096

@@ -1,30 +1,87 @@
-"""tasuki.v1.Session: conversations that send only what is new."""
+"""tasuki.v1.Session: conversations that send only what is new.
 
+load_to_proto(): What callers see of a node's load: enough to choose between nodes, and little of
+what others ask. Pure.
+
+read_session_input(): The tokens that one Append adds to a session's log, read from its message.
+Pure functions of the message, the log's tail and the checkpoint's codec; any thread.
+"""
+
+import math
 from contextlib import aclosing
 from functools import partial
 
-from tasuki.engine.messages import Finished, FinishReason, Purpose, Submit
+from tasuki.engine.messages import Finished, FinishReason, LoadReply, Purpose, Submit
 from tasuki.engine.messages.proto import pulled_to_proto
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
-from tasuki.server.auth.caller import Caller
-from tasuki.server.auth.held_bytes import HeldBytes
-from tasuki.server.auth.tenant import salt_of
+from tasuki.server.auth.callers import NO_KEYS, ApiKeys, Caller
+from tasuki.server.auth.limits import HeldBytes, submit_bytes
+from tasuki.server.auth.tenants import salt_of
 from tasuki.server.engine_client import Answering, EngineClient
-from tasuki.server.errors import CallContext
-from tasuki.server.replies.kept_bytes import submit_bytes
+from tasuki.server.errors import CallContext, InvalidRequest
 from tasuki.server.request_checks import read_request_id
-from tasuki.server.sessions.session_store import SessionStore
-from tasuki.server.sessions.turns import HeldSessions, Sessions
+from tasuki.server.sessions import HeldSessions, SessionInput, Sessions, SessionStore, Tail
+from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.text_codec import TextCodec
 
-from .auth import grpc_request_context, metadata_targets, patience_of
-from .load_report import load_to_proto
-from .request_reader import read_sampling, read_targets, with_text_rules
-from .response_stream import REQUEST_ID_KEY, write_tokens
-from .session_input import read_session_input
+from .generate_messages import (
+    REQUEST_ID_KEY,
+    read_messages,
+    read_plain_input,
+    read_sampling,
+    read_targets,
+    read_token_ids,
+    with_text_rules,
+    write_tokens,
+)
+from .interceptors import grpc_request_context, metadata_targets, patience_of
+
+_STEPS = 16
+
+
+def load_to_proto(load: LoadReply) -> pb.SessionLoadResponse:
+    response = pb.SessionLoadResponse(
+        busy=math.ceil(_STEPS * load.in_flight / load.places) / _STEPS,
+        free_kv=math.floor(_STEPS * load.free_kv) / _STEPS,
+        draining=load.draining,
+    )
+    if load.step_seconds is not None:
+        response.step_seconds = float(f"{load.step_seconds:.2g}")
+    return response
+
+
+def read_session_input(
+    request: pb.SessionAppendRequest, tail: Tail, salt: bytes, codec: TextCodec
+) -> SessionInput:
+    """tail: the log's before. salt: of the session. Raises InvalidRequest, PromptTooLong."""
+    match request.WhichOneof("input"):
+        case "messages":
+            return _messages(request.messages, tail, salt, ChatRenderer(codec))
+        case "answer":
+            # The log is then as after a turn that was generated here.
+            tokens = read_token_ids("answer", request.answer.ids, codec)
+            if not len(tokens):
+                raise InvalidRequest("answer is empty: leave out a turn that answered nothing")
+            return SessionInput(Tail.ANSWER, tokens)
+        case _:
+            tokens = read_plain_input(request, codec)
+            if not len(tokens):
+                raise InvalidRequest("input is empty: send text, token_ids or messages")
+            return SessionInput(Tail.TOKENS, tokens)
+
+
+def _messages(
+    messages: pb.Messages, tail: Tail, salt: bytes, renderer: ChatRenderer
+) -> SessionInput:
+    read = read_messages(messages)
+    if tail is Tail.EMPTY:
+        rendered = renderer.conversation(read, open_answer=False, salt=salt)
+    else:
+        rendered = renderer.continuation(read, salt=salt)
+    closing = tuple(renderer.answer_closing().tolist()) if tail is Tail.ANSWER else ()
+    return SessionInput(Tail.MESSAGES, rendered.tokens, rendered.marks, closing)
 
 
 class TurnService(pb_grpc.SessionServicer):

@@ -1,21 +1,52 @@
 """Reads a request's body within bounds of size and time, and closes connections with unread bodies.
 
-Owns the deadline of a body. One event loop's thread.
-Invariants: no byte of a body is read before read_body(), nor is the client given leave to send it
-(100 Continue); a body is never decompressed; each byte that was read is counted in its request's
-hold; a round of the event loop reads one piece of large bodies at most; an unread body is drained
-within bounds and ends its connection.
+Owns the deadline of a body. One event loop's thread. Invariants: no byte of a body is read before
+read_body(), nor is the client given leave to send it (100 Continue); a body is never decompressed;
+each byte that was read is counted in its request's hold; a round of the event loop reads one piece
+of large bodies at most; an unread body is drained within bounds and ends its connection.
+
+BodyTurns: Turns of the readers of large bodies: a round of the event loop reads one piece. Owns the
+readers in line. One event loop's thread. Invariants: one round of the loop begins one turn at most;
+turns begin in the order of asking; a reader that left takes no turn; nothing runs without readers
+in line.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from tasuki.server.auth.held_bytes import Hold
+from tasuki.server.auth.limits import Hold
 
-from .body_turns import BodyTurns
 from .errors import HttpRefusal
+
+
+class BodyTurns:
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._scheduled = False
+
+    async def turn(self) -> None:
+        """Return when it is this caller's turn."""
+        loop = asyncio.get_running_loop()
+        mine = loop.create_future()
+        self._waiting.append(mine)
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_soon(self._next)
+        await mine
+
+    def _next(self) -> None:
+        while self._waiting:
+            first = self._waiting.popleft()
+            if not first.done():
+                first.set_result(None)
+                break
+        self._scheduled = bool(self._waiting)
+        if self._scheduled:
+            asyncio.get_running_loop().call_soon(self._next)
+
 
 # A body must end within the first, plus the time that its bytes take at the second.
 _GRACE_SECONDS = 30.0

@@ -17,10 +17,10 @@ from tasuki.dashboard.health import Standing
 from tasuki.dashboard.history import views
 from tasuki.dashboard.history.node_history import NodeHistory
 from tasuki.dashboard.page_files import INDEX, PageFile
-from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
+from tasuki.server.auth.limits import ConcurrencyCaps
 from tasuki.server.errors import WatcherLimit
 
-from .auth import http_caller
+from .access import http_caller
 from .errors import HttpRefusal
 
 _STREAM_SECONDS = 1.0

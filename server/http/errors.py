@@ -1,25 +1,60 @@
-"""Errors in OpenAI's shape: a status, and {"error": {message, type, param, code}}.
+"""Refusals over HTTP, in OpenAI's shape and in Anthropic's.
 
-docs/errors.md lists what is refused, with its status and code. Anthropic's routes have that API's
-shape (anthropic_errors.py).
-429 and 503 carry Retry-After, in whole seconds. An error after a stream has begun comes as one
-event of the same shape, then [DONE].
+OpenAI: A status, and {"error": {message, type, param, code}}. docs/errors.md lists what is refused,
+with its status and code. 429 and 503 carry Retry-After, in whole seconds. An error after a stream
+has begun comes as one event of the same shape, then [DONE].
+
+Anthropic: A status, and {"type": "error", "error": {type, message}}. Made of the same refusals in
+OpenAI's shape, so that every kind has both. Pure.
 """
 
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
 from aiohttp import hdrs, web
 
-from tasuki.server.calls_in_progress import CallsInProgress
+from tasuki.server.drain import CallsInProgress
 from tasuki.server.errors import InvalidField, PromptTooLong, ServerError
 
-from .anthropic_errors import anthropic_error, anthropic_status, asks_as_anthropic
-from .headers.answer_headers import SERVER
-from .request_ids import http_request_id
+from .headers import SERVER, asks_as_anthropic, http_request_id
+
+_OVERLOADED = 529
+# A status that Anthropic's clients know by another number.
+_ANTHROPIC_STATUS = {501: 400, 503: _OVERLOADED}
+_ELSEWHERE = ("draining", "behind")
+"""Codes that stay 503: reverse proxies send those on to another node, and know no 529."""
+_ANTHROPIC_TYPE = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    _OVERLOADED: "overloaded_error",
+}
+# Agents shorten their conversation when they read this.
+_TOO_LONG = "prompt is too long: "
+
+
+def anthropic_status(status: int, code: str) -> int:
+    """status, code: of the refusal in OpenAI's shape."""
+    return status if code in _ELSEWHERE else _ANTHROPIC_STATUS.get(status, status)
+
+
+def anthropic_error(status: int, body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
+    """status, body: of the refusal in OpenAI's shape."""
+    error = body["error"]
+    too_long = error["code"] == "context_length_exceeded"
+    default = "api_error" if status >= 500 else "invalid_request_error"
+    shown = {
+        "type": _ANTHROPIC_TYPE.get(anthropic_status(status, error["code"]), default),
+        "message": (_TOO_LONG if too_long else "") + error["message"],
+    }
+    return {"type": "error", "error": shown, "request_id": request_id}
+
 
 log = logging.getLogger(__name__)
 

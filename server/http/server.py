@@ -1,10 +1,14 @@
 """The HTTP server beside a daemon's gRPC server: probes, version, the description of its routes,
 and the routes it is given.
 
-One event loop's thread. A client that leaves cancels its handler.
-Invariant: a stranger's request costs no more than its header: connections are counted, then a
-request's Host, its encoding and expectation, its key and its caller's limits are checked in this
-order, and only then is its body read. A browser's preflight is answered after its Host was checked.
+One event loop's thread. A client that leaves cancels its handler. Invariant: a stranger's request
+costs no more than its header: connections are counted, then a request's Host, its encoding and
+expectation, its key and its caller's limits are checked in this order, and only then is its body
+read. A browser's preflight is answered after its Host was checked.
+
+HttpLog: aiohttp's own log: a malformed request head is logged at debug level, without a traceback.
+Anybody may send such a head, without a key; a traceback for each would let a stranger fill the log.
+Thread rule: any thread.
 """
 
 import asyncio
@@ -15,37 +19,52 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
 from tasuki.engine.messages import RequestId
-from tasuki.server.auth.access import LOOPBACK_ONLY, Access
-from tasuki.server.auth.caller import NOBODY, Caller
+from tasuki.server.auth.callers import LOOPBACK_ONLY, NOBODY, Access, Caller
 from tasuki.server.bind import BindError, join_address, parse_bind, require_callers_known
-from tasuki.server.calls_in_progress import CallsInProgress
-from tasuki.server.openapi.routes import ApiDescription
-from tasuki.server.rotation import Rotation
-from tasuki.utils.version import package_version
+from tasuki.server.drain import CallsInProgress, Rotation
+from tasuki.server.openapi.document import ApiDescription
+from tasuki.utils.program import package_version
 
-from .auth import http_caller, require_scope, surface_of
+from .access import AllowedOrigins, http_caller, require_host, require_scope, surface_of
 from .body import (
     BODY_TURNS,
+    BodyTurns,
     end_with_unread_bodies,
     leave_later,
     may_send,
     refuse_encodings,
     refuse_expectations,
 )
-from .body_turns import BodyTurns
 from .connections import HttpConnections
-from .cors import AllowedOrigins
 from .errors import CALLS, CHARGED, HttpRefusal, TypedRequestHandler, typed_errors
-from .headers.answer_headers import send_added_headers
-from .host_check import require_host
-from .log import HttpLog
-from .request_ids import http_request_id, name_request, rename_request, send_request_id
-from .sockets.open_sockets import OPEN_SOCKETS, OpenSockets
+from .headers import (
+    http_request_id,
+    name_request,
+    rename_request,
+    send_added_headers,
+    send_request_id,
+)
+from .web_sockets import OPEN_SOCKETS, OpenSockets
 
 log = logging.getLogger(__name__)
+
+
+class HttpLog(logging.LoggerAdapter[logging.Logger]):
+    """For aiohttp's server. Invariant: errors that no client caused keep level and traceback."""
+
+    def __init__(self) -> None:
+        super().__init__(log)
+
+    def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
+        if isinstance(exc_info, HttpProcessingError):
+            self.debug("a head that is no HTTP: %s", exc_info.message[:200])
+        else:
+            super().exception(msg, *args, exc_info=exc_info, **more)
+
 
 # Longer than proxies keep a connection that they may use again.
 _KEEP_ALIVE_SECONDS = 75.0

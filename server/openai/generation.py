@@ -16,19 +16,15 @@ import msgspec
 from aiohttp import web
 
 from tasuki.engine.messages import Submit
-from tasuki.server.auth.held_bytes import HeldBytes, Hold
-from tasuki.server.auth.tenant import salt_of
+from tasuki.server.auth.limits import HeldBytes, Hold
+from tasuki.server.auth.tenants import salt_of
 from tasuki.server.engine_client import Answering
 from tasuki.server.errors import InvalidField
-from tasuki.server.fields.unknown_names import shown_names
-from tasuki.server.http.auth import http_caller, http_request_context
+from tasuki.server.http.access import http_caller, http_request_context
 from tasuki.server.http.body import read_body
 from tasuki.server.http.errors import HttpRefusal
-from tasuki.server.http.headers.answer_headers import add_header
-from tasuki.server.http.request_ids import http_request_id
-from tasuki.server.replies.reply import AnswerWriter, Choice, StreamedReply, WholeReply
-from tasuki.server.replies.scored_prompt import ScoredPrompt
-from tasuki.server.replies.token_ids import TokenIds, prompt_ids
+from tasuki.server.http.headers import add_header, http_request_id
+from tasuki.server.http.reply import AnswerWriter, Choice, StreamedReply, WholeReply
 from tasuki.server.request_checks import (
     check_answer_fits,
     check_length,
@@ -37,19 +33,28 @@ from tasuki.server.request_checks import (
     forks_of,
     read_targets,
 )
-from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.grammars.asked_grammar import check_followable
 from tasuki.server.text.parsing.answer_parser import AnswerParser
+from tasuki.server.text.rendering.chat_template import RenderedPrompt
 from tasuki.server.text.stop_strings import NO_STOPS, StopPlace, StopRule, StopStrings
-from tasuki.server.text.text_answer import TextAnswer
+from tasuki.server.text.text_answer import TextAnswer, Thinking
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.text.thinking import Thinking
 
 from .reply import ChunkedReply, ReplyShape
 from .request_fields import RequestFields, check_is_json, read_fields
-from .sampling import AnswerOptions
-from .sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
-from .usage import wants_hit
+from .sampling import OPENAI_DEFAULTS, AnswerOptions, SamplingDefaults
+from .token_details import ScoredPrompt, TokenIds, prompt_ids, wants_hit
+
+_MOST = 8
+"""Names that an answer's header has."""
+_LONGEST = 64
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """Return some of them, and none that is no plain word."""
+    plain = [name for name in names if name.isidentifier() and name.isascii()]
+    return ", ".join(name for name in plain[:_MOST] if len(name) <= _LONGEST) or "?"
+
 
 Result = TypeVar("Result")
 

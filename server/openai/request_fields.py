@@ -12,9 +12,9 @@ import msgspec
 from aiohttp import web
 
 from tasuki.server.errors import InvalidField, InvalidRequest
-from tasuki.server.fields.accounts import IDS, MAX_ID, MAX_NAME, MAX_PAIRS, MAX_VALUE
 from tasuki.server.http.errors import HttpRefusal
-from tasuki.server.text.json_bounds import (
+from tasuki.server.openapi.common_fields import IDS, MAX_ID, MAX_NAME, MAX_PAIRS, MAX_VALUE
+from tasuki.server.text.json_reading import (
     MAX_DEPTH,
     MAX_VALUES,
     holds_too_many_values,

@@ -1,20 +1,168 @@
-"""The OpenAI-compatible HTTP API over one engine, as routes."""
+"""The OpenAI-compatible HTTP API over one engine, as routes: answers, models, tokens of a text.
 
+ModelHandlers: GET /v1/models, the names of the served model.
+
+TokenHandlers: The model's tokens of a text, and back, as vLLM has them: POST /tokenize, POST
+/detokenize, and GET /tokenizer_info for clients that count or render by themselves.
+"""
+
+import json
 import time
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
-from tasuki.server.auth.held_bytes import HeldBytes
+from tasuki.engine.messages import Tokens
+from tasuki.model.grammar.vocabulary import name_of_bytes
+from tasuki.server.auth.limits import HeldBytes
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import Answering
+from tasuki.server.errors import InvalidField, PromptTooLong
+from tasuki.server.http.reply import send_json
+from tasuki.server.request_checks import check_vocabulary, to_tokens
+from tasuki.server.text.rendering.chat_template import GENERAL_CLASS, SPECIAL_NAMES
 from tasuki.server.text.stop_strings import StopPlace
 from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.text.tokenizer import Tokenizer
 
-from .chat import read_chat
-from .completions import read_completion
-from .generation import ServedModel, answering
-from .sampling_defaults import SamplingDefaults
+from .chat import opens_answer, read_chat, render_chat
+from .completions import read_completion, read_prompt
+from .generation import ServedModel, answering, prompt_salt
+from .request_fields import RequestFields
+from .sampling import SamplingDefaults
+
+
+class ModelHandlers:
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+
+    async def list(self, request: web.Request) -> web.Response:
+        """A card a name. `has_more` and the ids are what Anthropic's clients turn pages by."""
+        cards = [self._card(name) for name in self._model.names]
+        return web.json_response(
+            {
+                "object": "list",
+                "data": cards,
+                "has_more": False,
+                "first_id": cards[0]["id"],
+                "last_id": cards[-1]["id"],
+            }
+        )
+
+    async def one(self, request: web.Request) -> web.Response:
+        return web.json_response(self._card(self._model.named(request.match_info["name"])))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        """OpenAI's fields, vLLM's, and the three that Anthropic's clients read beside the id."""
+        model = self._model
+        return {
+            "id": name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": "tasuki",
+            "root": model.name,
+            "parent": None,
+            "max_model_len": model.max_tokens,
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
+        }
+
+
+class TokenHandlers:
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+
+    async def tokenize(self, request: web.Request) -> web.StreamResponse:
+        """`prompt` as completions take it, or `messages` as chats do."""
+        return await self._answer(request, partial(tokenized, self._model, request))
+
+    async def detokenize(self, request: web.Request) -> web.StreamResponse:
+        """`tokens`: ids. Special tokens are written by their names."""
+        return await self._answer(request, partial(detokenized, self._model.codec))
+
+    async def info(self, request: web.Request) -> web.Response:
+        """What the checkpoint says of its special tokens, and its chat template."""
+        codec = self._model.codec
+        codec.require_tokenizer()
+        template = codec.template
+        names = {} if template is None else template.variables
+        return web.json_response(
+            {
+                **{name: names.get(name) for name in SPECIAL_NAMES},
+                "chat_template": None if template is None else template.source,
+                "model_max_length": codec.max_tokens,
+                "tokenizer_class": GENERAL_CLASS if template is None else template.tokenizer_class,
+            }
+        )
+
+    async def _answer(self, request: web.Request, read: Any) -> web.StreamResponse:
+        with self._model.hold(request) as hold:
+            reply = await self._model.read(request, hold, read)
+            hold.resize(len(reply))
+            return await send_json(request, reply)
+
+
+def tokenized(model: ServedModel, request: web.Request, fields: RequestFields) -> bytes:
+    """Return the reply of POST /tokenize. On any thread: half a million token ids take longer to
+    write than the loop may be held."""
+    tokens = _tokens(model.codec, request, fields).tolist()
+    named = _names_of(tokens, model.codec) if fields.flag("return_token_strs") else None
+    reply = {"count": len(tokens), "max_model_len": model.max_tokens, "tokens": tokens}
+    return json.dumps({**reply, "token_strs": named}).encode()
+
+
+def _tokens(codec: TextCodec, request: web.Request, fields: RequestFields) -> Tokens:
+    if fields.get("messages") is None:
+        return read_prompt(fields, codec)
+    salt = prompt_salt(request, fields)
+    return render_chat(fields, codec, open_answer=opens_answer(fields), salt=salt).tokens
+
+
+def detokenized(codec: TextCodec, fields: RequestFields) -> bytes:
+    """Return the reply of POST /detokenize. On any thread."""
+    tokenizer = codec.require_tokenizer()
+    if fields.get("tokens") is None:
+        raise InvalidField("tokens", "is missing: send a list of token ids")
+    ids = fields.items("tokens")
+    if len(ids) > codec.max_tokens:
+        raise PromptTooLong(
+            f"tokens has {len(ids)}, and the model's context is {codec.max_tokens}: send less",
+            "tokens",
+        )
+    tokens = to_tokens("tokens", ids)
+    check_vocabulary("tokens", tokens, codec.vocab_size)
+    names = _names(tokenizer)
+    content = b"".join(
+        names.get(token) or tokenizer.token_bytes(token) for token in tokens.tolist()
+    )
+    return json.dumps({"prompt": content.decode(errors="replace")}).encode()
+
+
+def _names_of(tokens: list[int], codec: TextCodec) -> list[str]:
+    """Return the tokens as the vocabulary names them, as vLLM does."""
+    tokenizer = codec.require_tokenizer()
+    special = tokenizer.special_names
+    return [special.get(token) or name_of_bytes(tokenizer.token_bytes(token)) for token in tokens]
+
+
+def _names(tokenizer: Tokenizer) -> dict[int, bytes]:
+    """Of special tokens, which add nothing to an answer's text."""
+    return {token: name.encode() for token, name in tokenizer.special_names.items()}
+
+
+def model_routes(model: ServedModel) -> list[web.RouteDef]:
+    models, tokens = ModelHandlers(model), TokenHandlers(model)
+    return [
+        web.get("/v1/models", models.list),
+        web.get("/v1/models/{name:.+}", models.one),
+        web.post("/tokenize", tokens.tokenize),
+        web.post("/detokenize", tokens.detokenize),
+        web.get("/tokenizer_info", tokens.info),
+    ]
 
 
 def openai_routes(engine: Answering, model: ServedModel) -> list[web.RouteDef]:

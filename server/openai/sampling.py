@@ -1,20 +1,25 @@
-"""The options of an OpenAI-shaped request: sampling, stops, streaming.
+"""The options of an OpenAI-shaped request: sampling, stops, streaming, and their defaults.
 
 Pure functions. A field that would change the answer and that this engine cannot honour is refused,
 never ignored; fields about accounts, storage and routing are ignored, and so are those that no
 server of this API has, as vLLM does.
+
+SamplingDefaults: How a request is sampled where it does not say: the checkpoint's
+generation_config.json, as vLLM reads it, or OpenAI's defaults. Owns the choice between them.
+Immutable; read once, before a node serves.
 """
 
+import json
 import secrets
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from tasuki.model.ops.sampling.params import MAX_BIAS, MAX_BIASES, MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.model.ops.sampling.thinking_budget import MAX_THINKING_TOKENS
 from tasuki.server.errors import InvalidField
-from tasuki.server.fields.unserved import UNSERVED
-from tasuki.server.replies.thinking_tokens import placed_budget
-from tasuki.server.replies.token_logprobs import TokenNames
+from tasuki.server.openapi.common_fields import UNSERVED
 from tasuki.server.request_checks import (
     MAX_CHOICES,
     MAX_STOP_TOKENS,
@@ -24,14 +29,103 @@ from tasuki.server.request_checks import (
     check_vocabulary,
     to_tokens,
 )
-from tasuki.server.text.bad_words import read_bad_words
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, placed
 from tasuki.server.text.stop_strings import NO_STOPS, StopPlace, StopRule
+from tasuki.server.text.text_answer import Thinking
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.text.thinking import Thinking
+from tasuki.server.text.token_options import placed_budget, read_bad_words
 
 from .request_fields import RequestFields
-from .sampling_defaults import SamplingDefaults
+from .token_details import TokenNames
+
+CHECKPOINT = "auto"
+NONE = "vllm"
+FILE = "generation_config.json"
+
+
+class GenerationConfigError(ValueError):
+    """generation_config.json cannot be used; the message names the file, the field and the mend."""
+
+
+@dataclass(frozen=True)
+class SamplingDefaults:
+    """Of an HTTP request that leaves a field out. As in SamplingParams. max_new_tokens: of any
+    answer at most, whatever its request asks for, as vLLM takes it; None: no such bound. Raises
+    ValueError that begins with the field's name where no request could ask for it."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_new_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
+        SamplingParams(**asdict(self) | {"max_new_tokens": self.max_new_tokens or 1})
+
+    def bounded(self, new_tokens: int) -> int:
+        """Of an answer that would have so many."""
+        return new_tokens if self.max_new_tokens is None else min(new_tokens, self.max_new_tokens)
+
+    @staticmethod
+    def load(choice: str, model: Path) -> "SamplingDefaults":
+        """choice: `auto` (the file of the checkpoint folder `model`, where it has one), `vllm`
+        (OpenAI's defaults), or a folder with the file. Raises GenerationConfigError."""
+        if choice == NONE:
+            return OPENAI_DEFAULTS
+        path = (model if choice == CHECKPOINT else Path(choice)) / FILE
+        if choice == CHECKPOINT and not path.exists():
+            return OPENAI_DEFAULTS
+        values = _read(path)
+        try:
+            return SamplingDefaults(
+                temperature=_number(values, "temperature", 1.0),
+                top_p=_number(values, "top_p", 1.0),
+                # As in requests, -1 is every token.
+                top_k=max(0, int(_number(values, "top_k", 0))),
+                min_p=_number(values, "min_p", 0.0),
+                repetition_penalty=_number(values, "repetition_penalty", 1.0),
+                max_new_tokens=(
+                    None
+                    if values.get("max_new_tokens") is None
+                    else int(_number(values, "max_new_tokens", 0))
+                ),
+            )
+        except ValueError as error:
+            raise GenerationConfigError(
+                f"{path}: {error}; mend it, or pass --generation-config {NONE}"
+            ) from error
+
+
+OPENAI_DEFAULTS = SamplingDefaults()
+"""Which OpenAI's clients rely on; gRPC's are greedy."""
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise GenerationConfigError(
+            f"{path} cannot be read ({error.strerror}): --generation-config is {CHECKPOINT}, "
+            f"{NONE}, or a folder with the file"
+        ) from error
+    except ValueError as error:
+        raise GenerationConfigError(f"{path} is not JSON ({error}): copy the file again") from error
+    if not isinstance(values, dict):
+        raise GenerationConfigError(f"{path} is not a JSON object: copy the file again")
+    return values
+
+
+def _number(values: dict[str, Any], name: str, default: float) -> float:
+    value = values.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} must be a number, not {value!r:.40}")
+    return value
+
 
 _UNBOUNDED = -1
 SHOWN_IDS = frozenset({"return_token_ids", "return_tokens_as_token_ids"})

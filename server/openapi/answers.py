@@ -6,7 +6,7 @@ release.
 
 from collections.abc import Sequence
 
-from tasuki.server.fields.shapes import (
+from .shapes import (
     NULL,
     OBJECT,
     STRING,

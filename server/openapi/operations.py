@@ -1,20 +1,138 @@
-"""Every route of a node as an operation of OpenAPI: what it is for, its body, its answer. Pure
-values.
+"""Every route of a node as an operation of OpenAPI: what it is for, its body, its answer. Values.
 
 tests/server/test_openapi.py compares the routes with server/auth/surfaces.py.
 """
 
 from collections.abc import Mapping
-
-from tasuki.server.fields.chats import CHAT
-from tasuki.server.fields.completions import COMPLETION
-from tasuki.server.fields.messages import COUNTED_MESSAGE, MESSAGE
-from tasuki.server.fields.shapes import STRING, Fields, Schema
-from tasuki.server.fields.tokens import DETOKENIZE, TOKENIZE
+from dataclasses import dataclass, field
 
 from . import answers
-from .operation import EVENTS, HTML, METRICS, Operation, Surface, in_json, number_of, streamed
-from .response_operations import RESPONSE_OPERATIONS
+from .anthropic_fields import COUNTED_MESSAGE, MESSAGE
+from .openai_fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from .responses_fields import (
+    CHANGED_CONVERSATION,
+    COMPACTED,
+    COUNTED_RESPONSE,
+    NEW_CONVERSATION,
+    NEW_CONVERSATION_ITEMS,
+    RESPONSE,
+)
+from .shapes import STRING, Fields, Schema, one_of
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+HTML = "text/html"
+METRICS = "text/plain"
+
+Surface = tuple[str, str]
+"""A method, and a route's pattern as server/auth/surfaces.py has it."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """body: what is sent as JSON. answers: by media type, the schema of what comes with 200; empty
+    for events, since OpenAPI 3.1 has no schema of a stream. query: by name. finds: may answer 404,
+    of what its path or its body names."""
+
+    summary: str
+    tag: str
+    answers: Mapping[str, Schema]
+    body: Schema | None = None
+    query: Fields = field(default_factory=dict)
+    finds: bool = False
+
+
+def in_json(schema: Schema) -> Mapping[str, Schema]:
+    return {JSON: schema}
+
+
+def streamed(schema: Schema) -> Mapping[str, Schema]:
+    """Where the body has stream: true, events."""
+    return {JSON: schema, EVENTS: {}}
+
+
+def number_of(default: int, least: int, most: int) -> Schema:
+    return {"type": "integer", "minimum": least, "maximum": most, "default": default}
+
+
+RESPONSES, CONVERSATIONS = "Responses", "Conversations"
+_ITEMS_ASKED: Fields = {
+    "limit": number_of(20, 1, 100),
+    "order": one_of(["asc", "desc"]),
+    "after": STRING,
+}
+_CONVERSATION, _ITEMS = "/v1/conversations/{name}", "/v1/conversations/{name}/items"
+
+SOCKETS = frozenset({("GET", "/v1/responses")})
+"""Routes of WebSockets: OpenAPI cannot describe them."""
+RESPONSE_OPERATIONS: Mapping[Surface, Operation] = {
+    ("POST", "/v1/responses"): Operation(
+        "Make a response", RESPONSES, streamed(answers.RESPONSE_REPLY), RESPONSE, finds=True
+    ),
+    ("POST", "/v1/responses/input_tokens"): Operation(
+        "Count a prompt's tokens",
+        RESPONSES,
+        in_json(answers.RESPONSE_TOKENS),
+        COUNTED_RESPONSE,
+        finds=True,
+    ),
+    ("GET", "/v1/responses/{name}"): Operation(
+        "Get a stored response",
+        RESPONSES,
+        in_json(answers.RESPONSE_REPLY),
+        query={"stream": one_of(["false", "0"]), "starting_after": number_of(0, 0, 1 << 40)},
+        finds=True,
+    ),
+    ("GET", "/v1/responses/{name}/input_items"): Operation(
+        "List the items that a stored response answers",
+        RESPONSES,
+        in_json(answers.ITEMS),
+        query=_ITEMS_ASKED,
+        finds=True,
+    ),
+    ("DELETE", "/v1/responses/{name}"): Operation(
+        "Delete a stored response", RESPONSES, in_json(answers.DELETED), finds=True
+    ),
+    ("POST", "/v1/responses/compact"): Operation(
+        "Compact a conversation", RESPONSES, in_json(answers.COMPACTION), COMPACTED, finds=True
+    ),
+    ("POST", "/v1/responses/{name}/cancel"): Operation(
+        "End a response in the background", RESPONSES, in_json(answers.RESPONSE_REPLY), finds=True
+    ),
+    ("POST", "/v1/conversations"): Operation(
+        "Begin a conversation", CONVERSATIONS, in_json(answers.CONVERSATION), NEW_CONVERSATION
+    ),
+    ("GET", _CONVERSATION): Operation(
+        "Get a conversation", CONVERSATIONS, in_json(answers.CONVERSATION), finds=True
+    ),
+    ("POST", _CONVERSATION): Operation(
+        "Change a conversation's metadata",
+        CONVERSATIONS,
+        in_json(answers.CONVERSATION),
+        CHANGED_CONVERSATION,
+        finds=True,
+    ),
+    ("DELETE", _CONVERSATION): Operation(
+        "Delete a conversation", CONVERSATIONS, in_json(answers.DELETED_CONVERSATION), finds=True
+    ),
+    ("POST", _ITEMS): Operation(
+        "Add items", CONVERSATIONS, in_json(answers.ITEMS), NEW_CONVERSATION_ITEMS, finds=True
+    ),
+    ("GET", _ITEMS): Operation(
+        "List a conversation's items",
+        CONVERSATIONS,
+        in_json(answers.ITEMS),
+        query=_ITEMS_ASKED,
+        finds=True,
+    ),
+    ("GET", f"{_ITEMS}/{{item}}"): Operation(
+        "Get an item", CONVERSATIONS, in_json(answers.LISTED_ITEM), finds=True
+    ),
+    ("DELETE", f"{_ITEMS}/{{item}}"): Operation(
+        "Delete an item", CONVERSATIONS, in_json(answers.CONVERSATION), finds=True
+    ),
+}
+
 
 _PAGE_FILES = (HTML, "text/css", "text/javascript", "image/svg+xml", METRICS)
 _SPAN: Fields = {"seconds": number_of(300, 10, 3600), "points": number_of(150, 10, 600)}

@@ -1,24 +1,100 @@
 """`input` of a Responses request, as a chat template takes it: a text, or items.
 
 An error names the place of the wrong value.
+
+Compaction: The item that carries a conversation's summary to its client and back. Its content is an
+encoding with a check of its letters, and no secret: whoever may send it may send any other text
+too. So it needs no key, and every node reads what another one wrote. Pure functions.
+
+Reasoning: The text of a reasoning item, shown and carried. `encrypted_content` is the same text
+encoded, for clients that send back nothing else. It is an encoding, no secret: the item shows the
+text too. Pure functions.
 """
 
+import base64
+import binascii
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tasuki.server.errors import InvalidField, PromptTooLong
-from tasuki.server.replies.conversation_builder import ConversationBuilder
-from tasuki.server.text.call_arguments import read_arguments
-from tasuki.server.text.chat_message import ChatMessage, ToolCall
+from tasuki.server.text.chat_message import ChatMessage, ConversationBuilder, ToolCall
 from tasuki.server.text.chat_renderer import MAX_MESSAGES
-from tasuki.server.text.json_bounds import holds_too_many_values
+from tasuki.server.text.json_reading import holds_too_many_values, read_arguments
 
-from .carried.compaction_item import KIND as COMPACTION
-from .carried.compaction_item import read_compaction
-from .carried.reasoning_text import read_reasoning
-from .stored_items import StoredItems
+from .stored_responses import StoredItems
 from .tools import CUSTOM_INPUT, template_name
+
+KIND = "compaction"
+SUMMARY_LEAD = "Summary of the conversation before this, of which only some messages are left:\n\n"
+"""What a model reads before the summary."""
+
+_COMPACTION_PREFIX = "tasuki.compaction."
+_CHECK_BYTES = 8
+
+
+def compaction_item(item_id: str, summary: str) -> dict[str, Any]:
+    """Return the item of a summary."""
+    text = summary.encode(errors="replace")
+    carried = base64.b64encode(_check(text) + text).decode()
+    return {"id": item_id, "type": KIND, "encrypted_content": _COMPACTION_PREFIX + carried}
+
+
+def read_compaction(item: dict[str, Any], place: str) -> str:
+    """Return the summary of an item that came back, as a model reads it. Raises InvalidField."""
+    field = f"{place}.encrypted_content"
+    content = item.get("encrypted_content")
+    if not isinstance(content, str) or not content.startswith(_COMPACTION_PREFIX):
+        raise InvalidField(field, "was not made by tasuki: send the conversation itself")
+    try:
+        found = base64.b64decode(content.removeprefix(_COMPACTION_PREFIX), validate=True)
+        text = found[_CHECK_BYTES:].decode()
+    except (binascii.Error, ValueError) as error:
+        raise InvalidField(field, "is not as it was sent") from error
+    if found[:_CHECK_BYTES] != _check(found[_CHECK_BYTES:]):
+        raise InvalidField(field, "is not as it was sent")
+    return SUMMARY_LEAD + text
+
+
+def _check(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=_CHECK_BYTES).digest()
+
+
+_REASONING_PREFIX = "tasuki.text."
+
+
+def carried(text: str) -> str:
+    return _REASONING_PREFIX + base64.b64encode(text.encode(errors="replace")).decode()
+
+
+def read_reasoning(item: dict[str, Any], place: str) -> str:
+    """Of an item that came back. What another model thought is shown by its summary alone."""
+    shown = _texts(item.get("content"), f"{place}.content")
+    if shown:
+        return shown
+    content = item.get("encrypted_content")
+    if isinstance(content, str) and content.startswith(_REASONING_PREFIX):
+        try:
+            return base64.b64decode(content.removeprefix(_REASONING_PREFIX), validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError) as error:
+            raise InvalidField(f"{place}.encrypted_content", "is not as it was sent") from error
+    return _texts(item.get("summary"), f"{place}.summary")
+
+
+def _texts(parts: Any, place: str) -> str:
+    if parts is None:
+        return ""
+    if not isinstance(parts, list):
+        raise InvalidField(place, "must be a list of parts")
+    texts = []
+    for part in parts:
+        text = part.get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str):
+            raise InvalidField(place, "must be a list of parts with a text")
+        texts.append(text)
+    return "\n\n".join(texts)
+
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _REFERENCE = "item_reference"
@@ -143,5 +219,5 @@ _ITEMS: dict[str, Callable[[dict[str, Any], str, ConversationBuilder], None]] = 
     "custom_tool_call": _custom_call,
     "custom_tool_call_output": _output,
     "reasoning": _reasoning,
-    COMPACTION: _compaction,
+    KIND: _compaction,
 }

@@ -15,8 +15,7 @@ import msgspec
 from tasuki.server.errors import InvalidField
 from tasuki.server.text.chat_message import ChatMessage
 
-from .stored_items import item_id
-from .stored_responses import StoredResponse
+from .stored_responses import StoredResponse, item_id
 
 Item = dict[str, Any]
 

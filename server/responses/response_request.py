@@ -12,28 +12,31 @@ from uuid import uuid4
 from aiohttp import web
 
 from tasuki.engine.messages import Submit
+from tasuki.server.auth.limits import submit_bytes, value_bytes
 from tasuki.server.errors import InvalidField, PromptTooLong
-from tasuki.server.fields.accounts import MAX_ID
-from tasuki.server.fields.responses import AS_IT_IS, ENCRYPTED, INCLUDED, LOGPROBS, OF_RESPONSES
 from tasuki.server.openai.answer_format import read_format
 from tasuki.server.openai.generation import ServedModel, read_submit
 from tasuki.server.openai.request_fields import RequestFields, check_account_fields
 from tasuki.server.openai.sampling import AnswerOptions, read_options, read_top_logprobs
-from tasuki.server.openai.usage import wants_hit
-from tasuki.server.replies.kept_bytes import submit_bytes, value_bytes
-from tasuki.server.replies.token_logprobs import TokenNames
+from tasuki.server.openai.token_details import TokenNames, wants_hit
+from tasuki.server.openapi.common_fields import MAX_ID
+from tasuki.server.openapi.responses_fields import (
+    AS_IT_IS,
+    ENCRYPTED,
+    INCLUDED,
+    LOGPROBS,
+    OF_RESPONSES,
+)
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar
-from tasuki.server.text.grammars.tool_choice import ToolChoice, answer_grammar
+from tasuki.server.text.grammars.call_grammar import ToolChoice, answer_grammar
 from tasuki.server.text.parsing.answer_parser import AnswerParser
-from tasuki.server.text.thinking import Thinking
+from tasuki.server.text.text_answer import Thinking
 
 from .asked_turn import conversation_id, is_stored, keeper, read_turn
-from .message_logprobs import MessageLogprobs
-from .response_head import ResponseHead
-from .response_writer import ResponseWriter
-from .stored_responses import Responses
+from .output_items import MessageLogprobs
+from .response_writer import ResponseHead, ResponseWriter
+from .stored_responses import Responses, TurnRecord
 from .tools import ResponseTools, echoed_tools, read_response_tools
-from .turn_record import TurnRecord
 
 _PENALTIES = ("presence_penalty", "frequency_penalty")
 _SAMPLING = (

@@ -1,38 +1,93 @@
 """An answer as a response of OpenAI's: items, whole or as a stream's events.
 
-Owns the answer so far. Has no part in HTTP. One answer, one thread. Invariants: of a stream's items
-one is open at a time, and each is done before the next is added; events are numbered without a gap.
+ResponseWriter owns the answer so far. Has no part in HTTP. One answer, one thread. Invariants: of a
+stream's items one is open at a time, and each is done before the next is added; events are numbered
+without a gap.
+
+ResponseHead: The fields of a response that no answer changes: short ones, and the echoes of its
+request. Immutable values. Invariant: the echoes are held once, as JSON, and only the events that
+begin and end a response hold them. They may be as long as the body that asked for them.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from tasuki.engine.messages import FinishReason
 from tasuki.server.http.errors import error_body
-from tasuki.server.openai.usage import hybrid_hit
-from tasuki.server.replies.named_events import named_event
-from tasuki.server.text.answer_parts import (
+from tasuki.server.http.reply import named_event
+from tasuki.server.openai.token_details import hybrid_hit
+from tasuki.server.text.parsing.answer_parser import AnswerParser
+from tasuki.server.text.text_answer import (
     AnswerItem,
     CallArguments,
     CallBegin,
     CallEnd,
     ChatEnding,
     Content,
+    Ending,
+    Piece,
     Reasoning,
 )
-from tasuki.server.text.parsing.answer_parser import AnswerParser
-from tasuki.server.text.text_answer import Ending, Piece
 
-from .message_logprobs import MessageLogprobs
-from .output_items import CustomCallItem, FunctionCallItem, MessageItem, OutputItem, ReasoningItem
-from .response_head import ResponseHead
-from .stored_items import item_id
-from .stored_responses import StoredResponse, StoredTurn
+from .output_items import (
+    CustomCallItem,
+    FunctionCallItem,
+    MessageItem,
+    MessageLogprobs,
+    OutputItem,
+    ReasoningItem,
+)
+from .stored_responses import StoredResponse, StoredTurn, TurnRecord, item_id
 from .tools import ResponseTools
-from .turn_record import TurnRecord
+
+_WITHOUT_ECHOES: dict[str, Any] = {
+    "instructions": None,
+    "metadata": {},
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+}
+"""Clients read these fields of every response; none of them is left out."""
+
+
+@dataclass(frozen=True)
+class ResponseHead:
+    """brief: all fields, without what the request says of itself. whole: all fields. Their values
+    are JSON values and msgspec.Raw. kept_bytes: memory of the echoes. with_hit: usage explains the
+    hit. carries_reasoning: items of reasoning have their text encoded too."""
+
+    brief: Mapping[str, Any]
+    whole: Mapping[str, Any]
+    kept_bytes: int
+    with_hit: bool
+    carries_reasoning: bool
+
+    @staticmethod
+    def of(
+        plain: Mapping[str, Any],
+        echoed: Mapping[str, Any],
+        with_hit: bool = False,
+        *,
+        carries_reasoning: bool = False,
+    ) -> "ResponseHead":
+        """Return the head of these fields. plain: short ones. echoed: the request's own, by the
+        names of _WITHOUT_ECHOES; those that are left out are not echoed."""
+        raw = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in echoed.items()}
+        brief = {**plain, **_WITHOUT_ECHOES}
+        size = sum(len(bytes(value)) for value in raw.values())
+        # An event that waits for its client has them once more.
+        return ResponseHead(brief, {**brief, **raw}, 2 * size, with_hit, carries_reasoning)
+
+    @property
+    def id(self) -> str:
+        """The response's."""
+        name: str = self.whole["id"]
+        return name
+
 
 _KEPT_OF_LETTER = 6
 """Bytes: once among the items and once in the turn, and again while the ending is written."""

@@ -1,24 +1,97 @@
 """Responses that later ones may go on from: their bodies, and the exact tokens at which they ended.
 
-Owns what is stored, in memory. Any thread. Invariants: a response is found by the caller and tenant
-that it was made for, and by no other caller; no key holds more than its count, nor, where there are
-several, more than half of the bytes; all responses together take no more memory than the capacity,
-since each is a few blocks of bytes and its size counts them all. The longest unused response of the
-owner with the most bytes goes first, so that no owner crowds out the others; each response is gone
-after its lifetime.
+ResponseStore owns what is stored, in memory. Any thread. Invariants: a response is found by the
+caller and tenant that it was made for, and by no other caller; no key holds more than its count,
+nor, where there are several, more than half of the bytes; all responses together take no more
+memory than the capacity, since each is a few blocks of bytes and its size counts them all. The
+longest unused response of the owner with the most bytes goes first, so that no owner crowds out the
+others; each response is gone after its lifetime.
+
+Messages: A conversation as JSON bytes: some bytes more than its text, where objects of Python take
+up to fifty times as many. Pure functions; any thread. Invariant: what is read equals what was
+written, for lone surrogates, integers of any length and NaN too; msgspec would not keep these.
+
+StoredItems: Items of stored responses, which a later request may name in place of sending them. An
+item's id names its response and its place in it, so that nothing is kept beside the responses. Any
+thread; one request.
+
+TurnRecord: What a response's turn becomes, as it is answered: its tokens, and the message of its
+answer. One answer, one thread. Invariant: all of it is bytes and arrays, whose memory is some bytes
+for each token.
 """
 
+import json
+import re
 import threading
+from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
 
 from tasuki.engine.messages import Tokens
-from tasuki.server.auth.request_context import RequestContext
-from tasuki.server.text.chat_message import ChatMessage
+from tasuki.server.auth.tenants import RequestContext
+from tasuki.server.text.chat_message import ChatMessage, ToolCall
+from tasuki.server.text.json_reading import read_arguments
+from tasuki.server.text.text_answer import (
+    AnswerItem,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Content,
+    GrowingText,
+    Reasoning,
+)
 
-from .stored_messages import read_messages, written_messages
+NO_MESSAGES = b"[]"
+
+
+def written_messages(messages: Iterable[ChatMessage]) -> bytes:
+    """Return the messages as one JSON list."""
+    listed = [
+        (
+            message.role,
+            message.content,
+            message.reasoning,
+            [(call.name, call.arguments) for call in message.tool_calls],
+        )
+        for message in messages
+    ]
+    text = json.dumps(listed, ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="surrogatepass")
+
+
+def written_answer(content: str, reasoning: str, calls: Sequence[tuple[str, str]]) -> bytes:
+    """Return an assistant's message as a list of one. calls: names and the texts of arguments,
+    which are read when the message is, since that may take long."""
+    text = json.dumps([("assistant", content, reasoning, calls)], ensure_ascii=False)
+    return text.encode(errors="surrogatepass")
+
+
+def joined_messages(first: bytes, second: bytes) -> bytes:
+    """Return one list of both lists' messages. REQUIRES: written_messages() made both."""
+    if NO_MESSAGES in (first, second):
+        return second if first == NO_MESSAGES else first
+    return b"%b,%b" % (first[:-1], second[1:])
+
+
+def read_messages(written: bytes) -> tuple[ChatMessage, ...]:
+    """Return the messages that were written."""
+    listed: list[tuple[str, str, str | None, list[tuple[str, Any]]]]
+    listed = json.loads(written.decode(errors="surrogatepass"))
+    return tuple(
+        ChatMessage(role, content, tuple(_call(*call) for call in calls), reasoning)
+        for role, content, reasoning, calls in listed
+    )
+
+
+def _call(name: str, arguments: Any) -> ToolCall:
+    """arguments: an object, or the text that a model wrote."""
+    return ToolCall(name, read_arguments(arguments) if isinstance(arguments, str) else arguments)
+
 
 _ENTRY_BYTES = 1500
 """Of a response's objects, and of its places in the store's tables."""
@@ -32,7 +105,7 @@ _Owner = tuple[str, str | None]
 @dataclass(frozen=True, slots=True)
 class StoredTurn:
     """tokens: the prompt and its answer, int32 [T]. conversation: the same as a template takes it,
-    without instructions, as stored_messages.py writes it. context: a digest of all else that the
+    without instructions, as written_messages() writes it. context: a digest of all else that the
     prompt's text depends on."""
 
     tokens: Tokens
@@ -219,3 +292,86 @@ class ResponseStore:
 
 def _owner(context: RequestContext) -> _Owner:
     return context.caller.name, context.tenant
+
+
+_RESPONSE = "resp_"
+_NAME = re.compile(r"[a-z]+_([0-9a-f]{32})_[0-9]+")
+
+
+def item_id(kind: str, response_id: str, place: int) -> str:
+    """kind: msg, rs, fc or ctc. place: in the response's output."""
+    return f"{kind}_{response_id.removeprefix(_RESPONSE)}_{place}"
+
+
+class StoredItems:
+    def __init__(self, store: Responses, context: RequestContext) -> None:
+        """context: whose responses are looked into."""
+        self._store = store
+        self._context = context
+        self._of: dict[str, dict[str, dict[str, Any]]] = {}
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """The item as its response has it; None where it is not stored for this caller."""
+        found = _NAME.fullmatch(name)
+        if found is None:
+            return None
+        response_id = _RESPONSE + found[1]
+        if response_id not in self._of:
+            self._of[response_id] = self._items(response_id)
+        return self._of[response_id].get(name)
+
+    def _items(self, response_id: str) -> dict[str, dict[str, Any]]:
+        response = self._store.get(self._context, response_id)
+        if response is None:
+            return {}
+        return {item["id"]: item for item in msgspec.json.decode(response.body)["output"]}
+
+
+class TurnRecord:
+    def __init__(self, prompt: Tokens, messages: Sequence[ChatMessage], context: bytes) -> None:
+        """messages: the conversation before the answer. context: as in StoredTurn."""
+        self._prompt = prompt
+        self._before = written_messages(messages)
+        self._context = context
+        self._tokens = array("i")
+        self._reasoning = GrowingText()
+        self._content = GrowingText()
+        self._names: list[str] = []
+        self._arguments: list[GrowingText] = []
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory before the answer, without the prompt."""
+        return len(self._before)
+
+    def add_token(self, token: int) -> None:
+        self._tokens.append(token)
+
+    def add(self, item: AnswerItem) -> None:
+        """Take the answer's next part."""
+        match item:
+            case Reasoning(text):
+                self._reasoning.add(text)
+            case Content(text):
+                self._content.add(text)
+            case CallBegin(_, _, name):
+                self._names.append(name)
+                self._arguments.append(GrowingText())
+            case CallArguments(number, text):
+                self._arguments[number].add(text)
+            case CallEnd():
+                pass
+
+    def turn(self) -> StoredTurn:
+        """Return the whole turn. REQUIRES: the answer has ended."""
+        calls = [*zip(self._names, map(str, self._arguments), strict=True)]
+        # An answer without text is a message too.
+        answer = written_answer(str(self._content), str(self._reasoning), calls)
+        tokens = np.concatenate([self._prompt, np.array(self._tokens, dtype=np.int32)])
+        conversation = joined_messages(self._before, answer)
+        return StoredTurn(tokens, conversation, self._context)
+
+    def unanswered(self) -> StoredTurn:
+        """Return the turn of a response that has no answer: what goes on from it is rendered
+        anew."""
+        return StoredTurn(self._prompt, self._before, NO_CONTEXT)

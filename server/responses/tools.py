@@ -10,13 +10,12 @@ from typing import Any
 
 from tasuki.model.grammar.grammar import GrammarKind
 from tasuki.server.errors import InvalidField
-from tasuki.server.fields.response_items import MAX_NAMESPACE
 from tasuki.server.openai.messages import read_allowed_tools
 from tasuki.server.openai.request_fields import RequestFields, is_among
+from tasuki.server.openapi.responses_fields import MAX_NAMESPACE
 from tasuki.server.text.chat_renderer import MAX_TOOLS
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, of_text
-from tasuki.server.text.grammars.offered_tool import OfferedTool
-from tasuki.server.text.grammars.tool_choice import ToolChoice
+from tasuki.server.text.grammars.call_grammar import OfferedTool, ToolChoice
 
 CUSTOM_INPUT = "input"
 """The one parameter by which a template is shown a tool of free text."""

@@ -1,14 +1,25 @@
-"""What a gateway asks of a node when it registers it: the model, its arguments and its load.
-Pure functions."""
+"""What a gateway asks of a node when it registers it: model, arguments, load, tokenizer files.
 
+tokenizer_archive(): A checkpoint's tokenizer and template files as one archive, for a gateway that
+tokenizes. Pure but for reading the folder. The same files give the same bytes, so that gateways
+which keep archives by their digest keep one.
+"""
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 from google.protobuf.struct_pb2 import Struct  # type: ignore[import-untyped]
+from smg_grpc_proto.generated import common_pb2 as common_pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
 from tasuki.engine.messages import RequestPhase, StatsReply
 from tasuki.pycache._cpp_cache import PAGE_TOKENS
-from tasuki.utils.version import package_version
+from tasuki.server.errors import InvalidRequest
+from tasuki.utils.program import package_version
 
 from .gateway_model import GatewayModel
 
@@ -90,3 +101,43 @@ def server_info(model: GatewayModel, stats: StatsReply) -> pb.GetServerInfoRespo
         max_total_num_tokens=stats.pages["total"] * PAGE_TOKENS,
         tokenspeed_version=f"tasuki {package_version()}",
     )
+
+
+_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "config.json",
+    "generation_config.json",
+)
+_CHUNK_BYTES = 1 << 20
+_NO_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+def tokenizer_archive(folder: Path) -> bytes:
+    """A zip. Raises InvalidRequest where the checkpoint has no tokenizer."""
+    if not (folder / "tokenizer.json").is_file():
+        raise InvalidRequest("this checkpoint has no tokenizer.json: give the gateway one")
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as writing:
+        for name in _FILES:
+            path = folder / name
+            if path.is_file():
+                entry = zipfile.ZipInfo(name, date_time=_NO_DATE)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                writing.writestr(entry, path.read_bytes())
+    return archive.getvalue()
+
+
+def archive_chunks(archive: bytes) -> Iterator[common_pb.GetTokenizerChunk]:
+    """The last one carries the digest of all."""
+    digest = hashlib.sha256(archive).hexdigest()
+    for start in range(0, len(archive), _CHUNK_BYTES):
+        last = start + _CHUNK_BYTES >= len(archive)
+        yield common_pb.GetTokenizerChunk(
+            data=archive[start : start + _CHUNK_BYTES], sha256=digest if last else ""
+        )

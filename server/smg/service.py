@@ -14,26 +14,22 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as pb_grpc
 
-from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
-from tasuki.server.auth.request_context import RequestContext
-from tasuki.server.auth.tenant import salt_of
+from tasuki.server.auth.callers import NO_KEYS, ApiKeys
+from tasuki.server.auth.tenants import RequestContext, salt_of
 from tasuki.server.engine_client import Answers, EngineClient
 from tasuki.server.errors import CallContext, InvalidRequest
-from tasuki.server.grpc.auth import grpc_request_context, grpc_watch_scope
-from tasuki.server.grpc.response_stream import REQUEST_ID_KEY
+from tasuki.server.grpc.generate_messages import REQUEST_ID_KEY
+from tasuki.server.grpc.interceptors import grpc_request_context, grpc_watch_scope
 from tasuki.server.request_checks import read_request_id
 from tasuki.server.text.grammars.asked_grammar import check_followable
 from tasuki.server.text.text_answer import first_look
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import IncrementalDetokenizer
 
-from .answer import GatewayAnswer
 from .gateway_model import GatewayModel
-from .kv_events import GatewayEvents
-from .node_info import loads_message, model_info, server_info
-from .request_reader import GatewayRequest, has_grammar, read_gateway_request
-from .tokenizer_archive import archive_chunks, tokenizer_archive
-from .usable_blocks import UsableBlocks, namespace_of
+from .generate_messages import GatewayAnswer, GatewayRequest, has_grammar, read_gateway_request
+from .kv_events import GatewayEvents, UsableBlocks, namespace_of
+from .node_info import archive_chunks, loads_message, model_info, server_info, tokenizer_archive
 
 SERVICE = "tokenspeed.grpc.scheduler.TokenSpeedScheduler"
 

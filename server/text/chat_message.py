@@ -1,6 +1,10 @@
-"""One message of a conversation, for a chat template. Plain values, any thread."""
+"""The messages of a conversation, as a chat template takes them. Plain values, any thread.
 
-from collections.abc import Mapping
+ConversationBuilder: Builds a conversation as chat templates take it, from APIs whose turns have
+other parts. One conversation, one thread.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,3 +32,85 @@ class ChatMessage:
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str | None = None
+
+
+class ConversationBuilder:
+    def __init__(self, before: Sequence[ChatMessage] = ()) -> None:
+        """before: messages that the conversation begins with."""
+        self._messages: list[ChatMessage] = [*before]
+        # Behind the last message's content. To join each as it comes would copy a long message for
+        # every short reminder behind it.
+        self._joining: list[str] = []
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._answers = False
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        """Those that are whole."""
+        if self._joining:
+            last = self._messages[-1]
+            content = "".join([last.content, *self._joining])
+            self._messages[-1] = ChatMessage(last.role, content)
+            self._joining.clear()
+        return self._messages
+
+    def system(self, text: str) -> None:
+        """Templates take one system message, the first. What comes later joins the message before
+        it, as a reminder: it opens no turn of its own, which would end the thoughts about the
+        user's last question."""
+        self.end_turn()
+        last = self._messages[-1] if self._messages else None
+        if last is None:
+            self.messages.append(ChatMessage("system", text))
+        elif last.role == "system":
+            self._joining.append(f"\n\n{text}")
+        elif last.role == "assistant":
+            self.messages.append(ChatMessage("user", _reminder(text)))
+        else:
+            self._joining.append(f"\n{_reminder(text)}")
+
+    def user(self, text: str) -> None:
+        self.end_turn()
+        self.messages.append(ChatMessage("user", text))
+
+    def message(self, message: ChatMessage) -> None:
+        """One of any role but system's, as it is."""
+        self.end_turn()
+        self.messages.append(message)
+
+    def tool(self, text: str) -> None:
+        """What a call returned."""
+        self.end_turn()
+        self.messages.append(ChatMessage("tool", text))
+
+    def reasoning(self, text: str) -> None:
+        """Of the assistant's turn. Reasoning comes first, so that more of it begins another."""
+        if self._content or self._calls:
+            self.end_turn()
+        self._answers = True
+        self._reasoning.append(text)
+
+    def content(self, text: str) -> None:
+        self._answers = True
+        self._content.append(text)
+
+    def call(self, call: ToolCall) -> None:
+        self._answers = True
+        self._calls.append(call)
+
+    def end_turn(self) -> None:
+        """The assistant's, where one has begun."""
+        if self._answers:
+            # What is no reasoning's part is none: templates need not look for it in the text.
+            reasoning, content = "".join(self._reasoning), "".join(self._content)
+            calls = tuple(self._calls)
+            self.messages.append(ChatMessage("assistant", content, calls, reasoning))
+            self._reasoning, self._content, self._calls = [], [], []
+            self._answers = False
+
+
+def _reminder(text: str) -> str:
+    tagged = text.lstrip().startswith("<system-reminder>")
+    return text if tagged else f"<system-reminder>\n{text}\n</system-reminder>"

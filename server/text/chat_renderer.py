@@ -14,9 +14,9 @@ import numpy as np
 
 from tasuki.engine.messages import Tokens
 from tasuki.server.errors import InvalidRequest, PromptTooLong
+from tasuki.server.text.rendering.chat_template import RenderedPrompt
 
 from .chat_message import ChatMessage, ChatTemplateError
-from .chat_template import RenderedPrompt
 from .text_codec import TextCodec
 from .tokenizer import TooManyTokens
 

@@ -5,13 +5,149 @@ The first is the one that ends first, and of those that end there the longest.
 Owns the text that is held back because a stop string could begin in it. One answer, one thread.
 Invariants: the text given out never holds a stop string, nor any part of the one that ended the
 answer; where that one is kept, it is the text's end. A letter is looked at once.
+
+StopAutomaton: An Aho-Corasick automaton over the stop strings of a request. One answer, one thread:
+an automaton learns its failure links as the text comes to its states. A state is the longest end of
+the text that begins a stop string. Invariants: building costs the sort of the strings; a letter
+costs the same for one short string and for many long ones.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
-from .stop_automaton import START, StopAutomaton
+START = 0
+"""The state in which no stop string has begun."""
+
+# In place of a letter, where none leads from the state before.
+_NO_LETTER = ""
+
+
+class Match(NamedTuple):
+    """A stop string in a text. start: the place of its first letter, below zero where the string
+    began in an earlier text. length: in letters."""
+
+    start: int
+    length: int
+
+
+class _Branch(NamedTuple):
+    """The states of the letters that a string has behind those which it shares with the string
+    before. origin: the state that it leaves. first: its first state. depth: letters of the text
+    at that state."""
+
+    origin: int
+    first: int
+    depth: int
+
+
+class StopAutomaton:
+    def __init__(self, stops: Sequence[str]) -> None:
+        """stops: at least one, none of them empty."""
+        self._branches: list[_Branch] = []
+        # By state: the first state of each branch that leaves it, by its letter.
+        self._leaving: dict[int, dict[str, int]] = {}
+        # By a branch's first state.
+        self._origins: dict[int, int] = {}
+        # By state: the length of the longest stop string that ends there.
+        self._ends: dict[int, int] = {}
+        # By state: the letter that leads there from the state before.
+        self._letters = [_NO_LETTER]
+        self._build(sorted(stops))
+        # By state: the state of the same text without its first letters; None until it is learned.
+        self._failures: list[int | None] = [START, *[None] * (len(self._letters) - 1)]
+
+    def depth(self, state: int) -> int:
+        """Return how many letters at the end of the text may begin a stop string."""
+        if state == START:
+            return 0
+        branch = self._branches[bisect_right(self._branches, state, key=_first_of) - 1]
+        return branch.depth + state - branch.first
+
+    def scan(self, state: int, text: str) -> tuple[int, Match | None]:
+        """Return the state behind `text`, and the stop string that ends first in it; of those that
+        end there the longest. So it is the same one wherever the text is cut.
+
+        The state has no use once there is a match. REQUIRES: the text before has no match."""
+        letters, failures, ends = self._letters, self._failures, self._ends
+        for behind, letter in enumerate(text, 1):
+            state = state + 1 if letters[state + 1] == letter else self._next(state, letter)
+            if state == START:
+                continue
+            if failures[state] is None:
+                self._learn(state)
+            if state in ends:
+                return state, Match(behind - ends[state], ends[state])
+        return state, None
+
+    def _build(self, stops: Sequence[str]) -> None:
+        """stops: sorted, so that those which share a beginning are neighbours."""
+        # The branches on the way from the start to the end of the string before.
+        way: list[_Branch] = []
+        last = ""
+        for stop in stops:
+            # A string behind its own beginning never ends a text: the beginning does.
+            if last and stop.startswith(last):
+                continue
+            shared = _shared(last, stop)
+            while way and way[-1].depth > shared:
+                way.pop()
+            first = len(self._letters)
+            origin = way[-1].first + shared - way[-1].depth if way else START
+            way.append(_Branch(origin, first, shared + 1))
+            self._branches.append(way[-1])
+            self._leaving.setdefault(origin, {})[stop[shared]] = first
+            self._origins[first] = origin
+            self._letters += stop[shared:]
+            self._ends[len(self._letters) - 1] = len(stop)
+            self._letters.append(_NO_LETTER)
+            last = stop
+
+    def _next(self, state: int, letter: str) -> int:
+        """Return the state behind one more letter. REQUIRES: the failure of `state` is known."""
+        while True:
+            if self._letters[state + 1] == letter:
+                return state + 1
+            leaving = self._leaving.get(state)
+            if leaving is not None and letter in leaving:
+                return leaving[letter]
+            if state == START:
+                return START
+            state = self._known(state)
+
+    def _known(self, state: int) -> int:
+        failure = self._failures[state]
+        assert failure is not None
+        return failure
+
+    def _learn(self, state: int) -> None:
+        """Find the failures of a state and of those that it leads to: the same text without its
+        first letters."""
+        learned = []
+        while self._failures[state] is None:
+            origin = self._origins.get(state, state - 1)
+            failure = START
+            if origin != START:
+                failure = self._next(self._known(origin), self._letters[state])
+            self._failures[state] = failure
+            learned.append(state)
+            state = failure
+        for state in reversed(learned):
+            failure = self._known(state)
+            if state not in self._ends and failure in self._ends:
+                self._ends[state] = self._ends[failure]
+
+
+def _shared(first: str, second: str) -> int:
+    """Return how many letters both begin with."""
+    lengths = range(1, min(len(first), len(second)) + 1)
+    return bisect_left(lengths, True, key=lambda length: first[:length] != second[:length])
+
+
+def _first_of(branch: _Branch) -> int:
+    return branch.first
 
 
 class StopPlace(Enum):

@@ -1,11 +1,27 @@
-"""Turns what an engine answers to one request into pieces of text with their tokens, then an
-ending. Applies stop strings."""
+"""An answer as text: pieces with their tokens, an ending, and the parts of a chat's answer.
+
+Thinking: Whether an answer begins with reasoning, as the end of its prompt shows. Pure; any thread.
+
+TextAnswer: Turns what an engine answers to one request into pieces of text with their tokens, then
+an ending. Applies stop strings.
+
+Parts: What a chat's answer is made of, apart from any API's JSON: reasoning, content and tool
+calls, in the order in which the model wrote them. Immutable values; any thread. Invariants of the
+parts of one answer: reasoning comes first; the pieces of a call's arguments are together one JSON
+object's text, and stand between its CallBegin and its CallEnd with no other part among them; every
+call has both; no part is empty text.
+
+GrowingText: A text that grows by pieces as short as a token, in little more memory than its letters
+take. A list of its pieces would take some 60 bytes for each. One text, one thread.
+"""
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from enum import Enum
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -14,6 +30,30 @@ from tasuki.server.errors import RequestAborted
 
 from .stop_strings import StopStrings
 from .tokenizer import IncrementalDetokenizer
+
+THINK, END_OF_THINK = "<think>", "</think>"
+BEHIND_THINKING = "\n\n"
+"""Between a thought and what follows it, as every template of these models writes it."""
+
+
+class Thinking(Enum):
+    """OPENED: the prompt ends inside the tags, and the answer goes on there. ALLOWED: the template
+    knows the tags, and the model may open them itself. NEVER: the whole answer is content."""
+
+    OPENED = "opened"
+    ALLOWED = "allowed"
+    NEVER = "never"
+
+
+def thinking_behind(prompt: str, source: str) -> Thinking:
+    """prompt: as rendered, with the answer's opening. source: the template's."""
+    if END_OF_THINK not in source and THINK not in source:
+        return Thinking.NEVER
+    end = prompt[-64:].rstrip()
+    if end.endswith(THINK):
+        return Thinking.OPENED
+    return Thinking.NEVER if end.endswith(END_OF_THINK) else Thinking.ALLOWED
+
 
 Item = TypeVar("Item")
 
@@ -139,3 +179,88 @@ class _Looked(AsyncIterator[Item], Generic[Item]):
             return self._rest.__anext__()
         first, self._first = self._first, None
         return first
+
+
+class Reasoning(NamedTuple):
+    """A piece of what the model thought before it answered, its tags left out."""
+
+    text: str
+
+
+class Content(NamedTuple):
+    """A piece of the answer that a user reads."""
+
+    text: str
+
+
+class CallBegin(NamedTuple):
+    """number: of the answer's calls, from 0. id: for the message that answers it."""
+
+    number: int
+    id: str
+    name: str
+
+
+class CallArguments(NamedTuple):
+    """json: a piece of the arguments' text, which may begin and end anywhere in it."""
+
+    number: int
+    json: str
+
+
+class CallEnd(NamedTuple):
+    """The call's arguments are one JSON object.
+
+    is_cut: a length or a stop string ended the call, and not the model. lacks: a required parameter
+    is not among the arguments."""
+
+    number: int
+    is_cut: bool = False
+    lacks: bool = False
+
+    @property
+    def may_run(self) -> bool:
+        return not (self.is_cut or self.lacks)
+
+
+AnswerItem: TypeAlias = Reasoning | Content | CallBegin | CallArguments | CallEnd
+
+
+@dataclass(frozen=True)
+class ChatEnding:
+    """called: the answer holds at least one call, and each may be run. reasoning_tokens: of the
+    ending's completion tokens, those before the reasoning's end."""
+
+    ending: Ending
+    called: bool
+    reasoning_tokens: int
+
+    @property
+    def awaits_tools(self) -> bool:
+        """OpenAI's `tool_calls`, Anthropic's `tool_use`: the model ended it, with a call."""
+        return self.called and not self.ending.is_cut
+
+
+_JOINED_AT_ONCE = 64
+"""Pieces; a joined part then adds some two bytes to each."""
+
+
+class GrowingText:
+    def __init__(self) -> None:
+        self._joined: list[str] = []
+        self._pieces: list[str] = []
+        self.kept_bytes = 0
+        """Memory of the pieces that were joined."""
+
+    def add(self, piece: str) -> None:
+        """Put a piece behind the text."""
+        self._pieces.append(piece)
+        if len(self._pieces) >= _JOINED_AT_ONCE:
+            joined = "".join(self._pieces)
+            self._joined.append(joined)
+            self.kept_bytes += sys.getsizeof(joined)
+            self._pieces.clear()
+
+    def __str__(self) -> str:
+        """Return the whole text."""
+        return "".join((*self._joined, *self._pieces))

@@ -4,18 +4,22 @@ Plain, immutable values. An Ask has a number of its worker's own, higher than th
 is answered by one Reply of that number; a Note is not answered. A worker's messages are taken in
 order. Reserve, Enter and BeginTurn begin something; Release, End or Leave, and EndTurn end it. The
 message that ends it may come before the grant: then what was granted is given back at once
-(server/workers/seats).
+(server/workers/registry.py).
+
+refused() and error_of(): Typed errors across a process: as the plain fields of `Refused`, and back.
+Pure.
 """
 
+from collections.abc import Iterator
 from typing import get_args
 
 from tasuki.engine.messages import RequestError, RequestId, Submit
 from tasuki.engine.messages.types import Message
-from tasuki.server.auth.caller import Caller
-from tasuki.server.auth.request_context import RequestContext
+from tasuki.server.auth.callers import Caller
+from tasuki.server.auth.tenants import RequestContext
+from tasuki.server.errors import InvalidField, RateLimited, RequestRejected, ServerError
 from tasuki.server.responses.stored_responses import StoredResponse
-from tasuki.server.sessions.session_store import Tail
-from tasuki.server.sessions.turns import Appended, LogEnd, SessionInput, TurnPrompt
+from tasuki.server.sessions import Appended, LogEnd, SessionInput, Tail, TurnPrompt
 
 
 class Admit(Message):
@@ -254,3 +258,34 @@ ToWorker = (
     | EngineDied
 )
 KINDS: tuple[type, ...] = get_args(FromWorker) + get_args(ToWorker)
+
+
+def refused(call: int, error: ServerError) -> Refused:
+    return Refused(
+        call,
+        type(error).__name__,
+        str(error),
+        retry_after=error.retry_after if isinstance(error, RateLimited) else None,
+        field=error.field if isinstance(error, InvalidField) else None,
+        rejected=error.error if isinstance(error, RequestRejected) else None,
+    )
+
+
+def error_of(refusal: Refused) -> ServerError:
+    """The same error: its class, message and fields."""
+    if refusal.rejected is not None:
+        return RequestRejected(refusal.rejected)
+    if refusal.retry_after is not None:
+        return RateLimited(refusal.message, refusal.retry_after)
+    if refusal.field is not None:
+        return InvalidField(refusal.field, refusal.message.removeprefix(f"{refusal.field} "))
+    return _CLASSES[refusal.error](refusal.message)
+
+
+def _all(kind: type[ServerError]) -> Iterator[type[ServerError]]:
+    yield kind
+    for narrower in kind.__subclasses__():
+        yield from _all(narrower)
+
+
+_CLASSES = {kind.__name__: kind for kind in _all(ServerError)}

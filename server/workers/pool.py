@@ -1,29 +1,33 @@
 """The front workers of a node: started, watched, started again, ended.
 
-Owns their processes and the claims to the ports that they share. Thread rule: the registry's event
-loop. Life: start, refuse_traffic, calls_over, stop. Invariants: every worker that has ended unasked
-has left the registry before another takes its place; one that answers nothing is ended; no worker
-outlives this process.
+WorkerPool owns their processes and the claims to the ports that they share. Thread rule: the
+registry's event loop. Life: start, refuse_traffic, calls_over, stop. Invariants: every worker that
+has ended unasked has left the registry before another takes its place; one that answers nothing is
+ended; no worker outlives this process.
+
+NodeWorkers: What a node needs of its front workers: their registry, their processes, the sockets
+between.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tasuki.engine.apart.frame_protocol import FrameProtocol
+from tasuki.engine.apart.frames import FrameProtocol
+from tasuki.engine.messages import RequestId
+from tasuki.server.bind import PortClaim
 from tasuki.server.config import ServerConfig
+from tasuki.server.engine_client import EngineClient
 from tasuki.utils.child_process import start_child
-from tasuki.utils.commands import PACKAGE
+from tasuki.utils.program import PACKAGE
 
 from . import messages as w
-from .frames import worker_frame, worker_frames
-from .port_claim import PortClaim
-from .registry import Registry
-from .seats.seat import WorkerSeat
+from .links import NodeSockets, worker_frame, worker_frames
+from .registry import Registry, WorkerSeat
 from .worker import WorkerJob, run_worker
 
 log = logging.getLogger(__name__)
@@ -273,3 +277,18 @@ class _WorkerProcess:
         # Nobody waits for a worker that is gone.
         self.calls_over.set()
         self._registry.left(self.number)
+
+
+Header = Callable[[RequestId], str]
+WorkerGone = Callable[[int, Sequence[RequestId]], None]
+
+
+@dataclass(frozen=True)
+class NodeWorkers:
+    """registry: builds it over the node's client of the engine; takes Tracing.header too.
+    gone_from_engine: has it called for each worker whose link to the engine has ended."""
+
+    sockets: NodeSockets
+    pool: WorkerPool
+    registry: Callable[[EngineClient, Header], Registry]
+    gone_from_engine: Callable[[WorkerGone], None]

@@ -1,23 +1,347 @@
 """The one registry of a node with front workers: callers' limits, ids, sessions, stored responses,
 and how every request ended.
 
-Owns a WorkerSeat for each worker. One event loop's thread. Invariants: a request that was let in
-for a worker is accounted like one of this process, however its worker ends; what a worker held of
-callers' caps, ids and sessions is given back when it leaves or ends; a worker's End is answered
-only when the engine's own end was seen here, so that its client finds the node as it left it.
+Registry owns a WorkerSeat for each worker. One event loop's thread. Invariants: a request that was
+let in for a worker is accounted like one of this process, however its worker ends; what a worker
+held of callers' caps, ids and sessions is given back when it leaves or ends; a worker's End is
+answered only when the engine's own end was seen here, so that its client finds the node as it left
+it.
+
+WorkerSeat: The registry's side of one front worker: takes its messages, and answers each of its
+asks once. Owns the worker's asks that have begun something (AskTable), and a task for each that
+holds it. One event loop's thread. Invariants: an ask is answered once, unless its worker left; an
+ask that begins something holds it until the message that ends it, however the two come; all is
+given back when the worker leaves.
 """
 
+import asyncio
+import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from tasuki.engine import messages as m
 from tasuki.server.engine_client import EngineClient
+from tasuki.server.errors import RequestAborted, ServerError
 from tasuki.server.responses.stored_responses import ResponseStore
-from tasuki.server.sessions.turns import Sessions
+from tasuki.server.sessions import Sessions
+from tasuki.server.unread_answer import AnswerPart
+from tasuki.utils.loops import together
 
 from . import messages as w
-from .seats.node_state import NodeState
-from .seats.seat import Send, WorkerSeat
+from .ask_table import AskState, AskTable
+from .messages import refused
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """header: returns a request's traceparent, as Tracing.header. owners: the seat of each request
+    in flight that was let in for a worker."""
+
+    engine: EngineClient
+    header: Callable[[m.RequestId], str]
+    sessions: Sessions
+    responses: ResponseStore
+    owners: dict[m.RequestId, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Begun:
+    """An ask, and the task that holds what was asked for until the ask ends. end: the message that
+    ends it, once that has come; an EnteredCall's is the table's to note."""
+
+    ask: w.Reserve | w.BeginTurn | w.Enter
+    end: asyncio.Future[w.Release | w.EndTurn] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    task: asyncio.Task[None] = field(init=False)
+
+
+@dataclass
+class EnteredCall(Begun):
+    """A call whose requests ask to be let in. names: the engine's, of each answer; none before the
+    grant. ended: places of the answers whose end was seen from the engine. waiting: the worker's
+    Ends that are still to be answered."""
+
+    ask: w.Enter
+    names: tuple[m.RequestId, ...] = ()
+    ended: set[int] = field(default_factory=set)
+    waiting: list[w.End] = field(default_factory=list)
+
+    @property
+    def answers(self) -> int:
+        """Return how many answers the call asks for."""
+        return sum(len(submit.answer_ids) for submit in self.ask.submits)
+
+
+log = logging.getLogger(__name__)
+
+Send = Callable[[Sequence[Any]], None]
+
+_NEVER_SENT = m.RequestError(
+    m.ErrorKind.INTERNAL, "its front left before the engine had it; ask again"
+)
+_ENDED_BEFORE_GRANT = "the call ended before the node let it in; ask again"
+
+
+class WorkerSeat:
+    """The asks of one worker. in_engine: those of its requests that the engine had when it took no
+    more from the worker; None: it still takes from it."""
+
+    def __init__(self, node: NodeState, send: Send) -> None:
+        """send: to the worker, without waiting."""
+        self._node = node
+        self.send = send
+        self.chat_tokens: dict[str, int] = {}
+        self.failures: dict[str, int] = {}
+        """As of the last look at the worker."""
+        self.stood = False
+        self.has_left = False
+        self.in_engine: frozenset[m.RequestId] | None = None
+        self._asks: AskTable[Begun] = AskTable()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._names: set[m.RequestId] = set()
+        """The answers that were let in and have yet to end."""
+
+    def take(self, message: Any) -> None:
+        """Do what the worker asks or notes."""
+        match message:
+            case w.Enter():
+                self.chat_tokens = message.chat_tokens
+                call = EnteredCall(message)
+                self._begin(call, self._follow(call), parts=call.answers)
+            case w.BeginTurn():
+                begun = Begun(message)
+                self._begin(begun, self._hold_turn(begun))
+            case w.Reserve():
+                begun = Begun(message)
+                self._begin(begun, self._hold_id(begun))
+            case w.End():
+                self._end_answer(message)
+            case w.Leave():
+                self._leave_call(message)
+            case w.EndTurn():
+                self._end_turn(message)
+            case w.Release(reserved=reserved):
+                self._end(reserved, message)
+            case w.Took(entered=entered, tokens=tokens):
+                self._count(entered, tokens)
+            case w.KeepResponse(context=context, response=response):
+                self._node.responses.put(context, response)
+            case w.FindResponse(call=number, context=context, response_id=name):
+                self.send([w.ResponseFound(number, self._node.responses.get(context, name))])
+            case _:
+                task = self._spawn(self._answer(message))
+                task.add_done_callback(partial(self._answered, message.call))
+
+    def leave(self) -> None:
+        """Give back all that the worker holds; turns in progress are taken back."""
+        self.has_left = True
+        self._asks.end_all()
+        for task in self._tasks:
+            task.cancel()
+
+    def end_what_was_never_sent(self) -> None:
+        """REQUIRES: has_left, and in_engine is known."""
+        self._never_sent(self._names - (self.in_engine or frozenset()))
+        self._forget(self._names)
+
+    def _begin(self, begun: Begun, work: Coroutine[Any, Any, None], parts: int = 1) -> None:
+        """Have a task hold what is asked for, unless the message that ends the ask came first."""
+        if not self._asks.begin(begun.ask.call, begun, parts):
+            work.close()
+            self._refuse(begun.ask.call, RequestAborted(_ENDED_BEFORE_GRANT))
+            return
+        begun.task = self._spawn(work)
+        begun.task.add_done_callback(lambda _: self._over(begun))
+
+    def _grant(self, begun: Begun, reply: w.Reply) -> None:
+        self._asks.grant(begun.ask.call)
+        self.send([reply])
+
+    def _over(self, begun: Begun) -> None:
+        """Answer what is still to be answered, now that the task holds nothing any more."""
+        call, found, error = begun.ask.call, self._asks.over(begun.ask.call), _error(begun.task)
+        if self.has_left:
+            return
+        was_granted = found in (AskState.BEGUN, AskState.ENDING)
+        if not was_granted:
+            self._refuse(call, error or RequestAborted(_ENDED_BEFORE_GRANT))
+        if isinstance(begun, EnteredCall):
+            self._done(begun.waiting)
+            begun.waiting = []
+            if found is AskState.ENDING:
+                self._forget(begun.names)
+            return
+        end = begun.end.result() if begun.end.done() else None
+        if isinstance(end, w.EndTurn):
+            if was_granted and error is not None:
+                self._refuse(end.call, error)
+            else:
+                self.send([w.Done(end.call)])
+
+    async def _hold_id(self, begun: Begun) -> None:
+        ask = begun.ask
+        assert isinstance(ask, w.Reserve)
+        await self._node.engine.admit(ask.caller)
+        with self._node.engine.reserved(ask.caller, ask.given) as reserved:
+            self._grant(begun, w.Reserved(ask.call, reserved))
+            await begun.end
+
+    async def _hold_turn(self, begun: Begun) -> None:
+        ask = begun.ask
+        assert isinstance(ask, w.BeginTurn)
+        turn = self._node.sessions.turn(ask.caller, ask.tenant, ask.session_id)
+        async with turn as opened:
+            self._grant(begun, w.TurnBegun(ask.call, opened.prompt))
+            end = await begun.end
+            if isinstance(end, w.EndTurn) and end.answer is not None:
+                opened.keep(end.answer)
+
+    async def _follow(self, call: EnteredCall) -> None:
+        """Let the requests in, and account them as those of this process until their ends."""
+        ask = call.ask
+
+        def let_in(named: Sequence[m.Submit]) -> None:
+            names = tuple(name for submit in named for name in submit.answer_ids)
+            call.names = names
+            self._names.update(names)
+            self._node.owners.update(dict.fromkeys(names, self))
+            self._grant(call, w.Entered(ask.call, names, tuple(map(self._node.header, names))))
+
+        sinks, scores = [None] * call.answers, [None] * len(ask.submits)
+        asking = self._node.engine.generate_all(ask.submits, ask.context, sinks, scores, let_in)
+        async with asking as answers:
+            await together([self._follow_answer(call, *each) for each in enumerate(answers)])
+
+    async def _follow_answer(
+        self, call: EnteredCall, place: int, parts: AsyncGenerator[AnswerPart, None]
+    ) -> None:
+        try:
+            async with aclosing(parts):
+                async for _ in parts:
+                    pass
+        except ServerError:
+            # The engine's refusal comes to the worker from the engine.
+            pass
+        self._forget([call.names[place]])
+        call.ended.add(place)
+        if self._asks.state(call.ask.call) is AskState.BEGUN:
+            # An End that ends the whole call waits for _over: the caller's caps are given back.
+            self._done([end for end in call.waiting if end.answer == place])
+            call.waiting = [end for end in call.waiting if end.answer != place]
+
+    def _end_answer(self, end: w.End) -> None:
+        self._count(end.entered, end.tokens)
+        call = self._asks.find(end.entered)
+        found = self._asks.end_part(end.entered)
+        state = self._asks.state(end.entered)
+        if not isinstance(call, EnteredCall) or state in (None, AskState.OVER):
+            # The engine's end of every answer was seen, or nothing was begun.
+            self._done([end])
+            if isinstance(call, EnteredCall):
+                self._forget(call.names)
+            return
+        if state in (AskState.ASKED, AskState.BEGUN) and end.answer in call.ended:
+            self._done([end])
+            return
+        call.waiting.append(end)
+        if found is AskState.ASKED and state is AskState.WITHDRAWN:
+            call.task.cancel()
+
+    def _leave_call(self, note: w.Leave) -> None:
+        self._count(note.entered, note.tokens)
+        call = self._asks.find(note.entered)
+        self._asks.end(note.entered)
+        if not isinstance(call, EnteredCall):
+            return
+        call.task.cancel()
+        left = self._names.intersection(call.names)
+        self._forget(left)
+        if not note.submitted:
+            # Once the task has let go of them.
+            call.task.add_done_callback(lambda _: self._never_sent(left))
+
+    def _end_turn(self, end: w.EndTurn) -> None:
+        begun = self._asks.find(end.begun)
+        found = self._end(end.begun, end)
+        if found not in (AskState.ASKED, AskState.BEGUN):
+            self.send([w.Done(end.call)])
+        elif found is AskState.ASKED:
+            assert begun is not None
+            # The session is free at once, whatever its turn still waits for.
+            begun.task.cancel()
+
+    def _end(self, call: int, end: w.Release | w.EndTurn) -> AskState | None:
+        """Pass the message that ends an ask to the task that holds it. Return the ask's state
+        before."""
+        begun, found = self._asks.find(call), self._asks.end(call)
+        if begun is not None and found in (AskState.ASKED, AskState.BEGUN):
+            begun.end.set_result(end)
+        return found
+
+    async def _answer(self, ask: Any) -> None:
+        sessions = self._node.sessions
+        match ask:
+            case w.Admit(call=call, caller=caller):
+                await self._node.engine.admit(caller)
+                self.send([w.Done(call)])
+            case w.ReadLogEnd(call=call, caller=caller, session_id=session):
+                self.send([w.LogEndRead(call, await sessions.end(caller, session))])
+            case w.AppendToLog(call=call, caller=caller, session_id=session):
+                done = await sessions.append(caller, session, ask.after, ask.added)
+                self.send([w.AppendedToLog(call, done)])
+            case _:
+                raise TypeError(f"{type(ask).__name__} is no message of a worker")
+
+    def _answered(self, call: int, task: asyncio.Task[None]) -> None:
+        error = _error(task)
+        if error is not None and not self.has_left:
+            self._refuse(call, error)
+
+    def _count(self, entered: int, tokens: int) -> None:
+        asked = self._asks.find(entered)
+        if isinstance(asked, EnteredCall) and tokens:
+            self._node.engine.answered(asked.ask.context.caller, tokens)
+
+    def _forget(self, names: Iterable[m.RequestId]) -> None:
+        for name in [*names]:
+            self._names.discard(name)
+            if self._node.owners.get(name) is self:
+                del self._node.owners[name]
+
+    def _never_sent(self, names: Iterable[m.RequestId]) -> None:
+        engine = self._node.engine
+        waiting = [name for name in names if engine.awaits_end(name)]
+        engine.take([m.Rejected(name, _NEVER_SENT) for name in waiting])
+
+    def _done(self, ends: Sequence[w.End]) -> None:
+        if ends:
+            self.send([w.Done(end.call) for end in ends])
+
+    def _refuse(self, call: int, error: ServerError) -> None:
+        self.send([refused(call, error)])
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _error(task: asyncio.Task[None]) -> ServerError | None:
+    """Return the error that ended a task, as its worker gets it; None: it ended, or was
+    cancelled."""
+    if task.cancelled():
+        return None
+    error = task.exception()
+    if error is None or isinstance(error, ServerError):
+        return error
+    log.error("a front worker's call failed", exc_info=error)
+    return ServerError("internal error: see this node's log")
 
 
 class Registry:

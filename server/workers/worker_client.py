@@ -1,9 +1,13 @@
-"""A front worker's client of the engine: as EngineClient for clients' calls, over two sockets.
+"""A front worker's stand-ins for what the node has once: engine, sessions, stored responses.
 
-Owns the answers that its clients have yet to read. What is one per node is asked of the registry;
-requests go to the engine, and tokens come from it, over the worker's own link. One event loop's
-thread. Invariants: a request is posted only once the registry has let it in, under the name that it
-gave; every one that is not read to its end is aborted; the registry learns how each was left.
+WorkerClient: A front worker's client of the engine: as EngineClient for clients' calls, over two
+sockets. Owns the answers that its clients have yet to read. What is one per node is asked of the
+registry; requests go to the engine, and tokens come from it, over the worker's own link. One event
+loop's thread. Invariants: a request is posted only once the registry has let it in, under the name
+that it gave; every one that is not read to its end is aborted; the registry learns how each was
+left.
+
+AskedSessions and AskedResponses ask the registry for the rest.
 """
 
 import asyncio
@@ -14,16 +18,17 @@ from typing import Any
 
 from tasuki.engine import messages as m
 from tasuki.engine.apart.control import RequestTraced
-from tasuki.server.auth.caller import Caller
-from tasuki.server.auth.request_context import ANONYMOUS, RequestContext
-from tasuki.server.calls_in_progress import CallsInProgress
+from tasuki.server.auth.callers import Caller
+from tasuki.server.auth.tenants import ANONYMOUS, RequestContext, visible_end
+from tasuki.server.drain import CallsInProgress
 from tasuki.server.engine_client import ScoreSink, renamed
 from tasuki.server.errors import RequestRejected
+from tasuki.server.responses.stored_responses import Keep, StoredResponse, StoredValues
+from tasuki.server.sessions import Appended, LogEnd, SessionInput, Tail, TurnPrompt
 from tasuki.server.unread_answer import AnswerPart, SinkTurn, TokenSink, UnreadAnswer
-from tasuki.server.visible_usage import visible_end
 
 from . import messages as w
-from .registry_link import RegistryLink
+from .links import RegistryLink
 
 log = logging.getLogger(__name__)
 
@@ -237,3 +242,83 @@ class _EnteredCall:
         """The tokens that the registry has yet to count, which it then will."""
         tokens, self._tokens = self._tokens, 0
         return tokens
+
+
+class AskedSessions:
+    """As Sessions. One event loop's thread."""
+
+    def __init__(self, link: RegistryLink) -> None:
+        self._link = link
+
+    async def end(self, caller: Caller, session_id: str) -> LogEnd:
+        reply: w.LogEndRead = await self._link.ask(
+            w.ReadLogEnd(self._link.number(), caller, session_id)
+        )
+        return reply.end
+
+    async def append(
+        self, caller: Caller, session_id: str, after: Tail, added: SessionInput
+    ) -> Appended:
+        reply: w.AppendedToLog = await self._link.ask(
+            w.AppendToLog(self._link.number(), caller, session_id, after, added)
+        )
+        return reply.appended
+
+    @asynccontextmanager
+    async def turn(
+        self, caller: Caller, tenant: str | None, session_id: str
+    ) -> AsyncIterator["_AskedTurn"]:
+        link, begun = self._link, self._link.number()
+        asked = link.ask(w.BeginTurn(begun, caller, tenant, session_id))
+        try:
+            reply: w.TurnBegun = await asked
+        except BaseException:
+            # Refused, or the client left: the caller waits for no reply.
+            link.notify(w.EndTurn(link.number(), begun, None))
+            raise
+        turn = _AskedTurn(reply.prompt)
+        try:
+            yield turn
+        except (asyncio.CancelledError, GeneratorExit):
+            link.notify(w.EndTurn(link.number(), begun, turn.answer))
+            raise
+        except BaseException:
+            await link.ask(w.EndTurn(link.number(), begun, turn.answer))
+            raise
+        # Sent before the wait: a client that leaves now keeps its turn.
+        await link.ask(w.EndTurn(link.number(), begun, turn.answer))
+
+
+class _AskedTurn:
+    def __init__(self, prompt: TurnPrompt) -> None:
+        self.prompt = prompt
+        self.answer: tuple[int, ...] | None = None
+
+    def keep(self, answer: Sequence[int]) -> None:
+        self.answer = tuple(answer)
+
+
+class AskedResponses:
+    """As Responses."""
+
+    unstored: Keep | None = None
+    values: StoredValues | None = None
+
+    def __init__(self, link: RegistryLink) -> None:
+        """Build it on the link's event loop."""
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+
+    def put(self, context: RequestContext, response: StoredResponse) -> None:
+        self._link.notify(w.KeepResponse(context, response))
+
+    def get(self, context: RequestContext, response_id: str) -> StoredResponse | None:
+        """REQUIRES: a thread other than the loop's."""
+        asking = self._found(context, response_id)
+        return asyncio.run_coroutine_threadsafe(asking, self._loop).result()
+
+    async def _found(self, context: RequestContext, response_id: str) -> StoredResponse | None:
+        reply: w.ResponseFound = await self._link.ask(
+            w.FindResponse(self._link.number(), context, response_id)
+        )
+        return reply.response

@@ -39,8 +39,8 @@ from tasuki.engine.forward_plan import (
 )
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.text.tokenizer import Tokenizer
-from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.utils.os_threads import name_this_thread
+from tasuki.transfer.windows.window import StepCounter
+from tasuki.utils.system import name_this_thread
 from tests.harness.processes import command_of
 from tests.harness.waiting import HANG_SECONDS
 

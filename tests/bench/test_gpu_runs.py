@@ -15,7 +15,7 @@ from scripts.gpu.plan import Plan
 from scripts.gpu.run import Outcome, Run, Verdict, done
 from tasuki.bench.load.serving_config import ServingConfig
 from tasuki.cli import main as cli
-from tasuki.utils.config.flags import parse_config
+from tasuki.utils.flags import parse_config
 from tests.harness.processes import command_of
 from tests.harness.waiting import until
 

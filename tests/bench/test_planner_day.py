@@ -11,9 +11,9 @@ from tasuki.bench.fleet.planner.oracle import OracleDay
 from tasuki.bench.fleet.planner.outcome import outcome
 from tasuki.bench.fleet.planner.pools import DecodePool, DecodeSpeed, Joining, PrefillPool
 from tasuki.bench.fleet.planner.simulated_fleet import NodeTimes, SimulatedFleet
+from tasuki.routing.node_load import PrefillSeconds
 from tasuki.routing.planner.fleet_plan import Action, ChangeRole, Drain, Place
 from tasuki.routing.planner.observation import NodeRole, Observation
-from tasuki.routing.prefill_seconds import PrefillSeconds
 
 SPEED = DecodeSpeed(4.6e-3, 6.5e-5, 3.5e-9, 3.2e6)
 SECONDS = PrefillSeconds(0.003, 2.2e-5, 2.4e-10)

@@ -16,8 +16,8 @@ from tasuki.bench.replay.tiers import Tiers
 from tasuki.bench.replay.trace import load_trace
 from tasuki.cli import main as cli
 from tasuki.model.config import ModelConfig
-from tasuki.model.config_fields import ModelConfigError
-from tasuki.model.flops import PrefillFlops
+from tasuki.model.config_json import ModelConfigError
+from tasuki.model.costs import PrefillFlops
 from tasuki.model.known_models import PUBLISHED, published_or_folder
 from tests.harness.programs import program
 

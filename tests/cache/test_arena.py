@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.routing.router import Router
+from tasuki.engine.routing import Router
 from tasuki.pycache.arena import Arena
-from tasuki.pycache.arena_key import ArenaKey, Place
-from tasuki.pycache.layout import CacheLayout, Span, itemsize
+from tasuki.pycache.layout import ArenaKey, CacheLayout, Place, Span, itemsize
 from tasuki.transfer.protocol.contract import Contract
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, small_layout
 from tests.harness.model_shapes import MOE

@@ -12,7 +12,7 @@ from tasuki.client.answer import Answer
 from tasuki.client.prefix_index import PrefixIndex
 from tasuki.client.prompt import Prompt
 from tasuki.pycache._cpp_cache import PrefixCache, prefix_hashes
-from tasuki.pycache.packed_events import pack_events
+from tasuki.pycache.packed import pack_events
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.cache.colliding_pages import colliding_pages
 from tests.harness.daemons import Node, flags, meet, random_prompt

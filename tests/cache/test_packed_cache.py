@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 
 from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, TreeConfig
-from tasuki.pycache.packed_events import CacheEvent, PackedEvents, pack_events
-from tasuki.pycache.packed_tree import Standing, TreeNode, pack_tree
+from tasuki.pycache.packed import (
+    CacheEvent,
+    PackedEvents,
+    Standing,
+    TreeNode,
+    pack_events,
+    pack_tree,
+)
 from tests.harness.trees import branching_prompt, keep, text
 
 CONFIG = TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3, max_ghost_nodes=64)

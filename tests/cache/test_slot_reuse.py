@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tasuki.pycache.copies import run_copies
+from tasuki.pycache.arena import run_copies
 from tasuki.pycache.prefix_cache import HybridPrefixCache, monotonic_ms
 from tests.harness.engines import PoisonedCache, tiny_parts
 from tests.harness.trees import keep_value, slot_bytes, take_from, text

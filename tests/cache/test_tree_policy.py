@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
+from tasuki.engine.scheduling.checkpoints import plan_checkpoints
 from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
     Allocation,
@@ -15,8 +15,7 @@ from tasuki.pycache._cpp_cache import (
     PrefixCache,
     TreeConfig,
 )
-from tasuki.pycache.arena import Arena
-from tasuki.pycache.copies import run_copies
+from tasuki.pycache.arena import Arena, run_copies
 from tests.harness import trees
 from tests.harness.engines import PoisonedCache
 from tests.harness.loopback_pair import FULL, GDN, small_layout

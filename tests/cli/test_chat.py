@@ -4,11 +4,11 @@ import io
 import sys
 from pathlib import Path
 
-from tasuki.cli.conversation.config import ChatConfig
-from tasuki.cli.conversation.screen import Chat
+from tasuki.cli.chat import ChatConfig, sampling_of
+from tasuki.cli.chat_screen import Chat
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
-from tasuki.utils.commands import PACKAGE
+from tasuki.utils.program import PACKAGE
 from tests.harness.grpc_fixtures import running_front, text_codec
 from tests.harness.programs import output_of
 
@@ -17,7 +17,8 @@ def talked(tmp_path: Path, *lines: str, **settings: str) -> tuple[str, list[list
     """What it printed, the prompts it sent, the sessions it left open."""
     out = io.StringIO()
     with running_front(text_codec(tmp_path)) as front, Client(front.address) as client:
-        Chat(client, ChatConfig(**settings), out).run(iter(lines))
+        config = ChatConfig(**settings)
+        Chat(client, config.system, sampling_of(config), out).run(iter(lines))
         prompts = [submit.prompt.tolist() for submit in front.engine.of(m.Submit)]
         return out.getvalue(), prompts, client.stats().sessions
 

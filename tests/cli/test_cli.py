@@ -8,9 +8,8 @@ import pytest
 from tasuki.cli import main as cli
 from tasuki.engine.config import EngineConfig
 from tasuki.server.config import ServerConfig
-from tasuki.utils.config.auto import Auto
-from tasuki.utils.config.flags import parse_config, parse_configs
-from tasuki.utils.config.options import option
+from tasuki.utils.flags import parse_config, parse_configs
+from tasuki.utils.options import Auto, option
 from tests.harness.command_line import error_line, exit_status
 
 
@@ -135,7 +134,7 @@ def test_a_bug_keeps_its_traceback(
     def broken(argv: list[str]) -> int:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("tasuki.cli.demo.main.main", broken)
+    monkeypatch.setattr("tasuki.cli.demo.main", broken)
     assert cli.main(["demo"]) == 1
     told = capsys.readouterr().err
     assert "Traceback" in told and told.endswith("tasuki: error: a bug\n")

@@ -13,9 +13,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tasuki.cli import demo as demo_script
 from tasuki.cli import launcher
 from tasuki.cli import main as cli
-from tasuki.cli.demo import script as demo_script
 from tasuki.cli.launcher import Daemon, fused
 from tasuki.client.errors import ClientError, LaunchError
 from tasuki.client.prompt import Prompt
@@ -179,7 +179,7 @@ def test_generate_drafts_as_many_as_it_is_asked_for(
 
 def test_the_script_is_ten_turns_of_several_hundred_tokens(folder: Path) -> None:
     template = TextCodec.load(folder, 1024, 32768).require_template()
-    turns = demo_script.turns()
+    turns = demo_script.scripted_turns()
     assert len(turns) == 10
     for turn in turns:
         messages = [ChatMessage(message["role"], message["content"]) for message in turn]

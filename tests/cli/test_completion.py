@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from tasuki.cli import completion
-from tasuki.utils.commands import COMMANDS
-from tasuki.utils.progress import progress_bar
+from tasuki.utils.logs import progress_bar
+from tasuki.utils.program import COMMANDS
 from tests.harness.programs import output_of, program
 
 

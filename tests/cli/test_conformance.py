@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from tasuki.cli.conformance import catalogue
-from tasuki.cli.conformance.caller import Caller
-from tasuki.cli.conformance.check import Check
-from tasuki.cli.conformance.checks.errors import refusals
+from tasuki.cli.conformance.check import Caller, Check
+from tasuki.cli.conformance.checks.service import refusals
 from tasuki.cli.conformance.endpoint import Reply, open_endpoint
 from tasuki.cli.conformance.main import api_rows
 from tasuki.cli.conformance.outcome import Outcome, Row

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tasuki.utils.commands import COMMANDS
+from tasuki.utils.program import COMMANDS
 from tests.harness.programs import output_of
 
 SLOW = ("torch", "grpc", "aiohttp", "numpy", "google.protobuf", "prometheus_client")

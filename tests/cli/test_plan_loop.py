@@ -15,10 +15,8 @@ import pytest
 
 from tasuki.cli.fleet.node_poll import NodePoll
 from tasuki.cli.fleet.poll_settings import Credentials, PollLimits
-from tasuki.cli.planner.cluster import ClusterNode, NodePhase
-from tasuki.cli.planner.fleet_observer import FleetObserver
-from tasuki.cli.planner.node_figures import PLANNED_BY
-from tasuki.cli.planner.placed_nodes import PlacedNodes
+from tasuki.cli.planner.cluster import ClusterNode, NodePhase, PlacedNodes
+from tasuki.cli.planner.fleet_observer import PLANNED_BY, FleetObserver
 from tasuki.cli.planner.plan_loop import PlanLoop
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt

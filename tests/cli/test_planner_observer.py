@@ -4,12 +4,11 @@ taken for an idle one."""
 import pytest
 
 from tasuki.cli.planner.cluster import ClusterNode, NodePhase
-from tasuki.cli.planner.fleet_observer import FleetObserver, NodesUnseen
-from tasuki.cli.planner.node_figures import PLANNED_BY, figures
-from tasuki.cli.planner.planner_config import PlannerConfig
-from tasuki.dashboard.fleet.exposition_text import Samples, read_samples
+from tasuki.cli.planner.config import PlannerConfig
+from tasuki.cli.planner.fleet_observer import PLANNED_BY, FleetObserver, NodesUnseen, figures
+from tasuki.dashboard.fleet.samples import Samples, read_samples
 from tasuki.routing.planner.observation import NodeRole, Observation
-from tasuki.utils.config.flags import FlagError, read_configs
+from tasuki.utils.flags import FlagError, read_configs
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
 

@@ -15,10 +15,9 @@ from ray.cluster_utils import Cluster  # noqa: E402
 
 from tasuki.cli.embedded import embedded_model  # noqa: E402
 from tasuki.cli.planner.cluster import ClusterNode, NodePhase  # noqa: E402
-from tasuki.cli.planner.node_access import NodeAccess  # noqa: E402
+from tasuki.cli.planner.config import NodeAccess  # noqa: E402
 from tasuki.cli.ray.config import RayConfig  # noqa: E402
-from tasuki.cli.ray.fleet import RayFleet  # noqa: E402
-from tasuki.cli.ray.planned_fleet import RayNodes  # noqa: E402
+from tasuki.cli.ray.fleet import RayFleet, RayNodes  # noqa: E402
 from tasuki.client.prompt import Prompt  # noqa: E402
 from tasuki.client.session import Client  # noqa: E402
 from tasuki.routing.planner.observation import NodeRole  # noqa: E402

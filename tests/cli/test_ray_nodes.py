@@ -7,9 +7,8 @@ from itertools import count
 import pytest
 
 from tasuki.cli.ray.actor import RayNode, own_first
-from tasuki.cli.ray.config import RayConfig
+from tasuki.cli.ray.config import RayConfig, RayNodeError, check_nodes
 from tasuki.cli.ray.main import main
-from tasuki.cli.ray.node_size import RayNodeError, check_nodes
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tests.harness.daemons import flags, random_prompt

@@ -28,11 +28,11 @@ from tasuki.cli.recording.file_format import (
 )
 from tasuki.cli.recording.record import RecordConfig
 from tasuki.cli.recording.record import main as record
-from tasuki.cli.recording.replayed import replayed
+from tasuki.cli.recording.replay_page import replayed
 from tasuki.cli.recording.trace_export import main as trace_export
 from tasuki.client.prompt import Prompt
 from tasuki.dashboard.history import views
-from tasuki.dashboard.history.prompt_blocks import PromptBlocks
+from tasuki.dashboard.history.events import PromptBlocks
 from tasuki.engine import messages as m
 from tasuki.engine.messages import Usage
 from tasuki.model.ops.sampling.params import SamplingParams

@@ -21,17 +21,17 @@ from tasuki.cli.embedded import embedded_model
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.decode_node.config import DecodeConfig
-from tasuki.engine.build import with_context
+from tasuki.engine.assembly.engines import with_context
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.model.config import ModelConfig
 from tasuki.model.hub_checkpoint import HubError, hub_checkpoint, is_hub_name
 from tasuki.prefill_node.config import PrefillConfig
 from tasuki.server.bind import BindError
 from tasuki.server.config import ServerConfig
-from tasuki.server.daemon import http_address
-from tasuki.server.daemon.http_address import HttpAddress
-from tasuki.server.daemon.local_checkpoint import with_local_checkpoint
-from tasuki.utils.config.flags import FlagError, parse_configs, read_configs
+from tasuki.server.daemon import serve_config
+from tasuki.server.daemon.serve_config import HttpAddress
+from tasuki.server.daemon.startup import with_local_checkpoint
+from tasuki.utils.flags import FlagError, parse_configs, read_configs
 from tests.harness.command_line import error_line, exit_status
 from tests.harness.daemons import Node, flags
 from tests.harness.grpc_fixtures import running_front
@@ -185,7 +185,7 @@ def test_a_second_node_serves_http_at_another_port(monkeypatch: pytest.MonkeyPat
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        monkeypatch.setattr(http_address, "DEFAULT_PORT", taken.getsockname()[1])
+        monkeypatch.setattr(serve_config, "DEFAULT_PORT", taken.getsockname()[1])
         assert HttpAddress().bind("") == "127.0.0.1:0"
 
 

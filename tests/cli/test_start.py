@@ -12,7 +12,7 @@ import pytest
 from tasuki.cli.embedded import embedded_model
 from tasuki.cli.launcher import Daemon
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.daemon.start.banner import Served, reachable
+from tasuki.server.daemon.startup import Served, reachable
 from tests.harness.daemons import Node, flags
 from tests.harness.http_calls import fetched
 from tests.harness.running_nodes import HTTP, needs_nixl, node_pair, running

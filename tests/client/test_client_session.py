@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tasuki.cli.demo.token_comparison import compare
+from tasuki.cli.demo import compare
 from tasuki.cli.prompt_answers import answer_all, as_json, as_text
 from tasuki.client.answer import Answer
 from tasuki.client.errors import ClientError

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tasuki.cli.demo import session_table as table
+from tasuki.cli import demo as table
 from tasuki.engine import messages as m
 from tests.harness.grpc_fixtures import usage
 

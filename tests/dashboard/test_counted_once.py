@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from tasuki.dashboard.metrics.exposition import Exposition
-from tasuki.dashboard.metrics.node_report import NodeReport
+from tasuki.dashboard.observed import NodeReport
 from tasuki.engine import messages as m
 from tests.harness.engines import prompt, submit, tiny_engine
 from tests.harness.metrics_text import samples

@@ -7,23 +7,32 @@ from dataclasses import replace
 
 import pytest
 
-from tasuki.dashboard.fleet.callers import MOST_CALLERS
-from tasuki.dashboard.fleet.exposition_text import (
-    LONGEST_LABEL,
-    MOST_SERIES,
-    LabelTexts,
-    by_label,
-    labels_of,
-    one,
-    read_samples,
-)
+from tasuki.dashboard.fleet.callers import MOST_CALLERS, Targets
 from tasuki.dashboard.fleet.fleet import MOST_ROWS, ORDERS, Fleet
-from tasuki.dashboard.fleet.histogram import buckets_of, observed, quantile, share_within, together
 from tasuki.dashboard.fleet.links import MOST_LINES
 from tasuki.dashboard.fleet.memory import LARGEST, MOST_TIERS
-from tasuki.dashboard.fleet.metric_names import FIRST_TOKEN, NODE, PAGES, SLOTS, STARTED, WANTED
-from tasuki.dashboard.fleet.recent_samples import SPAN_SECONDS, RecentSamples
-from tasuki.dashboard.fleet.targets import Targets
+from tasuki.dashboard.fleet.samples import (
+    FIRST_TOKEN,
+    LONGEST_LABEL,
+    MOST_SERIES,
+    NODE,
+    PAGES,
+    SLOTS,
+    SPAN_SECONDS,
+    STARTED,
+    WANTED,
+    LabelTexts,
+    RecentSamples,
+    buckets_of,
+    by_label,
+    labels_of,
+    observed,
+    one,
+    quantile,
+    read_samples,
+    share_within,
+    together,
+)
 from tasuki.dashboard.metrics.metrics_reference import reference
 from tasuki.engine import messages as m
 from tests.harness.imagined_fleet import (

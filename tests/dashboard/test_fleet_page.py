@@ -8,10 +8,9 @@ from functools import partial
 
 import pytest
 
-from tasuki.dashboard.fleet.exposition_text import read_samples
 from tasuki.dashboard.fleet.fleet import MOST_ROWS, Fleet
-from tasuki.dashboard.fleet.metric_names import WANTED
-from tasuki.server.auth.access import LOOPBACK_ONLY
+from tasuki.dashboard.fleet.samples import WANTED, read_samples
+from tasuki.server.auth.callers import LOOPBACK_ONLY
 from tests.harness.axe import grave_findings
 from tests.harness.imagined_fleet import (
     ImaginedNode,

@@ -9,18 +9,16 @@ import numpy as np
 
 from tasuki.cli.top import screen
 from tasuki.dashboard.history import views
-from tasuki.dashboard.history.event_journal import EventJournal
-from tasuki.dashboard.history.events import event_of
-from tasuki.dashboard.history.hit_intervals import HitIntervals
+from tasuki.dashboard.history.events import EventJournal, event_of
 from tasuki.dashboard.history.node_history import NodeHistory
-from tasuki.dashboard.history.tree_view import tree_view
-from tasuki.dashboard.history.what_if import WhatIf
+from tasuki.dashboard.history.rates import HitIntervals, WhatIf
+from tasuki.dashboard.history.views import tree_view
 from tasuki.engine import messages as m
 from tasuki.engine.messages import EvictedCheckpoint, Eviction, LifeMark, RequestPhase
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, TreeConfig
-from tasuki.pycache.packed_tree import pack_tree
-from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack
+from tasuki.pycache.packed import pack_tree
+from tasuki.transfer.reports import HandoverTimeline, ReceiverTrack, SenderTrack
 
 EVICTION = Eviction(7, "checkpoint", "turn_end", 640, 1.0, 0.25, "thief")
 LIFE = (

@@ -8,16 +8,21 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tasuki.dashboard.metrics.cache_metrics import arena_use
 from tasuki.dashboard.metrics.exposition import Exposition
-from tasuki.dashboard.metrics.fault_metrics import FaultMetrics
 from tasuki.dashboard.metrics.metrics_reference import reference
-from tasuki.dashboard.metrics.node_report import NodeReport
+from tasuki.dashboard.metrics.transfer_metrics import FaultMetrics
+from tasuki.dashboard.observed import NodeReport
 from tasuki.engine import messages as m
-from tasuki.engine.accounting.step_timing import StepTimes
+from tasuki.engine.accounting import StepTimes
 from tasuki.engine.messages import LifeMark, RequestPhase
-from tasuki.transfer.sending.counters import SenderCounters
-from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent
-from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack, SentWindow
-from tasuki.transfer.windows.send_report import Drain, SendReport
+from tasuki.transfer.reports import (
+    Drain,
+    HandoverTimeline,
+    ReceiverTrack,
+    SenderTrack,
+    SendReport,
+    SentWindow,
+)
+from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent, SenderCounters
 from tests.harness.metrics_text import samples
 from tests.harness.programs import finished, program
 

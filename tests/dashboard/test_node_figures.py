@@ -11,9 +11,9 @@ from tasuki.dashboard.health import Standing
 from tasuki.dashboard.history import views
 from tasuki.dashboard.history.events import event_of, pools_event
 from tasuki.dashboard.history.node_history import NodeHistory
-from tasuki.dashboard.history.pace_history import PaceHistory
+from tasuki.dashboard.history.rates import PaceHistory
 from tasuki.dashboard.memory_use import memory_use
-from tasuki.dashboard.metrics.node_report import NodeReport
+from tasuki.dashboard.observed import NodeReport
 from tasuki.engine import messages as m
 from tasuki.engine.messages import LifeMark, RequestPhase
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from tasuki.cli.demo import script as demo_script
+from tasuki.cli import demo as demo_script
 from tasuki.client.prompt import Prompt
 from tasuki.engine.messages import Usage
 from tests.harness.axe import grave_findings
@@ -44,7 +44,7 @@ def demo() -> Iterator[Demo]:
         client = decode.client
         turns, others = [], []
         with client.open_session() as session, client.open_session() as crowd:
-            for number, messages in enumerate(demo_script.turns()[:TURNS]):
+            for number, messages in enumerate(demo_script.scripted_turns()[:TURNS]):
                 # What still has pages of so small an arena would leave no room to pull into.
                 prefill.assert_at_rest()
                 session.append(Prompt(messages=messages))

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from tasuki.cli.recording.file_format import RecordingWriter
 from tasuki.dashboard.history.events import event_of, pools_event
-from tasuki.dashboard.metrics.node_report import NodeReport
+from tasuki.dashboard.observed import NodeReport
 from tasuki.engine import messages as m
 from tasuki.engine.messages import EvictedCheckpoint, Eviction
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.transfer.timeline import (
+from tasuki.transfer.reports import (
     BarrierWait,
     HandoverTimeline,
     LandedWindow,

@@ -2,13 +2,11 @@
 
 import pytest
 
+from tasuki.dashboard.fleet.callers import Targets as FleetTargets
 from tasuki.dashboard.fleet.callers import callers, callers_of
-from tasuki.dashboard.fleet.exposition_text import read_samples
-from tasuki.dashboard.fleet.metric_names import WANTED
-from tasuki.dashboard.fleet.recent_samples import RecentSamples
-from tasuki.dashboard.fleet.targets import Targets as FleetTargets
+from tasuki.dashboard.fleet.samples import WANTED, RecentSamples, read_samples
 from tasuki.dashboard.metrics.exposition import Exposition
-from tasuki.dashboard.metrics.life_spans import missed_targets
+from tasuki.dashboard.metrics.request_metrics import missed_targets
 from tasuki.engine import messages as m
 from tests.dashboard.test_metrics import REPORT
 from tests.harness.engines import prompt, submit

@@ -20,8 +20,8 @@ from tasuki.engine.config import EngineConfig
 from tasuki.prefill_node.config import PrefillConfig
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.dry_run import DryRunConfig
-from tasuki.server.daemon.http_address import HttpAddress
-from tasuki.utils.config.flags import parse_configs
+from tasuki.server.daemon.serve_config import HttpAddress
+from tasuki.utils.flags import parse_configs
 from tests.harness.programs import finished, output_of, program
 
 jsonschema = pytest.importorskip("jsonschema", reason="kubernetes-validate is not installed")

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tasuki.cli.ray.node_size import asked
+from tasuki.cli.ray.config import asked
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.engine.config import EngineConfig
 from tasuki.prefill_node.config import PrefillConfig
 from tasuki.server.config import ServerConfig
-from tasuki.utils.config.flags import parse_configs
+from tasuki.utils.flags import parse_configs
 from tests.harness.programs import output_of, program
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")

@@ -9,8 +9,8 @@ import yaml
 from tasuki.engine.config import EngineConfig
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.dry_run import DryRunConfig
-from tasuki.server.daemon.http_address import HttpAddress
-from tasuki.utils.config.flags import parse_configs
+from tasuki.server.daemon.serve_config import HttpAddress
+from tasuki.utils.flags import parse_configs
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from tasuki.engine import messages as m
-from tasuki.model.batch import Batch, SequenceSlice
+from tasuki.model.forward import Batch, NullHooks, SequenceSlice
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
-from tasuki.model.hooks import NullHooks
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled, sample, stop_ids
 from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget

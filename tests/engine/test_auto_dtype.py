@@ -5,17 +5,16 @@ from pathlib import Path
 import pytest
 
 from tasuki.engine import config as engine_config
-from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
-from tasuki.engine.config import EngineConfig, EngineConfigError
-from tasuki.engine.role import Role
+from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan
+from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.engine.tiers.disk.disk_memory import disk_memory
-from tasuki.engine.tiers.store.contract_name import contract_digest, folder_of
+from tasuki.engine.tiers.store import contract_digest, folder_of
 from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder
 from tasuki.pycache.layout import CacheLayout
-from tasuki.server.daemon.start.loading import log_loading
+from tasuki.server.daemon.startup import log_loading
 from tasuki.transfer.protocol.contract import Contract, ContractMismatch, diff
-from tasuki.utils.cpu_units import has_bf16_units
+from tasuki.utils.system import has_bf16_units
 from tests.harness.model_shapes import dense_raw
 
 X86 = "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu vme {units} avx2\nbugs\t\t:\n"

@@ -7,15 +7,13 @@ from pathlib import Path
 import pytest
 
 from tasuki.cli import main as cli
-from tasuki.engine.accounting.auto_sizes import arena_slabs, max_batch
-from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
-from tasuki.engine.config import EngineConfig, EngineConfigError
-from tasuki.engine.role import Role
+from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan, arena_slabs, max_batch
+from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder
 from tasuki.pycache.layout import CacheLayout
-from tasuki.server.daemon.serving.dry_run_config import GPUS
-from tasuki.utils.config.auto import Auto
+from tasuki.server.daemon.serve_config import GPUS
+from tasuki.utils.options import Auto
 from tests.harness.engines import TINY, Lone, engine_config, prompt, tiny_parts
 
 NINE = published_or_folder("9b")

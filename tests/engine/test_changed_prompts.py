@@ -5,7 +5,7 @@ import pytest
 from tasuki.cli.request_story import story
 from tasuki.decode_node.peer_reports import bounded_hit
 from tasuki.engine import messages as m
-from tasuki.engine.accounting.changed_prompts import with_changed
+from tasuki.engine.accounting import with_changed
 from tasuki.engine.messages import HitBreakdown
 from tasuki.engine.messages.proto import finished_to_proto, hit_from_proto, hit_to_proto
 from tasuki.proto import inference_pb2 as pb

@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from tasuki.engine import messages as m
+from tasuki.engine.config import Role
 from tasuki.engine.forward_plan import ForwardPlan
-from tasuki.engine.plan_stream import PlanStream
+from tasuki.engine.forward_stream import PlanStream
 from tasuki.engine.progress import ProgressTable
-from tasuki.engine.role import Role
 from tasuki.engine.runner import cpu_runner
 from tasuki.engine.runner.base import Event
 from tasuki.engine.runner.cpu_runner import CpuForward, CpuRunner
-from tasuki.model.batch import Batch
-from tasuki.pycache.copies import run_copies
+from tasuki.model.forward import Batch
+from tasuki.pycache.arena import run_copies
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tests.harness.engines import (
     Lone,

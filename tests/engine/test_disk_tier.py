@@ -15,15 +15,13 @@ from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.handover.base import HandoverContext
 from tasuki.engine.handover.held_states import HeldStates
-from tasuki.engine.messages.evictions import LOAD_FAILED
+from tasuki.engine.messages.reports import LOAD_FAILED
 from tasuki.engine.tiers.copy_job import CopyJob, Direction, JobEnd
 from tasuki.engine.tiers.copy_thread import STUCK_SECONDS, CopyThread
-from tasuki.engine.tiers.disk.disk_file import DiskFile
-from tasuki.engine.tiers.disk.disk_memory import disk_memory, probe
-from tasuki.engine.tiers.kept.disk_failed import DiskFailed
-from tasuki.engine.tiers.kept.kept_folder import KeptFolder
+from tasuki.engine.tiers.disk.disk_memory import DiskFile, disk_memory, probe
+from tasuki.engine.tiers.disk.kept_folder import DiskFailed, KeptFolder
 from tasuki.engine.tiers.lower_tiers import LATE_SECONDS
-from tasuki.engine.tiers.store.rows import PassingRows, Rows
+from tasuki.engine.tiers.store import PassingRows, Rows
 from tasuki.engine.tiers.tier_prices import CPU_LINK
 from tasuki.pycache._cpp_cache import CheckpointKind, TierConfig
 from tasuki.pycache.arena import Arena
@@ -80,7 +78,7 @@ def engine_over(folder: Path, slabs: int) -> Iterator[DiskEngine]:
 @pytest.fixture(autouse=True)
 def near_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few tokens would be computed rather than read."""
-    monkeypatch.setattr("tasuki.engine.build.DISK_LINK", CPU_LINK)
+    monkeypatch.setattr("tasuki.engine.assembly.engines.DISK_LINK", CPU_LINK)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tasuki.engine import messages as m
-from tasuki.engine.build import EngineParts
+from tasuki.engine.assembly.engines import EngineParts
 from tasuki.engine.handover.early.early_step import EarlySteps
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
@@ -22,7 +22,7 @@ from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights
 from tasuki.pycache.arena import Arena
 from tasuki.transfer.transports.loopback import Fault, Faults, no_faults
-from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import StepCounter
 from tests.harness.engine_pair import (
     LONG,
     EnginePair,

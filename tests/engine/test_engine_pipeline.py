@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.engine.config import Role
 from tasuki.engine.forward_plan import ForwardPlan
-from tasuki.engine.role import Role
 from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engines import Lone, alone, prompt, submit, tiny_engine

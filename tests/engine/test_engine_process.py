@@ -15,11 +15,11 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.engine.apart import control as c
-from tasuki.engine.apart.codec import FrameReader, frame_of
-from tasuki.engine.apart.front_link import FrontLink
-from tasuki.engine.build import build_cache, build_fused_engine
+from tasuki.engine.apart.frames import FrameReader, frame_of
+from tasuki.engine.apart.front_links import FrontLink
+from tasuki.engine.assembly.engines import build_cache, build_fused_engine
 from tasuki.engine.thread import EngineThread
-from tasuki.pycache.packed_events import PackedEvents
+from tasuki.pycache.packed import PackedEvents
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts
 from tests.harness.fork_server import forked
 from tests.harness.waiting import HANG_SECONDS

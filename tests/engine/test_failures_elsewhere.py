@@ -14,7 +14,7 @@ from scripts.tiers.ids_and_bytes import LAYOUT
 from tasuki.engine.tiers.copy_job import CopyJob, JobEnd
 from tasuki.engine.tiers.digests import TierDigests
 from tasuki.engine.tiers.lower_tiers import LowerTier, LowerTiers
-from tasuki.engine.tiers.store.within import within
+from tasuki.engine.tiers.store import within
 from tasuki.engine.tiers.tier_prices import TierPrices
 from tasuki.pycache._cpp_cache import CheckpointKind
 from tasuki.pycache.arena import Arena

@@ -13,10 +13,9 @@ from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.transfer.errors import OutOfBounds
 from tasuki.transfer.receiving.incoming_room import IncomingRoom
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.transports.loopback import Fault, no_faults
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import Drain
-from tasuki.transfer.windows.window import WindowHeader
+from tasuki.transfer.windows.window import Destination, WindowHeader
 from tests.harness.decode_engine import DecodeNode
 from tests.harness.engine_pair import LONG, PEER, EnginePair, Room
 from tests.harness.engines import alone, prompt, submit

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.plan_stream import PlanStream
+from tasuki.engine.forward_stream import PlanStream
 from tasuki.engine.request import Request
 from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.model.ops.sampling.params import SamplingParams

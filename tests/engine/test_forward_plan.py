@@ -29,13 +29,13 @@ from tasuki.engine.messages import RequestId
 from tasuki.engine.progress import ProgressTable
 from tasuki.engine.request import Decoding, Request
 from tasuki.engine.runner.cpu_runner import CpuRunner
-from tasuki.engine.runner.sequence_states import SequenceStates
+from tasuki.engine.runner.rows import SequenceStates
 from tasuki.engine.scheduling.forward_planner import ForwardPlanner
 from tasuki.engine.scheduling.running_requests import RunningRequests
 from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.model.ops.sampling.logit_adjustments import TokensBefore
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.pycache.copies import CopyKind, CopyOp
+from tasuki.pycache.arena import CopyKind, CopyOp
 from tests.harness.engines import alone, prompt, tiny_parts
 from tests.repository.test_architecture import ROOT, imports
 

@@ -12,10 +12,9 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.engine.apart import control as c
-from tasuki.engine.apart.codec import BrokenFrame, FrameReader, frame_of
-from tasuki.engine.apart.front_link import FrontLink
-from tasuki.pycache.packed_events import EventGap, PackedEvents
-from tasuki.pycache.packed_tree import PackedTree
+from tasuki.engine.apart.frames import BrokenFrame, FrameReader, frame_of
+from tasuki.engine.apart.front_links import FrontLink
+from tasuki.pycache.packed import EventGap, PackedEvents, PackedTree
 from tasuki.transfer.liveness.link_status import (
     HandoverStatus,
     PrefillNodeState,
@@ -23,7 +22,7 @@ from tasuki.transfer.liveness.link_status import (
 )
 from tasuki.transfer.liveness.node_progress import NodeProgress
 from tasuki.transfer.protocol.contract import Difference
-from tasuki.transfer.sending.counters import SenderCounters
+from tasuki.transfer.sending.outgoing_room import SenderCounters
 from tests.harness.engines import submit
 from tests.harness.waiting import HANG_SECONDS
 

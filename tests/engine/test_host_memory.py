@@ -10,8 +10,8 @@ from tasuki.engine.tiers.copy_job import CopyJob, Direction, JobEnd
 from tasuki.engine.tiers.copy_thread import CopyThread
 from tasuki.engine.tiers.host_memory import available_bytes, host_arena, host_slabs
 from tasuki.pycache.arena import Arena
-from tasuki.pycache.arena_key import Place
-from tasuki.utils.config.auto import Auto
+from tasuki.pycache.layout import Place
+from tasuki.utils.options import Auto
 from tests.harness.tiers import FaultyCopies
 from tests.harness.waiting import HANG_SECONDS, until
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.messages.evictions import LOAD_DECLINED, LOAD_FAILED
+from tasuki.engine.messages.reports import LOAD_DECLINED, LOAD_FAILED
 from tasuki.engine.request import Loading
 from tests.harness.engines import alone, prompt, submit
 from tests.harness.tiers import Fault, TieredEngine, flip_everything

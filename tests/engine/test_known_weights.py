@@ -7,8 +7,8 @@ from stat import S_IMODE
 
 import pytest
 
-from tasuki.engine.tiers.kept import known_weights
-from tasuki.engine.tiers.kept.known_weights import KnownWeights, digest_of_weights
+from tasuki.engine.tiers.disk import kept_folder
+from tasuki.engine.tiers.disk.kept_folder import KnownWeights, digest_of_weights
 from tasuki.model.weights.safetensors_folder import file_digest, weights_digest
 
 
@@ -38,7 +38,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return file_digest(path)
 
     file_time = KnownWeights._file_time
-    monkeypatch.setattr(known_weights, "file_digest", digest)
+    monkeypatch.setattr(kept_folder, "file_digest", digest)
     monkeypatch.setattr(KnownWeights, "_file_time", lambda self: (file_time(self) or 0) + 10)
     return names
 

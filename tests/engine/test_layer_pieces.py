@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tasuki.engine.tiers.copy_job import CopyJob, Direction
-from tasuki.engine.tiers.layer_pieces import layer_pieces
+from tasuki.engine.tiers.copy_job import CopyJob, Direction, layer_pieces
 from tasuki.pycache.layout import CacheLayout, LayerKind
 from tests.harness.loopback_pair import FULL, GDN, small_layout
 

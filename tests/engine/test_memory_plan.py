@@ -11,13 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 from tasuki.cli import main as cli
-from tasuki.engine.accounting.auto_sizes import arena_slabs
-from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
-from tasuki.engine.accounting.stored_weights import weights_of
-from tasuki.engine.config import EngineConfig
-from tasuki.engine.role import Role
+from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan, arena_slabs, weights_of
+from tasuki.engine.config import EngineConfig, Role
 from tasuki.model.config import DenseShape, ModelConfig, MoeShape
-from tasuki.model.config_fields import ModelConfigError
+from tasuki.model.config_json import ModelConfigError
+from tasuki.model.costs import WeightSizes
 from tasuki.model.known_models import PUBLISHED, published_or_folder
 from tasuki.model.ops.attention.long_context import gathered_bytes
 from tasuki.model.ops.attention.tile_groups import turned_bytes
@@ -25,14 +23,13 @@ from tasuki.model.quantise.folder import quantise_folder
 from tasuki.model.quantise.format_names import SERVED_ON_GPUS
 from tasuki.model.quantise.quantised_source import QuantisedSource
 from tasuki.model.quantise.recipe import RECIPES
-from tasuki.model.weights.kernels.fp8_layout import for_kernels
+from tasuki.model.weights.kernel_layout import for_kernels
 from tasuki.model.weights.layers import ModelWeights, assemble, matrices, tensors
 from tasuki.model.weights.random_weights import RandomSource, random_weights
 from tasuki.model.weights.safetensors_folder import Checkpoint
-from tasuki.model.weights.sharding.shard import Shard
-from tasuki.model.weights.sharding.source import ShardedSource
-from tasuki.model.weights.weight_sizes import WeightSizes
-from tasuki.server.daemon.serving.dry_run_config import GPUS
+from tasuki.model.weights.shard import Shard
+from tasuki.model.weights.source import ShardedSource
+from tasuki.server.daemon.serve_config import GPUS
 from tests.harness.engines import TINY, tiny_parts
 from tests.harness.goldens import QUANTISED, reference_dir
 from tests.harness.model_shapes import MOE, dense_raw

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tasuki.engine import messages as m
-from tasuki.engine.role import Role
+from tasuki.engine.config import Role
 from tasuki.engine.runner.cpu_runner import CpuRunner
-from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
+from tasuki.engine.scheduling.checkpoints import plan_checkpoints
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import CheckpointKind
 from tasuki.pycache.layout import PAGE_TOKENS

@@ -10,12 +10,11 @@ import torch
 
 from tasuki.engine import messages as m
 from tasuki.engine.forward_plan import ForwardPlan, RowFlag, decode_plan
-from tasuki.engine.plan_stream import PlanStream
-from tasuki.engine.runner.base import Event
+from tasuki.engine.forward_stream import PlanStream
+from tasuki.engine.runner.base import DrawnTokens, Event
 from tasuki.engine.runner.cpu_runner import CpuRunner
-from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.pycache.copies import CopyKind
+from tasuki.pycache.arena import CopyKind
 from tests.harness.engines import Lone, prompt, submit, tiny_engine, tiny_parts
 from tests.harness.fork_server import forked_peer
 from tests.harness.waiting import HANG_SECONDS

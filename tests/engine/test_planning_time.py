@@ -8,8 +8,8 @@ import pytest
 
 from tasuki.bench.load.free.runner import FreeForward
 from tasuki.engine import messages as m
-from tasuki.engine.runner.drawn_tokens import DrawnTokens
-from tasuki.engine.scheduling.planning_time import PlanningTime
+from tasuki.engine.forward_stream import PlanningTime
+from tasuki.engine.runner.base import DrawnTokens
 from tasuki.engine.thread import EngineThread
 from tests.harness.manual_clock import ManualClock
 from tests.harness.waiting import until

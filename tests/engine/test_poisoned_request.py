@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from tasuki.engine import messages as m
-from tasuki.engine.build import EngineParts
+from tasuki.engine.assembly.engines import EngineParts
+from tasuki.engine.config import Role
 from tasuki.engine.forward_plan import ForwardPlan, PlanGap
-from tasuki.engine.role import Role
-from tasuki.engine.runner.base import DeviceLost
+from tasuki.engine.runner.base import DeviceLost, DrawnTokens
 from tasuki.engine.runner.cpu_runner import CpuForward, CpuRunner
-from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.engine.thread import EngineThread
-from tasuki.model.batch import Batch
+from tasuki.model.forward import Batch
 from tests.harness.engine_pair import engine_pair, with_early_head
 from tests.harness.engines import (
     Lone,

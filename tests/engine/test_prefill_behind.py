@@ -11,7 +11,7 @@ import pytest
 from tasuki.engine import messages as m
 from tasuki.engine.handover.early import early_step
 from tasuki.engine.handover.early.prefill_behind import BehindCounts
-from tasuki.engine.messages.evictions import LOAD_FAILED
+from tasuki.engine.messages.reports import LOAD_FAILED
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engines import alone, prompt, submit, tiny_engine
 from tests.harness.tiers import Fault, TieredEngine

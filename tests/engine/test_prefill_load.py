@@ -3,9 +3,7 @@
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.routing.cost_model import Line
-from tasuki.engine.routing.prefill_load import REPORT_SECONDS, PrefillLoad
-from tasuki.engine.routing.prefill_speed import ASSUMED, PrefillSpeed
+from tasuki.engine.routing import ASSUMED, REPORT_SECONDS, Line, PrefillLoad, PrefillSpeed
 
 ONE, TWO = m.RoomId(1), m.RoomId(2)
 

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting.memory_plan import MemoryPlan
-from tasuki.engine.config import EngineConfig
+from tasuki.engine.assembly.memory_plan import MemoryPlan
+from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.forward_plan import ForwardPlan, PlanError, ScoredRow, decode_plan
 from tasuki.engine.intake import MAX_PROMPT_SCORES, Intake
-from tasuki.engine.role import Role
-from tasuki.model.batch import Batch
 from tasuki.model.config import ModelConfig
+from tasuki.model.forward import Batch
 from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.model.ops.sampling.prompt_scores import SCORED_ROWS, PromptScores, score_rows
 from tests.harness.engine_goldens import cold_engine

@@ -8,10 +8,10 @@ from queue import SimpleQueue
 import numpy as np
 
 from tasuki.engine import messages as m
-from tasuki.engine.admission.queue_limit import QueueLimit
-from tasuki.engine.build import EngineParts, build_cache, build_prefill_engine
+from tasuki.engine.assembly.engines import EngineParts, build_cache, build_prefill_engine
+from tasuki.engine.config import Role
 from tasuki.engine.request import Request
-from tasuki.engine.role import Role
+from tasuki.engine.scheduling.admission import QueueLimit
 from tasuki.engine.thread import EngineThread
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.handover.test_pulls import prompt_of, reserve, sender_over

@@ -7,9 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.engine.messages import Choice
-from tasuki.engine.routing.cost_learner import FRESH, LEAST, CostLearner, LineFit
-from tasuki.engine.routing.cost_model import (
+from tasuki.engine.routing import (
+    FRESH,
+    LEAST,
+    CostLearner,
     Line,
+    LineFit,
     Rates,
     RoutingDecision,
     choose_prefill_place,

@@ -11,11 +11,15 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig, EngineConfigError
-from tasuki.engine.messages.evictions import LOAD_FAILED
+from tasuki.engine.messages.reports import LOAD_FAILED
 from tasuki.engine.tiers.lower_tiers import LATE_SECONDS
-from tasuki.engine.tiers.remote.bucket import Bucket, open_bucket
-from tasuki.engine.tiers.remote.credentials import Credentials, read_credentials
-from tasuki.engine.tiers.remote.lookups import LOOKUP_SECONDS, NO_LOOKUP, Lookups
+from tasuki.engine.tiers.remote.bucket import (
+    Bucket,
+    Credentials,
+    RemoteFailed,
+    open_bucket,
+    read_credentials,
+)
 from tasuki.engine.tiers.remote.manifest import (
     LEAST_TOKENS,
     MOST_BYTES,
@@ -27,10 +31,16 @@ from tasuki.engine.tiers.remote.manifest import (
     name_of,
     runs_of,
 )
-from tasuki.engine.tiers.remote.remote_failed import RemoteFailed
-from tasuki.engine.tiers.remote.remote_memory import RemoteMemory, probe, remote_memory
+from tasuki.engine.tiers.remote.remote_memory import (
+    LOOKUP_SECONDS,
+    NO_LOOKUP,
+    Lookups,
+    RemoteMemory,
+    probe,
+    remote_memory,
+)
 from tasuki.engine.tiers.remote.remote_objects import RemoteObjects
-from tasuki.engine.tiers.store.patience import MOST_FAILURES, Patience
+from tasuki.engine.tiers.store import MOST_FAILURES, Patience
 from tasuki.engine.tiers.tier_prices import CPU_LINK
 from tests.harness.engines import alone, prompt, submit, tiny_parts
 from tests.harness.kept_goldens import RemoteGoldens
@@ -51,8 +61,8 @@ SLABS = 400
 @pytest.fixture(autouse=True)
 def near_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few tokens would be computed rather than fetched."""
-    monkeypatch.setattr("tasuki.engine.build.REMOTE_LINK", CPU_LINK)
-    monkeypatch.setattr("tasuki.engine.build.DISK_LINK", CPU_LINK)
+    monkeypatch.setattr("tasuki.engine.assembly.engines.REMOTE_LINK", CPU_LINK)
+    monkeypatch.setattr("tasuki.engine.assembly.engines.DISK_LINK", CPU_LINK)
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tasuki.dashboard.history.to_json import to_json
-from tasuki.dashboard.metrics.life_spans import prefilled_seconds, queued_seconds
+from tasuki.dashboard.history.events import to_json
+from tasuki.dashboard.metrics.request_metrics import prefilled_seconds, queued_seconds
 from tasuki.engine import request as states
 from tasuki.engine.messages import LifeMark, RequestPhase, Stage
 from tasuki.server.smg.node_info import scheduler_load
@@ -62,7 +62,7 @@ def test_every_reader_counts_a_phase_alike(phase: RequestPhase) -> None:
 
 
 def test_every_phase_that_lasts_has_a_span() -> None:
-    otel = pytest.importorskip("tasuki.server.tracing.otel")
+    otel = pytest.importorskip("tasuki.server.otel")
     momentary = {phase for phase in RequestPhase if phase.stage is Stage.OVER}
     # A retracted request waits again at once.
     momentary.add(RequestPhase.RETRACTED)

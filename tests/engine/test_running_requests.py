@@ -16,8 +16,11 @@ from tasuki.engine.progress import ProgressTable
 from tasuki.engine.request import Aborted, Active, Decoding, Prefilling, Request
 from tasuki.engine.scheduling.forward_planner import ForwardPlanner
 from tasuki.engine.scheduling.running_requests import Held, RunningRequests
-from tasuki.engine.scheduling.scheduled_forward import AnswerRows, ScheduledForward
-from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
+from tasuki.engine.scheduling.scheduled_forward import (
+    AnswerRows,
+    ScheduledForward,
+    ScheduledSequence,
+)
 from tasuki.model.ops.sampling.params import SamplingParams
 
 LANES = 24

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.admission.queue_limit import QueueLimit
-from tasuki.engine.admission.seats import Seats
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.handover.base import Handover
 from tasuki.engine.request import Decoding, Finished, Prefilling, Request
-from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
+from tasuki.engine.scheduling.admission import QueueLimit, Seats
+from tasuki.engine.scheduling.scheduled_forward import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.speculation.draft_limit import FixedLimit
 from tasuki.model.ops.sampling.params import SamplingParams

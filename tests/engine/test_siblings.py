@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.engine.config import Role
 from tasuki.engine.progress import ProgressTable
 from tasuki.engine.request import Prefilling, Request
-from tasuki.engine.role import Role
 from tasuki.engine.runner.cpu_runner import CpuRunner
-from tasuki.engine.scheduling.siblings import Leader, common_tokens, follow, leader_of, pays
+from tasuki.engine.scheduling.shared_prompts import Leader, common_tokens, follow, leader_of, pays
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import Allocation
 from tests.handover.test_pulls import reserve, said, sender_over

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from scripts.tiers.ids_and_bytes import LAYOUT
-from tasuki.engine.tiers.kept.records import DIGEST_BYTES, Kept, Taken
-from tasuki.engine.tiers.kept.standing import Standing
+from tasuki.engine.tiers.disk.standing import DIGEST_BYTES, Kept, Standing, Taken
 from tasuki.pycache.layout import PAGE_TOKENS
 
 SLABS = 8

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.engine.admission.seats import Seats
-from tasuki.engine.admission.step_outlook import StepOutlook
+from tasuki.engine.scheduling.admission import Seats, StepOutlook
 
 STEPS = st.lists(st.tuples(st.integers(1, 300), st.floats(1e-5, 10)), min_size=1, max_size=60)
 

@@ -10,9 +10,9 @@ import pytest
 from tasuki.decode_node import handover_messages as decode_wire
 from tasuki.decode_node.prefill_load import PrefillNodeLoad
 from tasuki.engine import messages as m
-from tasuki.engine.admission import first_token_outlook
 from tasuki.engine.messages.proto import sampling_to_proto
-from tasuki.engine.routing.prefill_load import PrefillLoad
+from tasuki.engine.routing import PrefillLoad
+from tasuki.engine.scheduling import admission
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.prefill_node import handover_messages as prefill_wire
 from tasuki.proto import handover_pb2 as pb
@@ -25,7 +25,7 @@ from tests.harness.engines import prompt, submit
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> DecodeNode:
     """It knows its speed: thousands of tokens a second, however slow the machine is."""
-    monkeypatch.setattr(first_token_outlook, "_WINDOW_SECONDS", 1e-9)
+    monkeypatch.setattr(admission, "_WINDOW_SECONDS", 1e-9)
     node = DecodeNode(tmp_path, max_batch=4)
     node.post(submit("before", prompt(40), 2))
     node.run()

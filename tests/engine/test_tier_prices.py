@@ -4,7 +4,7 @@ import pytest
 
 from tasuki.engine.tiers import tier_prices as t
 from tasuki.model.config import ModelConfig
-from tasuki.model.flops import PrefillFlops
+from tasuki.model.costs import PrefillFlops
 from tasuki.model.known_models import published_or_folder
 from tasuki.pycache.layout import PAGE_TOKENS
 

@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 
 from tasuki.engine.tiers.lower_tiers import LowerTier, LowerTiers
-from tasuki.engine.tiers.store.io_threads import IoThreads
-from tasuki.engine.tiers.store.within import within
+from tasuki.engine.tiers.store import IoThreads, within
 from tests.harness.waiting import HANG_SECONDS
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.admission import first_token_outlook
-from tasuki.engine.admission.first_token_outlook import FirstTokenOutlook
+from tasuki.engine.config import Role
 from tasuki.engine.request import Request
-from tasuki.engine.role import Role
+from tasuki.engine.scheduling import admission
+from tasuki.engine.scheduling.admission import FirstTokenOutlook
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engines import Lone, engine_config, prompt, submit, tiny_parts
 from tests.harness.manual_clock import ManualClock
@@ -108,7 +108,7 @@ NOW = 1e-9
 @pytest.fixture
 def lone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lone:
     """An engine that expects as much as it has just done, while one request runs and one waits."""
-    monkeypatch.setattr(first_token_outlook, "_WINDOW_SECONDS", 1e-9)
+    monkeypatch.setattr(admission, "_WINDOW_SECONDS", 1e-9)
     lone = Lone(engine_config(tmp_path, max_batch=1), Role.FUSED, tiny_parts())
     lone.ask("before", prompt(40), 2)
     lone.post(submit("runs", prompt(40), 12))
@@ -151,7 +151,7 @@ def test_forks_are_one_prompt(lone: Lone) -> None:
 def test_a_nodes_own_target_is_of_those_who_name_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(first_token_outlook, "_WINDOW_SECONDS", 1e-9)
+    monkeypatch.setattr(admission, "_WINDOW_SECONDS", 1e-9)
     config = engine_config(tmp_path, max_batch=1, ttft_target=NOW)
     lone = Lone(config, Role.FUSED, tiny_parts())
     lone.ask("before", prompt(40), 2)

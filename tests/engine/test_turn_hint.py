@@ -7,7 +7,7 @@ import pytest
 
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import FinishReason
-from tasuki.engine.scheduling.turn_end import read_tool_call_ids, turn_hint
+from tasuki.engine.scheduling.checkpoints import read_tool_call_ids, turn_hint
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.prefix_cache import HybridPrefixCache

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasuki.engine import messages as m
-from tasuki.engine.admission.queue_limit import QueueLimit
 from tasuki.engine.request import Request
+from tasuki.engine.scheduling.admission import QueueLimit
 from tasuki.engine.scheduling.waiting_queue import WaitingQueue
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.manual_clock import ManualClock

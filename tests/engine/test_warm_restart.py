@@ -17,15 +17,13 @@ import torch
 
 from scripts.tiers.ids_and_bytes import LAYOUT, Turns
 from tasuki.engine import messages as m
-from tasuki.engine.build import kept_contract
-from tasuki.engine.messages.evictions import LOAD_FAILED
+from tasuki.engine.assembly.engines import kept_contract
+from tasuki.engine.messages.reports import LOAD_FAILED
 from tasuki.engine.tiers.digests import DigestKind
-from tasuki.engine.tiers.kept import kept_folder, kept_index
-from tasuki.engine.tiers.kept.disk_failed import DiskFailed
-from tasuki.engine.tiers.kept.kept_folder import KeptFolder
-from tasuki.engine.tiers.kept.kept_index import KeptIndex
-from tasuki.engine.tiers.kept.records import Heading, Kept, Taken, encoded, records_in
-from tasuki.engine.tiers.kept.standing import Standing
+from tasuki.engine.tiers.disk import kept_folder, kept_index
+from tasuki.engine.tiers.disk.kept_folder import DiskFailed, KeptFolder
+from tasuki.engine.tiers.disk.kept_index import KeptIndex
+from tasuki.engine.tiers.disk.standing import Heading, Kept, Standing, Taken, encoded, records_in
 from tasuki.engine.tiers.tier_prices import CPU_LINK
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.windows.digest import word_keys
@@ -42,7 +40,9 @@ NEXT = [each + alone(each, 2) + prompt(30, seed=9) for each in PROMPTS]
 @pytest.fixture(autouse=True)
 def near_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few tokens would be computed rather than read."""
-    monkeypatch.setattr("tasuki.engine.build.DISK_LINK", replace(CPU_LINK, fixed_seconds=0.0))
+    monkeypatch.setattr(
+        "tasuki.engine.assembly.engines.DISK_LINK", replace(CPU_LINK, fixed_seconds=0.0)
+    )
 
 
 class KeepingEngine(TieredEngine):

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.apart import worker_links
-from tasuki.engine.apart.codec import FrameReader, frame_of
+from tasuki.engine.apart import front_links
 from tasuki.engine.apart.control import TokensMade
-from tasuki.engine.apart.worker_links import NUMBER_BYTES, WorkerLinks, opened_door
+from tasuki.engine.apart.frames import FrameReader, frame_of
+from tasuki.engine.apart.front_links import NUMBER_BYTES, WorkerLinks, opened_door
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.waiting import until
 
@@ -253,7 +253,7 @@ def test_requests_and_losses_in_every_order_end_once_at_the_front_and_leave_noth
         made.append(ScriptedLink())
         return made[-1]
 
-    monkeypatch.setattr(worker_links, "FrontLink", make)
+    monkeypatch.setattr(front_links, "FrontLink", make)
     owner = {"a": 1, "b": 1, "c": 2}
     every = orders()
     assert len(every) == 896

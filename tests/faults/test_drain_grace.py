@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.utils.service_manager import report_ready
+from tasuki.utils.system import report_ready
 from tests.harness.daemons import Node, asked, flags, random_prompt
 from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.http_calls import Reply, ask

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from tasuki.engine.config import EngineConfig
-from tasuki.model.batch import Batch, SequenceSlice
-from tasuki.model.hooks import NullHooks
-from tasuki.pycache.copies import copy_slot
+from tasuki.model.forward import Batch, NullHooks, SequenceSlice
+from tasuki.pycache.arena import copy_slot
 from tests.gpu.shapes import CONFIGS, VOCAB, parts_of
 
 BOUND = 0.02

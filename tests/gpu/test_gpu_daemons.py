@@ -6,7 +6,7 @@ other, and digests are checked there.
 
 import pytest
 
-from tasuki.cli.demo.token_comparison import TIE_MARGIN
+from tasuki.cli.demo import TIE_MARGIN
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.harness.daemons import Node, Pair, Question, asked, flags, questions, random_prompt
 

@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from tasuki.engine.build import EngineParts, build_parts
+from tasuki.engine.assembly.engines import EngineParts, build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.handover.early.early_step import EarlyStep, EarlySteps
-from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
-from tasuki.model.hooks import NullHooks
+from tasuki.model.forward import Batch, NullHooks, SequenceSlice
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.pycache.arena import Arena
-from tasuki.transfer.receiving.layer_barrier import LayerBarrier
+from tasuki.transfer.receiving.incoming_room import LayerBarrier
 from tests.gpu.shapes import CONFIGS, VOCAB, parts_of
 from tests.harness.draft_entries import assert_kept_as_by_one_forward, entries
 from tests.harness.engines import Lone, engine_config, submit

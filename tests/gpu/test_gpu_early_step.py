@@ -8,10 +8,10 @@ import torch
 
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.handover.early.early_step import EarlyStep, EarlySteps
-from tasuki.model.batch import SequenceSlice
+from tasuki.model.forward import SequenceSlice
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.transfer.receiving.layer_barrier import LayerBarrier
+from tasuki.transfer.receiving.incoming_room import LayerBarrier
 from tests.gpu.shapes import parts_of
 
 LONG_CYCLES = 2_000_000_000

@@ -13,18 +13,17 @@ from statistics import median
 import pytest
 import torch
 
-from tasuki.engine.build import EngineParts, build_arena, build_model
+from tasuki.engine.assembly.engines import EngineParts, build_arena, build_model
 from tasuki.engine.config import EngineConfig
-from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
-from tasuki.model.hooks import NullHooks
+from tasuki.model.forward import Batch, NullHooks, SequenceSlice
 from tasuki.model.quantise.folder import quantise_folder
 from tasuki.model.quantise.format_names import SERVED_ON_GPUS
 from tasuki.model.quantise.quantised_source import QuantisedSource
 from tasuki.model.quantise.recipe import RECIPES
 from tasuki.model.weights.layers import assemble
 from tasuki.model.weights.random_weights import RandomSource
-from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import StepCounter
 from tests.gpu.shapes import VOCAB, dense_raw, moe_raw
 from tests.harness.engines import Lone, engine_config, submit
 from tests.harness.goldens import OWN_MODELS, QUANTISED, cases_of, reference_dir

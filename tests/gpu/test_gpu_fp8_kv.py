@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from tasuki.cli.embedded import embedded_model
-from tasuki.engine.build import EngineParts, build_model, build_parts
-from tasuki.model.batch import Batch
+from tasuki.engine.assembly.engines import EngineParts, build_model, build_parts
 from tasuki.model.config import ModelConfig
+from tasuki.model.forward import Batch
 from tasuki.model.ops.attention.page_rows import fp8_views
 from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.pycache.arena import Arena

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.speculation.mtp_drafter import MtpDrafter
-from tasuki.model.draft_vocabulary import DraftHead
+from tasuki.engine.speculation.drafting import MtpDrafter
+from tasuki.model.draft_layer import DraftHead
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
 from tests.gpu.shapes import CONFIGS, VOCAB, parts_of

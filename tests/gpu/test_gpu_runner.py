@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.runner.sequence_states import SequencePages
-from tasuki.model.batch import Batch, SequenceSlice
-from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.engine.runner.rows import SequencePages
+from tasuki.model.forward import Batch, SequenceSlice
+from tasuki.transfer.windows.window import StepCounter
 from tests.gpu.shapes import CONFIGS, parts_of
 from tests.harness.waiting import until
 
@@ -23,7 +23,7 @@ def sequence(first: int, count: int) -> SequencePages:
 
 
 def test_padded_sizes_reach_the_largest_and_waste_little() -> None:
-    from tasuki.engine.runner.padded_sizes import padded_sizes
+    from tasuki.engine.runner.rows import padded_sizes
 
     for largest in (1, 2, 3, 5, 16, 60, 64, 100, 512):
         sizes = padded_sizes(largest)
@@ -34,7 +34,7 @@ def test_padded_sizes_reach_the_largest_and_waste_little() -> None:
 
 
 def test_rows_keep_their_seats_and_their_pages() -> None:
-    from tasuki.engine.runner.block_table import BlockTable
+    from tasuki.engine.runner.device_batch import BlockTable
 
     table = BlockTable(4, 16, DEVICE)
     a, b, c, d = (sequence(100 * i, 3 + i) for i in range(4))
@@ -58,7 +58,7 @@ def test_rows_keep_their_seats_and_their_pages() -> None:
 @pytest.mark.parametrize("draft_layers", [0, 1])
 @pytest.mark.parametrize("shape", sorted(CONFIGS))
 def test_the_counter_ticks_once_a_layer_after_its_work(shape: str, draft_layers: int) -> None:
-    from tasuki.engine.runner.layer_events import LayerEvents
+    from tasuki.engine.runner.cuda_runner import LayerEvents
 
     config = EngineConfig(dtype="bfloat16", device="cuda", arena_mib=128)
     parts = parts_of(shape, config, draft_layers)

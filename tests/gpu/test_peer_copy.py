@@ -23,8 +23,7 @@ from tasuki.transfer.transports.base import (
 )
 from tasuki.transfer.windows.descriptors import Pieces
 from tasuki.transfer.windows.digest import ArenaWindow, WindowDigester
-from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.window import WindowHeader
+from tasuki.transfer.windows.window import StepCounter, WindowHeader
 from tests.harness.fork_server import forked_peer
 from tests.harness.loopback_pair import FULL, GDN, small_layout
 from tests.harness.peer_wire import PeerWire, serve

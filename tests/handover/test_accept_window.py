@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.engine.config import Role
 from tasuki.engine.handover.accept_window import AcceptWindow
-from tasuki.engine.role import Role
-from tasuki.engine.routing.cost_learner import FRESH, LEAST
+from tasuki.engine.routing import FRESH, LEAST
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.prefill_node import handover_room
 from tasuki.prefill_node.handover_room import OutgoingHandover

@@ -11,8 +11,7 @@ from tasuki.transfer.liveness.node_progress import (
     progress_from_wire,
     progress_to_wire,
 )
-from tasuki.utils.loops.loop_pulse import LoopPulse
-from tasuki.utils.loops.loop_thread import LoopThread
+from tasuki.utils.loops import LoopPulse, LoopThread
 from tests.harness.handover_nodes import nodes
 from tests.harness.waiting import HANG_SECONDS, until
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.engine.config import Role
 from tasuki.engine.handover.decode_side import DecodeHandover
 from tasuki.engine.handover.receiving.decode_room import (
     MOVES,
@@ -16,7 +17,6 @@ from tasuki.engine.handover.receiving.decode_room import (
     Wanted,
 )
 from tasuki.engine.request import IllegalMove, Request
-from tasuki.engine.role import Role
 from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts

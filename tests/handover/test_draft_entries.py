@@ -5,7 +5,7 @@ keeps: in one node and its chunks and steps, after a hand-over and an early step
 import numpy as np
 import pytest
 
-from tasuki.engine.build import EngineParts, build_parts
+from tasuki.engine.assembly.engines import EngineParts, build_parts
 from tests.harness.draft_entries import assert_kept_as_by_one_forward
 from tests.harness.engine_pair import engine_pair
 from tests.harness.engines import Lone, engine_config, submit

@@ -9,14 +9,13 @@ import pytest
 from tasuki.cli.embedded import embedded_model
 from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt
-from tasuki.engine.build import asked_model
+from tasuki.engine.assembly.engines import asked_model
 from tasuki.engine.config import EngineConfig
 from tasuki.proto import inference_pb2 as pb
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.precision.encoding_source import EncodingSource
-from tasuki.transfer.precision.precision import Precision, WirePrecision
-from tasuki.transfer.precision.settings import WireSettings
 from tasuki.transfer.precision.wire_layout import WireUnits
+from tasuki.transfer.settings import Precision, WirePrecision, WireSettings
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.harness.daemons import Node, asked, flags, fleet, meet, random_prompt
 from tests.harness.engine_pair import engine_pair

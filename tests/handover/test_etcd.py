@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasuki.server.discovery.etcd import Etcd, EtcdError
-from tasuki.server.discovery.etcd_membership import EtcdMembership
-from tasuki.server.discovery.registration import Registration
+from tasuki.server.discovery.registration import EtcdMembership, Registration
 from tests.harness.daemons import Node, asked, flags, fleet, random_prompt
 from tests.harness.etcd_process import EtcdProcess, running_etcd
 from tests.harness.waiting import HANG_SECONDS, until

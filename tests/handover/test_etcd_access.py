@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -86,7 +86,7 @@ def put(key: str) -> Callable[[Etcd], Awaitable[object]]:
 
 def test_a_user_writes_the_nodes_keys_and_no_others(guarded: Guarded) -> None:
     def client() -> Etcd:
-        return guarded.access.client(guarded.etcd.url)
+        return Etcd(guarded.etcd.url, guarded.access)
 
     asked(client, put(PREFIX + "one"))
     assert asked(client, lambda etcd: etcd.range(PREFIX))
@@ -106,12 +106,12 @@ def test_without_the_password_nothing_is_read_or_written(
     complaint: str,
 ) -> None:
     with pytest.raises(EtcdError, match=complaint):
-        asked(lambda: Etcd(guarded.etcd.url, guarded.access.tls, login), ask)
+        asked(lambda: Etcd(guarded.etcd.url, replace(guarded.access, login=login)), ask)
 
 
 def test_a_watch_that_is_refused_is_a_typed_error(guarded: Guarded) -> None:
     async def watched() -> None:
-        etcd = guarded.access.client(guarded.etcd.url)
+        etcd = Etcd(guarded.etcd.url, guarded.access)
         try:
             async with asyncio.timeout(HANG_SECONDS):
                 async for _ in etcd.changed("/other/", 1):
@@ -127,12 +127,12 @@ def test_an_etcd_of_another_authority_is_not_asked(guarded: Guarded, tmp_path: P
     stranger = Authority(tmp_path, "stranger")
     access = EtcdAccess.load(stranger.path, guarded.login)
     with pytest.raises(EtcdError, match="CERTIFICATE_VERIFY_FAILED"):
-        asked(lambda: access.client(guarded.etcd.url), lambda etcd: etcd.range(PREFIX))
+        asked(lambda: Etcd(guarded.etcd.url, access), lambda etcd: etcd.range(PREFIX))
 
 
 def test_setting_it_up_again_changes_nothing(guarded: Guarded) -> None:
     output_of(guarded.set_up)
-    asked(lambda: guarded.access.client(guarded.etcd.url), put(PREFIX + "three"))
+    asked(lambda: Etcd(guarded.etcd.url, guarded.access), put(PREFIX + "three"))
     wrong = [
         f"--root={guarded.login}" if "--root" in str(word) else word for word in guarded.set_up
     ]
@@ -142,9 +142,9 @@ def test_setting_it_up_again_changes_nothing(guarded: Guarded) -> None:
 
 def test_a_client_whose_token_has_ended_logs_in_again(tmp_path: Path, guarded: Guarded) -> None:
     async def scenario() -> None:
-        etcd = guarded.access.client(guarded.etcd.url)
+        etcd = Etcd(guarded.etcd.url, guarded.access)
         membership = DecodeConfig(etcd=guarded.etcd.url).membership(guarded.access)
-        node = Registration(guarded.access.client(guarded.etcd.url), PREFIX + "kept", "127.0.0.1:9")
+        node = Registration(Etcd(guarded.etcd.url, guarded.access), PREFIX + "kept", "127.0.0.1:9")
         node.start()
         async with aclosing(membership.changes()) as changes:  # type: ignore[type-var]
             async with asyncio.timeout(HANG_SECONDS):

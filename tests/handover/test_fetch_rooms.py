@@ -10,8 +10,8 @@ import pytest
 
 from tasuki.decode_node.prefill_link import PrefillConnection
 from tasuki.engine import messages as m
-from tasuki.transfer.precision.precision import WirePrecision
 from tasuki.transfer.precision.wire_layout import WireUnits
+from tasuki.transfer.settings import WirePrecision
 from tasuki.transfer.windows.window import FinishedLayers
 from tests.harness.handover_nodes import (
     GENERATION,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.engine.config import Role
 from tasuki.engine.handover.fetching.fetches import MOST
 from tasuki.engine.handover.fetching.held_sender import MOST_IN_ALL, MOST_OF_A_NODE
-from tasuki.engine.role import Role
 from tasuki.engine.runner.cpu_runner import CpuRunner
 from tests.handover.test_pulls import give, prompt_of, reserve, said, sender_over
 from tests.harness.decode_engine import DecodeNode

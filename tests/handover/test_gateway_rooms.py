@@ -19,12 +19,12 @@ from tasuki.prefill_node.handover_room import (
     RoomEvent,
 )
 from tasuki.proto import handover_pb2 as pb
-from tasuki.server.auth.caller import ANYBODY, Caller
-from tasuki.server.auth.request_context import ANONYMOUS
+from tasuki.server.auth.callers import ANYBODY, Caller
+from tasuki.server.auth.tenants import ANONYMOUS
 from tasuki.server.errors import InvalidRequest
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms.room import Stopped
 from tasuki.transfer.sending.sender import Sender
-from tasuki.transfer.windows.send_report import Drain
 from tests.harness.interaction import Script, play, scripts
 
 ROOM = m.RoomId(77)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.engine.config import Role
 from tasuki.engine.handover.receiving.hand_backs import AT_A_TIME, MOST_WAITING
-from tasuki.engine.role import Role
 from tests.handover.test_pulls import REPORT, copy, prompt_of, reserve, sender_over
 from tests.harness.decode_engine import DecodeNode
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts

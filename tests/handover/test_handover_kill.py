@@ -23,7 +23,7 @@ from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.nixl.transport import NixlTransport
 from tasuki.transfer.windows.digest import WindowDigester
-from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import StepCounter
 from tests.harness.fork_server import forked_peer
 from tests.harness.handover_nodes import SLABS, Inbound, grant_of, wanted
 from tests.harness.loopback_pair import POISON, small_layout
@@ -80,7 +80,7 @@ async def decode_node(script: Script) -> AsyncIterator[Decode]:
             sender,
             transport,
             Contract("weights", layout),
-            NodeIdentity.new("decode-0", "nixl", transport, SLABS),
+            NodeIdentity.new("decode-0", "nixl", transport.metadata(), SLABS),
             FixedMembership([f"127.0.0.1:{port}"]),
             asyncio.get_running_loop(),
         )

@@ -5,8 +5,8 @@ import asyncio
 from dataclasses import replace
 
 from tasuki.engine import messages as m
-from tasuki.transfer.precision.precision import WirePrecision
 from tasuki.transfer.precision.wire_layout import WireUnits
+from tasuki.transfer.settings import WirePrecision
 from tests.harness.handover_nodes import HIT, grant_of, nodes, on_both_wires, wanted
 from tests.harness.handover_script import handover
 from tests.harness.interaction import Script, play, scripts

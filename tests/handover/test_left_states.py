@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.engine.config import Role
 from tasuki.engine.handover.leaving.heirs import ALONE, BESIDE
 from tasuki.engine.handover.leaving.sole_receivers import MOST, SoleReceivers
-from tasuki.engine.role import Role
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.handover.test_pulls import give, prompt_of, said, sender_over
 from tests.harness.engines import Lone, engine_config, tiny_parts

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.cli.demo.token_comparison import TIE_MARGIN, TIE_SHARE
+from tasuki.cli.demo import TIE_MARGIN, TIE_SHARE
 from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tasuki.decode_node import handover_messages as decode_wire
 from tasuki.engine import messages as m
 from tasuki.engine.messages import CAUSES
-from tasuki.engine.messages.evictions import LOAD_DECLINED, LOAD_FAILED
+from tasuki.engine.messages.reports import LOAD_DECLINED, LOAD_FAILED
 from tasuki.prefill_node import handover_messages as prefill_wire
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import report_pb2, timeline_pb2
@@ -26,8 +26,8 @@ from tasuki.transfer.errors import PeerInvalid, TransferError
 from tasuki.transfer.node_identity import EPOCH_BYTES, metadata_checksum
 from tasuki.transfer.protocol.messages import lease_from_wire, node_from_wire, windows_from_wire
 from tasuki.transfer.protocol.timeline_messages import sender_track_from_wire, timeline_from_wire
-from tasuki.transfer.timeline import KEPT_WINDOWS, ReceiverTrack
-from tasuki.transfer.transports.nixl.address import NixlAddress
+from tasuki.transfer.reports import KEPT_WINDOWS, ReceiverTrack
+from tasuki.transfer.transports.nixl.peer_metadata import NixlAddress
 from tasuki.transfer.transports.nvlink.peer_address import PeerAddress
 
 ROOM = m.RoomId(7)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.build import EngineParts
+from tasuki.engine.assembly.engines import EngineParts
+from tasuki.engine.config import Role
 from tasuki.engine.handover.decode_side import DecodeHandover
 from tasuki.engine.handover.prefill_side import PrefillHandover
-from tasuki.engine.role import Role
-from tasuki.engine.routing.cost_learner import LEAST, CostLearner
+from tasuki.engine.routing import LEAST, CostLearner
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.sending.link import SourceArena

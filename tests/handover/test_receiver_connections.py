@@ -19,11 +19,9 @@ from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.fencing.writer_liveness import WriterLife
 from tasuki.transfer.liveness.node_progress import NodeProgress
-from tasuki.transfer.node_identity import ArenaAddress, NodeIdentity
-from tasuki.transfer.process_identity import ProcessIdentity
-from tasuki.transfer.sending.connect import connect_within
-from tasuki.transfer.sending.link import Link
-from tasuki.transfer.sending.write_leases import WriteLeases
+from tasuki.transfer.node_identity import ArenaAddress, NodeIdentity, ProcessIdentity
+from tasuki.transfer.sending.link import Link, WriteLeases
+from tasuki.transfer.sending.sender import connect_within
 from tasuki.transfer.transports.base import Endpoint
 from tests.harness.waiting import HANG_SECONDS
 

@@ -10,9 +10,9 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.pycache.layout import LayerKind
-from tasuki.transfer.precision.precision import WirePrecision
 from tasuki.transfer.precision.wire_layout import WireUnits
-from tasuki.transfer.timeline import Phase
+from tasuki.transfer.reports import Phase
+from tasuki.transfer.settings import WirePrecision
 from tests.harness.handover_nodes import Nodes, nodes, on_both_wires, pull_of, source_of
 from tests.harness.handover_script import handover
 from tests.harness.interaction import Script, play, scripts

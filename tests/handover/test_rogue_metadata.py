@@ -16,7 +16,7 @@ import pytest
 
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc, inference_pb2
-from tasuki.transfer.transports.nixl.address import NixlAddress
+from tasuki.transfer.transports.nixl.peer_metadata import NixlAddress
 from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
 from tests.harness.daemons import Node, asked, flags, fleet, questions
 from tests.harness.rogue_receiver import SLABS, contract_of, node_of

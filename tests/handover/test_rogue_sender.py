@@ -96,7 +96,7 @@ async def receiver(
     script: tuple[Says, ...], hangs_up: bool
 ) -> AsyncIterator[tuple[HandoverClient, Inbound, Pair]]:
     with loopback_pair(slabs=SLABS) as pair:
-        node = NodeIdentity.new("rogue", "loopback", pair.source.transport, SLABS)
+        node = NodeIdentity.new("rogue", "loopback", pair.source.transport.metadata(), SLABS)
         rogue = RogueSender(node, script, hangs_up)
         inbound = Inbound()
         contract = Contract("weights", pair.target.layout)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tasuki.utils.loops.guarded_tasks import GuardedTasks
+from tasuki.utils.loops import GuardedTasks
 from tests.harness.handover_script import handover
 from tests.harness.interaction import Script, play, scripts
 from tests.harness.waiting import HANG_SECONDS
@@ -19,7 +19,7 @@ def test_script(script: Script) -> None:
 def test_tasks_end_in_bounded_time_and_tell_what_they_raised(
     monkeypatch: pytest.MonkeyPatch, ignores: bool
 ) -> None:
-    monkeypatch.setattr("tasuki.utils.loops.guarded_tasks._END_SECONDS", 0.1)
+    monkeypatch.setattr("tasuki.utils.loops._END_SECONDS", 0.1)
 
     async def scenario() -> None:
         told: list[Exception] = []

@@ -4,7 +4,7 @@ memory of rooms that are over."""
 import asyncio
 
 from tasuki.prefill_node.ended_rooms import EndedRooms
-from tasuki.transfer.windows.send_report import Drain
+from tasuki.transfer.reports import Drain
 from tests.harness.handover_script import handover
 from tests.harness.interaction import Script, play, scripts
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.engine.config import Role
 from tasuki.engine.handover.early.early_step import EarlySteps
-from tasuki.engine.messages.evictions import LOAD_FAILED
-from tasuki.engine.role import Role
-from tasuki.engine.tiers.pieces import page_bytes, slot_bytes
+from tasuki.engine.messages.reports import LOAD_FAILED
+from tasuki.engine.tiers.digests import page_bytes, slot_bytes
 from tests.handover.test_pulls import prompt_of, reserve, sender_over
 from tests.harness.engine_pair import EnginePair, engine_pair
 from tests.harness.engines import Lone, alone, engine_config, prompt, submit, tiny_parts

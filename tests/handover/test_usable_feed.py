@@ -12,7 +12,7 @@ from tasuki.prefill_node import usable_feed
 from tasuki.prefill_node.usable_feed import UsableFeed
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache._cpp_cache import PrefixCache
-from tasuki.pycache.packed_events import pack_events
+from tasuki.pycache.packed import pack_events
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.protocol.usable_prefixes import MOST_PREFIXES
 from tests.harness.trees import keep, text, tree_of

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from tasuki.engine import messages as m
-from tasuki.server.auth.held_bytes import HeldBytes
+from tasuki.server.auth.limits import HeldBytes
 from tasuki.server.config import ServerConfig
 from tasuki.server.openai.generation import ServedModel
-from tasuki.server.text.chat_template import ChatTemplate
+from tasuki.server.text.rendering.chat_template import ChatTemplate
 from tasuki.server.text.stop_strings import StopPlace
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_chat import AGENT_TEMPLATE

@@ -7,18 +7,19 @@ from itertools import pairwise
 from typing import Any
 
 from tasuki.engine.messages import FinishReason, Usage
-from tasuki.server.text.answer_parts import (
+from tasuki.server.text.parsing.answer_parser import AnswerParser
+from tasuki.server.text.stop_strings import NO_STOPS, StopRule
+from tasuki.server.text.text_answer import (
     AnswerItem,
     CallArguments,
     CallBegin,
     CallEnd,
     Content,
+    Ending,
+    Piece,
     Reasoning,
+    Thinking,
 )
-from tasuki.server.text.parsing.answer_parser import AnswerParser
-from tasuki.server.text.stop_strings import NO_STOPS, StopRule
-from tasuki.server.text.text_answer import Ending, Piece
-from tasuki.server.text.thinking import Thinking
 
 _USAGE = Usage(0, 0, None, None, "local", False, 0.0, 0.0)
 BY_ITSELF = Ending(FinishReason.STOP, 0, _USAGE)

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import grpc
 
-from tasuki.cli.demo.token_comparison import TIE_MARGIN
+from tasuki.cli.demo import TIE_MARGIN
 from tasuki.cli.embedded import embedded_model
 from tasuki.cli.launcher import Daemon
 from tasuki.client.answer import Answer, AnswerStream

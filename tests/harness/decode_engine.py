@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tasuki.engine import messages as m
-from tasuki.engine.role import Role
+from tasuki.engine.config import Role
 from tests.harness.engines import Lone, engine_config, prompt, submit, tiny_parts
 
 _HIT = m.HitBreakdown(100, 0, 0, {"new": 100}, None)

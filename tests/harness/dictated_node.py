@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tasuki.cli.embedded import embedded_model
-from tasuki.engine.build import EngineParts, build_cache, build_fused_engine
+from tasuki.engine.assembly.engines import EngineParts, build_cache, build_fused_engine
 from tasuki.engine.runner import cpu_runner
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
@@ -26,12 +26,12 @@ from tasuki.model.weights.random_weights import random_weights
 from tasuki.pycache.arena import Arena
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.client_front import client_routes
-from tasuki.server.daemon.near_engine import NearEngine
 from tasuki.server.daemon.node import Node, about_node
+from tasuki.server.daemon.running_engine import NearEngine
 from tasuki.server.openai.routes import served_model
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer
-from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import StepCounter
 from tests.harness.engines import TINY, engine_config
 from tests.harness.grpc_fixtures import loop_on_a_thread
 from tests.harness.http_calls import Reply, ask

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.pycache.copies import run_copies
+from tasuki.pycache.arena import run_copies
 from tests.harness.engines import Lone
 from tests.harness.goldens import Request, Workspace
 

@@ -6,10 +6,8 @@ from itertools import count
 
 import numpy as np
 
-from tasuki.engine.speculation.chances import Chances
 from tasuki.engine.speculation.draft_limit import DraftLimit
-from tasuki.engine.speculation.drafter import DraftSource
-from tasuki.engine.speculation.drafting import Drafting
+from tasuki.engine.speculation.drafting import Chances, Drafting, DraftSource
 from tasuki.engine.speculation.step_costs import StepShape
 
 Costs = Callable[[StepShape, int], float]

@@ -13,19 +13,18 @@ from typing import Any
 import torch
 
 from tasuki.engine import messages as m
-from tasuki.engine.build import EngineParts, build_early_start
-from tasuki.engine.config import EngineConfig
+from tasuki.engine.assembly.engines import EngineParts, build_early_start
+from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.handover.receiving.early_start import EarlyStart
-from tasuki.engine.role import Role
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.errors import TransferError
-from tasuki.transfer.precision.settings import WireSettings
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.sending.outgoing_room import RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
+from tasuki.transfer.settings import WireSettings
 from tasuki.transfer.transports.loopback import Faults, LoopbackFabric, LoopbackTransport, no_faults
-from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.window import Destination
 from tests.harness.engines import Lone
 from tests.harness.loopback_pair import Ends
 from tests.harness.waiting import HANG_SECONDS

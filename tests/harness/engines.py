@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from tasuki.engine import messages as m
-from tasuki.engine.build import (
+from tasuki.engine.assembly.engines import (
     EngineParts,
     build_decode_engine,
     build_early_start,
@@ -17,10 +17,9 @@ from tasuki.engine.build import (
     build_parts,
     build_prefill_engine,
 )
-from tasuki.engine.config import EngineConfig
+from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.engine import Engine
 from tasuki.engine.handover.receiving.early_start import EarlyStart
-from tasuki.engine.role import Role
 from tasuki.engine.tiers.disk.disk_memory import DiskMemory
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar import Grammar
@@ -30,14 +29,12 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, TierWrite
-from tasuki.pycache.arena import Arena
-from tasuki.pycache.arena_key import ArenaKey, Place
-from tasuki.pycache.copies import CopyKind
-from tasuki.pycache.layout import CacheLayout
-from tasuki.pycache.packed_tree import TreeNode
+from tasuki.pycache.arena import Arena, CopyKind
+from tasuki.pycache.layout import ArenaKey, CacheLayout, Place
+from tasuki.pycache.packed import TreeNode
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.sending.sender import Sender
-from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import StepCounter
 
 Kind = TypeVar("Kind")
 

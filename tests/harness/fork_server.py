@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 
 _PRELOADED = [
     *("tasuki.prefill_node.running.daemon", "tasuki.decode_node.running.daemon"),
-    *("tasuki.server.daemon.serving.fused_node", "tasuki.engine.build_ranks"),
+    *("tasuki.server.daemon.fused_node", "tasuki.engine.assembly.ranks"),
     *("tasuki.prefill_node.main", "tasuki.decode_node.main", "tasuki.server.daemon.fused"),
     *("tasuki.cli.main", "llguidance", "jinja2.ext", "pytest"),
     *("tests.harness.forked_daemon", "tests.harness.frozen_heap"),

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
-from tasuki.model.hooks import LayerHooks, NullHooks
+from tasuki.model.forward import Batch, LayerHooks, NullHooks, SequenceSlice
 from tasuki.model.ops.linear.reference import product
 from tasuki.model.ops.norm.reference import rms_norm
 from tasuki.model.qwen3_5 import Qwen35Model

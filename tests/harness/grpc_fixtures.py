@@ -20,7 +20,7 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.server.grpc.services import grpc_services
-from tasuki.server.text.chat_template import ChatTemplate
+from tasuki.server.text.rendering.chat_template import ChatTemplate
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer
 from tests.harness.api_keys import metadata

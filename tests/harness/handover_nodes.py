@@ -21,7 +21,6 @@ from tasuki.proto import handover_pb2_grpc
 from tasuki.pycache.layout import CacheLayout
 from tasuki.server.discovery.membership import FixedMembership
 from tasuki.transfer.node_identity import NodeIdentity
-from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.rooms.room_deadlines import (
     PullReceiverDeadlines,
@@ -29,6 +28,7 @@ from tasuki.transfer.rooms.room_deadlines import (
     ReceiverDeadlines,
 )
 from tasuki.transfer.sending.sender import SenderSettings
+from tasuki.transfer.settings import Precision, WirePrecision
 from tasuki.transfer.transports.loopback import Faults, no_faults
 from tests.harness.loopback_pair import Pair, cells_in_use, loopback_pair, plans, random_ids
 from tests.harness.waiting import HANG_SECONDS
@@ -233,7 +233,9 @@ async def nodes(
             pair.back_receiver,
             pair.source.transport,
             contract,
-            NodeIdentity.new("prefill-0", "loopback", pair.source.transport, pair.source.slabs),
+            NodeIdentity.new(
+                "prefill-0", "loopback", pair.source.transport.metadata(), pair.source.slabs
+            ),
             asyncio.get_running_loop(),
             service_limits,
         )
@@ -276,7 +278,9 @@ async def receiving(
         pair.back_sender,
         pair.target.transport,
         contract,
-        NodeIdentity.new("decode-0", "loopback", pair.target.transport, pair.target.slabs),
+        NodeIdentity.new(
+            "decode-0", "loopback", pair.target.transport.metadata(), pair.target.slabs
+        ),
         FixedMembership([f"127.0.0.1:{port}"]),
         asyncio.get_running_loop(),
         limits,

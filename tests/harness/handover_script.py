@@ -22,9 +22,9 @@ import grpc
 
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2_grpc
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.transports.loopback import Fault, Faults
-from tasuki.transfer.windows.send_report import Drain
 from tests.harness.handover_nodes import (
     EXACT,
     FP8,

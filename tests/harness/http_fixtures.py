@@ -13,7 +13,7 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.client_front import client_routes
 from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.server.openai.generation import ServedModel
-from tasuki.server.openai.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
+from tasuki.server.openai.sampling import OPENAI_DEFAULTS, SamplingDefaults
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.grpc_fixtures import TOKENS_ONLY, Front, ScriptedEngine, Served, running_front
 from tests.harness.http_calls import JSON, Reply, ask, connect

@@ -14,17 +14,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tasuki.cli.fleet.fleet_handlers import FleetHandlers
-from tasuki.dashboard.fleet.exposition_text import read_samples
+from tasuki.cli.fleet.serving import FleetHandlers
 from tasuki.dashboard.fleet.fleet import Fleet
-from tasuki.dashboard.fleet.metric_names import WANTED
+from tasuki.dashboard.fleet.samples import WANTED, read_samples
 from tasuki.dashboard.metrics.exposition import Exposition
-from tasuki.dashboard.metrics.node_report import NodeReport
+from tasuki.dashboard.observed import NodeReport
 from tasuki.dashboard.page_files import load_page
 from tasuki.engine import messages as m
 from tasuki.engine.messages import LifeMark, RequestPhase
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.server.auth.access import LOOPBACK_ONLY, Access
+from tasuki.server.auth.callers import LOOPBACK_ONLY, Access
 from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.transfer.liveness.link_status import PrefillNodeState, PrefillNodeStatus
 from tests.harness.waiting import HANG_SECONDS

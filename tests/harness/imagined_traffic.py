@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tasuki.dashboard.history.events import Event, event_of, pools_event
-from tasuki.dashboard.metrics.node_report import NodeReport
+from tasuki.dashboard.observed import NodeReport
 from tasuki.engine import messages as m
 from tasuki.engine.messages import EvictedCheckpoint, Eviction, LifeMark, RequestPhase
 from tasuki.model.ops.sampling.params import SamplingParams

@@ -12,11 +12,10 @@ from typing import ClassVar
 import numpy as np
 
 from tasuki.engine import messages as m
-from tasuki.engine.build import build_parts
-from tasuki.engine.messages.evictions import LOAD_FAILED
+from tasuki.engine.assembly.engines import build_parts
+from tasuki.engine.messages.reports import LOAD_FAILED
 from tasuki.engine.tiers.remote.bucket import Bucket
-from tasuki.engine.tiers.remote.lookups import LEAST_GAIN, Lookups
-from tasuki.engine.tiers.remote.remote_memory import RemoteMemory
+from tasuki.engine.tiers.remote.remote_memory import LEAST_GAIN, Lookups, RemoteMemory
 from tasuki.engine.tiers.remote.remote_objects import RemoteObjects
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import PAGE_TOKENS

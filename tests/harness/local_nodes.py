@@ -6,8 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from tasuki.cli.planner.node_access import NodeAccess
-from tasuki.cli.planner.placed_nodes import PlacedNodes
+from tasuki.cli.planner.cluster import PlacedNodes
+from tasuki.cli.planner.config import NodeAccess
 from tasuki.cli.ray.actor import RayNode
 from tasuki.routing.planner.observation import NodeRole
 from tests.harness.waiting import HANG_SECONDS

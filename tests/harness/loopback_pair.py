@@ -11,24 +11,19 @@ from numpy.typing import NDArray
 
 from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.transfer.node_identity import ArenaAddress
-from tasuki.transfer.precision.decoding_sink import WindowSink
-from tasuki.transfer.precision.encoding_source import EncodingSource
+from tasuki.transfer.precision.encoding_source import EncodingSource, StagingBuffer
 from tasuki.transfer.precision.layer_codec import TorchLayerCodec
-from tasuki.transfer.precision.precision import WirePrecision
-from tasuki.transfer.precision.row_codec import RowFormat
-from tasuki.transfer.precision.staging_buffer import StagingBuffer
-from tasuki.transfer.precision.wire_layout import WireUnits
+from tasuki.transfer.precision.wire_layout import RowFormat, WireUnits
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.receiving.target_arena import TargetArena
-from tasuki.transfer.sending.direct_source import DirectSource, WindowSource
+from tasuki.transfer.receiving.target_arena import TargetArena, WindowSink
 from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
+from tasuki.transfer.sending.window_source import DirectSource, WindowSource
+from tasuki.transfer.settings import WirePrecision
 from tasuki.transfer.transports.loopback import Faults, LoopbackFabric, LoopbackTransport, no_faults
-from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.digest import WindowDigester
-from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.window import FinishedLayers
+from tasuki.transfer.windows.window import Destination, FinishedLayers, StepCounter
 from tests.harness.waiting import HANG_SECONDS
 
 POISON = 0xA5

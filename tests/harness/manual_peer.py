@@ -50,7 +50,7 @@ class ManualPeer:
         target = self._both.pair.target
         transport = LoopbackTransport(self._both.pair.fabric, "stranger")
         transport.register(target.memory.ctypes.data, target.memory.size)
-        node = NodeIdentity.new("stranger", "loopback", transport, target.slabs)
+        node = NodeIdentity.new("stranger", "loopback", transport.metadata(), target.slabs)
         request = pb.ConnectRequest(
             node=node_to_wire(node),
             contract=Contract("weights", target.layout).flat(),

@@ -10,15 +10,13 @@ import numpy as np
 
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.server.auth.caller import Caller
-from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
-from tasuki.server.auth.rate_limits import RateLimits
-from tasuki.server.auth.request_context import RequestContext
+from tasuki.server.auth.callers import Caller
+from tasuki.server.auth.limits import ConcurrencyCaps, RateLimits
+from tasuki.server.auth.tenants import RequestContext
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import RequestLimit, SessionBusy
 from tasuki.server.responses.stored_responses import ResponseStore
-from tasuki.server.sessions.session_store import Session, SessionStore, Tail
-from tasuki.server.sessions.turns import HeldSessions, OpenTurn
+from tasuki.server.sessions import HeldSessions, OpenTurn, Session, SessionStore, Tail
 from tasuki.server.workers import messages as w
 from tasuki.server.workers.registry import Registry
 from tests.harness.grpc_fixtures import TOKENS_ONLY, usage

@@ -19,8 +19,7 @@ from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.nixl.transport import NixlTransport
 from tasuki.transfer.windows.digest import WindowDigester
-from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.window import FinishedLayers
+from tasuki.transfer.windows.window import FinishedLayers, StepCounter
 from tests.harness.handover_nodes import HIT, PAGES, SLABS
 from tests.harness.loopback_pair import random_ids, small_layout
 
@@ -85,7 +84,7 @@ async def serve(channel: Connection, script: Script) -> None:
         receiver,
         transport,
         Contract("weights", layout),
-        NodeIdentity.new("prefill-0", "nixl", transport, SLABS),
+        NodeIdentity.new("prefill-0", "nixl", transport.metadata(), SLABS),
         loop,
     )
     server = grpc.aio.server()

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tasuki.cli.demo import script as demo_script
+from tasuki.cli import demo as demo_script
 from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import assemble
-from tasuki.model.weights.part import WHOLE, Part
+from tasuki.model.weights.matrix import WHOLE, Part
 from tasuki.model.weights.random_weights import RandomSource
 
 _SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -89,6 +89,6 @@ def _write_tokenizer(path: Path) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (message["content"] for turn in demo_script.turns() for message in turn)
+    texts = (message["content"] for turn in demo_script.scripted_turns() for message in turn)
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.save(str(path))

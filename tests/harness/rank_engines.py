@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tasuki.engine.build_ranks import build_leader_parts
-from tasuki.engine.parallel.rank_process import RankProcess
+from tasuki.engine.assembly.ranks import build_leader_parts
+from tasuki.engine.parallel.ranks import RankProcess
 from tasuki.utils.child_process import Job
-from tasuki.utils.os_threads import die_with_parent
+from tasuki.utils.system import die_with_parent
 from tests.harness.engines import Lone, engine_config
 from tests.harness.fork_server import forked_peer
 

@@ -178,7 +178,9 @@ class RoutingWorld:
     async def nodes(self, *names: str, route: str = "auto") -> None:
         contract = Contract("weights", self._pair.target.layout)
         for name in names:
-            identity = NodeIdentity.new(name, "loopback", self._pair.source.transport, SLABS)
+            identity = NodeIdentity.new(
+                name, "loopback", self._pair.source.transport.metadata(), SLABS
+            )
             node = self.prefill[name] = ManualPrefillNode(name, identity)
             _, port = await self._stack.enter_async_context(serving(node))
             self._targets[name] = f"127.0.0.1:{port}"
@@ -189,7 +191,7 @@ class RoutingWorld:
             self._pair.back_sender,
             target.transport,
             contract,
-            NodeIdentity.new("decode-0", "loopback", target.transport, target.slabs),
+            NodeIdentity.new("decode-0", "loopback", target.transport.metadata(), target.slabs),
             FixedMembership([*self._targets.values()]),
             asyncio.get_running_loop(),
             LIMITS,

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasuki.engine.tiers.remote.bucket import Bucket, open_bucket
-from tasuki.engine.tiers.remote.credentials import Credentials
-from tasuki.engine.tiers.store.patience import Patience
+from tasuki.engine.tiers.remote.bucket import Bucket, Credentials, open_bucket
+from tasuki.engine.tiers.store import Patience
 from tests.harness.processes import free_port
 from tests.harness.waiting import until
 

@@ -6,8 +6,7 @@ from random import Random
 
 from tasuki.engine import messages as m
 from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit
-from tasuki.engine.speculation.drafter import DraftSource
-from tasuki.engine.speculation.drafting import Drafting
+from tasuki.engine.speculation.drafting import Drafting, DraftSource
 from tasuki.engine.speculation.step_costs import StepShape
 from tests.harness.engines import TINY, Lone
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tasuki.engine import messages as m
 from tasuki.engine.apart import control as c
-from tasuki.engine.apart.codec import FrameReader, frame_of
+from tasuki.engine.apart.frames import FrameReader, frame_of
 from tasuki.server.daemon.engine_process import LAST_SECONDS
 
 STANDS = c.EngineStands(4096, 64, "")

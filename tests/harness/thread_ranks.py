@@ -13,7 +13,7 @@ from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.config import ModelConfig
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.safetensors_folder import load_weights
-from tasuki.model.weights.sharding.shard import ExpertCut, Shard
+from tasuki.model.weights.shard import ExpertCut, Shard
 from tests.harness.goldens import reference_dir
 from tests.harness.waiting import HANG_SECONDS
 

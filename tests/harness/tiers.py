@@ -10,20 +10,18 @@ from pathlib import Path
 import numpy as np
 
 from tasuki.engine import messages as m
-from tasuki.engine.build import EngineParts
+from tasuki.engine.assembly.engines import EngineParts
+from tasuki.engine.tiers.copy_job import Piece
 from tasuki.engine.tiers.copy_thread import CopyThread
-from tasuki.engine.tiers.disk.disk_file import DiskFile
-from tasuki.engine.tiers.disk.disk_memory import DiskMemory
-from tasuki.engine.tiers.kept.kept_folder import KeptFolder
-from tasuki.engine.tiers.kept.kept_index import KeptIndex
-from tasuki.engine.tiers.layer_pieces import Piece
+from tasuki.engine.tiers.disk.disk_memory import DiskFile, DiskMemory
+from tasuki.engine.tiers.disk.kept_folder import KeptFolder
+from tasuki.engine.tiers.disk.kept_index import KeptIndex
 from tasuki.engine.tiers.piece_copies import HostCopies
 from tasuki.engine.tiers.remote.remote_memory import RemoteMemory
-from tasuki.engine.tiers.store.tier_store import HostSource, TierSource
+from tasuki.engine.tiers.store import HostSource, TierSource
 from tasuki.engine.tiers.tier_copiers import disk_copier, remote_copier
-from tasuki.pycache.arena import Arena
+from tasuki.pycache.arena import Arena, PagePairs
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
-from tasuki.pycache.place_copies import PagePairs
 from tests.harness.engines import Lone, prompt, tiny_engine, tiny_parts
 from tests.harness.manual_clock import ManualClock
 from tests.harness.waiting import HANG_SECONDS, until

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, PrefixCache, TreeConfig
-from tasuki.pycache.copies import run_copies
+from tasuki.pycache.arena import run_copies
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 Tokens = NDArray[np.int32]

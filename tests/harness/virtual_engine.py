@@ -8,13 +8,12 @@ from tasuki.bench.load.free.runner import FreeForward, FreeRunner
 from tasuki.bench.load.free.step_cost import StepCost
 from tasuki.bench.load.free.tokens import VOCABULARY
 from tasuki.engine import messages as m
-from tasuki.engine.build import EngineParts
-from tasuki.engine.config import EngineConfig
+from tasuki.engine.assembly.engines import EngineParts
+from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.forward_plan import ForwardPlan
-from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
 from tasuki.pycache.arena import Arena
-from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import StepCounter
 from tests.harness.engines import Lone
 from tests.harness.manual_clock import ManualClock
 

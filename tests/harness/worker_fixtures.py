@@ -15,7 +15,8 @@ import grpc
 
 from tasuki.engine import messages as m
 from tasuki.engine.apart.control import TokensMade
-from tasuki.engine.apart.worker_links import WorkerLinks, opened_door
+from tasuki.engine.apart.front_links import WorkerLinks, opened_door
+from tasuki.server.bind import PortClaim
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.client_front import response_store
 from tasuki.server.engine_client import EngineClient
@@ -23,13 +24,12 @@ from tasuki.server.grpc.server import Server, start_private_server
 from tasuki.server.grpc.services import grpc_services, session_store
 from tasuki.server.http.server import HttpServer, start_private_http_server
 from tasuki.server.openai.routes import served_model
-from tasuki.server.responses.routes import response_routes
-from tasuki.server.sessions.turns import HeldSessions
+from tasuki.server.responses.endpoints.routes import response_routes
+from tasuki.server.sessions import HeldSessions
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.workers import messages as w
-from tasuki.server.workers.node_sockets import NodeSockets
+from tasuki.server.workers.links import NodeSockets
 from tasuki.server.workers.pool import WorkerLink
-from tasuki.server.workers.port_claim import PortClaim
 from tasuki.server.workers.registry import Registry
 from tasuki.server.workers.worker import Worker, WorkerJob
 from tests.harness.grpc_fixtures import Front, ScriptedEngine, loop_on_a_thread, write_tokenizer

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tasuki.model.backends.torch_backend import TorchBackend
-from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
+from tasuki.model.forward import Batch, SequenceSlice
 from tasuki.model.ops.attention.page_rows import fp8_views, holds_fp8, write_rows
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.attention.rope import rotary_cache

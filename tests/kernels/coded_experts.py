@@ -7,10 +7,9 @@ from torch import Tensor
 from tasuki.model.config import ModelConfig, MoeShape
 from tasuki.model.ops.linear.gemv import Stream
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
-from tasuki.model.weights.kernels.fp8_layout import for_kernels
+from tasuki.model.weights.kernel_layout import for_kernels
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
-from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.segment import Kind
+from tasuki.model.weights.matrix import Kind, Matrix
 
 from .fp8 import numbers
 from .fp8 import published as published_fp8

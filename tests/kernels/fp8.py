@@ -4,10 +4,9 @@ zeros."""
 import torch
 from torch import Tensor
 
-from tasuki.model.weights.fp8 import BLOCK, Fp8
-from tasuki.model.weights.kernels.fp8_layout import for_kernels
-from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.segment import Kind
+from tasuki.model.weights.kernel_layout import for_kernels
+from tasuki.model.weights.matrix import Kind, Matrix
+from tasuki.model.weights.quantised_segments import BLOCK, Fp8
 
 from .tensors import noise
 

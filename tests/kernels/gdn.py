@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tasuki.model.backends.torch_backend import TorchBackend
-from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
+from tasuki.model.forward import Batch, SequenceSlice
 from tasuki.model.weights.layers import GdnWeights
 from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.arena import Arena

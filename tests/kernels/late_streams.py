@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tasuki.engine.tiers.gpu import gpu_copies, gpu_loads, pinned_memory
-from tasuki.engine.tiers.layer_pieces import Moves, run_moves
+from tasuki.engine.tiers.copy_job import Moves, run_moves
+from tasuki.engine.tiers.gpu import gpu_copies, pinned_memory
+from tasuki.engine.tiers.gpu import gpu_copies as gpu_loads
 
 
 class LateCopies:

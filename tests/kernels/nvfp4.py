@@ -4,7 +4,7 @@ zeros, tensor scales of one and of two ranges of rows."""
 import torch
 
 from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.nvfp4 import GROUP, NvFp4
+from tasuki.model.weights.quantised_segments import GROUP, NvFp4
 
 from .tensors import noise
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tasuki.pycache.arena import Arena
-from tasuki.pycache.copies import copy_page, copy_slot, zero_slot
+from tasuki.pycache.arena import Arena, copy_page, copy_slot, zero_slot
 from tests.harness.loopback_pair import FULL, GDN, small_layout
 
 # Unequal sizes everywhere; three pages a slab and some waste.

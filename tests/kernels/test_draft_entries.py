@@ -17,8 +17,8 @@ from tasuki.model.backends.triton_entries import (
     VerifyEntries,
     fold_carry,
 )
-from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
+from tasuki.model.forward import Batch, SequenceSlice
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces
 from tasuki.model.ops.attention.rope import rotary_cache
 from tasuki.model.ops.draft.carry import carry_normed

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tasuki.model.ops.moe.expert_tiles import Tile
 from tasuki.model.ops.moe.fp8_grouped import grouped_fp8
-from tasuki.model.weights.segment import Kind
+from tasuki.model.weights.matrix import Kind
 
 from .fp8 import numbers, on_device, published, relative
 from .tensors import noise

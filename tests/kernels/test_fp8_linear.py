@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tasuki.model.forward import Phase
 from tasuki.model.ops.linear.fp8_gemv import fp8_gemv, norm_fp8_gemv, norm_fp8_gemv_swiglu
 from tasuki.model.ops.linear.fp8_library import library_product
 from tasuki.model.ops.linear.fp8_product import Tile, fp8_product, fp8_product_swiglu, tile_for
@@ -14,10 +15,8 @@ from tasuki.model.ops.linear.phase_product import phase_product
 from tasuki.model.ops.linear.reference import quantised_rows
 from tasuki.model.ops.linear.row_product import normed_row_product
 from tasuki.model.ops.norm.reference import rms_norm
-from tasuki.model.phase import Phase
-from tasuki.model.weights.kernels.fp8_layout import for_kernels
-from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.segment import Kind, Plain
+from tasuki.model.weights.kernel_layout import for_kernels
+from tasuki.model.weights.matrix import Kind, Matrix, Plain
 
 from .fp8 import numbers, on_device, published, relative
 from .tensors import noise

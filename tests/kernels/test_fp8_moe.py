@@ -9,13 +9,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.forward import Phase
 from tasuki.model.ops.linear.reference import quantised_rows
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.moe.reference import gated_shared, route
-from tasuki.model.phase import Phase
 from tasuki.model.weights.layers import MoeWeights
-from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.segment import Kind
+from tasuki.model.weights.matrix import Kind, Matrix
 from tests.harness.model_shapes import MOE
 
 from .coded_experts import FEW_TOKENS, exact, layer, naive, on_device, small_batches

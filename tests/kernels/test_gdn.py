@@ -4,7 +4,7 @@ outputs and states."""
 import pytest
 import torch
 
-from tasuki.model.batch import SequenceSlice
+from tasuki.model.forward import SequenceSlice
 from tasuki.model.ops.gdn import decode_inputs as gdn_step_inputs
 from tasuki.model.ops.gdn.decode import gdn_decode
 from tasuki.model.ops.gdn.prefill import gdn_prefill

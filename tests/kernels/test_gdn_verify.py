@@ -5,7 +5,7 @@ bit."""
 import pytest
 import torch
 
-from tasuki.model.batch import SequenceSlice
+from tasuki.model.forward import SequenceSlice
 from tasuki.model.ops.gdn.decode import gdn_decode
 from tasuki.model.ops.gdn.verify import inputs
 from tasuki.model.ops.gdn.verify.fold import FoldRows, fold_columns, gdn_fold

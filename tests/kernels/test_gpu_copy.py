@@ -7,8 +7,9 @@ import torch
 from numpy.typing import NDArray
 
 from tasuki.engine.tiers.copy_job import CopyJob, Direction
-from tasuki.engine.tiers.gpu import gpu_copies, gpu_copy
-from tasuki.engine.tiers.pieces import page_bytes, slot_bytes
+from tasuki.engine.tiers.digests import page_bytes, slot_bytes
+from tasuki.engine.tiers.gpu import gpu_copies
+from tasuki.engine.tiers.gpu import gpu_copies as gpu_copy
 from tasuki.pycache.arena import Arena
 
 from .late_streams import put_in_place

@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.tiers.copy_job import CopyJob, Direction, JobEnd, WriteLabel
-from tasuki.engine.tiers.digests import DigestKind
+from tasuki.engine.tiers.digests import DigestKind, page_bytes, slot_bytes
 from tasuki.engine.tiers.disk.disk_memory import DiskMemory, disk_memory
-from tasuki.engine.tiers.gpu import gpu_loads
+from tasuki.engine.tiers.disk.kept_folder import DiskFailed
+from tasuki.engine.tiers.gpu import gpu_copies
 from tasuki.engine.tiers.gpu.pinned_memory import pinned
-from tasuki.engine.tiers.kept.disk_failed import DiskFailed
-from tasuki.engine.tiers.pieces import page_bytes, slot_bytes
-from tasuki.engine.tiers.store.rows import PassingRows
+from tasuki.engine.tiers.store import PassingRows
 from tasuki.engine.tiers.tier_copiers import tier_copiers
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import PAGE_TOKENS
@@ -130,7 +129,7 @@ def whole_page(arena: Arena, page: int) -> NDArray[np.uint8]:
 def test_what_went_to_a_disk_comes_up_elsewhere_and_nothing_else_is_touched(
     started: Callable[[], Node], monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
-    monkeypatch.setattr(gpu_loads, "_PIECE_BYTES", piece)
+    monkeypatch.setattr(gpu_copies, "_LOAD_PIECE_BYTES", piece)
     node = started()
     before = node.on_host()
     node.write_down()
@@ -179,7 +178,7 @@ def test_nothing_moves_once_a_load_broke_and_the_next_one_is_whole(
     started: Callable[[], Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With copies of all pages under way when the disk fails."""
-    monkeypatch.setattr(gpu_loads, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(gpu_copies, "_LOAD_PIECE_BYTES", 1)
     node = started()
     before = node.on_host()
     node.write_down()

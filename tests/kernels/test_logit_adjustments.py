@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasuki.model.grammar.unfinished_tokens import UnfinishedTokens
+from tasuki.model.grammar.vocabulary import UnfinishedTokens
 from tasuki.model.ops.sampling.logit_adjustments import (
     AdjustedRows,
     LogitAdjuster,

@@ -5,16 +5,14 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tasuki.model.forward import Phase
 from tasuki.model.ops.linear.fp8_product import Tile
 from tasuki.model.ops.linear.nvfp4_product import nvfp4_product
 from tasuki.model.ops.linear.phase_product import phase_product
 from tasuki.model.ops.linear.row_product import normed_row_product, normed_row_swiglu, row_product
 from tasuki.model.ops.norm.reference import rms_norm
-from tasuki.model.phase import Phase
-from tasuki.model.weights.kernels.fp8_layout import for_kernels
-from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
-from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.segment import Plain
+from tasuki.model.weights.kernel_layout import NvFp4Halves, for_kernels
+from tasuki.model.weights.matrix import Matrix, Plain
 
 from .fp8 import numbers, relative
 from .nvfp4 import published

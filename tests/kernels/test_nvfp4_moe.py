@@ -8,13 +8,12 @@ import torch
 from torch.nn import functional
 
 from tasuki.model.config import MoeShape
+from tasuki.model.forward import Phase
 from tasuki.model.ops.moe.expert_tiles import Tile
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.moe.nvfp4_grouped import grouped_nvfp4
-from tasuki.model.phase import Phase
-from tasuki.model.weights.kernels.fp8_layout import for_kernels
-from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
-from tasuki.model.weights.segment import Kind
+from tasuki.model.weights.kernel_layout import NvFp4Halves, for_kernels
+from tasuki.model.weights.matrix import Kind
 from tests.harness.model_shapes import MOE
 
 from .coded_experts import FEW_TOKENS, layer, naive, on_device, small_batches

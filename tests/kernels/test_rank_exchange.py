@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from tasuki.engine.parallel.collectives import RankSilent
-from tasuki.engine.parallel.device.exchange_kernels import (
+from tasuki.engine.parallel.peer_collectives import (
     CHUNK_BYTES,
     FLAGS_BYTES,
     HALVES,
     LOOK_SPINS,
     PLACES,
+    Mailboxes,
+    PeerCollectives,
     data_offset,
     mailbox_bytes,
 )
-from tasuki.engine.parallel.device.mailboxes import Mailboxes
-from tasuki.engine.parallel.device.peer_collectives import PeerCollectives
 
 RANKS = 3
 RANK = 1

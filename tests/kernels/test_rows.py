@@ -11,12 +11,12 @@ import torch
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.forward_plan import ForwardPlan
-from tasuki.engine.plan_stream import PlanStream
+from tasuki.engine.forward_stream import PlanStream
 from tasuki.engine.runner import device_batch
+from tasuki.engine.runner.base import DrawnTokens
 from tasuki.engine.runner.cpu_runner import CpuForward, CpuRunner
 from tasuki.engine.runner.device_batch import DeviceBatch, SamplingTable
-from tasuki.engine.runner.drawn_tokens import DrawnTokens
-from tasuki.engine.runner.sequence_states import ResolvedRows
+from tasuki.engine.runner.rows import ResolvedRows
 from tasuki.model.ops.sampling.gumbel import noise_key
 from tasuki.model.ops.sampling.params import (
     MAX_TEMPERATURE,
@@ -26,8 +26,7 @@ from tasuki.model.ops.sampling.params import (
     SamplingParams,
 )
 from tasuki.server.openai.request_fields import RequestFields
-from tasuki.server.openai.sampling import read_options
-from tasuki.server.openai.sampling_defaults import OPENAI_DEFAULTS
+from tasuki.server.openai.sampling import OPENAI_DEFAULTS, read_options
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.engines import Lone, submit, tiny_parts
 

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from tasuki.model.grammar.constraint import Mask, allows
-from tasuki.model.grammar.unfinished_tokens import UnfinishedTokens
+from tasuki.model.grammar.vocabulary import UnfinishedTokens
 from tasuki.model.ops.sampling.budgeted_thought import BudgetedThought
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.thinking_budget import MAX_CLOSING_TOKENS, ThinkingBudget

@@ -3,11 +3,10 @@
 import numpy as np
 import torch
 
-from tasuki.engine.runner.drawn_tokens import DrawnTokens
+from tasuki.engine.runner.base import DrawnTokens
+from tasuki.engine.runner.draft_rows import VerifiedRows
 from tasuki.engine.runner.eager_sampler import TopTokens
-from tasuki.engine.runner.sequence_states import ResolvedRows
-from tasuki.engine.runner.verify.token_rows import token_rows, widths
-from tasuki.engine.runner.verify.verified_rows import VerifiedRows
+from tasuki.engine.runner.rows import ResolvedRows, token_rows, widths
 from tasuki.model.ops.sampling.reference import Sampled
 
 

@@ -8,10 +8,9 @@ import torch
 
 from tasuki.pycache.layout import FP8_ROWS, CacheLayout
 from tasuki.transfer.precision.layer_codec import TorchLayerCodec
-from tasuki.transfer.precision.precision import Precision, WirePrecision
-from tasuki.transfer.precision.row_codec import RowFormat
 from tasuki.transfer.precision.row_codec_kernel import GpuLayerCodec, KernelRows
-from tasuki.transfer.precision.wire_layout import WireUnits
+from tasuki.transfer.precision.wire_layout import RowFormat, WireUnits
+from tasuki.transfer.settings import Precision, WirePrecision
 from tasuki.transfer.windows.digest import (
     MASK,
     ArenaWindow,

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from tasuki.engine.tiers.digests import page_bytes, slot_bytes
 from tasuki.engine.tiers.gpu.word_digest import (
     add_rows,
     digests_of,
     rows_of_pages,
     rows_of_state,
 )
-from tasuki.engine.tiers.pieces import page_bytes, slot_bytes
 from tasuki.pycache.arena import Arena
 from tests.harness.loopback_pair import FULL, GDN, small_layout
 from tests.kernels.word_digest_twin import digest

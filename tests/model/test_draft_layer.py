@@ -12,12 +12,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
-from tasuki.model.config_fields import ModelConfigError
+from tasuki.model.config_json import ModelConfigError
+from tasuki.model.forward import Batch, SequenceSlice
 from tasuki.model.known_models import with_draft_layer
 from tasuki.model.qwen3_5 import NoDraftLayer, Qwen35Model
-from tasuki.model.weights.part import WeightsError
+from tasuki.model.weights.matrix import WeightsError
 from tasuki.model.weights.safetensors_folder import has_draft_layer, load_weights
 from tasuki.pycache.layout import LayerKind
 from tests.harness.goldens import (

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from tasuki.cli.embedded import embedded_model
-from tasuki.model.batch import Batch
 from tasuki.model.config import ModelConfig
+from tasuki.model.forward import Batch
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.server.text.chat_message import ChatMessage
-from tasuki.server.text.chat_template import ChatTemplate
+from tasuki.server.text.rendering.chat_template import ChatTemplate
 from tasuki.server.text.tokenizer import Tokenizer
 from tests.harness.goldens import Request, Workspace, final_hidden, logits_of
 

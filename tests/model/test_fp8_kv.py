@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tasuki.cli.embedded import embedded_model
-from tasuki.model.batch import Batch
 from tasuki.model.config import ModelConfig
+from tasuki.model.forward import Batch
 from tasuki.model.known_models import published_or_folder
 from tasuki.model.ops.attention import reference
 from tasuki.model.ops.attention.page_rows import fp8_views, read_pages, write_rows
@@ -22,9 +22,8 @@ from tasuki.pycache.arena import Arena
 from tasuki.pycache.fp8_rows import decode_rows, encode_rows
 from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS, CacheLayout
 from tasuki.server.text.tokenizer import Tokenizer
-from tasuki.transfer.precision.precision import Precision, WirePrecision
-from tasuki.transfer.precision.row_codec import RowFormat
-from tasuki.transfer.precision.wire_layout import WireError, WireUnits
+from tasuki.transfer.precision.wire_layout import RowFormat, WireError, WireUnits
+from tasuki.transfer.settings import Precision, WirePrecision
 from tests.harness.goldens import Request, Workspace, final_hidden, golden, load_model, logits_of
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, small_layout
 

@@ -4,11 +4,9 @@ what."""
 import pytest
 import torch
 
-from tasuki.model.weights.fp8 import Fp8
-from tasuki.model.weights.kernels.fp8_layout import for_kernels
-from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.part import WeightsError
-from tasuki.model.weights.segment import Kind, Plain
+from tasuki.model.weights.kernel_layout import for_kernels
+from tasuki.model.weights.matrix import Kind, Matrix, Plain, WeightsError
+from tasuki.model.weights.quantised_segments import Fp8
 from tests.kernels.fp8 import part
 
 BLOCK, CHANNEL, TENSOR = Kind.FP8_BLOCK, Kind.FP8_CHANNEL, Kind.FP8_TENSOR

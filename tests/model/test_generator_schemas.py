@@ -15,8 +15,7 @@ from tasuki.model.grammar.grammar import Grammar, GrammarError, GrammarKind
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import ALL_BYTES
 from tasuki.server.errors import InvalidField
-from tasuki.server.text.grammars.call_grammar import CallGrammar
-from tasuki.server.text.grammars.offered_tool import OfferedTool
+from tasuki.server.text.grammars.call_grammar import CallGrammar, OfferedTool
 
 GENERATORS: dict[str, dict[str, dict[str, Any]]] = json.loads(
     Path(__file__).with_name("generator_schemas.json").read_text(encoding="utf-8")

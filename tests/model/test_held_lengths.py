@@ -14,8 +14,7 @@ from tasuki.model.grammar.held_schema import MOST_HELD_LETTERS, held_schema
 from tasuki.model.grammar.trials.client import GrammarTrials
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.server.errors import InvalidField
-from tasuki.server.text.grammars.call_grammar import CallGrammar
-from tasuki.server.text.grammars.offered_tool import OfferedTool
+from tasuki.server.text.grammars.call_grammar import CallGrammar, OfferedTool
 from tests.harness.trial_stand_ins import OBEYS
 
 END = 256

@@ -13,10 +13,10 @@ from torch import Tensor
 from tasuki.model.config import ModelConfig
 from tasuki.model.quantise.folder import quantise_folder
 from tasuki.model.quantise.recipe import RECIPES
-from tasuki.model.weights.files.safetensors_file import SafetensorsFile
 from tasuki.model.weights.layers import assemble
-from tasuki.model.weights.part import WHOLE, Part
+from tasuki.model.weights.matrix import WHOLE, Part
 from tasuki.model.weights.random_weights import RandomSource
+from tasuki.model.weights.safetensors_files import SafetensorsFile
 from tasuki.model.weights.safetensors_folder import load_weights
 from tests.harness.model_shapes import moe_raw
 
@@ -81,7 +81,7 @@ def test_tens_of_thousands_of_tensors_load_in_hardly_more_than_reading_each_take
         with safe_open(path, "pt") as file:
             count += sum(file.get_tensor(name).clone().ndim >= 0 for name in file.keys())  # noqa: SIM118
     alone = time.process_time() - began
-    monkeypatch.setattr("tasuki.model.weights.files.stored_tensors.SafetensorsFile", counting)
+    monkeypatch.setattr("tasuki.model.weights.safetensors_files.SafetensorsFile", counting)
     began = time.process_time()
     weights = load_weights(made, CONFIG, torch.float32)
     ours = time.process_time() - began

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
+from tasuki.model.forward import Batch, SequenceSlice
 from tests.harness.goldens import Request, Workspace
 from tests.harness.model_shapes import DENSE, MOE, tiny_model
 

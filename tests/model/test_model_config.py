@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tasuki.model.config import DenseShape, ModelConfig, MoeShape
-from tasuki.model.config_fields import ModelConfigError
-from tasuki.model.quantization_config import QuantizationConfig
+from tasuki.model.config_json import ModelConfigError, QuantizationConfig
 from tasuki.pycache.layout import LayerKind
 from tests.harness.model_shapes import DENSE, MOE, dense_raw, moe_raw
 

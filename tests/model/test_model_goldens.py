@@ -4,8 +4,7 @@ the prompt is cut into forwards. Unowned memory is NaN throughout."""
 import pytest
 import torch
 
-from tasuki.model.batch import Batch
-from tasuki.model.hooks import LayerHooks
+from tasuki.model.forward import Batch, LayerHooks
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.layout import PAGE_TOKENS, LayerKind
 from tests.harness.goldens import (

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from tasuki.model.config import ModelConfig
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.files import stored_tensors
-from tasuki.model.weights.files.safetensors_file import SafetensorsFile
+from tasuki.model.weights import safetensors_files
 from tasuki.model.weights.layers import ModelWeights, assemble
-from tasuki.model.weights.part import WHOLE, Part, WeightsError
+from tasuki.model.weights.matrix import WHOLE, Part, WeightsError
 from tasuki.model.weights.random_weights import RandomSource, random_weights
+from tasuki.model.weights.safetensors_files import SafetensorsFile
 from tasuki.model.weights.safetensors_folder import (
     Checkpoint,
     has_draft_layer,
@@ -257,7 +257,7 @@ def test_every_file_is_opened_once_and_closed_at_the_end(
             opened.append(path)
             super().__init__(path)
 
-    monkeypatch.setattr(stored_tensors, "SafetensorsFile", Counted)
+    monkeypatch.setattr(safetensors_files, "SafetensorsFile", Counted)
     load(tmp_path, DENSE)
     assert opened == weight_files(tmp_path)
     with pytest.raises(WeightsError, match="wants"):

@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from tasuki.model.weights.kernels.fp8_layout import for_kernels
-from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
-from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.segment import Kind
+from tasuki.model.weights.kernel_layout import NvFp4Halves, for_kernels
+from tasuki.model.weights.matrix import Kind, Matrix
 from tests.kernels.fp8 import numbers
 from tests.kernels.nvfp4 import part, published
 

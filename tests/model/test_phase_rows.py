@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from tasuki.model.backends.phase_rows import PhasePart, PhaseRows
-from tasuki.model.batch import Batch, SequenceSlice
-from tasuki.model.phase import Phase
+from tasuki.model.backends.triton_prefill import PhasePart, PhaseRows
+from tasuki.model.forward import Batch, Phase, SequenceSlice
 
 
 def rows_of(*sequences: tuple[int, bool]) -> PhaseRows:

@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tasuki.model.config import ModelConfig
-from tasuki.model.config_fields import ModelConfigError
+from tasuki.model.config_json import ModelConfigError
 from tasuki.model.quantise.folder import quantise_folder
 from tasuki.model.quantise.recipe import RECIPES
 from tasuki.model.weights.layers import ModelWeights
-from tasuki.model.weights.part import WeightsError
+from tasuki.model.weights.matrix import WeightsError
 from tasuki.model.weights.safetensors_folder import UnservedKind, check_kernels, load_weights
 from tests.harness.goldens import reference_dir
 

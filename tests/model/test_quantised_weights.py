@@ -14,21 +14,17 @@ from torch import Tensor
 
 from tasuki.cli import main as cli
 from tasuki.cli.embedded import embedded_model
-from tasuki.model.batch import Batch
 from tasuki.model.config import ModelConfig
+from tasuki.model.forward import Batch
 from tasuki.model.ops.linear.reference import product
-from tasuki.model.quantise.codecs import fp8_block, nvfp4_modelopt
 from tasuki.model.quantise.folder import quantise_folder
-from tasuki.model.quantise.recipe import RECIPES
+from tasuki.model.quantise.recipe import RECIPES, fp8_block, nvfp4_modelopt
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.files.safetensors_file import SafetensorsFile
-from tasuki.model.weights.files.stored_tensors import StoredTensors
-from tasuki.model.weights.fp8 import Fp8
 from tasuki.model.weights.layers import ModelWeights, matrices
-from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.part import WHOLE, Part, WeightsError
+from tasuki.model.weights.matrix import WHOLE, Kind, Matrix, Part, WeightsError
+from tasuki.model.weights.quantised_segments import Fp8
+from tasuki.model.weights.safetensors_files import SafetensorsFile, StoredTensors
 from tasuki.model.weights.safetensors_folder import Checkpoint, load_weights, weights_digest
-from tasuki.model.weights.segment import Kind
 from tests.harness.goldens import Request, Workspace, final_hidden, logits_of, reference_dir
 from tests.harness.plain_reference import write_dequantised
 
@@ -272,7 +268,7 @@ def test_a_product_dequantises_a_few_rows_at_a_time(form: str) -> None:
         scales = made["weight_scale_inv"].float()
         matrix = Matrix((Fp8(made["weight"], scales, 128, 128, Kind.FP8_BLOCK),))
     else:
-        from tasuki.model.weights.nvfp4 import NvFp4
+        from tasuki.model.weights.quantised_segments import NvFp4
 
         made = nvfp4_modelopt(weight)
         one = made["weight_scale_2"].reshape(1)
@@ -407,7 +403,7 @@ def test_files_are_opened_once_and_read_from_the_first_to_the_last(
 
     monkeypatch.setattr(StoredTensors, "read", counted)
     monkeypatch.setattr(StoredTensors, "read_stack", counted_stack)
-    monkeypatch.setattr("tasuki.model.weights.files.stored_tensors.SafetensorsFile", counting)
+    monkeypatch.setattr("tasuki.model.weights.safetensors_files.SafetensorsFile", counting)
     load(folder)
     assert opened == files
     of = {name: file.name for file in folder.glob("*.safetensors") for name in load_file(file)}

@@ -13,14 +13,19 @@ from tasuki.model.known_models import PUBLISHED, published_or_folder
 from tasuki.model.quantise.folder import quantise_folder
 from tasuki.model.quantise.recipe import RECIPES
 from tasuki.model.weights.layers import MoeWeights, assemble, tensors
-from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.part import WHOLE, BlockCut, Part, WeightsError
+from tasuki.model.weights.matrix import WHOLE, BlockCut, Matrix, Part, WeightsError
 from tasuki.model.weights.safetensors_folder import Checkpoint, load_weights
-from tasuki.model.weights.sharding.cut import Cut, cut_of, is_elsewhere
-from tasuki.model.weights.sharding.shard import ExpertCut, Shard, UnfitSize, fitting_sizes
-from tasuki.model.weights.sharding.source import ShardedSource
-from tasuki.model.weights.source import PlainSource
-from tasuki.pycache.shares import share
+from tasuki.model.weights.shard import (
+    Cut,
+    ExpertCut,
+    Shard,
+    UnfitSize,
+    cut_of,
+    fitting_sizes,
+    is_elsewhere,
+)
+from tasuki.model.weights.source import PlainSource, ShardedSource
+from tasuki.pycache.layout import share
 from tests.harness.goldens import MODELS, QUANTISED, reference_dir
 from tests.harness.model_shapes import DENSE, MOE, moe_raw
 from tests.harness.random_checkpoint import write_random_weights

@@ -12,9 +12,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
-from tasuki.model.config_fields import ModelConfigError
+from tasuki.model.config_json import ModelConfigError
+from tasuki.model.forward import Batch, SequenceSlice
 from tasuki.model.ops.attention.rope import RotaryAngles, rotary_cache, rotary_cache_bytes
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.safetensors_folder import load_weights

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.sharding.shard import ExpertCut
+from tasuki.model.weights.shard import ExpertCut
 from tests.harness.goldens import (
     MODELS,
     QUANTISED,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasuki.engine.parallel.gloo import GlooCollectives
+from tasuki.engine.parallel.collectives import GlooCollectives
 from tests.harness.fork_server import forked_peer
 from tests.harness.waiting import HANG_SECONDS
 

@@ -1,4 +1,4 @@
-"""The protocol of one program of each rank (engine/parallel/device/exchange_kernels.py) in every
+"""The protocol of one program of each rank (engine/parallel/peer_collectives.py) in every
 interleaving: nobody reads what is not there yet or no longer, nobody waits for ever. What the
 kernels rely on is left out in turn, and found.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasuki.engine.parallel.leader_watch import LeaderWatch
+from tasuki.engine.parallel.follower import LeaderWatch
 from tasuki.engine.parallel.messages import START_SECONDS
 from tests.harness.manual_clock import ManualClock
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tasuki.engine.build_ranks import build_leader_parts, rank_device
+from tasuki.engine.assembly.ranks import build_leader_parts, rank_device
 from tasuki.engine.config import EngineConfig, EngineConfigError
-from tasuki.engine.parallel.device import rank_arenas
-from tasuki.engine.parallel.rank_process import RankProcess
+from tasuki.engine.parallel import peer_collectives
+from tasuki.engine.parallel.ranks import RankProcess
 from tasuki.transfer.transports.nvlink.cuda_ipc import HANDLE_BYTES, Export
 from tasuki.utils.child_process import Job
 from tests.harness.model_shapes import dense_raw
@@ -73,7 +73,7 @@ def test_the_leader_alone_maps_the_others_arenas(
     rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = "GPU-01234567-89ab-cdef-0123-456789abcdef"
-    monkeypatch.setattr(rank_arenas, "CudaIpc", ImaginedIpc)
+    monkeypatch.setattr(peer_collectives, "CudaIpc", ImaginedIpc)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=gpu))
     arena = torch.zeros(64, dtype=torch.uint8)
     others = [4096, 8192]
@@ -82,7 +82,7 @@ def test_the_leader_alone_maps_the_others_arenas(
         found = [(a.to_bytes(HANDLE_BYTES, "little") + own[HANDLE_BYTES:]) for a in others]
         return [*found[:rank], own, *found[rank:]]
 
-    found = rank_arenas.exchanged_arenas(exchange, rank, arena)
+    found = peer_collectives.exchanged_arenas(exchange, rank, arena)
     assert [item.gpu for item in found] == [gpu] * 3 and {item.offset for item in found} == {512}
     addresses = [item.address for item in found]
     assert addresses.pop(rank) == arena.data_ptr()

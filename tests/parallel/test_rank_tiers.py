@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasuki.engine.messages.evictions import LOAD_FAILED
+from tasuki.engine.messages.reports import LOAD_FAILED
 from tasuki.engine.parallel import messages as r
-from tasuki.engine.parallel.tiers.rank_copier import RankCopier
+from tasuki.engine.parallel.tiers import RankCopier
 from tasuki.engine.tiers.copy_job import CopyJob, Direction, JobEnd, WriteLabel
 from tasuki.engine.tiers.tier_prices import CPU_LINK
 from tests.harness.rank_tiers import (
@@ -29,7 +29,7 @@ from tests.parallel.test_ranks import Cast
 @pytest.fixture(autouse=True)
 def near_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few tokens would be computed rather than read."""
-    monkeypatch.setattr("tasuki.engine.build.DISK_LINK", CPU_LINK)
+    monkeypatch.setattr("tasuki.engine.assembly.engines.DISK_LINK", CPU_LINK)
 
 
 @pytest.fixture

@@ -16,16 +16,13 @@ import pytest
 from tasuki.engine.forward_plan import COLUMNS, ForwardPlan, decode_plan, plan_rows
 from tasuki.engine.messages.types import Message
 from tasuki.engine.parallel import messages as r
-from tasuki.engine.parallel.agreed_steps import AgreedSteps
-from tasuki.engine.parallel.checksum import checksum
 from tasuki.engine.parallel.collectives import RankSilent
-from tasuki.engine.parallel.follower import LeaderGone, LeaderLink, follow
+from tasuki.engine.parallel.follower import LeaderGone, LeaderLink, _unread, follow
 from tasuki.engine.parallel.leader_runner import LeaderRunner
-from tasuki.engine.parallel.leader_watch import _unread
-from tasuki.engine.parallel.rank_process import RankProcess
-from tasuki.engine.parallel.ranks import RankLost, Ranks
-from tasuki.engine.runner.base import Event
-from tasuki.engine.runner.drawn_tokens import DrawnTokens
+from tasuki.engine.parallel.messages import checksum
+from tasuki.engine.parallel.ranks import RankLost, RankProcess, Ranks
+from tasuki.engine.parallel.shared_arenas import AgreedSteps
+from tasuki.engine.runner.base import DrawnTokens, Event
 from tasuki.model.ops.sampling.reference import Sampled
 from tests.harness.manual_clock import ManualClock
 from tests.harness.processes import ended

@@ -152,7 +152,7 @@ def test_a_folder_shows_its_design_at_a_glance() -> None:
 
 # What another process will be: only its package of messages, and what describes it, may be named
 # from outside. The assembly of a daemon is excepted, which builds the engine that it runs.
-ENGINE_SURFACE = {("engine", "messages"), ("engine", "config"), ("engine", "role")}
+ENGINE_SURFACE = {("engine", "messages"), ("engine", "config")}
 ASSEMBLY = {
     ("server", "daemon"),
     ("server", "workers"),

@@ -16,9 +16,9 @@ from tasuki.routing.planner.observation import (
     NodeRole,
     Observation,
     PrefillObserved,
+    trend_of,
 )
 from tasuki.routing.planner.policy import NodeBounds, Pace, PlanPolicy, ServiceTargets
-from tasuki.routing.planner.trend import trend_of
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
 EVERY = 5.0

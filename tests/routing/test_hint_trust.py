@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from tasuki.routing.hint_trust import HintTrust
+from tasuki.routing.prefix_hints import HintTrust
 
 
 def noted(expected: int, found: int, prompts: int, trust: HintTrust | None = None) -> HintTrust:

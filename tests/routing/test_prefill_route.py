@@ -4,11 +4,12 @@ from random import Random
 
 import pytest
 
-from tasuki.routing.prefill_choice import Candidate
-from tasuki.routing.prefill_route import (
+from tasuki.routing.node_load import PrefillSeconds
+from tasuki.routing.prefill_choice import (
     DRAWN,
     HOLDERS,
     SAMPLED_ABOVE,
+    Candidate,
     Reason,
     RouteName,
     by_hash,
@@ -17,7 +18,6 @@ from tasuki.routing.prefill_route import (
     looked_at,
     reason_of,
 )
-from tasuki.routing.prefill_seconds import PrefillSeconds
 
 SECONDS = PrefillSeconds(fixed=0.01, token=1e-3, context=0.0)
 

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.pycache._cpp_cache import FleetIndex
-from tasuki.routing.sent_prefixes import (
+from tasuki.routing.prefix_hints import (
     MOST_NAMES,
     MOST_NODES,
     REMEMBERED_SECONDS,

@@ -6,11 +6,13 @@ from functools import cache
 from typing import Any
 
 from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError
-from tasuki.server.text.chat_template import DEFAULT_CACHE_BYTES, ChatTemplate
-from tasuki.server.text.encoded_pieces import EncodedPieces
-from tasuki.server.text.rendering.compiled_template import CompiledTemplate
-from tasuki.server.text.rendering.conversation_parts import PARTS_BYTES
-from tasuki.server.text.rendering.special_token_guard import SpecialTokenGuard, any_of
+from tasuki.server.text.rendering.chat_cache import PARTS_BYTES, EncodedPieces
+from tasuki.server.text.rendering.chat_template import DEFAULT_CACHE_BYTES, ChatTemplate
+from tasuki.server.text.rendering.compiled_template import (
+    CompiledTemplate,
+    SpecialTokenGuard,
+    any_of,
+)
 from tasuki.server.text.tokenizer import Tokenizer
 from tasuki.utils.bounded_cache import BoundedCache
 from tests.harness.agent_chat import AGENT_TEMPLATE

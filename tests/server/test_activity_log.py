@@ -5,10 +5,10 @@ import logging
 
 import pytest
 
-from tasuki.dashboard.metrics.node_report import NodeReport
+from tasuki.dashboard.observed import NodeReport
 from tasuki.engine import messages as m
-from tasuki.server import activity_log
-from tasuki.server.activity_log import ActivityLog
+from tasuki.server.daemon import node_recorder
+from tasuki.server.daemon.node_recorder import ActivityLog
 from tasuki.server.errors import RequestRejected
 from tests.harness.grpc_fixtures import usage
 
@@ -69,7 +69,7 @@ def test_counts_begin_anew_and_an_idle_node_is_quiet() -> None:
 def test_it_writes_until_the_engine_has_died(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(activity_log, "PERIOD_SECONDS", 0.001)
+    monkeypatch.setattr(node_recorder, "PERIOD_SECONDS", 0.001)
     busy = iter([stats(DECODING=1), stats(), stats(WAITING=1)])
 
     async def ask() -> NodeReport:

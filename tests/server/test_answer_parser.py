@@ -8,16 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.engine.messages import FinishReason, RequestId, TokenOut
-from tasuki.server.openai.chat_reply import ChatReply
+from tasuki.server.openai.chat import ChatReply
 from tasuki.server.openai.reply import ReplyHead
-from tasuki.server.text.answer_parts import CallArguments, Content, Reasoning
-from tasuki.server.text.json_bounds import JsonDepth
-from tasuki.server.text.parsing.answer_parser import AnswerParser
+from tasuki.server.text.json_reading import JsonDepth
+from tasuki.server.text.parsing.answer_parser import MOST_HELD, AnswerParser
 from tasuki.server.text.parsing.parameter_types import json_of, json_types, parameter_schemas
-from tasuki.server.text.parsing.thought_calls import MOST_HELD
 from tasuki.server.text.stop_strings import StopRule, StopStrings
-from tasuki.server.text.text_answer import Ending, Piece
-from tasuki.server.text.thinking import Thinking
+from tasuki.server.text.text_answer import (
+    CallArguments,
+    Content,
+    Ending,
+    Piece,
+    Reasoning,
+    Thinking,
+)
 from tests.harness.answer_pieces import (
     BY_ITSELF,
     BY_LENGTH,

@@ -13,7 +13,7 @@ from aiohttp import web
 from tasuki.engine import messages as m
 from tasuki.server.config import ServerConfig
 from tasuki.server.http.server import HttpServer
-from tasuki.server.responses.background.event_log import EventLog
+from tasuki.server.responses.endpoints.background import EventLog
 from tasuki.server.responses.response_writer import ResponseWriter
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import THOUGHT, AgentFront, running_agent_front

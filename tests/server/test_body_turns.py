@@ -8,11 +8,10 @@ from typing import ClassVar, cast
 import pytest
 from aiohttp import web
 
-from tasuki.server.auth.caller import ANYBODY
-from tasuki.server.auth.held_bytes import HeldBytes
+from tasuki.server.auth.callers import ANYBODY
+from tasuki.server.auth.limits import HeldBytes
 from tasuki.server.errors import InvalidRequest
-from tasuki.server.http.body import BODY_TURNS, read_body
-from tasuki.server.http.body_turns import BodyTurns
+from tasuki.server.http.body import BODY_TURNS, BodyTurns, read_body
 from tasuki.server.openai.request_fields import read_fields
 
 MIB = 2**20

@@ -16,14 +16,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2, handover_pb2_grpc
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.auth.api_keys import ApiKeys
-from tasuki.server.auth.caller import Caller
+from tasuki.server.auth.callers import ApiKeys, Caller
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
-from tasuki.server.grpc.loop_bridge import Bridge
-from tasuki.server.grpc.server import Server, Service, start_server
+from tasuki.server.grpc.server import Bridge, Server, Service, start_server
 from tasuki.server.grpc.services import grpc_services
-from tasuki.utils.loops.loop_thread import LoopThread, run_on
+from tasuki.utils.loops import LoopThread, run_on
 from tests.harness.api_keys import metadata
 from tests.harness.grpc_calls import GrpcCalls
 from tests.harness.grpc_fixtures import TOKENS_ONLY, ScriptedEngine

@@ -6,15 +6,13 @@ from collections.abc import Callable
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.server.anthropic.conversation import ThinkingChoice
 from tasuki.server.anthropic.message_writer import MessageHead, MessageWriter
-from tasuki.server.anthropic.thinking import ThinkingChoice
 from tasuki.server.responses.output_items import CustomCallItem
 from tasuki.server.responses.tools import ToolName
-from tasuki.server.text.call_arguments import read_arguments, read_whole_arguments
-from tasuki.server.text.json_bounds import MAX_DEPTH
+from tasuki.server.text.json_reading import MAX_DEPTH, read_arguments, read_whole_arguments
 from tasuki.server.text.parsing.answer_parser import AnswerParser
-from tasuki.server.text.text_answer import Ending, Piece
-from tasuki.server.text.thinking import Thinking
+from tasuki.server.text.text_answer import Ending, Piece, Thinking
 from tests.harness.cpu_growth import MOST_RATIO, cpu_ratios
 from tests.harness.grpc_fixtures import usage
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tasuki.server.text.stop_strings import NO_STOPS, StopRule
-from tasuki.server.text.thinking import Thinking
+from tasuki.server.text.text_answer import Thinking
 from tests.harness.answer_pieces import BY_ITSELF, BY_LENGTH, BY_STOP, Parsed, parsed
 from tests.harness.written_calls import DAMAGES, WrittenCall, random_call
 

@@ -7,9 +7,8 @@ import pytest
 import trustme
 from cryptography import x509
 
-from tasuki.server.daemon.watch.node_files import NodeFiles
-from tasuki.utils.certificate_dates import not_after_dates
-from tasuki.utils.tls import ServerTls
+from tasuki.server.daemon.node_watch import NodeFiles
+from tasuki.utils.tls import ServerTls, not_after_dates
 from tests.harness.certificates import Authority
 
 ENDS = [

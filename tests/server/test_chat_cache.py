@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.config import ServerConfig
 from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError, ToolCall
-from tasuki.server.text.chat_template import ChatTemplate, RenderedPrompt
-from tasuki.server.text.encoded_pieces import EncodedPieces
+from tasuki.server.text.rendering.chat_cache import EncodedPieces
+from tasuki.server.text.rendering.chat_template import ChatTemplate, RenderedPrompt
 from tasuki.server.text.rendering.compiled_template import CompiledTemplate
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer, TooManyTokens

@@ -8,9 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError, ToolCall
-from tasuki.server.text.long_text import matches
-from tasuki.server.text.rendering.compiled_template import CompiledTemplate
-from tasuki.server.text.rendering.special_token_guard import substituted
+from tasuki.server.text.rendering.compiled_template import CompiledTemplate, matches, substituted
 from tasuki.server.text.text_codec import TextCodec
 from tests.server.chat_templates import TEMPLATES, new_template, rendered_part_by_part
 

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.server.fields.chats import OF_CHATS
-from tasuki.server.fields.completions import OF_COMPLETIONS
 from tasuki.server.openai.generation import ServedModel
+from tasuki.server.openapi.openai_fields import OF_CHATS, OF_COMPLETIONS
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import AgentFront, agent_codec, running_agent_front
 from tests.harness.http_calls import Reply

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasuki.server.openai.generation import ServedModel
-from tasuki.server.text.chat_template import ChatTemplate
+from tasuki.server.text.rendering.chat_template import ChatTemplate
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import AgentFront
 from tests.harness.http_fixtures import running_http

@@ -10,7 +10,7 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.server.config import ServerConfig
-from tasuki.server.fields.responses import NEW_CONVERSATION, NEW_CONVERSATION_ITEMS
+from tasuki.server.openapi.responses_fields import NEW_CONVERSATION, NEW_CONVERSATION_ITEMS
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import CALL, SCHEMA, THOUGHT, AgentFront, running_agent_front
 from tests.harness.api_keys import headers, keys_file

@@ -13,11 +13,26 @@ from aiohttp.test_utils import make_mocked_request
 from tasuki.engine.messages import RequestId
 from tasuki.server.anthropic.message_request import count_message_tokens, read_message_request
 from tasuki.server.errors import InvalidRequest
-from tasuki.server.fields.chats import CHAT, OF_CHATS
-from tasuki.server.fields.completions import COMPLETION, OF_COMPLETIONS
-from tasuki.server.fields.grammars import FORMATS
-from tasuki.server.fields.messages import COUNTED_MESSAGE, MESSAGE, OF_COUNTS, OF_MESSAGES
-from tasuki.server.fields.responses import (
+from tasuki.server.http.errors import HttpRefusal
+from tasuki.server.http.headers import rename_request
+from tasuki.server.openai.chat import read_chat
+from tasuki.server.openai.completions import read_completion
+from tasuki.server.openai.generation import ServedModel
+from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.openai.routes import detokenized, tokenized
+from tasuki.server.openapi.anthropic_fields import COUNTED_MESSAGE, MESSAGE, OF_COUNTS, OF_MESSAGES
+from tasuki.server.openapi.common_fields import FORMATS
+from tasuki.server.openapi.openai_fields import (
+    CHAT,
+    COMPLETION,
+    DETOKENIZE,
+    OF_CHATS,
+    OF_COMPLETIONS,
+    OF_DETOKENIZE,
+    OF_TOKENIZE,
+    TOKENIZE,
+)
+from tasuki.server.openapi.responses_fields import (
     COMPACTED,
     COUNTED_RESPONSE,
     OF_COMPACT,
@@ -25,16 +40,8 @@ from tasuki.server.fields.responses import (
     OF_RESPONSES,
     RESPONSE,
 )
-from tasuki.server.fields.shapes import Fields, Schema
-from tasuki.server.fields.tokens import DETOKENIZE, OF_DETOKENIZE, OF_TOKENIZE, TOKENIZE
-from tasuki.server.http.errors import HttpRefusal
-from tasuki.server.http.request_ids import rename_request
-from tasuki.server.model_api.tokens import detokenized, tokenized
-from tasuki.server.openai.chat import read_chat
-from tasuki.server.openai.completions import read_completion
-from tasuki.server.openai.generation import ServedModel
-from tasuki.server.openai.request_fields import RequestFields
-from tasuki.server.responses.compaction.compact_request import read_compact_request
+from tasuki.server.openapi.shapes import Fields, Schema
+from tasuki.server.responses.endpoints.compaction import read_compact_request
 from tasuki.server.responses.response_request import count_response_tokens, read_response_request
 from tasuki.server.responses.stored_responses import ResponseStore
 from tasuki.server.text.text_codec import TextCodec

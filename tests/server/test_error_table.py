@@ -6,13 +6,13 @@ from pathlib import Path
 import grpc
 import pytest
 
+from scripts.docs.error_table import rows
 from tasuki.cli.role import change_role
 from tasuki.client.channel import open_channel
 from tasuki.client.errors import ClientError
 from tasuki.client.retry import is_transient
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.error_reference import rows
 from tasuki.server.errors import RETRY_KEY, Retry
 from tests.harness.grpc_fixtures import running_front
 from tests.harness.programs import output_of
@@ -22,9 +22,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 
 
 def test_the_page_s_table_is_written_by_the_code() -> None:
-    command = [sys.executable, "-m", "tasuki.server.error_reference"]
+    command = [sys.executable, "-m", "scripts.docs.error_table"]
     assert f"\n\n{output_of(command)}\n" in PAGE.read_text(), (
-        "run: python -m tasuki.server.error_reference, and paste it"
+        "run: python -m scripts.docs.error_table, and paste it"
     )
 
 

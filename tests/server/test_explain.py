@@ -13,7 +13,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.messages import EvictedCheckpoint, Eviction
 from tasuki.engine.messages.proto import eviction_to_proto, finished_to_proto
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.request_log import RequestLog
+from tasuki.server.request_records import RequestLog
 from tests.harness.grpc_fixtures import running_front, usage
 from tests.harness.refusals import refused_as
 

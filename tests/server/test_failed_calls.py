@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.calls_in_progress import CallsInProgress
+from tasuki.server.drain import CallsInProgress
 from tasuki.server.errors import error_kinds
 from tests.harness.daemons import Node, flags, random_prompt
 from tests.harness.grpc_calls import GrpcCalls

@@ -6,7 +6,7 @@ from http.client import HTTPResponse
 import pytest
 
 from tasuki.engine.messages import Submit
-from tasuki.utils.version import package_version
+from tasuki.utils.program import package_version
 from tests.harness.http_fixtures import HttpFront
 from tests.harness.waiting import HANG_SECONDS
 

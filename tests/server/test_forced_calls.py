@@ -14,13 +14,10 @@ from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.server.errors import InvalidField
-from tasuki.server.text.answer_parts import CallArguments, CallBegin, Content
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, of_schema
-from tasuki.server.text.grammars.call_grammar import CallGrammar
-from tasuki.server.text.grammars.offered_tool import OfferedTool
+from tasuki.server.text.grammars.call_grammar import CallGrammar, OfferedTool
 from tasuki.server.text.parsing.answer_parser import AnswerParser
-from tasuki.server.text.text_answer import Piece
-from tasuki.server.text.thinking import Thinking
+from tasuki.server.text.text_answer import CallArguments, CallBegin, Content, Piece, Thinking
 from tests.harness.answer_pieces import BY_ITSELF
 
 END = 256

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from tasuki.server.auth.caller import OWNER
-from tasuki.server.auth.held_bytes import HeldBytes
+from tasuki.server.auth.callers import OWNER
+from tasuki.server.auth.limits import HeldBytes
 from tasuki.utils.free_memory import FreeMemory
 from tests.harness.manual_clock import ManualClock
 

@@ -12,7 +12,7 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.server.daemon.engine_process import EngineProcess, EngineProcessError
-from tasuki.server.tracing.tracing import NoTracing
+from tasuki.server.traces import NoTracing
 from tests.harness import scripted_engine
 from tests.harness.engines import submit
 from tests.harness.processes import ended

@@ -8,9 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from tasuki.server.auth.access import Access
-from tasuki.server.auth.api_keys import ApiKeys
-from tasuki.server.auth.caller import OWNER, Caller
+from tasuki.server.auth.callers import OWNER, Access, ApiKeys, Caller
 from tasuki.server.bind import BindError, join_address, parse_bind, require_callers_known
 from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.server.http.server import HttpServer, start_http_server

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError
-from tasuki.server.text.chat_template import ChatTemplate
+from tasuki.server.text.rendering.chat_template import ChatTemplate
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import IncrementalDetokenizer, Tokenizer, TokenizerError
 from tests.harness.grpc_fixtures import (

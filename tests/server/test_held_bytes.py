@@ -6,8 +6,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from tasuki.server.auth.caller import OWNER, Caller
-from tasuki.server.auth.held_bytes import HeldBytes
+from tasuki.server.auth.callers import OWNER, Caller
+from tasuki.server.auth.limits import HeldBytes
 from tasuki.server.errors import Busy, InvalidRequest
 
 ANN, BOB, CAT = (Caller(name) for name in ("ann", "bob", "cat"))

@@ -16,12 +16,11 @@ import pytest
 from aiohttp import web
 
 from tasuki.engine import messages as m
-from tasuki.server.auth.caller import ANYBODY
-from tasuki.server.auth.held_bytes import HeldBytes
+from tasuki.server.auth.callers import ANYBODY
+from tasuki.server.auth.limits import HeldBytes
 from tasuki.server.config import ServerConfig
 from tasuki.server.grpc.services import grpc_services
-from tasuki.server.http.body import BODY_TURNS, read_body
-from tasuki.server.http.body_turns import BodyTurns
+from tasuki.server.http.body import BODY_TURNS, BodyTurns, read_body
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.unread_answer import UnreadAnswer

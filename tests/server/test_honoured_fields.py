@@ -11,7 +11,7 @@ from tasuki.engine import messages as m
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.server.config import ServerConfig
 from tasuki.server.openai.routes import served_model
-from tasuki.server.openai.sampling_defaults import GenerationConfigError, SamplingDefaults
+from tasuki.server.openai.sampling import GenerationConfigError, SamplingDefaults
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.grpc_fixtures import TOKENS_ONLY
 from tests.harness.http_fixtures import HttpFront, running_http

@@ -3,7 +3,7 @@
 import pytest
 
 from tasuki.server.config import ServerConfig
-from tasuki.server.http.host_check import host_name
+from tasuki.server.http.access import host_name
 from tests.harness.http_fixtures import HttpFront, running_http
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.server.text.chat_template import ChatTemplate
+from tasuki.server.text.rendering.chat_template import ChatTemplate
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.http_calls import Reply
 from tests.harness.http_fixtures import HttpFront

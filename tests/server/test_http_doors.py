@@ -10,11 +10,10 @@ import pytest
 from aiohttp import web
 
 from tasuki.server.config import ServerConfig
-from tasuki.server.http.event_stream import EventStream
+from tasuki.server.http.reply import KEEP_ALIVE_COMMENT, EventStream
 from tasuki.server.openai.generation import ANY_NAME, ServedModel
 from tasuki.server.openai.routes import served_model
-from tasuki.server.replies.reply import KEEP_ALIVE_COMMENT
-from tasuki.server.text.chat_template import ChatTemplate
+from tasuki.server.text.rendering.chat_template import ChatTemplate
 from tasuki.server.text.rendering.compiled_template import CompiledTemplate
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.http_calls import Reply

@@ -9,11 +9,9 @@ import pytest
 from aiohttp import web
 
 from tasuki.engine import messages as m
-from tasuki.server.auth.access import Access
-from tasuki.server.auth.caller import ANYBODY
+from tasuki.server.auth.callers import ANYBODY, Access
 from tasuki.server.config import ServerConfig
-from tasuki.server.http.log import HttpLog
-from tasuki.server.http.server import start_http_server
+from tasuki.server.http.server import HttpLog, start_http_server
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.api_keys import headers
 from tests.harness.http_calls import JSON

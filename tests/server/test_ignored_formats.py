@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasuki.model.grammar.formats import MOST_IGNORED, ODD, ignored_formats
+from tasuki.model.grammar.held_schema import MOST_IGNORED_FORMATS, ODD_FORMAT, ignored_formats
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import AgentFront, running_agent_front
 
@@ -120,12 +120,12 @@ def test_formats_of_an_answer_and_of_calls_beside_it_are_named_once(
 def test_odd_names_break_no_header(front: AgentFront) -> None:
     odd = ["a\r\nx-evil: 1", "", "a, b", "ä", "\x00", "f" * 65, "a b", "\x7f", "b" * 64]
     schema = {"anyOf": [{**STRING, "format": name} for name in odd]}
-    assert named(front, CHAT, guided_json=schema) == f"{ODD}, {'b' * 64}"
+    assert named(front, CHAT, guided_json=schema) == f"{ODD_FORMAT}, {'b' * 64}"
 
 
 def test_at_most_so_many_are_named() -> None:
     schema = {"anyOf": [{**STRING, "format": f"f{number}"} for number in range(40)]}
-    assert ignored_formats(schema) == tuple(f"f{number}" for number in range(MOST_IGNORED))
+    assert ignored_formats(schema) == tuple(f"f{number}" for number in range(MOST_IGNORED_FORMATS))
 
 
 @pytest.mark.parametrize(

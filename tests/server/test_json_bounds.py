@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.server.text import json_bounds
-from tasuki.server.text.json_bounds import MAX_VALUES, holds_too_many_values
+from tasuki.server.text import json_reading
+from tasuki.server.text.json_reading import MAX_VALUES, holds_too_many_values
 from tests.harness.cpu_growth import cpu_seconds
 
 COMMAS = b"," * (MAX_VALUES + 1)
@@ -56,7 +56,7 @@ def test_letters_of_strings_are_no_values_wherever_a_slice_ends(
 ) -> None:
     text = json.dumps(value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_bounds, "_SLICE", length)
+        patch.setattr(json_reading, "_SLICE", length)
         for most in (separators(text) - 1 - least, separators(text), separators(text) + least):
-            patch.setattr(json_bounds, "MAX_VALUES", most)
+            patch.setattr(json_reading, "MAX_VALUES", most)
             assert holds_too_many_values(text.encode()) == (separators(text) > most)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.auth.caller import ANYBODY, CERTIFIED, OWNER, Caller, Scope
-from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
+from tasuki.server.auth.callers import ANYBODY, CERTIFIED, OWNER, Caller, Scope
+from tasuki.server.auth.limits import ConcurrencyCaps
 from tasuki.server.config import ServerConfig
 from tasuki.server.errors import RequestLimit, WatcherLimit
-from tasuki.server.request_ids import RequestNames
+from tasuki.server.request_records import RequestNames
 from tests.harness.api_keys import headers, keys_file, metadata
 from tests.harness.daemons import Node
 from tests.harness.grpc_calls import GrpcCalls, ids

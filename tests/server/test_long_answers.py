@@ -16,16 +16,14 @@ from tasuki.engine import messages as m
 from tasuki.engine.request import Request
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.grpc.response_stream import write_tokens
-from tasuki.server.openai.chat_reply import ChatReply
-from tasuki.server.openai.completion_reply import CompletionReply, ShownFields
+from tasuki.server.grpc.generate_messages import write_tokens
+from tasuki.server.openai.chat import ChatReply
+from tasuki.server.openai.completions import CompletionReply, ShownFields
 from tasuki.server.openai.reply import ChunkedReply, ReplyHead, ReplyShape
-from tasuki.server.replies.scored_prompt import ScoredPrompt
-from tasuki.server.replies.token_logprobs import TokenNames
+from tasuki.server.openai.token_details import ScoredPrompt, TokenNames
 from tasuki.server.text.parsing.answer_parser import AnswerParser
-from tasuki.server.text.text_answer import Ending, Piece
+from tasuki.server.text.text_answer import Ending, Piece, Thinking
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.text.thinking import Thinking
 from tasuki.server.unread_answer import AnswerPart
 from tests.harness.grpc_fixtures import usage
 from tests.harness.waiting import HANG_SECONDS
@@ -145,7 +143,7 @@ def test_a_call_keeps_four_bytes_of_a_token(codec: TextCodec) -> None:
 # As many containers as some thousands of streams have, none of them garbage.
 STREAMS_COME = """
 import gc
-from tasuki.server.daemon.lifecycle import spare_collections
+from tasuki.server.daemon.startup import spare_collections
 spare_collections()
 before = gc.get_stats()[2]["collections"]
 kept = [[] for _ in range(1_000_000)]

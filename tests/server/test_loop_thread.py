@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasuki.utils.loops.loop_thread import LoopLost, LoopThread, run_on
+from tasuki.utils.loops import LoopLost, LoopThread, run_on
 from tests.harness.waiting import HANG_SECONDS
 
 

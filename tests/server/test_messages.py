@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.server.anthropic.thinking import ThinkingChoice, read_thinking, signature_of
-from tasuki.server.auth.caller import ANYBODY
+from tasuki.server.anthropic.conversation import ThinkingChoice, read_thinking, signature_of
+from tasuki.server.auth.callers import ANYBODY
 from tasuki.server.config import ServerConfig
 from tasuki.server.errors import InvalidField
 from tasuki.server.text.text_codec import TextCodec

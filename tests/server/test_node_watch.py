@@ -10,14 +10,11 @@ import pytest
 
 from tasuki.dashboard.health import Standing
 from tasuki.dashboard.metrics.exposition import Exposition
-from tasuki.dashboard.metrics.health.front_report import DiskRoom, FrontReport, NodeState
-from tasuki.dashboard.metrics.node_report import NodeReport
+from tasuki.dashboard.observed import DiskRoom, FrontReport, NodeReport, NodeState
 from tasuki.engine import messages as m
-from tasuki.server.daemon.watch import disk_rooms, node_watch
-from tasuki.server.daemon.watch.disk_rooms import DiskRooms
-from tasuki.server.daemon.watch.latest_counters import LatestCounters
-from tasuki.server.daemon.watch.node_files import NodeFiles
-from tasuki.server.daemon.watch.node_watch import NodeWatch
+from tasuki.server.daemon import node_watch
+from tasuki.server.daemon import node_watch as disk_rooms
+from tasuki.server.daemon.node_watch import DiskRooms, LatestCounters, NodeFiles, NodeWatch
 from tasuki.server.errors import RequestRejected
 from tests.dashboard.test_metrics import REPORT
 from tests.harness.metrics_text import samples

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.server.text.json_bounds import MAX_DEPTH
+from tasuki.server.text.json_reading import MAX_DEPTH
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.parsing.parameter_types import ANY, ParameterTypes, json_types
-from tasuki.server.text.text_answer import Piece
-from tasuki.server.text.thinking import Thinking
+from tasuki.server.text.text_answer import Piece, Thinking
 from tests.harness.answer_pieces import BY_ITSELF, Call, Parsed, cut, parsed
 from tests.harness.cpu_growth import MOST_RATIO, cpu_ratios
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.server.openai.usage import usage
+from tasuki.server.openai.token_details import usage
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.grpc_fixtures import Front
 from tests.harness.http_fixtures import HttpFront

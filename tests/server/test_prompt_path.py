@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from tasuki.cli.embedded import embedded_model
-from tasuki.engine.build import build_cache, build_fused_engine, build_parts
+from tasuki.engine.assembly.engines import build_cache, build_fused_engine, build_parts
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.client_front import client_routes
-from tasuki.server.daemon.near_engine import NearEngine
 from tasuki.server.daemon.node import Node, about_node
+from tasuki.server.daemon.running_engine import NearEngine
 from tasuki.server.openai.routes import served_model
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.engines import engine_config

@@ -12,9 +12,8 @@ from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
-from tasuki.server.auth.api_keys import ApiKeyError, ApiKeys
-from tasuki.server.auth.caller import ANYBODY, CERTIFIED, Caller, Scope
-from tasuki.server.auth.rate_limits import RateLimits, no_limits
+from tasuki.server.auth.callers import ANYBODY, CERTIFIED, ApiKeyError, ApiKeys, Caller, Scope
+from tasuki.server.auth.limits import RateLimits, no_limits
 from tasuki.server.config import ServerConfig
 from tasuki.server.errors import RETRY_AFTER_KEY, PromptTooLong, RateLimited
 from tasuki.server.text.text_codec import TextCodec

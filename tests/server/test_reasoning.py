@@ -9,14 +9,14 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.server.config import ServerConfig
+from tasuki.server.openai.messages import read_template_variables
 from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.openai.routes import served_model
-from tasuki.server.openai.template_variables import read_template_variables
-from tasuki.server.text.call_arguments import read_arguments
 from tasuki.server.text.chat_message import ChatMessage
-from tasuki.server.text.chat_template import ChatTemplate
+from tasuki.server.text.json_reading import read_arguments
+from tasuki.server.text.rendering.chat_template import ChatTemplate
+from tasuki.server.text.text_answer import Thinking, thinking_behind
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.text.thinking import Thinking, thinking_behind
 from tests.harness.dictated_node import template_names, template_source
 from tests.harness.http_calls import Reply
 from tests.harness.http_fixtures import HttpFront, running_http

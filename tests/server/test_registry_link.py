@@ -17,10 +17,8 @@ from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.errors import ServerError
 from tasuki.server.workers import messages as w
-from tasuki.server.workers.asked_state import AskedSessions
-from tasuki.server.workers.frames import worker_frame, worker_frames
-from tasuki.server.workers.registry_link import RegistryLink
-from tasuki.server.workers.worker_client import WorkerClient
+from tasuki.server.workers.links import RegistryLink, worker_frame, worker_frames
+from tasuki.server.workers.worker_client import AskedSessions, WorkerClient
 from tests.harness.played_asks import ANN, OF_ANN, RESTED, Played, turns
 
 DELAYS = (0, 1, 3)

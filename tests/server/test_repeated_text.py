@@ -14,14 +14,12 @@ from tasuki.model.ops.sampling.params import MAX_ALLOWED_TOKENS, MAX_BIASES
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.errors import InvalidField, InvalidRequest
 from tasuki.server.grpc.cache_messages import read_node_name
-from tasuki.server.grpc.request_reader import read_sampling
+from tasuki.server.grpc.generate_messages import read_sampling
 from tasuki.server.openai.request_fields import RequestFields
-from tasuki.server.replies.conversation_builder import ConversationBuilder
 from tasuki.server.responses.tools import MAX_NAMESPACE, read_response_tools
-from tasuki.server.text.chat_message import ChatMessage
+from tasuki.server.text.chat_message import ChatMessage, ConversationBuilder
 from tasuki.server.text.chat_renderer import MAX_TOOLS
-from tasuki.server.text.grammars.call_grammar import CallGrammar
-from tasuki.server.text.grammars.offered_tool import OfferedTool
+from tasuki.server.text.grammars.call_grammar import CallGrammar, OfferedTool
 from tasuki.server.text.grammars.structural_tag import _Shortest, of_structural_tag
 from tests.harness.grpc_fixtures import TOKENS_ONLY
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.server.auth.caller import ANYBODY
-from tasuki.server.auth.held_bytes import HeldBytes
-from tasuki.server.auth.request_context import ANONYMOUS
+from tasuki.server.auth.callers import ANYBODY
+from tasuki.server.auth.limits import HeldBytes
+from tasuki.server.auth.tenants import ANONYMOUS
 from tasuki.server.config import ServerConfig
 from tasuki.server.http.server import HttpServer
+from tasuki.server.responses.endpoints import response_socket as served
+from tasuki.server.responses.endpoints.socket_turns import SocketTurns
 from tasuki.server.responses.stored_responses import ResponseStore, StoredResponse, StoredTurn
-from tasuki.server.responses.websocket import response_socket as served
-from tasuki.server.responses.websocket.socket_turns import SocketTurns
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import CALL, SCHEMA, THOUGHT, AgentFront, running_agent_front

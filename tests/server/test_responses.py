@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.server.auth.caller import ANYBODY
+from tasuki.server.auth.callers import ANYBODY
 from tasuki.server.config import ServerConfig
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import CALL, END, SCHEMA, THOUGHT, AgentFront, running_agent_front

@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.config import ServerConfig
-from tasuki.server.rotation import Rotation
+from tasuki.server.drain import Rotation
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.grpc_fixtures import running_front
 from tests.harness.http_fixtures import running_http

@@ -14,9 +14,8 @@ import pytest
 from aiohttp import web
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tasuki.server.auth.access import Access
-from tasuki.server.auth.caller import CERTIFIED, EVERY_SCOPE, Caller, Scope
-from tasuki.server.auth.surface_table import surface_table
+from scripts.docs.surface_table import surface_table
+from tasuki.server.auth.callers import CERTIFIED, EVERY_SCOPE, Access, Caller, Scope
 from tasuki.server.auth.surfaces import ANY_METHOD, GRPC, HTTP, Needs, Unscoped, suffices
 from tasuki.server.bind import BindError
 from tasuki.server.config import ServerConfig
@@ -221,7 +220,7 @@ def test_no_scope_holds_another(scope: Scope) -> None:
 
 
 def test_the_document_shows_the_table_that_is_asked() -> None:
-    wanted = "run: python -m tasuki.server.auth.surface_table, and paste it"
+    wanted = "run: python -m scripts.docs.surface_table, and paste it"
     assert surface_table() in SECURITY.read_text(encoding="utf-8"), wanted
 
 

@@ -9,18 +9,20 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tasuki.server.auth.caller import OWNER, Caller
-from tasuki.server.auth.request_context import RequestContext
-from tasuki.server.responses.stored_messages import (
+from tasuki.server.auth.callers import OWNER, Caller
+from tasuki.server.auth.tenants import RequestContext
+from tasuki.server.responses.stored_responses import (
     NO_MESSAGES,
+    ResponseStore,
+    StoredResponse,
+    StoredTurn,
+    TurnRecord,
     joined_messages,
     read_messages,
     written_messages,
 )
-from tasuki.server.responses.stored_responses import ResponseStore, StoredResponse, StoredTurn
-from tasuki.server.responses.turn_record import TurnRecord
-from tasuki.server.text.answer_parts import CallArguments, CallBegin, Content
 from tasuki.server.text.chat_message import ChatMessage, ToolCall
+from tasuki.server.text.text_answer import CallArguments, CallBegin, Content
 from tests.harness.manual_clock import ManualClock
 
 ANN, BOB = (RequestContext(Caller(name, tenant=name), tenant=name) for name in ("ann", "bob"))

@@ -19,8 +19,8 @@ from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.trials import client as trials_client
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.config import ServerConfig
-from tasuki.server.daemon.node_codec import node_codec
-from tasuki.server.daemon.serving.fused_node import FusedSide
+from tasuki.server.daemon.client_front import node_codec
+from tasuki.server.daemon.fused_node import FusedSide
 from tests.harness.anthropic_client import anthropic_client
 from tests.harness.daemons import Node
 from tests.harness.engines import LETTERS, engine_config, submit, tiny_parts

@@ -15,12 +15,9 @@ from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.held_schema import MOST_HELD_LETTERS
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.server.errors import InvalidField
-from tasuki.server.text.answer_parts import CallArguments
-from tasuki.server.text.grammars.call_grammar import CallGrammar
-from tasuki.server.text.grammars.offered_tool import OfferedTool
+from tasuki.server.text.grammars.call_grammar import CallGrammar, OfferedTool
 from tasuki.server.text.parsing.answer_parser import AnswerParser
-from tasuki.server.text.text_answer import Piece
-from tasuki.server.text.thinking import Thinking
+from tasuki.server.text.text_answer import CallArguments, Piece, Thinking
 from tests.harness.answer_pieces import BY_ITSELF
 
 # Of Python's own reading of a pattern.

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, PageMatch, PrefixCache, TreeConfig
-from tasuki.server.auth.tenant import salt_of
+from tasuki.server.auth.tenants import salt_of
 from tests.harness import http_calls
 from tests.harness.api_keys import headers, keys_file
 from tests.harness.daemons import Node

@@ -14,21 +14,22 @@ from hypothesis import strategies as st
 from tasuki.engine import messages as m
 from tasuki.engine.messages import EvictedCheckpoint, Eviction, LifeMark, RequestPhase
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.auth.api_keys import ApiKeys
-from tasuki.server.auth.caller import ANYBODY, OWNER, Caller, Scope
-from tasuki.server.auth.request_context import RequestContext
-from tasuki.server.auth.tenant import (
+from tasuki.server.auth.callers import ANYBODY, OWNER, ApiKeys, Caller, Scope
+from tasuki.server.auth.tenants import (
     MAX_SALT,
     TENANT_KEY,
+    RequestContext,
     WatchScope,
     salt_of,
     tenant_of,
+    visible_end,
+    visible_evictions,
+    visible_usage,
     watch_scope,
 )
 from tasuki.server.config import ServerConfig
 from tasuki.server.errors import CallContext, InvalidField, PermissionDenied
-from tasuki.server.grpc.auth import grpc_request_context, grpc_watch_scope, named_tenant
-from tasuki.server.visible_usage import visible_end, visible_evictions, visible_usage
+from tasuki.server.grpc.interceptors import grpc_request_context, grpc_watch_scope, named_tenant
 from tests.harness.api_keys import headers, keys_file
 from tests.harness.grpc_calls import ids
 from tests.harness.http_fixtures import HttpFront, running_http

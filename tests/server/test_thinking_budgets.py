@@ -15,7 +15,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.errors import InvalidField
-from tasuki.server.grpc.request_reader import with_text_rules
+from tasuki.server.grpc.generate_messages import with_text_rules
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.dictated_node import (
     DictatedNode,

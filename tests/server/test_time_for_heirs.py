@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.server.daemon.leaving import time_for_heirs
-from tasuki.server.daemon.leaving.time_for_heirs import MOST_SECONDS, TimeForHeirs, alone_seconds
+from tasuki.server.daemon import shutdown
+from tasuki.server.daemon.shutdown import MOST_SECONDS, TimeForHeirs, alone_seconds
 from tasuki.server.engine_client import EngineClient
 from tests.harness.waiting import HANG_SECONDS
 
@@ -34,7 +34,7 @@ def query_of(posted: list[m.Inbox]) -> int:
 
 
 def last_words(caplog: pytest.LogCaptureFixture) -> str:
-    (record,) = [record for record in caplog.records if record.name == time_for_heirs.__name__]
+    (record,) = [record for record in caplog.records if record.name == shutdown.__name__]
     return record.getMessage()
 
 
@@ -78,7 +78,7 @@ def test_a_silent_engine_holds_nobody_up(
     async def scenario(client: EngineClient, posted: list[m.Inbox]) -> None:
         await TimeForHeirs(client, 0.0).end()
 
-    monkeypatch.setattr(time_for_heirs, "_REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(shutdown, "_REPORT_SECONDS", 0.01)
     play(scenario)
     assert "does not say" in last_words(caplog)
 
@@ -92,7 +92,7 @@ def test_an_engine_that_dies_holds_nobody_up(caplog: pytest.LogCaptureFixture) -
         await TimeForHeirs(client, HANG_SECONDS).end()
 
     play(scenario)
-    messages = [r.getMessage() for r in caplog.records if r.name == time_for_heirs.__name__]
+    messages = [r.getMessage() for r in caplog.records if r.name == shutdown.__name__]
     assert len(messages) == 2 and all("its device is lost" in words for words in messages)
 
 
@@ -105,4 +105,4 @@ def test_who_had_nothing_to_leave_says_nothing(caplog: pytest.LogCaptureFixture)
 
     with caplog.at_level(logging.INFO):
         play(scenario)
-    assert time_for_heirs.__name__ not in {record.name for record in caplog.records}
+    assert shutdown.__name__ not in {record.name for record in caplog.records}

@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.server.sessions.token_log import TokenLog
+from tasuki.server.sessions import TokenLog
 
 MOVES = st.lists(
     st.one_of(

@@ -11,9 +11,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tasuki.dashboard.metrics.fleet.gen_ai_metrics import ERROR, LABELS, METRICS
+from tasuki.dashboard.metrics.compat_names import ERROR, LABELS, METRICS
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.tracing.tracing import NoTracing, TracingUnavailable, open_tracing
+from tasuki.server.traces import NoTracing, TracingUnavailable, open_tracing
 from tests.harness import http_calls
 from tests.harness.daemons import Node, random_prompt
 from tests.harness.grpc_calls import GrpcCalls
@@ -26,7 +26,7 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes
 from opentelemetry.semconv.schemas import Schemas
 
-from tasuki.server.tracing.otel import SCHEMA_URL
+from tasuki.server.otel import SCHEMA_URL
 
 CALLER = "00f067aa0ba902b7"
 ASKED = "text_completion embedded"

@@ -8,7 +8,7 @@ import pytest
 
 from tasuki.cli.embedded import embedded_model
 from tasuki.server.text.chat_message import ChatMessage, ToolCall
-from tasuki.server.text.chat_template import ChatTemplate, RenderedPrompt
+from tasuki.server.text.rendering.chat_template import ChatTemplate, RenderedPrompt
 from tasuki.server.text.tokenizer import Tokenizer
 from tests.harness.dictated_node import template_names, template_source
 

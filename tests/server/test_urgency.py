@@ -10,7 +10,7 @@ from tasuki.client.prompt import Prompt, Targets, generate_request
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.config import ServerConfig
-from tasuki.server.grpc.request_reader import read_targets
+from tasuki.server.grpc.generate_messages import read_targets
 from tests.harness.api_keys import headers, keys_file
 from tests.harness.http_fixtures import HttpFront, running_http
 from tests.harness.waiting import HANG_SECONDS

@@ -14,8 +14,8 @@ from tasuki.client.session import Client
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
 from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, TreeConfig, prefix_hashes
-from tasuki.pycache.packed_events import pack_events
-from tasuki.server.auth.tenant import salt_of
+from tasuki.pycache.packed import pack_events
+from tasuki.server.auth.tenants import salt_of
 from tasuki.server.grpc import cache_messages as watch_messages
 from tests.harness.engines import Lone, submit, tiny_parts
 from tests.harness.grpc_fixtures import Front, ScriptedEngine, running_front

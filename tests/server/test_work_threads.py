@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tasuki.server.errors import Busy
-from tasuki.server.work_threads import WorkThreads
+from tasuki.server.text.text_codec import WorkThreads
 from tests.harness.waiting import HANG_SECONDS
 
 

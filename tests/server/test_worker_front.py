@@ -11,17 +11,15 @@ import grpc
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.server.auth.access import LOOPBACK_ONLY
+from tasuki.server.auth.callers import LOOPBACK_ONLY
 from tasuki.server.auth.surfaces import GRPC, HTTP
-from tasuki.server.bind import BindError
+from tasuki.server.bind import BindError, PortClaim
 from tasuki.server.config import ServerConfig
+from tasuki.server.drain import Rotation
 from tasuki.server.http.server import Probes
-from tasuki.server.openapi.routes import ApiDescription
-from tasuki.server.rotation import Rotation
+from tasuki.server.openapi.document import ApiDescription
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.workers.forwarding import HttpForwarding
-from tasuki.server.workers.port_claim import PortClaim
-from tasuki.server.workers.worker import OWN_METHODS
+from tasuki.server.workers.worker import OWN_METHODS, HttpForwarding
 from tests.harness.grpc_fixtures import running_front
 from tests.harness.http_calls import ask
 from tests.harness.http_fixtures import running_http

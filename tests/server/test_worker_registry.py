@@ -11,20 +11,17 @@ import pytest
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server import errors
-from tasuki.server.auth.caller import Caller
-from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
-from tasuki.server.auth.rate_limits import RateLimits
-from tasuki.server.auth.request_context import RequestContext
+from tasuki.server.auth.callers import Caller
+from tasuki.server.auth.limits import ConcurrencyCaps, RateLimits
+from tasuki.server.auth.tenants import RequestContext
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import RateLimited, RequestLimit, ServerError
 from tasuki.server.responses.stored_responses import ResponseStore, StoredResponse, StoredTurn
-from tasuki.server.sessions.session_store import SessionStore, Tail
-from tasuki.server.sessions.turns import HeldSessions, SessionInput
+from tasuki.server.sessions import HeldSessions, SessionInput, SessionStore, Tail
 from tasuki.server.workers import messages as w
-from tasuki.server.workers.frames import worker_frame, worker_frames
-from tasuki.server.workers.refusals import error_of, refused
-from tasuki.server.workers.registry import Registry
-from tasuki.server.workers.seats.seat import WorkerSeat
+from tasuki.server.workers.links import worker_frame, worker_frames
+from tasuki.server.workers.messages import error_of, refused
+from tasuki.server.workers.registry import Registry, WorkerSeat
 from tests.harness.grpc_fixtures import TOKENS_ONLY, usage
 from tests.harness.manual_clock import ManualClock
 

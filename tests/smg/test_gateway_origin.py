@@ -11,7 +11,7 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.prefill_node.gateway_rooms import PATIENCE_SECONDS
-from tasuki.server.auth.request_context import RequestContext
+from tasuki.server.auth.tenants import RequestContext
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.server import Service

@@ -12,17 +12,9 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, TreeConfig, prefix_hashes
-from tasuki.pycache.packed_events import pack_events
+from tasuki.pycache.packed import pack_events
 from tasuki.server.errors import InvalidRequest
 from tasuki.server.smg.gateway_model import GatewayModel
-from tasuki.server.smg.usable_blocks import (
-    Announced,
-    Change,
-    Cleared,
-    UsableBlocks,
-    Withdrawn,
-    namespace_of,
-)
 from tasuki.server.text.grammars.asked_grammar import check_followable
 from tasuki.server.text.tokenizer import IncrementalDetokenizer, Tokenizer
 from tasuki.server.unread_answer import AnswerPart
@@ -34,11 +26,25 @@ require_protocol()
 
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb  # noqa: E402
 
-from tasuki.server.smg.answer import GatewayAnswer  # noqa: E402
-from tasuki.server.smg.kv_events import GatewayEvents, block_hash  # noqa: E402
-from tasuki.server.smg.node_info import loads_message  # noqa: E402
-from tasuki.server.smg.request_reader import read_gateway_request  # noqa: E402
-from tasuki.server.smg.tokenizer_archive import archive_chunks, tokenizer_archive  # noqa: E402
+from tasuki.server.smg.generate_messages import (  # noqa: E402
+    GatewayAnswer,
+    read_gateway_request,
+)
+from tasuki.server.smg.kv_events import (  # noqa: E402
+    Announced,
+    Change,
+    Cleared,
+    GatewayEvents,
+    UsableBlocks,
+    Withdrawn,
+    block_hash,
+    namespace_of,
+)
+from tasuki.server.smg.node_info import (  # noqa: E402
+    archive_chunks,
+    loads_message,
+    tokenizer_archive,
+)
 
 MODEL = GatewayModel(Path("model"), "model", "qwen3_5_text", (), "float32", 320, 100, (2,))
 Parts = AsyncGenerator[AnswerPart, None]

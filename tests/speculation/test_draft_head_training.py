@@ -12,8 +12,8 @@ from scripts.train_embedded.draft_head import DraftHead
 from scripts.train_embedded.head_loss import Batch as Texts
 from scripts.train_embedded.head_loss import loss, scores
 from scripts.train_embedded.publish import DRAFT_HEAD, DRAFT_RECORD, add_draft_head
-from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
+from tasuki.model.forward import Batch, SequenceSlice
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.safetensors_folder import load_weights
 from tests.harness.goldens import Request, Workspace, final_hidden, golden, reference_dir

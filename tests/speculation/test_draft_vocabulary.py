@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasuki.engine.build import build_parts
-from tasuki.engine.speculation.mtp_drafter import MtpDrafter
-from tasuki.model.config_fields import ModelConfigError
-from tasuki.model.draft_vocabulary import FILE, DraftHead, draft_ids
+from tasuki.engine.assembly.engines import build_parts
+from tasuki.engine.speculation.drafting import MtpDrafter
+from tasuki.model.config_json import ModelConfigError
+from tasuki.model.draft_layer import FILE, DraftHead, draft_ids
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.weights.matrix import Matrix
 from tests.harness.engines import Lone, engine_config

@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
-from tasuki.engine.build import EngineParts, build_speculation, most_drafts
-from tasuki.engine.config import EngineConfig, EngineConfigError
-from tasuki.engine.role import Role
-from tasuki.engine.speculation.drafter import DraftSource
+from tasuki.engine.assembly.engines import EngineParts, build_speculation, most_drafts
+from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan
+from tasuki.engine.config import EngineConfig, EngineConfigError, Role
+from tasuki.engine.speculation.drafting import DraftSource
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.known_models import published_or_folder

@@ -5,10 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tasuki.engine.speculation.chances import Chances
-from tasuki.engine.speculation.draft_limit import FixedLimit
-from tasuki.engine.speculation.drafting import Drafting
-from tasuki.engine.speculation.measured_limit import MeasuredLimit
+from tasuki.engine.speculation.draft_limit import FixedLimit, MeasuredLimit
+from tasuki.engine.speculation.drafting import Chances, Drafting
 from tasuki.engine.speculation.step_costs import StepShape
 from tests.harness.drafting_node import Costs, DraftingNode, KnowingDrafter
 

@@ -6,10 +6,10 @@ from functools import cache
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.build import EngineParts, build_parts
+from tasuki.engine.assembly.engines import EngineParts, build_parts
 from tasuki.engine.config import EngineConfigError
-from tasuki.engine.speculation.mtp_drafter import MtpDrafter
-from tasuki.model.batch import Batch, SequenceSlice
+from tasuki.engine.speculation.drafting import MtpDrafter
+from tasuki.model.forward import Batch, SequenceSlice
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engine_pair import engine_pair
 from tests.harness.engines import Lone, engine_config, submit, tiny_engine

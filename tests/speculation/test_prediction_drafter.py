@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasuki.engine.speculation.prediction import PredictionDrafter
+from tasuki.engine.speculation.speculation import PredictionDrafter
 from tests.harness.engines import prompt
 
 ANSWER = prompt(60, seed=1)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.engine.forward_plan import Ints
-from tasuki.engine.speculation.suffix_index import ANCHOR_TOKENS, SuffixIndex
+from tasuki.engine.speculation.speculation import ANCHOR_TOKENS, SuffixIndex
 
 
 class NaiveIndex:

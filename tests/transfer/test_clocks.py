@@ -8,7 +8,7 @@ import pytest
 
 from tasuki.proto import handover_pb2
 from tasuki.transfer.fencing.evidence import LeaseExpired
-from tasuki.transfer.sending.write_leases import WriteLeases
+from tasuki.transfer.sending.link import WriteLeases
 from tests.harness.manual_clock import ManualClock
 
 ROOT = Path(__file__).parents[2]

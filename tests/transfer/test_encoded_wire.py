@@ -13,19 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasuki.transfer.errors import DigestMismatch, WindowsMissing
-from tasuki.transfer.precision.decoding_sink import WindowSink
-from tasuki.transfer.precision.encoding_source import EncodingSource
-from tasuki.transfer.precision.precision import Precision, WirePrecision
-from tasuki.transfer.precision.settings import WireSettings
-from tasuki.transfer.precision.staging_buffer import StagingBuffer
+from tasuki.transfer.precision.encoding_source import EncodingSource, StagingBuffer, slabs_kept_back
 from tasuki.transfer.precision.wire_layout import WireError, WireUnits
+from tasuki.transfer.receiving.target_arena import WindowSink
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.sending.outgoing_room import OutgoingRoom, Posted, RoomBroke
 from tasuki.transfer.sending.sender import Sender, SenderSettings
+from tasuki.transfer.settings import Precision, WirePrecision, WireSettings
 from tasuki.transfer.transports.loopback import Fault
 from tasuki.transfer.windows.descriptors import layer_bytes
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import Drain
-from tasuki.transfer.windows.window import FinishedLayers, WindowHeader
+from tasuki.transfer.windows.window import Destination, FinishedLayers, WindowHeader
 from tests.harness.loopback_pair import (
     DRAFT,
     FULL,
@@ -344,10 +341,10 @@ def test_how_much_of_an_arena_is_kept_back(slabs: int, staging_mib: int, kept: i
     wire = WireSettings(ALL_FP8, staging_mib)
     if kept is None:
         with pytest.raises(WireError, match="give more --arena-mib"):
-            wire.slabs_kept_back(units, slabs)
+            slabs_kept_back(wire, units, slabs)
     else:
-        assert wire.slabs_kept_back(units, slabs) == kept
-    assert WireSettings().slabs_kept_back(WireUnits.of(layout, WirePrecision()), slabs) == 0
+        assert slabs_kept_back(wire, units, slabs) == kept
+    assert slabs_kept_back(WireSettings(), WireUnits.of(layout, WirePrecision()), slabs) == 0
 
 
 @pytest.mark.parametrize(

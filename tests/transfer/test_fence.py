@@ -23,14 +23,14 @@ from tasuki.transfer.fencing.evidence import (
 )
 from tasuki.transfer.fencing.writer_fence import Escalation, WriterFence
 from tasuki.transfer.fencing.writer_liveness import WriterLife
-from tasuki.transfer.process_identity import ProcessIdentity
-from tasuki.transfer.windows.send_report import Drain
+from tasuki.transfer.node_identity import ProcessIdentity
+from tasuki.transfer.reports import Drain
 from tests.harness.manual_clock import ManualClock
 from tests.harness.waiting import HANG_SECONDS, until
 
 CHILD = """
 import sys
-from tasuki.transfer.process_identity import ProcessIdentity
+from tasuki.transfer.node_identity import ProcessIdentity
 me = ProcessIdentity.own()
 print(me.boot_id, me.pid_namespace, me.pid, me.start_ticks, flush=True)
 sys.stdin.read()

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.transfer.windows.descriptors import window_pieces
-from tasuki.transfer.windows.units import Strip, TransferUnits
+from tasuki.transfer.windows.descriptors import Strip, TransferUnits, window_pieces
 from tasuki.transfer.windows.window import WindowHeader
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, random_ids, small_layout
 

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.sending.outgoing_room import RoomBroke
 from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.transports.loopback import Fault, Faults, no_faults
 from tasuki.transfer.windows.digest import WindowDigester
-from tasuki.transfer.windows.send_report import Drain
 from tests.harness import loopback_pair as loopback_file
 from tests.harness.holding_wire import HoldingWire, digests_beside_transfers
 from tests.harness.loopback_pair import ROOM, Node, Pair, loopback_pair, plans

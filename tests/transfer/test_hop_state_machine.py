@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tasuki.transfer.errors import DigestMismatch, WindowsMissing
-from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.protocol.handover_states import (
     Machine,
@@ -31,12 +30,12 @@ from tasuki.transfer.protocol.handover_states import (
 )
 from tasuki.transfer.protocol.pull_states import pull_receiver_machine, pull_sender_machine
 from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomEnd, RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
+from tasuki.transfer.settings import Precision, WirePrecision
 from tasuki.transfer.transports.loopback import Fault
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import Drain
-from tasuki.transfer.windows.window import FinishedLayers
+from tasuki.transfer.windows.window import Destination, FinishedLayers
 from tests.harness.loopback_pair import (
     Node,
     cells_in_use,

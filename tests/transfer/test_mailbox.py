@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tasuki.pycache._cpp_cache import Bell, Mailbox
-from tasuki.transfer.transports.nvlink.mailbox import MailboxAddress
+from tasuki.transfer.transports.nvlink.peer_address import MailboxAddress
 from tests.harness.waiting import HANG_SECONDS
 
 

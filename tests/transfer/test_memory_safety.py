@@ -11,7 +11,7 @@ from tasuki.transfer.transports.base import Region
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from tasuki.transfer.transports.nixl import transport as nixl
 from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
-from tasuki.transfer.windows.units import TransferUnits
+from tasuki.transfer.windows.descriptors import TransferUnits
 from tests.harness.loopback_pair import POISON, small_layout
 from tests.harness.waiting import until
 

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from tasuki.transfer.errors import MetadataUnusable
-from tasuki.transfer.transports.nixl.address import NixlAddress
-from tasuki.transfer.transports.nixl.metadata_probe import MetadataProbe, ProbeLimits
+from tasuki.transfer.transports.nixl.peer_metadata import MetadataProbe, NixlAddress, ProbeLimits
 from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
 from tests.harness.waiting import until
 
@@ -102,7 +101,7 @@ def test_after_close_nobody_new_is_tried(probe: MetadataProbe, address: NixlAddr
 
 def test_it_ends_with_its_daemon_however_that_ends() -> None:
     code = (
-        "from tasuki.transfer.transports.nixl.metadata_probe import MetadataProbe as P; import sys;"
+        "from tasuki.transfer.transports.nixl.peer_metadata import MetadataProbe as P; import sys;"
         "p = P(); p.start(); print(p._process.pid, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

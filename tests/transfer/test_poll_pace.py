@@ -1,6 +1,6 @@
 """The pace at which a transport is asked: at once while bytes move, seldom while none do."""
 
-from tasuki.transfer.transports.poll_backoff import PollBackoff
+from tasuki.transfer.transports.base import PollBackoff
 from tests.harness.manual_clock import ManualClock
 
 MOST = 0.0005

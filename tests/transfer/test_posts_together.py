@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 
 from tasuki.transfer.errors import OutOfBounds, TransportError, WindowsMissing
-from tasuki.transfer.sending.digest_thread import AskedDigest, DigestThread
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.sending.outgoing_room import OutgoingRoom, RoomBroke, RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
-from tasuki.transfer.transports.base import Endpoint, Transfer, Write
+from tasuki.transfer.sending.window_source import AskedDigest, DigestThread
+from tasuki.transfer.transports.base import Endpoint, PollBackoff, Transfer, Write
 from tasuki.transfer.transports.loopback import Fault, Faults, LoopbackTransport, no_faults
-from tasuki.transfer.transports.poll_backoff import PollBackoff
-from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.digest import ArenaWindow, Digester, WindowDigester, WindowRows
-from tasuki.transfer.windows.send_report import Drain
-from tasuki.transfer.windows.window import FinishedLayers, WindowHeader
+from tasuki.transfer.windows.window import Destination, FinishedLayers, WindowHeader
 from tests.harness.loopback_pair import GENERATION, Opened, Pair, loopback_pair
 from tests.harness.waiting import HANG_SECONDS, until
 

@@ -8,12 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from tasuki.model.known_models import PUBLISHED, published_or_folder
-from tasuki.model.weights.sharding.shard import Shard
-from tasuki.pycache.layout import CacheLayout, LayerKind, itemsize
-from tasuki.pycache.rank_layout import key_heads, rank_layout
-from tasuki.pycache.shares import share
-from tasuki.transfer.ranks.links import RankLink, rank_links
-from tasuki.transfer.ranks.pieces import LinkPieces, Piece
+from tasuki.model.weights.shard import Shard
+from tasuki.pycache.layout import CacheLayout, LayerKind, itemsize, key_heads, rank_layout, share
+from tasuki.transfer.ranks.links import LinkPieces, Piece, RankLink, rank_links
 
 SIZES = (1, 2, 4, 8)
 PAGES = range(8)

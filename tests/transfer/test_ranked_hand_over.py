@@ -11,15 +11,11 @@ import torch
 
 from tasuki.model.known_models import PUBLISHED, published_or_folder
 from tasuki.pycache.arena import Arena
-from tasuki.pycache.arena_key import ArenaKey
-from tasuki.pycache.layout import FP8_ROWS, CacheLayout, LayerKind
-from tasuki.pycache.rank_layout import key_heads
-from tasuki.pycache.shares import share
+from tasuki.pycache.layout import FP8_ROWS, ArenaKey, CacheLayout, LayerKind, key_heads, share
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.errors import DigestMismatch, TransferError, TransportError, WindowsMissing
 from tasuki.transfer.ranks.head_rows import HeadRows
-from tasuki.transfer.ranks.region import HostRegion
-from tasuki.transfer.ranks.spans import RankSpans
+from tasuki.transfer.ranks.region import HostRegion, RankSpans
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
@@ -30,10 +26,8 @@ from tasuki.transfer.transports.loopback import (
     LoopbackTransport,
     no_faults,
 )
-from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.digest import ArenaWindow
-from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.window import FinishedLayers
+from tasuki.transfer.windows.window import Destination, FinishedLayers, StepCounter
 from tests.harness.loopback_pair import Ends, random_ids
 from tests.harness.waiting import HANG_SECONDS
 

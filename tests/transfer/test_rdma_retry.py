@@ -3,7 +3,7 @@
 import pytest
 
 from tasuki.transfer.errors import TransportError
-from tasuki.transfer.transports.nixl.retry_bound import retry_bound
+from tasuki.transfer.transports.nixl.agent import retry_bound
 from tasuki.transfer.transports.nixl.transport import ENVIRONMENT
 
 

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasuki.pycache.fp8_rows import row_scales
-from tasuki.transfer.precision.precision import Precision, WirePrecision
-from tasuki.transfer.precision.row_codec import ALIGNMENT, RowFormat
-from tasuki.transfer.precision.wire_layout import WireError, WireUnits
+from tasuki.transfer.precision.wire_layout import ALIGNMENT, RowFormat, WireError, WireUnits
+from tasuki.transfer.settings import Precision, WirePrecision
 from tests.harness.loopback_pair import small_layout
 
 BF16, FP8 = Precision.BF16, Precision.FP8

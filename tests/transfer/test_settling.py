@@ -18,8 +18,12 @@ import pytest
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.receiving.target_arena import TargetArena
-from tasuki.transfer.transports.nixl.inbound_sockets import InboundSockets, listening_ports
-from tasuki.transfer.transports.nixl.tcp_table import is_ours, owned_connections
+from tasuki.transfer.transports.nixl.inbound_sockets import (
+    InboundSockets,
+    is_ours,
+    listening_ports,
+    owned_connections,
+)
 from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
 from tasuki.transfer.windows.digest import WindowDigester
 from tests.harness.fork_server import forked_peer

@@ -10,7 +10,7 @@ import pytest
 from tasuki.transfer.fencing.connection_breaker import ConnectionBreaker
 from tasuki.transfer.fencing.evidence import FenceReason
 from tasuki.transfer.fencing.writer_liveness import WriterLife
-from tasuki.transfer.process_identity import ProcessIdentity
+from tasuki.transfer.node_identity import ProcessIdentity
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from tests.harness.waiting import HANG_SECONDS
 

@@ -7,11 +7,10 @@ import pytest
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.errors import OutOfBounds
 from tasuki.transfer.ranks.head_rows import HeadRows
-from tasuki.transfer.ranks.spans import RankSpans
-from tasuki.transfer.ranks.spread_digester import SpreadDigester
-from tasuki.transfer.ranks.window_pieces import RankedPieces
+from tasuki.transfer.ranks.ranked_source import RankedPieces
+from tasuki.transfer.ranks.region import RankSpans, SpreadDigester
+from tasuki.transfer.windows.descriptors import Spread
 from tasuki.transfer.windows.digest import ArenaWindow, WindowDigester
-from tasuki.transfer.windows.spread import Spread
 from tasuki.transfer.windows.window import WindowHeader
 from tests.transfer.test_ranked_hand_over import LAYOUT
 

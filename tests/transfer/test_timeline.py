@@ -4,9 +4,9 @@ import asyncio
 from dataclasses import replace
 
 from tasuki.engine import messages as m
-from tasuki.server.request_log import RequestLog
+from tasuki.server.request_records import RequestLog
 from tasuki.transfer.protocol.timeline_messages import timeline_from_wire, timeline_to_wire
-from tasuki.transfer.timeline import (
+from tasuki.transfer.reports import (
     KEPT_WINDOWS,
     BarrierWait,
     HandoverTimeline,
@@ -14,10 +14,12 @@ from tasuki.transfer.timeline import (
     Phase,
     PhaseClock,
     PhaseMark,
+    SendReport,
+    WindowDigest,
+    WindowTiming,
     receiver_track,
     sender_track,
 )
-from tasuki.transfer.windows.send_report import SendReport, WindowDigest, WindowTiming
 from tasuki.transfer.windows.window import WindowHeader
 from tests.harness.handover_nodes import nodes
 from tests.harness.loopback_pair import ROOM, loopback_pair

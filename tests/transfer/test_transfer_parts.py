@@ -16,6 +16,7 @@ from tasuki.pycache.layout import LayerKind
 from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, WindowPlanError
 from tasuki.transfer.protocol.contract import Contract, ContractMismatch, diff
 from tasuki.transfer.protocol.rendezvous import Rendezvous, Side
+from tasuki.transfer.reports import WindowTiming, split_time
 from tasuki.transfer.sending.window_sizing import fixed_runs
 from tasuki.transfer.windows.descriptors import (
     check_bounds,
@@ -25,9 +26,7 @@ from tasuki.transfer.windows.descriptors import (
     window_pieces,
 )
 from tasuki.transfer.windows.digest import WindowDigester, splitmix64, word_keys
-from tasuki.transfer.windows.send_report import WindowTiming, split_time
-from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.window import FinishedLayers, WindowHeader, cut
+from tasuki.transfer.windows.window import FinishedLayers, StepCounter, WindowHeader, cut
 from tests.harness.loopback_pair import small_layout
 from tests.harness.manual_clock import ManualClock
 from tests.harness.waiting import HANG_SECONDS

@@ -18,14 +18,13 @@ from tasuki.transfer.errors import (
     PeerUnknown,
     WindowsMissing,
 )
-from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.wire_layout import WireUnits
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.sending.outgoing_room import RoomBroke
 from tasuki.transfer.sending.sender import SenderSettings
+from tasuki.transfer.settings import Precision, WirePrecision
 from tasuki.transfer.transports.loopback import Fault
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import Drain
-from tasuki.transfer.windows.window import FinishedLayers, WindowHeader
+from tasuki.transfer.windows.window import Destination, FinishedLayers, WindowHeader
 from tests.harness.loopback_pair import (
     DRAFT,
     FULL,

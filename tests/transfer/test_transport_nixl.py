@@ -16,7 +16,7 @@ from tasuki.transfer.transports.nixl.transport import (
     configure_environment,
     installed_package,
 )
-from tasuki.transfer.windows.units import TransferUnits
+from tasuki.transfer.windows.descriptors import TransferUnits
 from tests.harness.peer_wire import PeerWire, serve
 
 pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")

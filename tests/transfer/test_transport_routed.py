@@ -8,15 +8,14 @@ import pytest
 import torch
 
 from tasuki.transfer.errors import TransportError
-from tasuki.transfer.process_identity import ProcessIdentity
+from tasuki.transfer.node_identity import ProcessIdentity
+from tasuki.transfer.settings import TRANSPORTS
 from tasuki.transfer.transports.base import RankMemory, Region, TransferState, Transport
 from tasuki.transfer.transports.factory import build_transport
-from tasuki.transfer.transports.kinds import KINDS
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from tasuki.transfer.transports.multi import RoutedTransport
 from tasuki.transfer.transports.nvlink.cuda_ipc import Export
-from tasuki.transfer.transports.nvlink.mailbox import MailboxAddress
-from tasuki.transfer.transports.nvlink.peer_address import PeerAddress, PeerArena
+from tasuki.transfer.transports.nvlink.peer_address import MailboxAddress, PeerAddress, PeerArena
 
 SIZE = 4096
 
@@ -92,7 +91,7 @@ def test_auto_on_a_host_without_gpu_is_nixl_alone() -> None:
 
 
 def test_peer_copy_says_why_it_cannot_serve_host_memory() -> None:
-    assert "peer_copy" in KINDS
+    assert "peer_copy" in TRANSPORTS
     with pytest.raises(TransportError, match="host memory"):
         build_transport("peer_copy", "node", torch.device("cpu"))
 

@@ -12,7 +12,7 @@ from tasuki.transfer.receiving.incoming_room import IncomingRoom
 from tasuki.transfer.sending import sender as sender_file
 from tasuki.transfer.sending.outgoing_room import OutgoingRoom
 from tasuki.transfer.sending.sender import Sender, SenderSettings
-from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import StepCounter
 from tests.harness import loopback_pair as loopback_file
 from tests.harness.loopback_pair import GENERATION, loopback_pair, plans
 from tests.harness.waiting import HANG_SECONDS, until

@@ -8,17 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.transfer.sending.fair_queue import FairQueue
-from tasuki.transfer.sending.link import Link
-from tasuki.transfer.sending.link_cost import LinkCost, LinkSpeed
-from tasuki.transfer.sending.outgoing_room import OutgoingRoom
+from tasuki.transfer.sending.link import Link, LinkCost, LinkSpeed
+from tasuki.transfer.sending.outgoing_room import FairQueue, OutgoingRoom
 from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.sending.window_sizing import budget, followed_runs, last_runs, window_runs
 from tasuki.transfer.transports.base import Endpoint, Transfer
 from tasuki.transfer.transports.loopback import LoopbackTransport
 from tasuki.transfer.windows.descriptors import Pieces
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.window import FinishedLayers, WindowHeader
+from tasuki.transfer.windows.window import Destination, FinishedLayers, WindowHeader
 from tests.harness.loopback_pair import FULL, GDN, Pair, loopback_pair, small_layout
 from tests.harness.waiting import HANG_SECONDS
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Self
 
-from tasuki.transfer.process_identity import ProcessIdentity, _shares_network, _start_ticks
+from tasuki.transfer.node_identity import ProcessIdentity, _shares_network, _start_ticks
 
 
 class FenceReason(Enum):

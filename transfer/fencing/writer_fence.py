@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasuki.transfer.windows.send_report import Drain
-from tasuki.utils.loops.guarded_tasks import GuardedTasks
+from tasuki.transfer.reports import Drain
+from tasuki.utils.loops import GuardedTasks
 
 from .evidence import DrainAcknowledged, Evidence, Fence, FenceReason, PostingStopped
 

@@ -9,7 +9,7 @@ that the writer's lease runs out.
 import time
 from collections.abc import Callable
 
-from tasuki.transfer.process_identity import ProcessIdentity
+from tasuki.transfer.node_identity import ProcessIdentity
 
 from .evidence import Evidence, LeaseExpired, WriterDead
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.protocol.contract import Difference
-from tasuki.transfer.sending.counters import SenderCounters
+from tasuki.transfer.sending.outgoing_room import SenderCounters
 
 from .node_progress import NodeProgress
 

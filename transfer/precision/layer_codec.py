@@ -12,8 +12,7 @@ import torch
 
 from tasuki.pycache.arena import torch_dtype
 
-from .row_codec import RowFormat
-from .wire_layout import WireUnits
+from .wire_layout import RowFormat, WireUnits
 
 _SCRATCH_NUMBERS = 1 << 17
 """How many are decoded at a time: what a core's cache holds, and well under a millisecond."""

@@ -1,4 +1,4 @@
-"""fp8 rows on a GPU, equal to row_codec.py bit for bit (its twin), and a codec of layers.
+"""fp8 rows on a GPU, equal to wire_layout.py bit for bit (its twin), and a codec of layers.
 
 A program encodes or decodes some rows of one unit: read once, written once, so the floor is memory
 bandwidth.
@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tasuki.transfer.settings import Precision
 from tasuki.utils.triton.fp8_rows import (
     code_numbers,
     largest_bits,
@@ -24,9 +25,7 @@ from tasuki.utils.triton.fp8_rows import (
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .layer_codec import RowCodec, TorchLayerCodec
-from .precision import Precision
-from .row_codec import RowFormat
-from .wire_layout import WireUnits
+from .wire_layout import RowFormat, WireUnits
 
 _WARPS = 4
 _ROWS = 16

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, LayerKind
 from tasuki.transfer.errors import TransferError
-from tasuki.transfer.precision.precision import Precision
+from tasuki.transfer.settings import Precision
 
 WIRE_VERSION = 11
 NOT_USED = "(not used)"

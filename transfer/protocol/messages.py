@@ -14,11 +14,10 @@ from tasuki.transfer.node_identity import (
     EPOCH_BYTES,
     ArenaAddress,
     NodeIdentity,
+    ProcessIdentity,
     metadata_checksum,
 )
-from tasuki.transfer.process_identity import ProcessIdentity
-from tasuki.transfer.timeline import SenderTrack
-from tasuki.transfer.windows.send_report import Drain, SendReport, WindowDigest
+from tasuki.transfer.reports import Drain, SenderTrack, SendReport, WindowDigest
 from tasuki.transfer.windows.window import WindowHeader
 
 from .timeline_messages import sender_track_to_wire

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from tasuki.proto import timeline_pb2 as pb
 from tasuki.transfer.peer_values import LONGEST_SECONDS, MOST_BYTES
-from tasuki.transfer.timeline import (
+from tasuki.transfer.reports import (
     KEPT_WINDOWS,
     BarrierWait,
     HandoverTimeline,

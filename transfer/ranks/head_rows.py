@@ -1,30 +1,94 @@
-"""Digests of windows by heads of the whole model, where ranks hand over or are handed to.
+"""Digests of windows by heads, for transfers between nodes of several ranks.
 
+`HeadPart`: What digests are summed over where ranks hand over: one head of a block, or of a state.
+Pure. A part's key names the head in the whole model, and which copy of it, so that a sum says the
+same whoever of the ranks had the bytes.
+
+`HeadRows`: Digests of windows by heads of the whole model, where ranks hand over or are handed to.
 A window's sum is that of one head of a block, or of a state, after another, each mixed with where
 it belongs in the whole model: equal on both nodes, whatever numbers of ranks they have, if each
 byte of each of the receiver's ranks is right. Knows spans; no memory, no peers. Pure.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.pycache.layout import LayerKind
-from tasuki.transfer.windows.digest import (
-    ArenaWindow,
-    WindowRows,
-    place_seeds,
-    state_seeds,
-)
+from tasuki.pycache.layout import CacheLayout, LayerKind, key_heads
+from tasuki.transfer.windows.digest import ArenaWindow, WindowRows, place_seeds, state_seeds
 
-from .head_parts import HeadPart, block_parts, state_parts
-from .spans import RankSpans
+from .links import LinkPieces, RankLink, rank_links
+from .region import RankSpans
+
+_NO_HEADS: dict[str, Any] = {"kv": range(0), "keys": range(0), "values": range(0), "carry": False}
+"""That a link may have."""
+
+
+@dataclass(frozen=True)
+class HeadPart:
+    """`length` bytes at `begin` of a block, or of a slot, in the arena of the sender's rank; of a
+    block those whose page has its turn: page % copies == turn. number: of head and copy, among all
+    of a layer's blocks, or of its states."""
+
+    rank: int
+    begin: int
+    length: int
+    number: int
+    copies: int = 1
+    turn: int = 0
+
+
+def block_parts(layout: CacheLayout, senders: int, receivers: int) -> list[HeadPart]:
+    """Of a page in one layer, each receiver rank's. layout: of one rank that has all."""
+    copies = max(1, receivers // layout.kv_heads)
+    found = []
+    for link in rank_links(layout, senders, receivers):
+        for head in link.kv:
+            of_head = replace(link, **_NO_HEADS | {"kv": range(head, head + 1)})
+            (piece,) = LinkPieces(layout, senders, receivers, of_head).of_block()
+            number = head + link.target % copies * layout.kv_heads
+            found.append(
+                HeadPart(link.source, piece.source, piece.length, number, link.copies, link.turn)
+            )
+    return found
+
+
+def state_parts(layout: CacheLayout, senders: int, receivers: int, layer: int) -> list[HeadPart]:
+    """Of one layer in a slot, each receiver rank's. layout: of one rank that has all."""
+    found = []
+    for link in rank_links(layout, senders, receivers):
+        for of_head, numbers in _heads(layout, link, layer):
+            pieces = LinkPieces(layout, senders, receivers, of_head).of_state(layer)
+            for piece, number in zip(pieces, numbers, strict=True):
+                found.append(HeadPart(link.source, piece.source, piece.length, number))
+    return found
+
+
+def _heads(
+    layout: CacheLayout, link: RankLink, layer: int
+) -> Iterator[tuple[RankLink, tuple[int, ...]]]:
+    """The link of each head alone, and numbers of its parts of that layer's state: [q | k | v] of
+    the convolution, then the recurrent state; of a draft layer, what each receiver rank carries."""
+    keys, values = key_heads(layout), layout.value_heads
+    if layout.layer_kinds[layer] is LayerKind.DRAFT:
+        if link.carry:
+            yield replace(link, **_NO_HEADS | {"carry": True}), (link.target,)
+        return
+    for head in link.keys:
+        yield replace(link, **_NO_HEADS | {"keys": range(head, head + 1)}), (head, keys + head)
+    for head in link.values:
+        first = 2 * keys + head
+        alone = replace(link, **_NO_HEADS | {"values": range(head, head + 1)})
+        yield alone, (first, first + values)
+
 
 BY_HEADS = 64
 """Stands in notifications where the precision's code would: the window is digested by heads."""
 _WORD = 8
-_NOTHING = np.empty(0, dtype=np.int64)
+_NO_ROWS = np.empty(0, dtype=np.int64)
 Indices = NDArray[np.int64]
 
 
@@ -71,7 +135,7 @@ class HeadRows:
         header, part = window.header, self._ours.part
         places = np.arange(header.first_page, header.first_page + len(window.pages))
         pages = np.asarray(window.pages, dtype=np.int64)
-        offsets, lengths, seeds = [_NOTHING], [_NOTHING], [_NOTHING]
+        offsets, lengths, seeds = [_NO_ROWS], [_NO_ROWS], [_NO_ROWS]
 
         def add(begins: Indices, sizes: Indices, mixed: NDArray[np.uint64]) -> None:
             offsets.append(begins // _WORD)

@@ -1,22 +1,79 @@
-"""The memory in which the arenas of a node's ranks lie: one behind another on a CPU, else each on a
-GPU of its own. One process, which has all of it mapped, sends from there and receives into it.
+"""The memory of all arenas of a node's ranks, and where each arena is in it.
 
+`RankSpans`: Where the arenas of a node's ranks lie: one behind another, in one region of memory.
+Pure.
+
+`SpreadDigester`: Digests of windows out of arenas that are no neighbours, by a digester that
+reaches them all.
+Thread rule: as of the digester. Windows are rows by heads (head_rows.py), whose offsets are those
+of the region.
+
+`RankRegion`: The memory in which the arenas of a node's ranks lie: one behind another on a CPU,
+else each on a GPU of its own. One process, which has all of it mapped, sends from there and
+receives into it.
 Owns nothing of it. Any thread.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
 
-from tasuki.pycache.layout import CacheLayout
+from tasuki.pycache.layout import CacheLayout, rank_layout
 from tasuki.transfer.transports.base import RankMemory, Transport
-from tasuki.transfer.windows.digest import Digester, WindowDigester
-from tasuki.transfer.windows.spread import Spread
+from tasuki.transfer.windows.descriptors import Spread
+from tasuki.transfer.windows.digest import ArenaWindow, Digester, WindowDigester, WindowRows
 
-from .spans import RankSpans
-from .spread_digester import SpreadDigester
+_ALIGNMENT = 1 << 16
+"""Of each arena's begin, so that a process may map one arena by itself."""
+
+
+@dataclass(frozen=True)
+class RankSpans:
+    """layout: of one rank that has all. slabs: of each rank's arena. Raises ValueError where the
+    heads cannot be shared out."""
+
+    layout: CacheLayout
+    ranks: int
+    slabs: int
+
+    @cached_property
+    def part(self) -> CacheLayout:
+        """Of any rank: each has as many heads."""
+        return rank_layout(self.layout, self.ranks, 0)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Of one rank."""
+        return self.slabs * self.part.slab_bytes
+
+    @property
+    def region_bytes(self) -> int:
+        """Of all."""
+        return self.base(self.ranks - 1) + self.arena_bytes
+
+    def base(self, rank: int) -> int:
+        return rank * -(-self.arena_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+_WORD = 8
+
+
+class SpreadDigester(Digester):
+    def __init__(self, own: Digester, origin: int, spread: Spread) -> None:
+        """own: whose offsets count from the address `origin`, and may be negative."""
+        self._own = own
+        self._further = spread.begin - origin
+        self._spread = spread
+
+    def digest_rows(self, rows: WindowRows) -> int:
+        placed = self._spread.placed(rows.offsets * _WORD, rows.lengths * _WORD)
+        return self._own.digest_rows(replace(rows, offsets=(placed + self._further) // _WORD))
+
+    def digest_all(self, windows: Sequence[ArenaWindow]) -> list[int]:
+        raise AssertionError("a window of several ranks lies in no one arena")
 
 
 class RankRegion(Protocol):

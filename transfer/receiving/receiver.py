@@ -25,18 +25,14 @@ from tasuki.pycache._cpp_cache import Bell
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, TransferError, WindowsMissing
 from tasuki.transfer.failpoints import Place, reach
-from tasuki.transfer.precision.decoding_sink import WindowSink
-from tasuki.transfer.timeline import PhaseClock, ReceiverTrack, receiver_track
-from tasuki.transfer.transports.poll_backoff import PollBackoff
-from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.reports import PhaseClock, ReceiverTrack, WindowDigest, receiver_track
+from tasuki.transfer.transports.base import PollBackoff
 from tasuki.transfer.windows.digest import ArenaWindow
-from tasuki.transfer.windows.send_report import WindowDigest
-from tasuki.transfer.windows.window import WindowHeader, code_of
-from tasuki.utils.os_threads import name_this_thread
+from tasuki.transfer.windows.window import Destination, WindowHeader, code_of
+from tasuki.utils.system import name_this_thread
 
-from .incoming_room import IncomingRoom
-from .layer_barrier import LayerBarrier
-from .target_arena import TargetArena
+from .incoming_room import IncomingRoom, LayerBarrier
+from .target_arena import TargetArena, WindowSink
 
 log = logging.getLogger(__name__)
 

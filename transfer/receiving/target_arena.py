@@ -1,15 +1,59 @@
-"""An arena of this node that peers write into, with what reads and moves what has landed."""
+"""An arena that peers write into, and the decoding of windows that arrive encoded.
 
+`WindowSink`: Windows that arrive encoded: they land in the heads of the pages and states that they
+become, and are decoded there.
+Knows units; no rooms and no threads: the receiver calls it. Invariant: a part is small enough that
+who has to wait for its end may.
+
+`TargetArena`: An arena of this node that peers write into, with what reads and moves what has
+landed.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tasuki.pycache.arena_key import ONLY_ARENA, ArenaKey
-from tasuki.pycache.layout import CacheLayout
-from tasuki.transfer.precision.decoding_sink import WindowSink
+from tasuki.pycache.layout import ONLY_ARENA, ArenaKey, CacheLayout
+from tasuki.transfer.precision.layer_codec import LayerCodec
+from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.ranks.head_rows import BY_HEADS, HeadRows
-from tasuki.transfer.ranks.spans import RankSpans
+from tasuki.transfer.ranks.region import RankSpans
 from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.windows.digest import ArenaWindow, Digester, Digestible
+from tasuki.transfer.windows.window import WindowHeader
+
+
+@dataclass(frozen=True)
+class EncodedPart:
+    """ids: pages of a layer that keeps some, or the slot of a GDN layer."""
+
+    layer: int
+    ids: tuple[int, ...]
+
+
+class WindowSink:
+    def __init__(self, units: WireUnits, code: int, codec: LayerCodec) -> None:
+        """code: of the precision, which every notification must carry."""
+        self.code = code
+        self._units = units
+        self._codec = codec
+
+    def parts(
+        self, header: WindowHeader, pages: Sequence[int], slot: int | None
+    ) -> Iterator[EncodedPart]:
+        """What of the window is encoded; nothing twice."""
+        for layer in range(header.first_layer, header.end_layer):
+            if not self._units.encoded(layer):
+                continue
+            blocks = self._units.layer_kinds[layer].keeps_pages
+            ids = tuple(pages) if blocks else () if slot is None else (slot,)
+            at_once = self._codec.batch(layer)
+            for start in range(0, len(ids), at_once):
+                yield EncodedPart(layer, ids[start : start + at_once])
+
+    def decode(self, part: EncodedPart) -> None:
+        """From the heads of its units to the whole of them; done on return."""
+        self._codec.decode(part.layer, part.ids)
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,8 @@ from tasuki.transfer.errors import DigestMismatch, TransferError
 from tasuki.transfer.fencing.writer_fence import WriterFence
 from tasuki.transfer.protocol.handover_states import Machine, ReceiverEvent, ReceiverState
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.timeline import Phase, ReceiverTrack
-from tasuki.transfer.windows.send_report import Drain, WindowDigest
-from tasuki.utils.loops.guarded_tasks import GuardedTasks
+from tasuki.transfer.reports import Drain, Phase, ReceiverTrack, WindowDigest
+from tasuki.utils.loops import GuardedTasks
 
 from .room import Event, Room, Stalled
 from .room_deadlines import PullReceiverDeadlines, ReceiverDeadlines

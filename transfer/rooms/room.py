@@ -16,7 +16,7 @@ from typing import ClassVar, Generic, TypeVar
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.liveness.progress_watch import ProgressWatch
 from tasuki.transfer.protocol.handover_states import IllegalTransition, Machine
-from tasuki.transfer.timeline import PhaseClock
+from tasuki.transfer.reports import PhaseClock
 
 from .event_queue import EventQueue
 from .room_deadlines import StateDeadlines

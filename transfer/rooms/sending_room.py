@@ -16,11 +16,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from tasuki.transfer.protocol.handover_states import Machine, SenderEvent, SenderState
+from tasuki.transfer.reports import Drain, Phase, SenderTrack, SendReport, sender_track
 from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomEnd, RoomSent
 from tasuki.transfer.sending.sender import Sender
-from tasuki.transfer.timeline import Phase, SenderTrack, sender_track
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import Drain, SendReport
+from tasuki.transfer.windows.window import Destination
 
 from .room import Event, Room, Stalled, Stopped
 from .room_deadlines import PullSenderDeadlines, SenderDeadlines

@@ -1,23 +1,117 @@
-"""A link: the way from one arena of this node to one arena of a peer.
+"""Links to peers: what a link costs, and until when a peer may be written to.
 
+`LinkCost`: What one connection costs, seconds a window and seconds a byte, learnt from what it
+flushed.
+Owns decayed sums of (bytes, seconds) and what is in flight. Knows no rooms and no layers. The
+seconds of a window are those since it was posted or since the flush before it, whichever is later:
+alone on the link it pays the link's latency, in a queue only its share of the wire. Two windows of
+different size show latency and speed apart; windows of one size show their mean alone. Thread rule:
+the transfer thread changes it, any thread reads it.
+
+`Link`: A link: the way from one arena of this node to one arena of a peer.
 A sender holds one `SourceArena` for each of its node's arenas that leave, and one `Link` to a peer
 for each of them; today one of both. Immutable but for a link's rate.
+
+`WriteLeases`: Which peers this node may write to now: the links to them, and their leases on this
+node as a writer.
+Knows no rooms and no transports. Thread rule: any thread, one lock. Invariant: a lease counts from
+when this node asked for the renewal that was granted, so that the peer, who counts from when it was
+asked, never believes it over before it is.
 """
 
 import math
+import threading
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tasuki.pycache.arena_key import ONLY_ARENA, ArenaKey
-from tasuki.pycache.layout import CacheLayout
-from tasuki.pycache.rank_layout import rank_layout
-from tasuki.transfer.ranks.spans import RankSpans
+from tasuki.pycache._cpp_cache import WriteLease
+from tasuki.pycache.layout import ONLY_ARENA, ArenaKey, CacheLayout, rank_layout
+from tasuki.transfer.ranks.region import RankSpans
 from tasuki.transfer.transports.base import Endpoint, Transport
 from tasuki.transfer.windows.digest import Digester
-from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import StepCounter
 
-from .direct_source import DirectSource, WindowSource
-from .link_cost import LinkCost
+from .window_source import DirectSource, WindowSource
+
+_KEPT = 0.95
+"""Of what was learnt, for each window more: the last twenty decide."""
+_LEAST_SPREAD = 0.05
+"""Of the sizes, as a share of their mean, from which on a slope means something."""
+
+_SLACK = 4.0
+_SLOWEST_BYTE_SECONDS = 1e-6
+"""Believed of a link of which nothing is known, where the question is whether it stands still."""
+
+
+@dataclass(frozen=True)
+class LinkSpeed:
+    """seconds(bytes) = window_seconds + bytes * byte_seconds. spread: whether windows of different
+    sizes were seen, so that the two are known apart."""
+
+    window_seconds: float
+    byte_seconds: float
+    mean_bytes: float
+    spread: bool
+
+
+class LinkCost:
+    def __init__(self) -> None:
+        self.in_flight_bytes = 0
+        self.last_flush = float("-inf")
+        self.newest_flushed = float("-inf")
+        """When the window that was posted last, of those flushed, had been posted."""
+        self._weight = 0.0
+        self._bytes = 0.0
+        self._seconds = 0.0
+        self._bytes_bytes = 0.0
+        self._bytes_seconds = 0.0
+        self.cost: LinkSpeed | None = None
+        """None until a window with bytes was flushed."""
+
+    def seconds_for(self, size: int) -> float | None:
+        """How long `size` bytes take with nothing before them; None until something is known."""
+        cost = self.cost
+        return None if cost is None else cost.window_seconds + size * cost.byte_seconds
+
+    def patience(self) -> float:
+        """Seconds in which what is in flight should have been flushed several times over."""
+        size = self.in_flight_bytes
+        known = self.seconds_for(size)
+        return _SLACK * (size * _SLOWEST_BYTE_SECONDS if known is None else known)
+
+    def posted(self, size: int) -> None:
+        self.in_flight_bytes += size
+
+    def gone(self, size: int) -> None:
+        """A posted window failed or was given up."""
+        self.in_flight_bytes -= size
+
+    def flushed(self, size: int, posted_at: float, now: float) -> None:
+        """Posted windows of `size` bytes together, the first at posted_at, were found to be there;
+        times are of one monotonic clock."""
+        self.in_flight_bytes -= size
+        seconds = now - max(posted_at, self.last_flush)
+        self.last_flush = max(self.last_flush, now)
+        self.newest_flushed = max(self.newest_flushed, posted_at)
+        # A notification alone says nothing of bytes.
+        if size and seconds > 0:
+            self._learn(float(size), seconds)
+
+    def _learn(self, size: float, seconds: float) -> None:
+        self._weight = self._weight * _KEPT + 1.0
+        self._bytes = self._bytes * _KEPT + size
+        self._seconds = self._seconds * _KEPT + seconds
+        self._bytes_bytes = self._bytes_bytes * _KEPT + size * size
+        self._bytes_seconds = self._bytes_seconds * _KEPT + size * seconds
+        mean_bytes, mean_seconds = self._bytes / self._weight, self._seconds / self._weight
+        variance = self._bytes_bytes / self._weight - mean_bytes**2
+        covariance = self._bytes_seconds / self._weight - mean_bytes * mean_seconds
+        spread = variance > (_LEAST_SPREAD * mean_bytes) ** 2
+        whole = mean_seconds / mean_bytes
+        slope = min(max(covariance / variance, 0.01 * whole), whole) if spread else whole
+        latency = max(0.0, mean_seconds - slope * mean_bytes)
+        self.cost = LinkSpeed(latency, slope, mean_bytes, spread)
 
 
 @dataclass(frozen=True)
@@ -83,3 +177,76 @@ class Link:
     def disconnect(self) -> None:
         """Raises TransportError."""
         self.source.transport.disconnect(self.endpoint)
+
+
+@dataclass
+class Peer:
+    """lease: the same, for what is held until its tick."""
+
+    links: tuple[Link, ...]
+    renewed: float
+    lease: WriteLease = field(default_factory=WriteLease)
+
+
+class WriteLeases:
+    def __init__(self, lease_seconds: float, clock: Callable[[], float]) -> None:
+        self._lease_seconds = lease_seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._peers: dict[str, Peer] = {}
+        self._leaving: dict[str, tuple[Link, ...]] = {}
+
+    def add(self, name: str, links: Sequence[Link], asked_at: float | None = None) -> None:
+        """The lease starts at asked_at, or now. REQUIRES: the name was never used before."""
+        with self._lock:
+            renewed = self._clock() if asked_at is None else asked_at
+            peer = self._peers[name] = Peer(tuple(links), renewed)
+            peer.lease.extend(renewed + self._lease_seconds)
+
+    def names(self) -> list[str]:
+        with self._lock:
+            return list(self._peers)
+
+    def peer(self, name: str) -> Peer | None:
+        """Whether or not its lease holds."""
+        with self._lock:
+            return self._peers.get(name)
+
+    def writable(self, name: str) -> Peer | None:
+        """The peer, if its lease holds at this moment."""
+        with self._lock:
+            peer = self._peers.get(name)
+            if peer is None or self._clock() - peer.renewed > self._lease_seconds:
+                return None
+            return peer
+
+    def renew(self, name: str, asked_at: float) -> None:
+        """Unknown names are ignored: the answer came after the peer had left."""
+        with self._lock:
+            peer = self._peers.get(name)
+            if peer is not None:
+                peer.renewed = max(peer.renewed, asked_at)
+                peer.lease.extend(peer.renewed + self._lease_seconds)
+
+    def remove(self, name: str) -> None:
+        """Idempotent. left() gives the links until they are forgotten."""
+        with self._lock:
+            peer = self._peers.pop(name, None)
+            if peer is not None:
+                peer.lease.extend(-math.inf)
+                self._leaving[name] = peer.links
+
+    def left(self, busy: Set[str]) -> list[tuple[str, tuple[Link, ...]]]:
+        """Removed peers that are not in `busy`, with the links to them."""
+        with self._lock:
+            return [item for item in self._leaving.items() if item[0] not in busy]
+
+    def forget(self, name: str) -> None:
+        """A removed peer's endpoints are closed."""
+        with self._lock:
+            del self._leaving[name]
+
+    def has_endpoint(self, name: str) -> bool:
+        """Whether the peer's endpoints are not closed yet."""
+        with self._lock:
+            return name in self._peers or name in self._leaving

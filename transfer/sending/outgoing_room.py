@@ -1,34 +1,35 @@
-"""One room on the sending side: what is planned, posted, flushed, and how it ends.
+"""Rooms on the sending side: the life of one, whose window leaves next, and what all have sent.
 
+`OutgoingRoom`: One room on the sending side: what is planned, posted, flushed, and how it ends.
 Owns the room's windows and handles. Does not know threads, clocks or leases: Sender calls it under
-its lock.
-Invariants: plans follow one another without gap or overlap and stay inside the grant; after stop()
-nothing waits and nothing more is taken out to post; the room ends exactly once, and only when
-nothing of it is in flight.
+its lock. Invariants: plans follow one another without gap or overlap and stay inside the grant;
+after stop() nothing waits and nothing more is taken out to post; the room ends exactly once, and
+only when nothing of it is in flight.
+
+`SenderCounters`: What a sender has done since it started: plain counts that only grow.
+Thread rule: the transfer thread counts, any thread reads.
+
+`FairQueue`: Whose window leaves next: rooms share a sender by bytes, not by windows.
+Start-time fair queuing: a room's turn comes when the bytes it was served, counted from when it last
+had something to send, are the fewest. Owns the virtual time; knows neither links nor layers. Thread
+rule: the transfer thread. Invariant: of rooms that always have a window to post, none is ahead of
+another by more than one window's bytes.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tasuki.transfer.errors import WindowPlanError
+from tasuki.transfer.reports import Drain, SendReport, WindowDigest, WindowTiming, split_time
 from tasuki.transfer.transports.base import Transfer
 from tasuki.transfer.windows.descriptors import window_bytes
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import (
-    Drain,
-    SendReport,
-    WindowDigest,
-    WindowTiming,
-    split_time,
-)
-from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.window import FinishedLayers, Window
+from tasuki.transfer.windows.window import Destination, FinishedLayers, StepCounter, Window
 
-from .direct_source import LoadedWindow
 from .link import Link
+from .window_source import LoadedWindow
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class OutgoingRoom:
     aborted: bool = False
     next_sequence: int = 0
     served_until: int = 0
-    """Bytes of virtual time: fair_queue.py."""
+    """Bytes of virtual time: `FairQueue`."""
     _planned_end: int | None = None
     _last_planned: bool = False
     _last_tick: int = 0
@@ -279,3 +280,43 @@ class OutgoingRoom:
             digests=tuple(sorted(self._digests, key=lambda d: d.header.sequence)),
             timeline=tuple(sorted(self._timeline, key=lambda t: t.sequence)),
         )
+
+
+@dataclass
+class SenderCounters:
+    """rooms: sent whole, broken, or forced (given up before they had drained). The rest is of those
+    sent whole."""
+
+    rooms: dict[str, int] = field(default_factory=lambda: {"sent": 0, "broken": 0, "forced": 0})
+    windows: int = 0
+    bytes: int = 0
+    hidden_seconds: float = 0.0
+    exposed_seconds: float = 0.0
+
+    def count(self, end: RoomEnd) -> None:
+        if not isinstance(end, RoomSent):
+            self.rooms["forced" if end.drain is Drain.FORCED else "broken"] += 1
+            return
+        self.rooms["sent"] += 1
+        self.windows += end.report.windows
+        self.bytes += end.report.bytes
+        self.hidden_seconds += end.report.hidden_seconds
+        self.exposed_seconds += end.report.exposed_seconds
+
+
+class FairQueue:
+    def __init__(self) -> None:
+        self._now = 0
+
+    def next(self, rooms: Sequence[OutgoingRoom]) -> OutgoingRoom:
+        """REQUIRES: rooms is not empty, and each could post a window. The first of equals."""
+        return min(rooms, key=self._start)
+
+    def served(self, room: OutgoingRoom, size: int) -> None:
+        """The room whose turn it was posted `size` bytes."""
+        # An idle room saves nothing up: it starts where the others are.
+        self._now = self._start(room)
+        room.served_until = self._now + size
+
+    def _start(self, room: OutgoingRoom) -> int:
+        return max(self._now, room.served_until)

@@ -1,6 +1,7 @@
-"""The sending side: a thread that posts each window of each room as soon as its layers are
-finished.
+"""The sending side: the thread that posts windows, and connections to its peers.
 
+`Sender`: The sending side: a thread that posts each window of each room as soon as its layers are
+finished.
 Owns rooms, the peers' leases on this node as a writer, and the transfer thread. Deals in bytes and
 layers; not in tokens, requests or gRPC. Thread rule: every public method may be called from any
 thread and returns at once, but for connect() and stop(); callbacks run on the transfer thread and
@@ -12,12 +13,18 @@ Invariants:
    Drain.FORCED).
 3. One slow room does not delay another: rooms take turns, and share by bytes.
 4. A link that is slow and moves is waited for; only one that stands still ends its rooms.
+
+`connect_within()`: Opening and closing endpoints to a peer within a time, whatever the transport
+does meanwhile.
+Keeps nothing. Thread rule: the event loop; the transport's part runs in a thread of its own.
+Invariant: an endpoint that comes too late, or for somebody who has left, is let go of.
 """
 
+import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -26,32 +33,43 @@ from tasuki.pycache._cpp_cache import Bell, WriteLease
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
 from tasuki.transfer.failpoints import Place, reach
-from tasuki.transfer.node_identity import ArenaAddress
-from tasuki.transfer.ranks.spans import RankSpans
-from tasuki.transfer.sending.window_sizing import window_runs
+from tasuki.transfer.node_identity import ArenaAddress, NodeIdentity
+from tasuki.transfer.ranks.region import RankSpans
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.transports.base import (
     HeldTransfer,
     HeldWrite,
     Holding,
+    PollBackoff,
     Transfer,
     TransferState,
     Write,
 )
-from tasuki.transfer.transports.poll_backoff import PollBackoff
 from tasuki.transfer.windows.descriptors import window_bytes
-from tasuki.transfer.windows.destination import Destination, check_pages, check_slot
 from tasuki.transfer.windows.digest import ArenaWindow
-from tasuki.transfer.windows.send_report import Drain
-from tasuki.transfer.windows.window import FinishedLayers, Window
-from tasuki.utils.os_threads import name_this_thread
+from tasuki.transfer.windows.window import (
+    Destination,
+    FinishedLayers,
+    Window,
+    check_pages,
+    check_slot,
+)
+from tasuki.utils.system import name_this_thread
 
-from .counters import SenderCounters
-from .digest_thread import AskedDigest, DigestThread
-from .direct_source import LoadedWindow
-from .fair_queue import FairQueue
-from .link import Link, SourceArena
-from .outgoing_room import Digest, OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
-from .write_leases import WriteLeases
+from .link import Link, SourceArena, WriteLeases
+from .outgoing_room import (
+    Digest,
+    FairQueue,
+    OnEnd,
+    OutgoingRoom,
+    Posted,
+    RoomBroke,
+    RoomEnd,
+    RoomSent,
+    SenderCounters,
+)
+from .window_sizing import window_runs
+from .window_source import AskedDigest, DigestThread, LoadedWindow
 
 log = logging.getLogger(__name__)
 
@@ -628,3 +646,39 @@ def _given(
 def _reached_after_post(leaving: Leaving, room: OutgoingRoom) -> bool:
     reach(Place.SENDER_AFTER_POST, leaving.window.header.sequence)
     return True
+
+
+_POLL_SECONDS = 0.01
+
+
+async def connect_within(
+    seconds: float, sender: Sender, name: str, node: NodeIdentity, asked_at: float | None = None
+) -> None:
+    """As Sender.connect. Raises TransportError, also after `seconds`."""
+    connecting = asyncio.ensure_future(
+        asyncio.to_thread(sender.connect, name, node.arenas, asked_at)
+    )
+    in_time = False
+    try:
+        await asyncio.wait({connecting}, timeout=seconds)
+        in_time = connecting.done()
+    finally:
+        if not in_time:
+            connecting.add_done_callback(partial(_let_go, sender, name))
+    if not in_time:
+        raise TransportError(f"no endpoint to node {node.name} within {seconds} s")
+    connecting.result()
+
+
+def _let_go(sender: Sender, name: str, connecting: "asyncio.Future[None]") -> None:
+    if not connecting.cancelled() and connecting.exception() is None:
+        sender.disconnect(name)
+
+
+async def disconnected_within(seconds: float, sender: Sender, names: Iterable[str]) -> None:
+    """Until none of these peers has an open endpoint, or `seconds` are over. Transports share what
+    leads to one process: a new endpoint must not inherit a broken part of an old one's."""
+    known = list(names)
+    deadline = time.monotonic() + seconds
+    while any(map(sender.has_endpoint, known)) and time.monotonic() < deadline:
+        await asyncio.sleep(_POLL_SECONDS)

@@ -13,11 +13,10 @@ none.
 from collections.abc import Callable, Sequence
 
 from tasuki.transfer.errors import WindowPlanError
-from tasuki.transfer.windows.descriptors import layer_bytes
-from tasuki.transfer.windows.unit_sizes import UnitSizes
+from tasuki.transfer.windows.descriptors import UnitSizes, layer_bytes
 from tasuki.transfer.windows.window import FinishedLayers, Run
 
-from .link_cost import LinkSpeed
+from .link import LinkSpeed
 
 _LEAST_SECONDS = 0.00025
 """A window of less wire time gains nothing by being smaller."""

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from tasuki.transfer.errors import TransportError
-from tasuki.transfer.windows.descriptors import Pieces, check_bounds
-from tasuki.transfer.windows.units import TransferUnits
+from tasuki.transfer.windows.descriptors import Pieces, TransferUnits, check_bounds
 
 from .base import Endpoint, Region, Transfer, TransferState, Transport
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from tasuki.pycache._cpp_cache import AskedDigest, Bell
 from tasuki.transfer.errors import TransportError
-from tasuki.transfer.windows.descriptors import Pieces
-from tasuki.transfer.windows.units import TransferUnits
+from tasuki.transfer.windows.descriptors import Pieces, TransferUnits
 
 from .base import (
     Endpoint,

@@ -1,20 +1,64 @@
-"""Which bytes a window is: (local offset, remote offset, length) pieces from the layout, runs
-merged.
+"""Where the bytes of a window are: lengths of units, pieces of two arenas, and offsets.
 
+`UnitSizes`: Lengths of what is sent, all that most of a sender needs to know of a layout.
+
+`window_pieces()`: Which bytes a window is: (local offset, remote offset, length) pieces from the
+layout, runs merged.
 Knows layout and ids of both sides; nothing of peers, rooms or what the bytes mean. Pure functions.
 Invariant: pieces are int64 [n, 3], since arenas are larger than 2 GiB.
+
+`TransferUnits`: What pieces are made of: the units of an arena that windows send whole, as numbers.
+A unit is a block, or the state of one GDN layer, or of a draft layer, in one slot; every piece is
+one unit or a run of blocks. Knows an arena's geometry; not layers' order, ids of requests or
+transports. Pure. Invariant: unit i of two arenas of one layout has the same length.
+
+`Spread`: Where the arenas of a region lie, where they are no neighbours: each rank's on a GPU of
+its own.
+Everybody counts offsets as if the arenas lay one behind another; kernels count them from the lowest
+address. Pure. Invariant: what is placed lies inside of one arena.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.pycache.layout import CacheLayout
+from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.transfer.errors import OutOfBounds
 
-from .unit_sizes import UnitSizes, state_bytes
 from .window import WindowHeader
+
+
+class UnitSizes(Protocol):
+    """Bytes on the wire of a block, of the state of one GDN layer and of what a draft layer carries
+    over. CacheLayout is one, of a wire on which all travels as it lies."""
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]: ...
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    @property
+    def state_layer_bytes(self) -> int: ...
+
+    @property
+    def carry_bytes(self) -> int: ...
+
+
+def state_bytes(sizes: UnitSizes, layer: int) -> int:
+    """Of a state, what travels of one layer; 0 where the layer keeps none."""
+    match sizes.layer_kinds[layer]:
+        case LayerKind.GDN:
+            return sizes.state_layer_bytes
+        case LayerKind.DRAFT:
+            return sizes.carry_bytes
+        case LayerKind.FULL:
+            return 0
+
 
 Pieces = NDArray[np.int64]
 
@@ -133,3 +177,161 @@ def _inside(pieces: Pieces, local_size: int, remote_size: int) -> bool:
     return bool((local <= local_size - length).all()) and bool(
         (remote <= remote_size - length).all()
     )
+
+
+Indices = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Strip:
+    """`count` units of `length` bytes each, the first at `offset`, `stride` bytes apart."""
+
+    offset: int
+    length: int
+    stride: int
+    count: int
+
+
+@dataclass(frozen=True)
+class UnitPairs:
+    """local[i] is sent to remote[i]; [units] int32 each."""
+
+    local: Indices
+    remote: Indices
+
+
+@dataclass(frozen=True)
+class TransferUnits:
+    """Bytes of a block, of a slab, and of a GDN layer's state, and how many states a slab holds.
+    carry_bytes: of a draft layer's state, which stands behind the others; 0 where there is none."""
+
+    block_bytes: int
+    slab_bytes: int
+    state_bytes: int
+    states: int
+    carry_bytes: int = 0
+
+    @staticmethod
+    def of(layout: CacheLayout) -> "TransferUnits":
+        return TransferUnits(
+            layout.block_bytes,
+            layout.slab_bytes,
+            layout.state_layer_bytes,
+            layout.gdn_layers,
+            layout.carry_bytes,
+        )
+
+    def strips(self, arena_bytes: int) -> list[Strip]:
+        """All units of an arena in the order of their numbers: blocks, then each layer's
+        states."""
+        slabs = arena_bytes // self.slab_bytes
+        blocks = slabs * self.slab_bytes // self.block_bytes
+        states = [
+            Strip(layer * self.state_bytes, self.state_bytes, self.slab_bytes, slabs)
+            for layer in range(self.states)
+        ]
+        if self.carry_bytes:
+            states.append(Strip(self._carry_offset, self.carry_bytes, self.slab_bytes, slabs))
+        return [Strip(0, self.block_bytes, self.block_bytes, blocks), *states]
+
+    @property
+    def _carry_offset(self) -> int:
+        """Within a slab."""
+        return self.states * self.state_bytes
+
+    def indices(self, pieces: Pieces, local_bytes: int, remote_bytes: int) -> UnitPairs | None:
+        """The pieces as units of arenas of these sizes; None where one is not made of whole
+        units.
+
+        pieces [n, 3] int64, inside both arenas.
+        """
+        whole = (pieces % self.block_bytes == 0).all(axis=1)
+        runs = pieces if whole.all() else pieces[whole]
+        counts = runs[:, 2] // self.block_bytes
+        local = _runs(runs[:, 0] // self.block_bytes, counts)
+        remote = _runs(runs[:, 1] // self.block_bytes, counts)
+        if len(runs) == len(pieces):
+            return UnitPairs(local, remote)
+        # One by one: a window has few states, and each operation on an array costs as much as one.
+        states = []
+        for here, there, length in pieces[~whole].tolist():
+            pair = (
+                self._state(here, length, local_bytes),
+                self._state(there, length, remote_bytes),
+            )
+            if None in pair:
+                return None
+            states.append(pair)
+        numbers = np.array(states, dtype=np.int32)
+        return UnitPairs(
+            np.concatenate([local, numbers[:, 0]]), np.concatenate([remote, numbers[:, 1]])
+        )
+
+    def _state(self, offset: int, length: int, arena_bytes: int) -> int | None:
+        """The number of the state that begins there and is so long."""
+        slot, within = divmod(offset, self.slab_bytes)
+        if self.carry_bytes and (within, length) == (self._carry_offset, self.carry_bytes):
+            layer = self.states
+        else:
+            layer, rest = divmod(within, self.state_bytes)
+            if rest or layer >= self.states or length != self.state_bytes:
+                return None
+        slabs = arena_bytes // self.slab_bytes
+        return slabs * self.slab_bytes // self.block_bytes + layer * slabs + slot
+
+
+def _runs(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> Indices:
+    """Numbers first, first + 1, ... `counts` of them, of each run."""
+    if len(counts) == 0:
+        return np.empty(0, dtype=np.int32)
+    ends = np.cumsum(counts)
+    steps = np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
+    numbers: Indices = (np.repeat(firsts, counts) + steps).astype(np.int32)
+    return numbers
+
+
+Offsets = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """addresses: of the arenas in this process. size: bytes of each; stride: from where one begins
+    in the region to where the next one does."""
+
+    addresses: tuple[int, ...]
+    size: int
+    stride: int
+
+    @property
+    def region_bytes(self) -> int:
+        return (len(self.addresses) - 1) * self.stride + self.size
+
+    @property
+    def begin(self) -> int:
+        """The lowest address."""
+        return min(self.addresses)
+
+    @property
+    def extent(self) -> int:
+        """Bytes from there to the highest one, most of which may be nobody's."""
+        return max(self.addresses) + self.size - self.begin
+
+    @cached_property
+    def _from_begin(self) -> Offsets:
+        return np.array(self.addresses, dtype=np.int64) - self.begin
+
+    def placed(self, offsets: Offsets, lengths: Offsets) -> Offsets:
+        """Where runs at these offsets of the region are, in bytes from `begin`. Raises OutOfBounds,
+        naming the first that no arena has whole."""
+        arenas = offsets // self.stride
+        inside = offsets - arenas * self.stride
+        wrong = (arenas < 0) | (arenas >= len(self.addresses)) | (lengths < 1)
+        wrong |= inside > self.size - lengths
+        if wrong.any():
+            index = int(wrong.argmax())
+            raise OutOfBounds(
+                f"piece {index}: bytes at {int(offsets[index])} of length {int(lengths[index])} "
+                f"are in none of {len(self.addresses)} arenas of {self.size}, {self.stride} apart"
+            )
+        placed: Offsets = self._from_begin[arenas] + inside
+        return placed

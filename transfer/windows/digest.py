@@ -25,7 +25,7 @@ from tasuki.pycache._cpp_cache import GpuDigester, RowDigester, WindowGeometry
 from tasuki.pycache._cpp_cache import WindowDigester as CompiledDigester
 from tasuki.pycache.layout import CacheLayout
 
-from .unit_sizes import UnitSizes, state_bytes
+from .descriptors import UnitSizes, state_bytes
 from .window import WindowHeader
 
 MASK = 2**64 - 1

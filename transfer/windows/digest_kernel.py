@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from tasuki.pycache._cpp_cache import CudaContext, GpuDigester
 from tasuki.pycache.layout import CacheLayout
-from tasuki.utils.triton.kernel_handle import kernel_handle
-from tasuki.utils.triton.kernel_spec import KernelSpec
+from tasuki.utils.triton.kernel_spec import KernelSpec, kernel_handle
 
+from .descriptors import UnitSizes
 from .digest import (
     ArenaWindow,
     Digester,
@@ -33,7 +33,6 @@ from .digest import (
     window_geometry,
     word_keys,
 )
-from .unit_sizes import UnitSizes
 
 # What a head has of a page's block is four chunks in the published shapes.
 _PARTS = 4

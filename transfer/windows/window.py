@@ -1,12 +1,27 @@
-"""Windows: runs of layers of one forward that are sent together, and the headers that name them.
+"""Windows: layers of one forward that are sent together, when they leave, where they go.
 
-Knows layers, ticks and logical pages; not bytes, peers or rooms' lives.
-A header is all that travels with a window's bytes: it says which logical bytes have landed.
+`StepCounter`: The step counter: of how many layers, of any kind, an engine has written KV and state
+for good since it started. It is compiled (cpp_cache/steps/step_counter.h), since it is ticked and
+awaited where nobody may wait for the interpreter.
+Thread rule: one thread ticks, any thread reads, waits and sets alarms. Invariant: the value only
+grows.
+
+`Window`: Windows: runs of layers of one forward that are sent together, and the headers that name
+them.
+Knows layers, ticks and logical pages; not bytes, peers or rooms' lives. A header is all that
+travels with a window's bytes: it says which logical bytes have landed.
+
+`Destination`: Where a room's bytes go: the receiver's page and slot ids, checked before anything is
+posted.
 """
 
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+from tasuki.pycache._cpp_cache import StepCounter as StepCounter
+from tasuki.pycache.layout import CacheLayout
+from tasuki.transfer.errors import OutOfBounds
 
 Run = tuple[int, int]
 """First layer, end layer: what one window holds."""
@@ -143,3 +158,48 @@ def cut(plan: FinishedLayers, runs: Sequence[tuple[int, int]], first_sequence: i
         )
         windows.append(Window(header, plan.first_tick + end, plan.local_pages, plan.state_slot))
     return windows
+
+
+@dataclass(frozen=True)
+class Destination:
+    """pages[i] takes logical page first_page + i, up to the prompt's last; slot takes its final
+    state, which stays with the sender where there is none."""
+
+    first_page: int
+    pages: tuple[int, ...]
+    slot: int | None
+
+    @property
+    def end_page(self) -> int:
+        return self.first_page + len(self.pages)
+
+    def check(self, layout: CacheLayout, slabs: int) -> None:
+        """Raises OutOfBounds where an id is outside an arena of `slabs` slabs or given twice."""
+        if self.first_page < 0:
+            raise OutOfBounds(f"grant: first_page {self.first_page} is negative")
+        check_pages(layout, slabs, self.pages)
+        if self.slot is not None:
+            check_slot(slabs, self.slot)
+        if len(set(self.pages)) != len(self.pages):
+            raise OutOfBounds("grant: a page id is given twice")
+        blocks = layout.blocks_per_slab
+        if any(page // blocks == self.slot for page in self.pages):
+            raise OutOfBounds(f"grant: slot {self.slot} overlaps the slab of a granted page")
+
+
+def check_pages(layout: CacheLayout, slabs: int, pages: tuple[int, ...]) -> None:
+    """Raises OutOfBounds naming the first id that is no page of an arena of `slabs` slabs."""
+    for index, page in enumerate(pages):
+        if not layout.valid_page(page, slabs):
+            raise OutOfBounds(f"page id {page} at index {index} is no page of {slabs} slabs")
+
+
+def check_slot(slabs: int, slot: int) -> None:
+    if not 0 <= slot < slabs:
+        raise OutOfBounds(f"slot id {slot} is outside the {slabs} slabs registered")
+
+
+def granted_pages(destination: Destination, header: WindowHeader) -> tuple[int, ...]:
+    """The receiver's ids of the window's pages."""
+    first = header.first_page - destination.first_page
+    return destination.pages[first : first + header.pages]

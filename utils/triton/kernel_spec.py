@@ -2,6 +2,8 @@
 
 Owns only the description; scripts/compile_kernels compiles it. Does not import triton, so that the
 CPU path may import it, and nothing of launch grids or values.
+
+What compiled code needs to launch a kernel that Triton compiled.
 """
 
 from collections.abc import Mapping
@@ -59,3 +61,12 @@ class KernelSpec:
             else:
                 given[param.name] = "fp32" if param.name in ("eps", "scale") else pointers
         return KernelSpec(name, kernel, given, dict(constants), num_warps, num_stages)
+
+
+KernelHandle = tuple[int, int, int]
+"""The driver's handle, warps, and bytes of shared memory."""
+
+
+def kernel_handle(compiled: Any) -> KernelHandle:
+    """compiled: what a launch returned; it must outlive whoever uses the handle."""
+    return compiled.function, compiled.metadata.num_warps, compiled.metadata.shared

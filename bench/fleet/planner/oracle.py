@@ -13,12 +13,16 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from tasuki.routing.planner.decode_need import DecodeLoad, StepLine, decode_nodes
 from tasuki.routing.planner.fleet_plan import Action
+from tasuki.routing.planner.node_need import (
+    DecodeLoad,
+    ServiceTimes,
+    StepLine,
+    decode_nodes,
+    prefill_nodes,
+)
 from tasuki.routing.planner.observation import NodeRole, Observation
 from tasuki.routing.planner.policy import ServiceTargets
-from tasuki.routing.planner.prefill_need import prefill_nodes
-from tasuki.routing.planner.waiting import ServiceTimes
 
 from .day import Day
 from .outcome import DayOutcome, outcome

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasuki.model.batch import Batch
 from tasuki.model.config import ModelConfig
-from tasuki.model.hooks import LayerHooks
+from tasuki.model.forward import Batch, LayerHooks
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights

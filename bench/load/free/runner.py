@@ -13,11 +13,10 @@ from queue import SimpleQueue
 import numpy as np
 
 from tasuki.engine.forward_plan import ForwardPlan, Ints
-from tasuki.engine.runner.base import Event
-from tasuki.engine.runner.drawn_tokens import DrawnTokens
-from tasuki.engine.runner.sequence_states import ResolvedRows, SequenceStates
-from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.utils.os_threads import name_this_thread
+from tasuki.engine.runner.base import DrawnTokens, Event
+from tasuki.engine.runner.rows import ResolvedRows, SequenceStates
+from tasuki.transfer.windows.window import StepCounter
+from tasuki.utils.system import name_this_thread
 
 from .step_cost import StepCost
 from .tokens import NextToken, next_token

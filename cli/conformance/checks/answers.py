@@ -1,8 +1,22 @@
-"""Whole answers, their streams, ids and usage."""
+"""Answers: whole and streamed, how they end, what they count, and the schema they follow.
 
-from tasuki.cli.conformance.caller import Caller
-from tasuki.cli.conformance.outcome import Unserved, must, must_equal
-from tasuki.cli.conformance.question import Answer, Question
+Whole answers, their streams, ids and usage.
+
+How answers end: by their length, by a stop string.
+
+Tokens of a Messages prompt, counted without an answer.
+
+Answers that are to follow a JSON schema.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tasuki.cli.conformance.api import Answer, End, Question
+from tasuki.cli.conformance.check import Caller
+from tasuki.cli.conformance.outcome import Departure, Unserved, must, must_equal, must_have
 
 TEXT = Question('Say "It was so and so it is."')
 _UNSTEADY = "two whole answers at temperature 0 differ too"
@@ -73,3 +87,113 @@ async def ids_differ(caller: Caller) -> None:
     ids = [answer.id for answer in answers]
     must(all(ids), "ids of three answers", "no empty one", ids)
     must(len({*ids}) == len(ids), "ids of three answers", "three ids", ids)
+
+
+_BOUNDS = ("max_tokens", "max_output_tokens")
+_STOPS = ("stop", "stop_sequences")
+_STOP_LETTERS = 2
+
+
+async def end_of_one_token(caller: Caller) -> None:
+    answer = await must_stream_alike(caller, replace(TEXT, bound=1), *_BOUNDS)
+    if answer.end is End.DONE and not answer.text:
+        raise Unserved("the answer is empty")
+    must_equal("end", End.LENGTH.value, answer.end.value)
+    must_equal("tokens of the answer", 1, answer.tokens)
+
+
+async def end_by_length(caller: Caller) -> None:
+    """At half of its tokens an answer is the beginning of itself."""
+    whole = (await caller.whole(TEXT)).trimmed
+    bound = whole.tokens // 2
+    if not bound:
+        raise Unserved(f"the answer has {whole.tokens} tokens")
+    cut = await must_stream_alike(caller, replace(TEXT, bound=bound), *_BOUNDS)
+    must_equal("end", End.LENGTH.value, cut.end.value)
+    must_equal("tokens of the answer", bound, cut.tokens)
+    for name in ("thought", "text"):
+        before, after = str(cut.parts[name]), str(whole.parts[name])
+        must(after.startswith(before), f"{name} of the cut answer", f"the begin of {after}", before)
+
+
+async def end_by_stop(caller: Caller) -> None:
+    whole = (await caller.whole(TEXT)).trimmed
+    word = _inner_word(whole)
+    question = replace(TEXT, stop=(word,))
+    stopped = await must_stream_alike(caller, question, *_STOPS)
+    before = whole.text[: whole.text.find(word)]
+    must_equal(f"text before {word!r}", before.rstrip(), stopped.text.rstrip())
+    if caller.api.name == "messages":
+        must_equal("stop_reason", "stop_sequence", stopped.reason)
+        reply = await caller.whole_json(question, *_STOPS)
+        must_equal("stop_sequence", word, reply.get("stop_sequence"))
+    else:
+        must_equal("finish_reason", "stop", stopped.reason)
+
+
+def _inner_word(answer: Answer) -> str:
+    """Some letters that come first in the midst of the text. Raises Unserved."""
+    text = answer.text
+    for start in range(max(1, len(text) // 3), len(text) - _STOP_LETTERS):
+        word = text[start : start + _STOP_LETTERS]
+        if not any(map(str.isspace, word)) and text.find(word) > 0:
+            return word
+    raise Unserved(f"the answer has no text to stop in: {text!r}")
+
+
+async def count_is_usage(caller: Caller) -> None:
+    body = caller.api.body(caller.model, TEXT)
+    counted = {key: body[key] for key in ("model", "messages")}
+    reply = await caller.endpoint.post(f"{caller.api.path}/count_tokens", counted)
+    if reply.status in (404, 405, 501):
+        raise Unserved(f"no count_tokens here: {reply.status}")
+    must_equal("status", 200, reply.status)
+    must_have({"input_tokens": int}, reply.json, "body")
+    answer = await caller.whole(TEXT)
+    assert answer.usage is not None
+    must_equal("input_tokens", answer.usage.prompt, reply.json["input_tokens"])
+
+
+FLAT = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+NESTED = {
+    "type": "object",
+    "properties": {
+        "days": {"type": "array", "items": {"enum": ["mon", "tue"]}, "minItems": 1, "maxItems": 3},
+        "open": {"type": "boolean"},
+        "at": {"anyOf": [{"type": "null"}, {"type": "string", "maxLength": 8}]},
+    },
+    "required": ["days", "open", "at"],
+    "additionalProperties": False,
+}
+_FIELDS = ("response_format", "output_config", "json_schema", "text.format")
+
+
+async def flat_schema(caller: Caller) -> None:
+    await _must_follow(caller, 'Write {"name": "Emma", "age": 21}.', FLAT)
+
+
+async def nested_schema(caller: Caller) -> None:
+    await _must_follow(
+        caller, 'Write {"days": ["mon", "tue"], "open": true, "at": "noon"}.', NESTED
+    )
+
+
+async def _must_follow(caller: Caller, text: str, schema: Mapping[str, Any]) -> None:
+    try:
+        import jsonschema
+    except ImportError as missing:
+        raise Unserved("needs jsonschema: pip install jsonschema") from missing
+    answer = await must_stream_alike(caller, Question(text, schema=schema), *_FIELDS)
+    if answer.end is not End.DONE:
+        raise Unserved(f"the answer ended {answer.end.value}")
+    try:
+        value = json.loads(answer.text)
+    except (ValueError, RecursionError) as error:
+        raise Departure("the answer", "JSON", answer.text) from error
+    for found in jsonschema.Draft202012Validator(schema).iter_errors(value):
+        raise Departure("the answer", "a value of the schema", f"{answer.text}: {found.message}")

@@ -3,9 +3,9 @@
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from tasuki.cli.conformance.caller import Caller
+from tasuki.cli.conformance.api import Answer, CallResult, Choice, End, Question, Tool
+from tasuki.cli.conformance.check import Caller
 from tasuki.cli.conformance.outcome import Departure, Unserved, must, must_equal
-from tasuki.cli.conformance.question import Answer, CallResult, Choice, End, Question, Tool
 
 from .answers import must_stream_alike
 

@@ -27,16 +27,14 @@ from typing import Protocol
 import torch
 
 from tasuki.model.backends.own_stream import OwnStream, own_stream
-from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
-from tasuki.model.hooks import LayerHooks
+from tasuki.model.forward import Batch, LayerHooks, SequenceSlice
 from tasuki.model.ops.sampling.logit_adjustments import AdjustedRows, LogitAdjuster, adjusted
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled, sample
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
-from tasuki.utils.lock_turns import shorten_lock_turns
-from tasuki.utils.os_threads import name_this_thread
+from tasuki.utils.system import name_this_thread, shorten_lock_turns
 
 log = logging.getLogger(__name__)
 

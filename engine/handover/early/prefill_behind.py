@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from tasuki.engine.request import Ahead, PlannedCheckpoint, Request
-from tasuki.engine.runner.lane_adjustments import logit_adjuster
-from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
-from tasuki.engine.tiers.load_barrier import LoadBarrier
-from tasuki.model.batch import SequenceSlice
+from tasuki.engine.runner.logits import logit_adjuster
+from tasuki.engine.scheduling.checkpoints import plan_checkpoints
+from tasuki.engine.tiers.copy_job import LoadBarrier
+from tasuki.model.forward import SequenceSlice
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.logit_adjustments import LogitAdjuster, TokensBefore
 from tasuki.pycache._cpp_cache import Allocation

@@ -14,12 +14,12 @@ from itertools import count
 from types import UnionType
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting.evictions import breakdown
+from tasuki.engine.accounting import breakdown
 from tasuki.engine.handover.at_rest import AtRestQueue
 from tasuki.engine.handover.base import HandoverContext
 from tasuki.engine.handover.room_names import RoomNames
 from tasuki.engine.request import AwaitingPrefill, Receiving, Request
-from tasuki.engine.routing.router import usable_here
+from tasuki.engine.routing import usable_here
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation, ImpossibleRequest, Match

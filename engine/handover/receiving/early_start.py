@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from tasuki.engine.handover.early.early_step import EarlyStep, EarlySteps
 from tasuki.engine.messages import RoomId
 from tasuki.engine.request import Request
-from tasuki.engine.runner.lane_adjustments import logit_adjuster
-from tasuki.model.batch import SequenceSlice
+from tasuki.engine.runner.logits import logit_adjuster
+from tasuki.model.forward import SequenceSlice
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.logit_adjustments import LogitAdjuster, TokensBefore
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation
-from tasuki.transfer.receiving.layer_barrier import LayerBarrier
+from tasuki.transfer.receiving.incoming_room import LayerBarrier
 
 _REMEMBERED = 8
 """Steps whose shortest is believed: a step that others held up says nothing of the next."""

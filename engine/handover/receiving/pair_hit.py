@@ -12,7 +12,7 @@ def pair_hit(computed: HitBreakdown, held: HitBreakdown) -> HitBreakdown:
     computed: by the node that computed the prompt. held: the same prompt in this node's cache when
     it was asked for. What this node could have given and that one had not is `not_pulled`; what is
     new to that node alone was lost for this node's cause. in_pages stays that node's: callers that
-    share a cache do not learn where a prompt was computed (server/visible_usage.py). Invariant:
+    share a cache do not learn where a prompt was computed (server/auth/tenants.py). Invariant:
     usable_tokens + the sum of causes stays as it was.
     """
     known = min(max(computed.usable_tokens, held.usable_tokens), computed.prompt_tokens)

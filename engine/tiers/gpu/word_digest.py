@@ -1,5 +1,6 @@
-"""Digests of pages and slots as they lie in a GPU's arena, by that GPU.
+"""Digests of pages and slots in a GPU's arena, computed by that GPU.
 
+`digests_of()`: Digests of pages and slots as they lie in a GPU's arena, by that GPU.
 A digest is two sums modulo 2^64 over the words of a page or slot. Of word x at place p (counted
 over the whole page or slot, not where that lies): w = mix(x xor p * odd) counts in the first,
 remix(w) in the second. For one p both are bijections of x, so that a change of one word always
@@ -7,8 +8,10 @@ shows; changes of several are missed where their differences cancel in both sums
 as far as the mixing is random. Sums may be taken in any order, so a page is digested block by block
 as these land. Not cryptographic, as XXH3 is not: who is to be feared is memory that rots and a copy
 that goes elsewhere.
-
 Thread rule: one thread at a time. Work joins the current stream.
+
+`ArenaSums`: The digests of a job's pages and slot as they lie in a GPU's arena, summed as they
+land.
 """
 
 from collections.abc import Sequence
@@ -19,9 +22,12 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from tasuki.engine.tiers.layer_pieces import Piece
+from tasuki.engine.tiers.copy_job import Piece
+from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import CacheLayout
 from tasuki.utils.triton.kernel_spec import KernelSpec
+
+from .moves import recorded
 
 _LONGEST = 1 << 15
 """Words of a row: one is summed by few programs."""
@@ -144,3 +150,32 @@ def compile_specs() -> list[KernelSpec]:
             num_warps=_WARPS,
         )
     ]
+
+
+class ArenaSums:
+    """Thread rule: one thread, with one stream as the current one, which work joins."""
+
+    def __init__(self, arena: Arena, pages: Sequence[int], slot: int | None) -> None:
+        """pages, slot: of the arena. What the digests need from the host goes to the GPU here: a
+        small copy between two large ones would make the link wait for it."""
+        device = arena.bytes.device
+        rows = torch.from_numpy(rows_of_job(arena.layout, pages, slot)).pin_memory()
+        self._words = arena.bytes.view(torch.int64)
+        self._rows = rows.to(device, non_blocking=True)
+        self._sums = torch.zeros(len(pages) + 1, 2, dtype=torch.int64, device=device)
+        self._has_slot = slot is not None
+
+    def add(self, first: int, end: int) -> None:
+        """Of the job's rows, in the order of rows_of_job(), what lies there now."""
+        add_rows(self._words, self._rows[:, first:end], self._sums)
+
+    def add_all(self) -> None:
+        self.add(0, self._rows.shape[1])
+
+    def digests(self) -> tuple[list[int], int | None]:
+        """As of `RunningCopy`. Waits. REQUIRES: each row was added once."""
+        found = torch.empty(self._sums.shape, dtype=self._sums.dtype, pin_memory=True)
+        found.copy_(self._sums, non_blocking=True)
+        recorded().synchronize()
+        *pages, slot = digests_of(found.numpy())
+        return pages, slot if self._has_slot else None

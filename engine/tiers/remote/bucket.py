@@ -1,25 +1,79 @@
-"""Objects of one folder in a bucket of an S3 store, each call with a bound.
+"""Objects of one bucket of an S3 store, and the credentials for it.
 
+`Credentials`: Who this node is to a remote store: from the environment, or from a file.
+Nothing of it is ever printed: not by repr(), nor in an error.
+
+`Bucket`: Objects of one folder in a bucket of an S3 store, each call with a bound.
 The client is obstore: object_store of Apache Arrow, which signs, retries and bounds each request
 and holds no interpreter's lock while bytes move. Thread rule: any.
 """
 
+import configparser
 import os
 import re
+import stat
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
-from tasuki.engine.tiers.store.patience import Patience
-
-from .credentials import Credentials
-from .remote_failed import RemoteFailed
+from tasuki.engine.tiers.store import Patience
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import S3Config, S3Store
+
+
+class RemoteFailed(OSError):
+    """The store did not do what it was asked; what it was asked for is computed instead."""
+
+
+_KEY, _SECRET, _TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
+_PROFILE = "default"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    key: str = field(repr=False)
+    secret: str = field(repr=False)
+    token: str | None = field(repr=False, default=None)
+
+
+def read_credentials(file: str | None, environment: Mapping[str, str] = os.environ) -> Credentials:
+    """file: as ~/.aws/credentials, its profile `default`; None: the environment has them. Raises
+    RemoteFailed."""
+    if file is None:
+        found, place = environment, "the environment"
+    else:
+        found, place = _profile(Path(file)), f"{file}, profile {_PROFILE}"
+    try:
+        return Credentials(found[_KEY], found[_SECRET], found.get(_TOKEN))
+    except KeyError as error:
+        raise RemoteFailed(
+            f"{error.args[0]} is not in {place}: set it, or give a file with remote_credentials"
+        ) from None
+
+
+def _profile(path: Path) -> dict[str, str]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                raise RemoteFailed(f"{path} may be read by other users: chmod 600 it")
+            parser = configparser.ConfigParser(interpolation=None)
+            parser.read_file(file)
+            return {name.upper(): value for name, value in parser[_PROFILE].items()}
+    except KeyError:
+        raise RemoteFailed(f"{path} has no profile {_PROFILE}") from None
+    except configparser.Error:
+        # Its own words would show a line of the file.
+        raise RemoteFailed(f"{path} is not written as a credentials file is") from None
+    except RemoteFailed:
+        raise
+    except OSError as error:
+        raise RemoteFailed(f"{path} cannot be read: {error.strerror}") from None
+
 
 Found = TypeVar("Found")
 

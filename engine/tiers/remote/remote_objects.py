@@ -21,13 +21,11 @@ import xxhash
 
 from tasuki.engine.tiers.copy_job import CopyJob
 from tasuki.engine.tiers.digests import TierDigests
-from tasuki.engine.tiers.store.io_threads import IoThreads
-from tasuki.engine.tiers.store.rows import Row, Rows
+from tasuki.engine.tiers.store import IoThreads, Row, Rows
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 
-from .bucket import Bucket
+from .bucket import Bucket, RemoteFailed
 from .manifest import LEAST_TOKENS, Manifest, Tokens, digest_bytes, encoded, name_of, runs_of
-from .remote_failed import RemoteFailed
 
 log = logging.getLogger(__name__)
 

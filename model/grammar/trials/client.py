@@ -28,7 +28,7 @@ from tasuki.model.grammar.grammar import (
 )
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.utils.bounded_cache import BoundedCache
-from tasuki.utils.os_threads import name_this_thread
+from tasuki.utils.system import name_this_thread
 
 from .host import TRY_SOURCE, TrialHost
 from .messages import Ask, BrokenFrame, FrameBuffer, Leave, Outcome, Reply, Verdict, frame_of

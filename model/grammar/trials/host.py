@@ -22,7 +22,7 @@ import weakref
 import msgspec
 
 from tasuki.model.grammar.vocabulary import Vocabulary
-from tasuki.utils.os_threads import name_this_thread
+from tasuki.utils.system import name_this_thread
 
 from .server import TrialJob
 

@@ -19,7 +19,7 @@ import msgspec
 from tasuki.model.grammar.compiled_grammar import check_has_texts, compiled, token_tree
 from tasuki.model.grammar.grammar import Grammar, GrammarError
 from tasuki.model.grammar.vocabulary import ALL_BYTES, Vocabulary
-from tasuki.utils.os_threads import die_with_parent
+from tasuki.utils.system import die_with_parent
 
 from .messages import Outcome, Verdict
 from .queue import Source

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tasuki.model.config import ModelConfig
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
+from tasuki.utils.triton.instructions import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .code_columns import head_elements, query_elements

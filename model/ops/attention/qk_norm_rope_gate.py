@@ -19,8 +19,8 @@ from torch import Tensor
 from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import AttentionWeights
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.fp8_rows import largest_bits, row_codes, row_scale
+from tasuki.utils.triton.instructions import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .page_rows import holds_fp8

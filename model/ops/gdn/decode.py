@@ -17,9 +17,8 @@ from torch import Tensor
 
 from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import GdnWeights
-from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
+from tasuki.utils.triton.instructions import dependent, prefetch, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
-from tasuki.utils.triton.prefetch import prefetch
 
 from .decode_inputs import gdn_step_inputs
 from .math import silu

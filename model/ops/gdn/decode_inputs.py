@@ -14,7 +14,7 @@ from torch import Tensor, float32
 
 from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import GdnWeights
-from tasuki.utils.triton.dependent_launch import dependent, start_next, wait
+from tasuki.utils.triton.instructions import dependent, start_next, wait
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .conv_window import conv_columns, convolved, store_scalars

@@ -1,4 +1,4 @@
-"""NVFP4 codes as numbers in registers, exactly, as `model/weights/kernels/nvfp4_layout.py` lays
+"""NVFP4 codes as numbers in registers, exactly, as `model/weights/kernel_layout.py` lays
 them out.
 
 A value is e2m1: moved to where bf16 has its exponent, it is 2^-126 of itself, in two instructions a

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.model.weights.fp8 import Fp8
-from tasuki.utils.triton.dependent_launch import dependent
+from tasuki.model.weights.quantised_segments import Fp8
+from tasuki.utils.triton.instructions import dependent
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .fp8_scales import GROUP, row_scales, run_sums, scale_sizes, scaled_products

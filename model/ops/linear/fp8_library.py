@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from tasuki.model.weights.fp8 import Fp8
+from tasuki.model.weights.quantised_segments import Fp8
 
 from .fp8_activations import Fp8Rows, quantised, quantised_whole
 from .fp8_scales import GROUP

@@ -27,9 +27,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tasuki.model.weights.fp8 import Fp8
-from tasuki.utils.triton.dependent_launch import dependent
-from tasuki.utils.triton.instructions import HAS_INSTRUCTIONS
+from tasuki.model.weights.quantised_segments import Fp8
+from tasuki.utils.triton.instructions import HAS_INSTRUCTIONS, dependent
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .e4m3 import turned, turned_pairs

@@ -1,4 +1,4 @@
-"""How kernels apply the scales of FP8 weights, which lie as `model/weights/kernels/fp8_layout.py`
+"""How kernels apply the scales of FP8 weights, which lie as `model/weights/kernel_layout.py`
 says.
 
 Where SCALE_COLUMNS < COLUMNS a scale is for 128 columns, else for a whole row; it is for SCALE_ROWS
@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.model.weights.fp8 import BLOCK, Fp8
-from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
+from tasuki.model.weights.kernel_layout import NvFp4Halves
 from tasuki.model.weights.matrix import Matrix
+from tasuki.model.weights.quantised_segments import BLOCK, Fp8
 
 GROUP = BLOCK
 """Columns that share a scale at least."""

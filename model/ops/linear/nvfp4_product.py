@@ -1,4 +1,4 @@
-"""Products with NVFP4 weights as nvfp4_layout.py lays them out (W4A16), of any number of rows:
+"""Products with NVFP4 weights as kernel_layout.py lays them out (W4A16), of any number of rows:
 `fp8_product.py` for half the bytes.
 
 Of every 128 columns a program turns two tiles of 64 in registers (e2m1.py), scaled by group, which
@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
-from tasuki.utils.triton.dependent_launch import dependent
+from tasuki.model.weights.kernel_layout import NvFp4Halves
+from tasuki.utils.triton.instructions import dependent
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .e2m1 import grouped_halves, row_factors

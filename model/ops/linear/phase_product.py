@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tasuki.model.phase import Phase
-from tasuki.model.weights.fp8 import Fp8
-from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
-from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.segment import Plain, Segment
+from tasuki.model.forward import Phase
+from tasuki.model.weights.kernel_layout import NvFp4Halves
+from tasuki.model.weights.matrix import Matrix, Plain, Segment
+from tasuki.model.weights.quantised_segments import Fp8
 
 from .fp8_activations import quantised_swiglu
 from .fp8_library import block_product, has_block_product, library_product

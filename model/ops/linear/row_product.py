@@ -7,11 +7,10 @@ norm. Precision is that of `Phase.STEP`.
 
 from torch import Tensor
 
+from tasuki.model.forward import Phase
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
-from tasuki.model.phase import Phase
-from tasuki.model.weights.fp8 import Fp8
-from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.segment import Plain
+from tasuki.model.weights.matrix import Matrix, Plain
+from tasuki.model.weights.quantised_segments import Fp8
 
 from .fp8_gemv import fp8_gemv, norm_fp8_gemv, norm_fp8_gemv_swiglu
 from .gemv import gemv, norm_gemv, norm_gemv_swiglu

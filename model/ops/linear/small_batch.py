@@ -3,7 +3,7 @@
 For outputs so narrow that a library splits the inner dimension and adds the parts in a launch of
 its own: here a program owns 32 weight rows over all columns, and so many programs as there are
 multiprocessors read everything at once. The first weights are loaded before the kernel waits for
-the one before it (dependent_launch.py). Twin: `torch.nn.functional.linear`.
+the one before it (instructions.py). Twin: `torch.nn.functional.linear`.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.utils.triton.dependent_launch import dependent
+from tasuki.utils.triton.instructions import dependent
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 MOST_ROWS = 16

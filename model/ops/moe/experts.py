@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.forward import Phase
 from tasuki.model.ops.linear.fp8_activations import quantised, quantised_swiglu
 from tasuki.model.ops.linear.phase_product import phase_product, phase_swiglu
 from tasuki.model.ops.linear.swiglu import swiglu
-from tasuki.model.phase import Phase
-from tasuki.model.weights.fp8 import Fp8
-from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
+from tasuki.model.weights.kernel_layout import NvFp4Halves
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix
+from tasuki.model.weights.quantised_segments import Fp8
 
 from .fp8_grouped import grouped_fp8
 from .gemv import moe_gemv

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tasuki.model.ops.linear.e4m3 import turned
 from tasuki.model.ops.linear.fp8_scales import GROUP, scale_sizes, scales_of
-from tasuki.model.weights.fp8 import Fp8
+from tasuki.model.weights.quantised_segments import Fp8
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .expert_tiles import Tile, are_few, multiply, place_of_tile

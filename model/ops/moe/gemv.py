@@ -32,7 +32,7 @@ from tasuki.model.ops.linear.fp8_scales import (
 )
 from tasuki.model.ops.linear.gemv import Stream
 from tasuki.model.weights.layers import MoeWeights
-from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
+from tasuki.utils.triton.instructions import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .router import choose

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tasuki.model.ops.linear.e2m1 import grouped_halves, row_factors
-from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
+from tasuki.model.weights.kernel_layout import NvFp4Halves
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .expert_tiles import Tile, are_few, multiply, place_of_tile

@@ -8,7 +8,7 @@ character, if the model finishes its characters.
 from collections.abc import Sequence
 
 from tasuki.model.grammar.constraint import Mask
-from tasuki.model.grammar.unfinished_tokens import UnfinishedTokens
+from tasuki.model.grammar.vocabulary import UnfinishedTokens
 
 from .thinking_budget import ThinkingBudget
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasuki.model.grammar.constraint import Constraint, Mask, every, keep_only, only, rule_out
-from tasuki.model.grammar.unfinished_tokens import UnfinishedTokens
+from tasuki.model.grammar.vocabulary import UnfinishedTokens
 
 from .budgeted_thought import BudgetedThought
 from .params import SamplingParams
@@ -318,7 +318,7 @@ def adjusted(logits: Tensor, rows: AdjustedRows) -> Tensor:
 
 
 def _masked_out(masks: Tensor, vocab: int) -> Tensor:
-    """[n, vocab] bool. It takes a byte a logit (engine/accounting/memory_plan.py)."""
+    """[n, vocab] bool. It takes a byte a logit (engine/assembly/memory_plan.py)."""
     bits = masks[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=masks.device)
     bits = bits.bitwise_and_(1).bitwise_xor_(1)
     return bits.view(torch.bool).view(len(masks), -1)[:, :vocab]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tasuki.model.grammar.unfinished_tokens import MOST_LACKING
+from tasuki.model.grammar.vocabulary import MOST_LACKING
 
 MAX_THINKING_TOKENS = 2**31 - 1
 MAX_CLOSING_TOKENS = 32

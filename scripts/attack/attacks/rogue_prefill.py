@@ -18,7 +18,7 @@ from scripts.attack.attacks.rogue_listing import Listing
 from scripts.attack.attacks.rogue_receiver import damaged
 from scripts.attack.drawing import examples, messages
 from tasuki.cli.embedded import embedded_model
-from tasuki.engine.build import build_parts
+from tasuki.engine.assembly.engines import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc, inference_pb2

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasuki.engine.messages import Tokens
-from tasuki.model.grammar.formats import ignored_formats
 from tasuki.model.grammar.grammar import (
     MAX_SOURCE_BYTES,
     Grammar,
@@ -20,12 +19,13 @@ from tasuki.model.grammar.grammar import (
     GrammarsBusy,
     GrammarsUnavailable,
 )
+from tasuki.model.grammar.held_schema import ignored_formats
 from tasuki.server.errors import Busy, InvalidField
-from tasuki.server.text.json_bounds import MAX_DEPTH, nested_too_deeply
+from tasuki.server.text.json_reading import MAX_DEPTH, nested_too_deeply
+from tasuki.server.text.text_answer import BEHIND_THINKING, END_OF_THINK, THINK, Thinking
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.text.thinking import BEHIND_THINKING, END_OF_THINK, THINK, Thinking
 
-MAX_CHOICES = 4096
+MAX_TEXTS = 4096
 _END_TOKENS = 16
 _SLASH = re.compile(r"(?<!\\)/")
 
@@ -82,8 +82,8 @@ def of_text(field: str, kind: GrammarKind, source: Any) -> AskedGrammar:
 
 def of_choices(field: str, choices: Sequence[Any]) -> AskedGrammar:
     """The answer is one of these texts. Raises InvalidField."""
-    if not 0 < len(choices) <= MAX_CHOICES:
-        raise InvalidField(field, f"must hold 1 to {MAX_CHOICES} strings, not {len(choices)}")
+    if not 0 < len(choices) <= MAX_TEXTS:
+        raise InvalidField(field, f"must hold 1 to {MAX_TEXTS} strings, not {len(choices)}")
     if not all(isinstance(text, str) and text for text in choices):
         raise InvalidField(field, "must hold strings that are not empty")
     literals = " | ".join(map(literal, dict.fromkeys(choices)))

@@ -1,9 +1,12 @@
-"""Calls of tools as a grammar: in the syntax that the model's template teaches it, with arguments
-by each tool's JSON schema, or by a grammar of the tool's own.
+"""Which tools an answer may call, or must, and their calls as a grammar.
 
-Pure functions. What a call's text means is read by server/text/parsing/; a call that follows the
-grammar is read there as it was meant. Of a string written between tags `format` is an annotation,
-as JSON Schema has it, and is not enforced; every other keyword is, or is refused by its name.
+CallGrammar: Calls of tools as a grammar: in the syntax that the model's template teaches it, with
+arguments by each tool's JSON schema, or by a grammar of the tool's own. Pure functions. What a
+call's text means is read by server/text/parsing/; a call that follows the grammar is read there as
+it was meant. Of a string written between tags `format` is an annotation, as JSON Schema has it, and
+is not enforced; every other keyword is, or is refused by its name.
+
+ToolChoice, OfferedTool: Whichever API asks or offers. Immutable values.
 """
 
 import json
@@ -14,15 +17,36 @@ from itertools import chain, islice
 from typing import Any
 
 from tasuki.model.grammar.compiled_grammar import with_options
-from tasuki.model.grammar.formats import MOST_IGNORED, ignored_formats
 from tasuki.model.grammar.grammar import MAX_SOURCE_BYTES, GrammarError, GrammarKind
+from tasuki.model.grammar.held_schema import MOST_IGNORED_FORMATS, ignored_formats
 from tasuki.server.errors import InvalidField
 from tasuki.server.text.parsing.call_reader import CLOSE, OPEN
+from tasuki.server.text.text_codec import TextCodec
 
 from .asked_grammar import AskedGrammar, expression, literal
-from .offered_tool import OfferedTool
 from .tagged_arguments import END_OF_VALUE, TaggedArguments
 from .tagged_text import ANY_TEXT, ANY_TEXT_RULE
+
+
+@dataclass(frozen=True)
+class OfferedTool:
+    """definition: in OpenAI's shape, as the template is shown it. strict: every call's arguments
+    follow its schema, whether or not a call is forced. input: what the one parameter of a tool of
+    free text follows."""
+
+    definition: Mapping[str, Any]
+    strict: bool = False
+    input: AskedGrammar | None = None
+
+    @property
+    def function(self) -> Mapping[str, Any]:
+        function: Mapping[str, Any] = self.definition["function"]
+        return function
+
+    @property
+    def name(self) -> str:
+        return str(self.function["name"])
+
 
 MAX_CALLS = 32
 """Of one answer, where a call is forced."""
@@ -56,7 +80,7 @@ class CallGrammar:
         rules = ["start: calls | answer", f"answer: {body}"]
         asked = self._asked(answer.field, chain(rules, self._calls()))
         ignored = dict.fromkeys((*answer.ignored, *asked.ignored))
-        return replace(asked, ignored=tuple(islice(ignored, MOST_IGNORED)))
+        return replace(asked, ignored=tuple(islice(ignored, MOST_IGNORED_FORMATS)))
 
     def among_text(self) -> AskedGrammar:
         """The answer is any text with calls in it, or without; only strict tools' arguments follow
@@ -76,7 +100,7 @@ class CallGrammar:
                     field, f"makes a grammar of over {MAX_SOURCE_BYTES} bytes: send shorter schemas"
                 )
         parts = tuple(tool.input for tool in self.tools if tool.input is not None)
-        ignored = tuple(islice(self.ignored, MOST_IGNORED))
+        ignored = tuple(islice(self.ignored, MOST_IGNORED_FORMATS))
         return AskedGrammar(field, GrammarKind.LARK, "\n".join(made), parts, ignored)
 
     def _calls(self) -> Iterator[str]:
@@ -162,3 +186,62 @@ def _json(field: str, schema: Any, of: str = "") -> str:
         return f"%json {json.dumps(with_options(schema))}"
     except GrammarError as error:
         raise InvalidField(field, f"cannot be followed: {of}{error}") from error
+
+
+FIELD = "tool_choice"
+_TOOLS = "tools"
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """forced: the answer is a call, or several; name: of the tool that it calls, once, None: of
+    any. allowed: the tools that may be called, of those that the model is shown; None: all."""
+
+    forced: bool = False
+    name: str | None = None
+    allowed: frozenset[str] | None = None
+
+    def among(self, tools: Sequence[OfferedTool]) -> list[OfferedTool]:
+        """Those that may be called. Raises InvalidField where a name is none of theirs."""
+        wanted = self.allowed if self.name is None else frozenset({self.name})
+        if wanted is None:
+            return list(tools)
+        unknown = sorted(wanted - {tool.name for tool in tools})
+        if unknown:
+            raise InvalidField(FIELD, f"names {unknown[0]!r:.80}, which is not among the tools")
+        return [tool for tool in tools if tool.name in wanted]
+
+
+def answer_grammar(
+    choice: ToolChoice,
+    tools: Sequence[OfferedTool],
+    asked: AskedGrammar | None,
+    codec: TextCodec,
+    *,
+    parallel: bool,
+) -> AskedGrammar | None:
+    """What the whole answer follows. tools: those that the model is shown. asked: what its text has
+    to follow, which calls stand beside where the model may choose and the text is JSON; any other
+    kind is the whole answer. parallel: more than one call may be made. Raises InvalidField."""
+    if choice.forced and not tools:
+        raise InvalidField(FIELD, "forces a call, and there are no tools")
+    called = choice.among(tools)
+    if choice.forced:
+        many = parallel and choice.name is None
+        return _calls(FIELD, called, codec, parallel=many).forced()
+    if not called:
+        return asked
+    if asked is not None:
+        if asked.kind is not GrammarKind.JSON_SCHEMA:
+            return asked
+        return _calls(asked.field, called, codec, parallel=parallel).or_else(asked)
+    if choice.allowed is None and not any(tool.strict or tool.input for tool in called):
+        return None
+    return _calls(_TOOLS, called, codec, parallel=parallel).among_text()
+
+
+def _calls(
+    field: str, tools: Sequence[OfferedTool], codec: TextCodec, *, parallel: bool
+) -> CallGrammar:
+    template = codec.require_template()
+    return CallGrammar(field, tools, in_tags=template.calls_in_tags, many=parallel)

@@ -13,8 +13,8 @@ from itertools import islice
 from typing import Any
 
 from tasuki.model.grammar.compiled_grammar import with_options
-from tasuki.model.grammar.formats import MOST_IGNORED, ignored_formats
 from tasuki.model.grammar.grammar import GrammarError, GrammarKind
+from tasuki.model.grammar.held_schema import MOST_IGNORED_FORMATS, ignored_formats
 from tasuki.server.errors import InvalidField
 
 from .asked_grammar import AskedGrammar, expression, literal, parsed
@@ -38,7 +38,7 @@ def of_structural_tag(field: str, tag: Any) -> AskedGrammar:
         place, form = field, _from_legacy(tag, field)
     rules = _Rules()
     rules.lines.insert(0, f"start: {rules.of(form, place, is_last=True)}")
-    ignored = tuple(islice(rules.ignored, MOST_IGNORED))
+    ignored = tuple(islice(rules.ignored, MOST_IGNORED_FORMATS))
     return AskedGrammar(field, GrammarKind.LARK, "\n".join(rules.lines), ignored=ignored)
 
 

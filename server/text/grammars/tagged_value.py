@@ -3,6 +3,9 @@ value as JSON.
 
 Pure functions over held schemas (model/grammar/held_schema.py). Where a string's text is read as
 another value that the schema does not take, it is left out. `format` is an annotation of a string.
+
+SchemaVisits: A bound on the work over schemas to which references lead again and again. One
+grammar, one thread.
 """
 
 import json
@@ -14,11 +17,55 @@ from typing import Any, NoReturn
 
 from tasuki.model.grammar.held_schema import referred
 from tasuki.server.errors import InvalidField
-from tasuki.server.text.json_bounds import MAX_DEPTH, JsonDepth
+from tasuki.server.text.json_reading import MAX_DEPTH, JsonDepth
 from tasuki.server.text.parsing.parameter_types import ANY, json_of, json_types
 
 from .asked_grammar import literal
-from .schema_visits import SchemaVisits
+
+_MOST_REPEATED = 1 << 11
+_PARTS = 64
+"""Keywords, values and letters that count as one schema more."""
+
+
+class SchemaVisits:
+    """What was looked at before."""
+
+    def __init__(self, field: str) -> None:
+        """field: of the request, as errors name it."""
+        self._field = field
+        # With the schemas, so that no other one takes their ids.
+        self._known: dict[int, tuple[Mapping[str, Any], int]] = {}
+        self._left = _MOST_REPEATED
+
+    def look_at(self, schema: Mapping[str, Any]) -> None:
+        """Raises InvalidField once too many came again."""
+        known = self._known.get(id(schema))
+        if known is None:
+            self._known[id(schema)] = schema, 1 + _parts(schema) // _PARTS
+        else:
+            self.repeat(known[1])
+
+    def repeat(self, schemas: int) -> None:
+        """Count schemas that are looked at again. Raises InvalidField once these are too many."""
+        self._left -= schemas
+        if self._left < 0:
+            raise InvalidField(
+                self._field,
+                f"cannot be followed: references and branches lead to over {_MOST_REPEATED} "
+                "schemas more than once: write fewer of them",
+            )
+
+
+def _parts(schema: Mapping[str, Any]) -> int:
+    """Of a schema itself, without those in it."""
+    parts = len(schema)
+    for value in schema.values():
+        if isinstance(value, str | list | Mapping):
+            parts += len(value)
+        if isinstance(value, list):
+            parts += sum(len(item) for item in value if isinstance(item, str))
+    return parts
+
 
 FREE = "\0"
 """In terms, where the texts stand that are read as strings, which depend on the whole schema."""

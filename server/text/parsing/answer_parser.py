@@ -2,24 +2,253 @@
 tool calls, so that no call is made that the model only thought of.
 
 One answer, one thread.
+
+ContentStops: Ends an answer's content at the first of its stop strings, and looks at nothing else.
+Owns the content that is held back because a stop string could begin in it. One answer, one thread.
+Invariants: no stop string reaches over a tool call; white space counts as soon as it is written,
+though a call behind it would leave it out, but for white space between calls; a letter is looked at
+once.
+
+WholeCalls: Holds each tool call back until it is finished, for clients that run a call before they
+read how the answer ended. One answer, one thread. Invariant: a call that the answer's length or a
+stop string cut off is never given out.
+
+ThoughtCalls: Tool calls in a thought: they count where the thought is never closed, since a model
+may begin a call without closing it. Owns the text from the first such call on, which is held back
+until it is known what it belongs to. One answer, one thread. Invariants: what comes out is the
+thought, letter by letter, up to the first call; the work for a piece does not grow with the text
+before it; what is held has a bound, over which it is thought.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 from tasuki.engine.messages import FinishReason
-from tasuki.server.text.answer_parts import AnswerItem, ChatEnding, Reasoning
 from tasuki.server.text.stop_strings import NO_STOPS, StopRule
-from tasuki.server.text.text_answer import Ending, Piece
-from tasuki.server.text.thinking import Thinking
+from tasuki.server.text.text_answer import (
+    AnswerItem,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    ChatEnding,
+    Content,
+    Ending,
+    Piece,
+    Reasoning,
+    Thinking,
+)
 
-from .content_stops import ContentStops
-from .reasoning_splitter import ReasoningSplitter, Split
-from .thought_calls import ThoughtCalls
+from .reasoning_splitter import HeldSpace, ReasoningSplitter, Split
 from .tool_call_scanner import ToolCallScanner
-from .whole_calls import WholeCalls
+
+
+class ContentStops:
+    def __init__(self, rule: StopRule) -> None:
+        self._stops = rule.scanner()
+        # White space that was looked at before it is known to be content: how many letters, and
+        # those of it that no stop string can end any more.
+        self._seen = 0
+        self._passed = HeldSpace()
+        self._called = False
+        self._behind_call = False
+
+    @property
+    def found(self) -> str | None:
+        """The stop string that has come, behind which there is no more answer."""
+        return self._stops.found
+
+    def take(self, items: Iterable[AnswerItem], space: HeldSpace) -> list[AnswerItem]:
+        """Return the parts that are certain now. space: what may begin the next content."""
+        found: list[AnswerItem] = []
+        for item in items:
+            if self._stops.found is not None:
+                return found
+            if isinstance(item, Content):
+                self._content(item.text, found)
+                continue
+            if isinstance(item, CallBegin):
+                found += self._flush()
+                self._called = self._behind_call = True
+            found.append(item)
+        if self._stops.found is None and not self._behind_call:
+            self._look_ahead(space.behind(self._seen), found)
+        return found
+
+    def finish(self) -> list[AnswerItem]:
+        """Return what was held back, after the last part."""
+        return [] if self._stops.found is not None else self._flush()
+
+    def _content(self, text: str, found: list[AnswerItem]) -> None:
+        new, self._seen = text[self._seen :], 0
+        self._behind_call = False
+        shown = self._passed.take() + self._stops.push(new)
+        if shown:
+            found.append(Content(shown))
+
+    def _look_ahead(self, space: str, found: list[AnswerItem]) -> None:
+        if not space:
+            return
+        self._seen += len(space)
+        text = self._stops.push(space)
+        if self._stops.found is not None:
+            shown = self._passed.take() + text
+            # White space behind calls is no content.
+            if shown and not (self._called and shown.isspace()):
+                found.append(Content(shown))
+            return
+        # Content before the white space may have been held back until now.
+        passed = max(self._seen - self._stops.held, 0)
+        before = len(text) - min(len(text), passed)
+        if before:
+            found.append(Content(text[:before]))
+        self._passed.add(text[before:])
+
+    def _flush(self) -> list[AnswerItem]:
+        """Return the content held back, without the white space that proved to be none."""
+        held = self._passed.take() + self._stops.finish()
+        content = held[: len(held) - self._seen]
+        self._seen = 0
+        return [Content(content)] if content else []
+
+
+class WholeCalls:
+    def __init__(self) -> None:
+        self._begin: CallBegin | None = None
+        self._arguments = StringIO()
+
+    def push(self, items: Iterable[AnswerItem]) -> list[AnswerItem]:
+        """Take the next parts of the answer; return those to give out."""
+        given: list[AnswerItem] = []
+        for item in items:
+            match item:
+                case CallBegin():
+                    self._begin, self._arguments = item, StringIO()
+                case CallArguments(_, text):
+                    self._arguments.write(text)
+                case CallEnd(number, is_cut):
+                    assert self._begin is not None
+                    if not is_cut:
+                        whole = CallArguments(number, self._arguments.getvalue())
+                        given += [self._begin, whole, item]
+                case Content() | Reasoning():
+                    given.append(item)
+        return given
+
+
+MOST_HELD = 1 << 18
+"""Letters."""
+_HELD_OF_LETTER = 8
+"""Bytes: as thought, and again as a part of a call."""
+
+
+class ThoughtCalls:
+    """scanner: what finds the calls."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]], most: int | None) -> None:
+        """tools, most: as of ToolCallScanner."""
+        self._tools = tools
+        self._most = most
+        self._begin()
+
+    def _begin(self) -> None:
+        """Hold nothing."""
+        self.scanner = ToolCallScanner(self._tools, self._most, finds_bare=False)
+        # The text from which some is held. Of its letters: the first that is not given out yet.
+        self._text = StringIO()
+        self._letters = 0
+        self._given = 0
+        self._calls = _HeldParts()
+
+    @property
+    def holds(self) -> bool:
+        return self._given < self._letters
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of what is held."""
+        return _HELD_OF_LETTER * (self._letters - self._given)
+
+    def push(self, text: str) -> str:
+        """Take the next piece of the thought; return what is thought for certain."""
+        if not self.holds and "<" not in text and not text[-1:].isspace():
+            return text
+        self._text.write(text)
+        self._letters += len(text)
+        thought = self._thought(self.scanner.push(text))
+        if self._letters - self._given > MOST_HELD:
+            return thought + self.close()
+        if 2 * self._given >= self._letters:
+            held = self._held()
+            self._text = StringIO()
+            self._text.write(held)
+            self._letters, self._given = len(held), 0
+        return thought
+
+    def close(self) -> str:
+        """Return what is held: the thought is closed, and so no call is one."""
+        held = self._held()
+        self._begin()
+        return held
+
+    def finish(self, was_cut: bool) -> tuple[str, list[AnswerItem]]:
+        """Return the rest of the thought, and the calls with what follows them: the answer ended
+        before the thought did. was_cut: as of ToolCallScanner.finish()."""
+        thought = self._thought(self.scanner.finish(was_cut))
+        return thought, self._calls.take()
+
+    def _thought(self, items: Sequence[AnswerItem]) -> str:
+        """Return the text before the first call, and keep the parts from there on."""
+        texts: list[str] = []
+        for item in items:
+            if isinstance(item, Content) and not self._calls:
+                texts.append(item.text)
+            else:
+                self._calls.add(item)
+        thought = "".join(texts)
+        self._given += len(thought)
+        return thought
+
+    def _held(self) -> str:
+        self._text.seek(self._given)
+        return self._text.read()
+
+
+class _HeldParts:
+    """Parts in their order, those that are together one text as one."""
+
+    def __init__(self) -> None:
+        self._parts: list[AnswerItem] = []
+        self._last: Content | CallArguments | None = None
+        self._text = StringIO()
+
+    def __bool__(self) -> bool:
+        return bool(self._parts) or self._last is not None
+
+    def add(self, item: AnswerItem) -> None:
+        if not isinstance(item, Content | CallArguments):
+            self._join()
+            self._parts.append(item)
+            return
+        if type(item) is not type(self._last):
+            self._join()
+            self._last = item
+        self._text.write(item.json if isinstance(item, CallArguments) else item.text)
+
+    def take(self) -> list[AnswerItem]:
+        self._join()
+        return self._parts
+
+    def _join(self) -> None:
+        last, text = self._last, self._text.getvalue()
+        if isinstance(last, CallArguments):
+            self._parts.append(CallArguments(last.number, text))
+        elif isinstance(last, Content):
+            self._parts.append(Content(text))
+        self._last, self._text = None, StringIO()
+
 
 _BEFORE_TAGS = re.compile("(?=<)")
 

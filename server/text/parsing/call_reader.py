@@ -1,10 +1,17 @@
-"""The common part of the formats in which models write a tool call between its tags."""
+"""The common part of the formats in which models write a tool call between its tags, and the tags.
 
+Tags: Finds the tags of a tool call in text, whole or damaged. Pure functions; any thread. A closing
+tag may have any case, letters behind its kind, a slash, and no bracket: `</Parameter>`, `</param>`,
+`</parameter1>`, `</parameter/>`, `</parameter`. An opening tag is exact, but for quotes around its
+name.
+"""
+
+import re
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from uuid import uuid4
 
-from tasuki.server.text.answer_parts import AnswerItem, CallArguments, CallBegin
+from tasuki.server.text.text_answer import AnswerItem, CallArguments, CallBegin
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION_TAG = "<function="
@@ -54,3 +61,120 @@ def call_begin(number: int, name: str) -> CallBegin:
 
 def call_arguments(number: int, text: str) -> list[AnswerItem]:
     return [CallArguments(number, text)] if text else []
+
+
+PARAMETER_TAG = "<parameter="
+_MOST_SPACE = 256
+"""White space between tags. Behind more of it no tag counts."""
+_CLOSING = re.compile(
+    r"</(?i:(?P<parameter>param\w{0,16})|(?P<function>func\w{0,16})|(?P<call>tool_?call\w{0,8}))/?>?"
+)
+_BEGINNINGS = (PARAMETER_TAG, FUNCTION_TAG, OPEN, "</param", "</func", CLOSE, "</toolcall")
+_LONGEST_BEGINNING = max(map(len, _BEGINNINGS))
+_NAME = re.compile(rf"[^>\n]{{0,{LONGEST_NAME}}}")
+_TAG = re.compile(rf"{PARAMETER_TAG}|{FUNCTION_TAG}|{OPEN}|</(?i:param|func|tool_?call)")
+_END_OF_VALUE = re.compile(rf"\n?</(?i:param|func)|\n(?:</(?i:tool_?call)|{PARAMETER_TAG})")
+
+
+class Tag(Enum):
+    PARAMETER = "parameter"
+    FUNCTION = "function"
+    CALL = "call"
+    END_OF_PARAMETER = "end of parameter"
+    END_OF_FUNCTION = "end of function"
+    END_OF_CALL = "end of call"
+
+
+_OPENING = {PARAMETER_TAG: Tag.PARAMETER, FUNCTION_TAG: Tag.FUNCTION, OPEN: Tag.CALL}
+_CLOSED = {
+    "parameter": Tag.END_OF_PARAMETER,
+    "function": Tag.END_OF_FUNCTION,
+    "call": Tag.END_OF_CALL,
+}
+
+
+class Follows(Enum):
+    """Whether the expected text stands at a place; OPEN: more text decides."""
+
+    YES = "yes"
+    NO = "no"
+    OPEN = "open"
+
+
+class Found(NamedTuple):
+    """tag: None without one, or while more text decides. end: behind it; of PARAMETER and
+    FUNCTION, where the name begins."""
+
+    follows: Follows
+    tag: Tag | None
+    end: int
+
+
+def tag_at(text: str, at: int) -> Found:
+    """Return the tag at a place."""
+    for opening, tag in _OPENING.items():
+        if text.startswith(opening, at):
+            return Found(Follows.YES, tag, at + len(opening))
+    found = _CLOSING.match(text, at)
+    if found is not None:
+        if found.end() == len(text) and not found.group().endswith(">"):
+            return Found(Follows.OPEN, None, found.end())
+        assert found.lastgroup is not None
+        return Found(Follows.YES, _CLOSED[found.lastgroup], found.end())
+    rest = text[at : at + _LONGEST_BEGINNING].lower()
+    if any(beginning.startswith(rest) for beginning in _BEGINNINGS):
+        return Found(Follows.OPEN, None, len(text))
+    return Found(Follows.NO, None, at)
+
+
+def next_tag(text: str) -> int | None:
+    """Return the place of the first tag; None without one."""
+    found = _TAG.search(text)
+    return None if found is None else found.start()
+
+
+def next_end_of_value(text: str) -> tuple[int, int] | None:
+    """Return the place of the first tag to end a value, with the line break before it, and the
+    place of its first letter; None without one."""
+    found = _END_OF_VALUE.search(text)
+    return None if found is None else (found.start(), text.index("<", found.start()))
+
+
+def torn_tag(text: str) -> int:
+    """Return how many letters at the text's end may begin a tag, or the line break before one."""
+    at = text.rfind("<", max(len(text) - _LONGEST_BEGINNING, 0))
+    if at < 0:
+        at = len(text)
+    else:
+        rest = text[at:].lower()
+        if not any(beginning.startswith(rest) for beginning in _BEGINNINGS):
+            at = len(text)
+    if at and text[at - 1] == "\n":
+        at -= 1
+    return len(text) - at
+
+
+def space_end(text: str, at: int) -> int | None:
+    """Return the place of the next letter behind white space; None where there is too much."""
+    space = text[at : at + _MOST_SPACE + 1]
+    place = at + len(space) - len(space.lstrip())
+    return None if place - at > _MOST_SPACE else place
+
+
+def name_end(text: str, at: int) -> tuple[Follows, int]:
+    """Return whether a name and its bracket stand there, and the place of the bracket or of a
+    letter outside of names."""
+    found = _NAME.match(text, at)
+    assert found is not None
+    end = found.end()
+    if end == len(text) and end - at <= LONGEST_NAME:
+        return Follows.OPEN, end
+    return Follows.YES if text[end : end + 1] == ">" and end > at else Follows.NO, end
+
+
+def plain_name(text: str) -> str:
+    """Return the name without quotes around it."""
+    name = text.strip()
+    if len(name) > 2 and name[0] in "\"'" and name[-1] == name[0]:
+        return name[1:-1].strip()
+    return name

@@ -12,14 +12,17 @@ import json
 from collections.abc import Callable
 from io import StringIO
 
-from tasuki.server.text.answer_parts import AnswerItem, CallArguments, CallEnd
-from tasuki.server.text.json_bounds import JsonDepth
+from tasuki.server.text.json_reading import JsonDepth
+from tasuki.server.text.text_answer import AnswerItem, CallArguments, CallEnd
 
-from .call_reader import FUNCTION_TAG, CallState, call_arguments, call_begin
-from .call_tags import (
+from .call_reader import (
+    FUNCTION_TAG,
     PARAMETER_TAG,
+    CallState,
     Follows,
     Tag,
+    call_arguments,
+    call_begin,
     name_end,
     next_end_of_value,
     next_tag,

@@ -11,12 +11,11 @@ import re
 from collections.abc import Callable
 from io import StringIO
 
-from tasuki.server.text.answer_parts import AnswerItem, CallArguments, CallEnd
-from tasuki.server.text.json_bounds import MAX_DEPTH, is_json
+from tasuki.server.text.json_reading import MAX_DEPTH, is_json
+from tasuki.server.text.text_answer import AnswerItem, CallArguments, CallEnd
 
 from .call_reader import CLOSE, LONGEST_NAME, CallState, call_arguments, call_begin
-from .closable_json import ClosableJson
-from .json_text import JsonText
+from .json_stream import ClosableJson, JsonText
 from .parameter_types import ParameterTypes
 
 _NAME, _ARGUMENTS = "name", "arguments"

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tasuki.model.grammar.held_schema import referred
-from tasuki.server.text.json_bounds import JsonDepth, is_json, nested_too_deeply
+from tasuki.server.text.json_reading import JsonDepth, is_json, nested_too_deeply
 
 ANY = frozenset({"string", "null", "boolean", "integer", "number", "array", "object"})
 

@@ -1,17 +1,48 @@
 """Splits an answer's text at the end of its reasoning, as the text comes.
 
-Owns the text that is held back: a tag that may be beginning, white space that may stand at the
-reasoning's end. One answer, one thread. Invariants: tags and the white space around them are no
-part of either side; behind the first closing tag all is content; without one, all that began as
-reasoning is reasoning; the work for a piece does not grow with the text before it.
+ReasoningSplitter owns the text that is held back: a tag that may be beginning, white space that may
+stand at the reasoning's end. One answer, one thread. Invariants: tags and the white space around
+them are no part of either side; behind the first closing tag all is content; without one, all that
+began as reasoning is reasoning; the work for a piece does not grow with the text before it.
+
+HeldSpace: White space that is held back until the letters behind it show what it belongs to. One
+answer, one thread.
 """
 
+from io import StringIO
 from typing import NamedTuple
 
 from tasuki.server.text.stop_strings import held_back
-from tasuki.server.text.thinking import END_OF_THINK, THINK, Thinking
+from tasuki.server.text.text_answer import END_OF_THINK, THINK, Thinking
 
-from .held_space import HeldSpace
+
+class HeldSpace:
+    """The white space held. Its memory is that of its letters, however short its pieces are."""
+
+    def __init__(self) -> None:
+        # None: there is none. Most pieces of an answer leave none.
+        self._text: StringIO | None = None
+
+    def add(self, text: str) -> None:
+        """Hold a piece behind the others."""
+        if text:
+            if self._text is None:
+                self._text = StringIO()
+            self._text.write(text)
+
+    def behind(self, place: int) -> str:
+        """Return what is held from its letter number `place` on."""
+        if self._text is None:
+            return ""
+        self._text.seek(place)
+        return self._text.read()
+
+    def take(self) -> str:
+        """Return all that is held, and hold no more of it."""
+        if self._text is None:
+            return ""
+        text, self._text = self._text.getvalue(), None
+        return text
 
 
 class Split(NamedTuple):

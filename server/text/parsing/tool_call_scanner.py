@@ -9,15 +9,14 @@ format is content, tags and all; the work for a piece does not grow with the tex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasuki.server.text.answer_parts import AnswerItem, CallEnd, Content
 from tasuki.server.text.stop_strings import held_back
+from tasuki.server.text.text_answer import AnswerItem, CallEnd, Content
 
-from .call_reader import FUNCTION_TAG, OPEN, CallReader, CallState
-from .call_tags import Follows, Tag, tag_at
+from .call_reader import FUNCTION_TAG, OPEN, CallReader, CallState, Follows, Tag, tag_at
 from .function_call import FunctionCall
-from .held_space import HeldSpace
 from .json_call import JsonCall
 from .parameter_types import ParameterTypes
+from .reasoning_splitter import HeldSpace
 
 _SLICE = 512
 """Letters that a reader is given at once: more than a call's end may lie in what it gives back."""

@@ -1,31 +1,262 @@
-"""A checkpoint's jinja template, compiled to run in a sandbox.
+"""A checkpoint's jinja template, compiled to run in a sandbox that hides clients' special tokens.
 
-Owns the compiled template and the copy of it that marks where messages end. Immutable; any thread.
+CompiledTemplate owns the compiled template and the copy of it that marks where messages end.
+Immutable; any thread.
+
+SpecialTokenGuard: Hides the names of added tokens in what clients send while a chat template runs.
+Owns the marks that replace the names. Immutable, one a tokenizer; any thread. Invariants: no string
+of a client (content, tool results, tool definitions, arguments, template variables) reaches the
+template with such a name in it, nor with MARK_BEGIN, which is hidden like a name, so that every
+mark in a rendered text is this node's own. A message is hidden alike whatever stands around it. In
+an assistant's content and reasoning only special tokens are hidden, since the other added tokens
+(<think>, <tool_call>) are text that the model wrote.
+
+Marks: Finds where messages end in a rendered conversation, by a copy of the template that marks it.
+Pure. The copy writes a mark at the head of each loop's body whose item is a mapping, one behind
+each such loop, and one before the opening of an answer. Invariant: without the marks the text
+equals the output of the checkpoint's own template, since only loops whose output goes straight into
+the text are marked, never one inside a macro or a block whose text the template may read or trim.
+
+matches(): Searches by regular expressions over texts of megabytes, a slice at a time. `re` holds
+the interpreter's lock until one search ends. Between two slices other threads, the event loop's
+above all, can run. Pure, any thread.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from types import BuiltinMethodType
 from typing import Any, NoReturn
 
 import jinja2
+from jinja2 import nodes
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from tasuki.server.text.chat_message import ChatTemplateError
+from tasuki.server.text.chat_message import ROLES, ChatMessage, ChatTemplateError
+from tasuki.server.text.tokenizer import Tokenizer
 
-from .special_token_guard import substituted
-from .template_marks import (
-    ITEM_MARK,
-    LONGEST_MARK,
-    MARK,
-    MessagePlaces,
-    item_mark,
-    mark_template,
-    message_places,
-)
+# A few milliseconds of a search for names.
+SLICE_CHARACTERS = 1 << 16
+
+
+def matches(
+    pattern: "re.Pattern[str]", text: str, longest: int, slice_characters: int = SLICE_CHARACTERS
+) -> Iterator["re.Match[str]"]:
+    """As `pattern.finditer(text)`. REQUIRES: no match is empty or has more than `longest`
+    characters, and none depends on what surrounds it."""
+    position = 0
+    for begin in range(0, len(text), slice_characters):
+        end = begin + slice_characters
+        for found in pattern.finditer(text, max(begin, position), end + longest - 1):
+            if found.start() >= end:
+                break
+            yield found
+            position = found.end()
+
+
+# Private-use characters, which no template trims or looks for.
+MARK_BEGIN = "\ue000"
+MARK_END = "\ue001"
+
+_HIDDEN = re.compile(f"{MARK_BEGIN}([0-9]+){MARK_END}")
+_LONGEST_MARK = 24
+
+Hide = Callable[[str], str]
+
+
+class SpecialTokenGuard:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._names = [*tokenizer.added_tokens, MARK_BEGIN]
+        self._marks = {
+            name: f"{MARK_BEGIN}{number}{MARK_END}" for number, name in enumerate(self._names)
+        }
+        longest = max(map(len, self._names))
+        self._all, self._special = (
+            partial(substituted, any_of(names), self._mark, longest=longest)
+            for names in (self._names, [*tokenizer.special_tokens, MARK_BEGIN])
+        )
+
+    def messages(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+        """As templates expect them, with names hidden: `tool_calls` only where there are any.
+        Raises ChatTemplateError for a role that is none."""
+        return [self._message(index, message) for index, message in enumerate(messages)]
+
+    def tools(self, tools: Sequence[Mapping[str, Any]]) -> list[Any]:
+        return [_hidden(tool, self._all) for tool in tools]
+
+    def variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """With their names as they are: a template asks for them by name."""
+        return {name: _hidden(value, self._all) for name, value in variables.items()}
+
+    def restore(self, text: str) -> str:
+        if MARK_BEGIN not in text:
+            return text
+        return substituted(
+            _HIDDEN, lambda match: self._names[int(match.group(1))], text, _LONGEST_MARK
+        )
+
+    def _message(self, index: int, message: ChatMessage) -> dict[str, Any]:
+        if message.role not in ROLES:
+            raise ChatTemplateError(
+                f"messages[{index}].role is {message.role!r}: use one of {', '.join(ROLES)}"
+            )
+        shown: dict[str, Any] = {"role": message.role}
+        if message.tool_calls:
+            shown["tool_calls"] = [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": self._all(call.name),
+                        "arguments": _hidden(call.arguments, self._all),
+                    },
+                }
+                for call in message.tool_calls
+            ]
+        hide = self._special if message.role == "assistant" else self._all
+        if message.reasoning is not None:
+            # Templates of different makers ask for the one or the other.
+            shown["reasoning_content"] = shown["reasoning"] = hide(message.reasoning)
+        shown["content"] = hide(message.content)
+        return shown
+
+    def _mark(self, name: "re.Match[str]") -> str:
+        return self._marks[name.group()]
+
+
+def _hidden(value: Any, hide: Hide) -> Any:
+    """A copy with every name in it, keys included, replaced by a mark."""
+    if isinstance(value, str):
+        return hide(value)
+    if isinstance(value, list | tuple):
+        return [_hidden(item, hide) for item in value]
+    if isinstance(value, Mapping):
+        return {_hidden(key, hide): _hidden(item, hide) for key, item in value.items()}
+    return value
+
+
+def any_of(names: Iterable[str]) -> "re.Pattern[str]":
+    """Matches the longest of the names at a place; nothing where there are none."""
+    longest_first = sorted(names, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def substituted(
+    pattern: "re.Pattern[str]",
+    replace: Callable[["re.Match[str]"], str],
+    text: str,
+    longest: int,
+    slice_characters: int = SLICE_CHARACTERS,
+) -> str:
+    """As `pattern.sub(replace, text)`, with what `matches` requires."""
+    if len(text) <= slice_characters:
+        return pattern.sub(replace, text)
+    pieces = []
+    position = 0
+    for found in matches(pattern, text, longest, slice_characters):
+        pieces += [text[position : found.start()], replace(found)]
+        position = found.end()
+    return "".join([*pieces, text[position:]])
+
+
+ITEM_MARK = "_tasuki_item_mark"
+"""The filter that makes an item's mark."""
+
+_LOOP_END = f"{MARK_BEGIN}e{MARK_END}"
+_OPENING = f"{MARK_BEGIN}o{MARK_END}"
+MARK = re.compile(f"{MARK_BEGIN}([meo])([0-9]*){MARK_END}")
+LONGEST_MARK = 24
+_FLAG = "add_generation_prompt"
+
+
+@dataclass(frozen=True)
+class MessagePlaces:
+    """In a text without its marks. ends: by a count of messages the place where the last of them
+    ends: where the next one begins, or where the loop over all of them ends. closed: how much of
+    the text the template writes without the opening of an answer; None where only rendering can
+    show it."""
+
+    ends: Mapping[int, int]
+    closed: int | None
+
+
+def item_mark(item: Any) -> str:
+    """Of a mapping, which may be a message; nothing of other items."""
+    return f"{MARK_BEGIN}m{id(item)}{MARK_END}" if isinstance(item, dict) else ""
+
+
+def message_places(marked: str, messages: Sequence[Any]) -> MessagePlaces:
+    """Reads the marks of a text. messages: the very objects that the template was given, so that
+    no other living object has their ids."""
+    numbers = {id(message): number for number, message in enumerate(messages)}
+    ends: dict[int, int] = {}
+    closed: int | None = None
+    marks_before = 0
+    last: int | None = None
+    for mark in matches(MARK, marked, LONGEST_MARK):
+        begin, end = mark.span()
+        place = begin - marks_before
+        marks_before += end - begin
+        kind, item = mark.groups()
+        if kind == "o":
+            closed = place
+        elif kind == "e":
+            if last == len(messages) - 1:
+                ends[len(messages)] = place
+        elif (number := numbers.get(int(item))) is not None:
+            last = number
+            ends[last] = place
+    ends.pop(0, None)
+    return MessagePlaces(ends, closed)
+
+
+def mark_template(template: nodes.Template) -> nodes.Template:
+    """Changes a parsed template in place, and returns it."""
+    opens_last = _opens_last(template)
+    template.body = _marked(template.body)
+    if opens_last:
+        template.body.insert(len(template.body) - 1, _constant(_OPENING))
+    return template
+
+
+def _opens_last(template: nodes.Template) -> bool:
+    """Whether the flag that asks for an answer's opening is good for the template's last branch
+    alone. All before that branch is then what the template writes without the flag."""
+    last = template.body[-1] if template.body else None
+    if not isinstance(last, nodes.If) or last.else_ or last.elif_:
+        return False
+    read = [name for name in template.find_all(nodes.Name) if name.name == _FLAG]
+    return len(read) == 1 and read[0] is last.test
+
+
+def _marked(body: list[nodes.Node]) -> list[nodes.Node]:
+    found: list[nodes.Node] = []
+    for node in body:
+        found.append(node)
+        if isinstance(node, nodes.If):
+            node.body, node.else_ = _marked(node.body), _marked(node.else_)
+            node.elif_ = [_marked_branch(branch) for branch in node.elif_]
+        elif isinstance(node, nodes.For) and not node.recursive:
+            node.body = _marked(node.body)
+            if isinstance(node.target, nodes.Name):
+                item = nodes.Name(node.target.name, "load")
+                mark = nodes.Filter(item, ITEM_MARK, [], [], None, None)
+                node.body.insert(0, nodes.Output([mark]))
+                found.append(_constant(_LOOP_END))
+    return found
+
+
+def _marked_branch(branch: nodes.If) -> nodes.If:
+    branch.body = _marked(branch.body)
+    return branch
+
+
+def _constant(text: str) -> nodes.Output:
+    return nodes.Output([nodes.TemplateData(text)])
+
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 # Those that the base wraps are left to it.

@@ -8,27 +8,23 @@ import numpy as np
 
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.server.anthropic.conversation import ThinkingChoice
 from tasuki.server.anthropic.message_writer import MessageHead, MessageWriter
-from tasuki.server.anthropic.thinking import ThinkingChoice
-from tasuki.server.grpc.response_stream import write_tokens
-from tasuki.server.openai.chat_reply import ChatReply
-from tasuki.server.openai.completion_reply import CompletionReply, ShownFields
+from tasuki.server.grpc.generate_messages import write_tokens
+from tasuki.server.http.reply import AnswerWriter
+from tasuki.server.openai.chat import ChatReply
+from tasuki.server.openai.completions import CompletionReply, ShownFields
 from tasuki.server.openai.reply import ChunkedReply, ReplyHead, ReplyShape
-from tasuki.server.replies.reply import AnswerWriter
-from tasuki.server.replies.scored_prompt import ScoredPrompt
-from tasuki.server.replies.token_ids import TokenIds, prompt_ids
-from tasuki.server.replies.token_logprobs import TokenNames
-from tasuki.server.responses.compaction.compaction_writer import CompactionWriter
-from tasuki.server.responses.message_logprobs import MessageLogprobs
-from tasuki.server.responses.response_head import ResponseHead
-from tasuki.server.responses.response_writer import ResponseWriter
+from tasuki.server.openai.token_details import ScoredPrompt, TokenIds, TokenNames, prompt_ids
+from tasuki.server.responses.endpoints.compaction import CompactionWriter
+from tasuki.server.responses.output_items import MessageLogprobs
+from tasuki.server.responses.response_writer import ResponseHead, ResponseWriter
+from tasuki.server.responses.stored_responses import TurnRecord
 from tasuki.server.responses.tools import ResponseTools, ToolName
-from tasuki.server.responses.turn_record import TurnRecord
-from tasuki.server.text.grammars.tool_choice import ToolChoice
+from tasuki.server.text.grammars.call_grammar import ToolChoice
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.stop_strings import StopRule, StopStrings
-from tasuki.server.text.text_answer import Ending, Piece
-from tasuki.server.text.thinking import Thinking
+from tasuki.server.text.text_answer import Ending, Piece, Thinking
 from tasuki.server.text.tokenizer import IncrementalDetokenizer
 from tasuki.server.unread_answer import AnswerPart
 from tests.harness.answer_pieces import BY_ITSELF
@@ -72,28 +68,28 @@ def answers() -> list[Entry]:
         *_parsers_with_stops(),
         *_stops(),
         _detokenizer(),
-        _written("streamed chat", "openai/chat_reply.py:ChatReply.push", lambda: _chat(True)),
-        _written("chat with ids", "openai/events.py:with_fields", _chat_with_ids),
-        _written("whole chat", "openai/chat_reply.py:ChatReply.whole", lambda: _chat(False)),
-        _written("completion", "openai/completion_reply.py:CompletionReply.push", _completion),
+        _written("streamed chat", "openai/chat.py:ChatReply.push", lambda: _chat(True)),
+        _written("chat with ids", "openai/reply.py:with_fields", _chat_with_ids),
+        _written("whole chat", "openai/chat.py:ChatReply.whole", lambda: _chat(False)),
+        _written("completion", "openai/completions.py:CompletionReply.push", _completion),
         _written(
             "completion's logprobs",
-            "openai/completion_reply.py:CompletionReply.push",
+            "openai/completions.py:CompletionReply.push",
             lambda: _completion(0),
         ),
         _whole_calls(),
         _written("message", "anthropic/message_writer.py:MessageWriter.piece", _message),
-        _written("hidden thoughts", "anthropic/thinking.py:signature_of", _hidden_message),
+        _written("hidden thoughts", "anthropic/conversation.py:signature_of", _hidden_message),
         _written("response", "responses/response_writer.py:ResponseWriter.piece", _response),
         _written(
             "response's logprobs",
-            "responses/message_logprobs.py:MessageLogprobs.of",
+            "responses/output_items.py:MessageLogprobs.of",
             _scored_response,
         ),
         _written("custom call", "responses/output_items.py:CustomCallItem.grow", _custom),
         _written(
             "compaction",
-            "responses/compaction/compaction_writer.py:CompactionWriter.piece",
+            "responses/endpoints/compaction.py:CompactionWriter.piece",
             _compaction,
         ),
         _sent_by_grpc(),
@@ -111,7 +107,7 @@ def _whole_calls() -> Answer:
         parser = AnswerParser(Thinking.NEVER, TOOLS, whole_calls=True)
         return _reader_of(parser)
 
-    return Answer("whole calls", (f"{_PARSING}/whole_calls.py:WholeCalls.push",), begin)
+    return Answer("whole calls", (f"{_PARSING}/answer_parser.py:WholeCalls.push",), begin)
 
 
 def _parser(thinking: Thinking) -> Answer:
@@ -139,8 +135,8 @@ def _parsers_with_stops() -> list[Entry]:
             return _reader_of(parser)
 
         classes = (
-            *("content_stops.py:ContentStops.take", "content_stops.py:ContentStops.finish"),
-            *("thought_calls.py:ThoughtCalls.push", "thought_calls.py:ThoughtCalls.finish"),
+            *("answer_parser.py:ContentStops.take", "answer_parser.py:ContentStops.finish"),
+            *("answer_parser.py:ThoughtCalls.push", "answer_parser.py:ThoughtCalls.finish"),
         )
         functions = tuple(f"{_PARSING}/{name}" for name in classes)
         return Answer(f"stops, thinking {thinking.value}", functions, begin, _THOUGHT)
@@ -320,14 +316,13 @@ def _sent_by_grpc() -> Entry:
         detokenizer = IncrementalDetokenizer(_Spelled(pieces))  # type: ignore[arg-type]
         return _run(write_tokens(_parts(len(pieces)), write, detokenizer))
 
-    functions = ("server/grpc/response_stream.py:write_tokens",)
+    functions = ("server/grpc/generate_messages.py:write_tokens",)
     return Whole("sent by gRPC", functions, some("one word", "emoji"), read, 1 << 20)
 
 
 def _sent_to_gateway() -> list[Entry]:
     try:
-        from tasuki.server.smg.answer import GatewayAnswer
-        from tasuki.server.smg.request_reader import GatewayRequest
+        from tasuki.server.smg.generate_messages import GatewayAnswer, GatewayRequest
     except ImportError:
         # The extra of the gateway is not installed.
         return []
@@ -346,5 +341,5 @@ def _sent_to_gateway() -> list[Entry]:
 
         return _run(all_of_them())
 
-    functions = ("server/smg/answer.py:GatewayAnswer.messages",)
+    functions = ("server/smg/generate_messages.py:GatewayAnswer.messages",)
     return [Whole("sent to a gateway", functions, some("words", "emoji"), read, 1 << 20)]

@@ -13,30 +13,33 @@ from aiohttp.test_utils import make_mocked_request
 
 from tasuki.engine.messages import RequestId
 from tasuki.server.anthropic.message_request import count_message_tokens, read_message_request
-from tasuki.server.auth.caller import NOBODY
-from tasuki.server.auth.held_bytes import HeldBytes, Hold
-from tasuki.server.auth.request_context import ANONYMOUS, RequestContext
+from tasuki.server.auth.callers import NOBODY
+from tasuki.server.auth.limits import HeldBytes, Hold
+from tasuki.server.auth.tenants import ANONYMOUS, RequestContext
 from tasuki.server.errors import ServerError
 from tasuki.server.http.errors import HttpRefusal
-from tasuki.server.http.request_ids import rename_request
+from tasuki.server.http.headers import rename_request
 from tasuki.server.openai.chat import read_chat
 from tasuki.server.openai.completions import read_completion, read_prompt
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.openai.request_fields import RequestFields, read_fields
-from tasuki.server.responses.carried.compaction_item import compaction_item
-from tasuki.server.responses.compaction.compact_request import read_compact_request
-from tasuki.server.responses.conversations.conversation import Conversation
-from tasuki.server.responses.conversations.conversation_items import checked_items
+from tasuki.server.openai.routes import detokenized, tokenized
+from tasuki.server.responses.asked_turn import PromptSettings
+from tasuki.server.responses.conversations import Conversation, checked_items
+from tasuki.server.responses.endpoints.compaction import read_compact_request
+from tasuki.server.responses.endpoints.response_socket import read_create
+from tasuki.server.responses.endpoints.socket_turns import SocketTurns
+from tasuki.server.responses.input_items import compaction_item
 from tasuki.server.responses.response_request import count_response_tokens, read_response_request
-from tasuki.server.responses.stored_items import StoredItems
-from tasuki.server.responses.stored_responses import ResponseStore, StoredResponse
-from tasuki.server.responses.turn_prompt import PromptSettings
-from tasuki.server.responses.turn_record import TurnRecord
-from tasuki.server.responses.websocket.create_message import read_create
-from tasuki.server.responses.websocket.socket_turns import SocketTurns
-from tasuki.server.text.answer_parts import Content
+from tasuki.server.responses.stored_responses import (
+    ResponseStore,
+    StoredItems,
+    StoredResponse,
+    TurnRecord,
+)
 from tasuki.server.text.chat_message import ChatMessage
-from tasuki.server.text.chat_template import ChatTemplate
+from tasuki.server.text.rendering.chat_template import ChatTemplate
+from tasuki.server.text.text_answer import Content
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer
 from tests.harness.grpc_fixtures import write_tokenizer
@@ -155,6 +158,21 @@ def bodies(served: Served) -> list[Entry]:
             counted,
         ),
         Whole(
+            "tokenized",
+            ("server/openai/routes.py:tokenized",),
+            {
+                **_filled(some("one word", "emoji"), _named_tokens),
+                **_filled(some("words"), _content),
+            },
+            _reader(tokenized, served.in_tags),
+        ),
+        Whole(
+            "detokenized",
+            ("server/openai/routes.py:detokenized",),
+            {"ids": lambda size: _encoded({"tokens": [7] * (size // 3)})},
+            _reader(lambda model, _, fields: detokenized(model.codec, fields), served.in_tags),
+        ),
+        Whole(
             "one prompt",
             ("server/openai/completions.py:read_prompt",),
             _filled(some("one word", "emoji"), lambda text: {"prompt": text}),
@@ -174,19 +192,19 @@ def bodies(served: Served) -> list[Entry]:
         ),
         Whole(
             "response, compacted",
-            ("server/responses/compaction/compact_request.py:read_compact_request",),
+            ("server/responses/endpoints/compaction.py:read_compact_request",),
             {**_filled(some("one word", "emoji"), _function_call), **_items()},
             _reader(compacted, served.in_tags),
         ),
         Whole(
             "message on a socket",
-            ("server/responses/websocket/create_message.py:read_create",),
+            ("server/responses/endpoints/response_socket.py:read_create",),
             _messages_on_sockets(),
             _reader(of_message, served.in_tags),
         ),
         Whole(
             "items of a conversation",
-            ("server/responses/conversations/conversation_items.py:checked_items",),
+            ("server/responses/conversations.py:checked_items",),
             _items(),
             _reader(of_items, served.in_tags),
         ),
@@ -251,6 +269,10 @@ def _growing(bodies: Mapping[str, Callable[[int], Body]]) -> Mapping[str, Input]
 
 def _content(text: str) -> Body:
     return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text}]}
+
+
+def _named_tokens(text: str) -> Body:
+    return {"prompt": text, "return_token_strs": True}
 
 
 def _continued(text: str) -> Body:

@@ -8,29 +8,26 @@ from typing import Any
 import numpy as np
 
 from tasuki.engine import messages as m
-from tasuki.engine.apart.codec import FrameReader, frame_of
+from tasuki.engine.apart.frames import FrameReader, frame_of
 from tasuki.model.grammar.compiled_grammar import with_options
 from tasuki.model.grammar.grammar import GrammarError
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.errors import ServerError
-from tasuki.server.grpc import request_reader
+from tasuki.server.grpc import generate_messages
 from tasuki.server.grpc.cache_messages import tree_question
-from tasuki.server.grpc.request_reader import read_choices, read_prompt, read_sampling
-from tasuki.server.grpc.session_input import read_session_input
-from tasuki.server.replies.named_events import named_event
-from tasuki.server.responses.background.event_log import EventLog
-from tasuki.server.responses.background.handlers import is_of_background
-from tasuki.server.responses.conversations.conversation_items import output_items
+from tasuki.server.grpc.generate_messages import read_choices, read_prompt, read_sampling
+from tasuki.server.grpc.session_service import read_session_input
+from tasuki.server.http.reply import named_event
+from tasuki.server.responses.conversations import output_items
+from tasuki.server.responses.endpoints.background import EventLog, is_of_background
 from tasuki.server.responses.listed_items import AskedPage, listed_items
 from tasuki.server.responses.stored_responses import StoredResponse, StoredTurn
-from tasuki.server.sessions.session_store import Tail
-from tasuki.server.text.bad_words import read_bad_words
-from tasuki.server.text.call_arguments import read_arguments
+from tasuki.server.sessions import Tail
 from tasuki.server.text.chat_message import ChatMessage, ToolCall
-from tasuki.server.text.grammars.call_grammar import CallGrammar
-from tasuki.server.text.grammars.offered_tool import OfferedTool
-from tasuki.server.text.json_bounds import holds_too_many_values, nested_too_deeply
+from tasuki.server.text.grammars.call_grammar import CallGrammar, OfferedTool
+from tasuki.server.text.json_reading import holds_too_many_values, nested_too_deeply, read_arguments
 from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.text.token_options import read_bad_words
 
 from .bodies import Served
 from .entries import Entry, Input, Whole, some
@@ -49,19 +46,19 @@ def readers(served: Served) -> list[Entry]:
     return [
         Whole(
             "arguments of a call",
-            ("server/text/call_arguments.py:read_arguments",),
+            ("server/text/json_reading.py:read_arguments",),
             _JSON,
             read_arguments,
         ),
         Whole(
             "values of a body",
-            ("server/text/json_bounds.py:holds_too_many_values",),
+            ("server/text/json_reading.py:holds_too_many_values",),
             {**_of_bytes(_JSON), "strings behind commas": _strings_behind_commas},
             holds_too_many_values,
         ),
         Whole(
             "depth of a body",
-            ("server/text/json_bounds.py:nested_too_deeply",),
+            ("server/text/json_reading.py:nested_too_deeply",),
             {"wide": lambda size: [[[]]] * (size // 8), "ids": lambda size: [[7] * size]},
             nested_too_deeply,
         ),
@@ -233,7 +230,7 @@ def _in_background() -> list[Entry]:
     return [
         Whole(
             "events kept",
-            ("server/responses/background/event_log.py:EventLog.add",),
+            ("server/responses/endpoints/background.py:EventLog.add",),
             {
                 "many": lambda size: events(size).encode(),
                 "one": lambda size: named_event({"type": "a", "text": "a" * size}),
@@ -242,13 +239,13 @@ def _in_background() -> list[Entry]:
         ),
         Whole(
             "a response's items for its conversation",
-            ("server/responses/conversations/conversation_items.py:output_items",),
+            ("server/responses/conversations.py:output_items",),
             {"many": outputs},
             lambda body: [*output_items(body)],
         ),
         Whole(
             "a stored response's kind",
-            ("server/responses/background/handlers.py:is_of_background",),
+            ("server/responses/endpoints/background.py:is_of_background",),
             {"text": stored},
             is_of_background,
         ),
@@ -315,8 +312,8 @@ def _grpc(codec: TextCodec) -> list[Entry]:
         Whole(
             "gRPC prompt",
             (
-                "server/grpc/request_reader.py:read_prompt",
-                "server/grpc/request_reader.py:read_choices",
+                "server/grpc/generate_messages.py:read_prompt",
+                "server/grpc/generate_messages.py:read_choices",
             ),
             {
                 **{name: text(make) for name, make in texts.items()},
@@ -332,7 +329,7 @@ def _grpc(codec: TextCodec) -> list[Entry]:
         ),
         Whole(
             "gRPC session",
-            ("server/grpc/session_input.py:read_session_input",),
+            ("server/grpc/session_service.py:read_session_input",),
             {
                 "messages": lambda size: pb.SessionAppendRequest(messages=messages(size)),
                 "answer": lambda size: pb.SessionAppendRequest(
@@ -344,7 +341,7 @@ def _grpc(codec: TextCodec) -> list[Entry]:
         ),
         Whole(
             "gRPC sampling",
-            ("server/grpc/request_reader.py:read_sampling",),
+            ("server/grpc/generate_messages.py:read_sampling",),
             {
                 "biases": sampling(
                     logit_bias=lambda size: {number: 1.0 for number in range(size // 8)}
@@ -358,13 +355,13 @@ def _grpc(codec: TextCodec) -> list[Entry]:
         ),
         Whole(
             "gRPC grammars",
-            ("server/grpc/request_reader.py:_asked_grammar",),
+            ("server/grpc/generate_messages.py:_asked_grammar",),
             {
                 "schema": lambda size: pb.Sampling(json_schema='{"a":' * (size // 5)),
                 "regex": lambda size: pb.Sampling(regex="a" * size),
                 "choices": lambda size: pb.Sampling(choices=pb.Choices(texts=["a"] * (size // 3))),
             },
-            _refusable(request_reader._asked_grammar),
+            _refusable(generate_messages._asked_grammar),
         ),
         Whole(
             "gRPC tree",
@@ -377,7 +374,7 @@ def _grpc(codec: TextCodec) -> list[Entry]:
         ),
         Whole(
             "bad words",
-            ("server/text/bad_words.py:read_bad_words",),
+            ("server/text/token_options.py:read_bad_words",),
             {name: _as_words(make) for name, make in TEXTS.items() if name in _HARD},
             _refusable(lambda words: read_bad_words("bad_words", words, codec)),
         ),
@@ -392,7 +389,7 @@ def _gateway(codec: TextCodec) -> list[Entry]:
     try:
         from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as smg
 
-        from tasuki.server.smg.request_reader import read_gateway_request
+        from tasuki.server.smg.generate_messages import read_gateway_request
     except ImportError:
         # The extra of the gateway is not installed.
         return []
@@ -412,7 +409,7 @@ def _gateway(codec: TextCodec) -> list[Entry]:
     return [
         Whole(
             "gateway's request",
-            ("server/smg/request_reader.py:read_gateway_request",),
+            ("server/smg/generate_messages.py:read_gateway_request",),
             {
                 "ids": lambda size: request(size // 2),
                 "biases": lambda size: request(
@@ -449,8 +446,8 @@ def _links() -> list[Entry]:
         return [m.Abort(m.RequestId("a" * 16)) for _ in range(size // 16)]
 
     shapes = {"one frame": frames, "short frames": short_frames}
-    taken = ("engine/apart/codec.py:FrameReader.take",)
-    made = ("engine/apart/codec.py:frame_of", "engine/apart/codec.py:framed")
+    taken = ("engine/apart/frames.py:FrameReader.take",)
+    made = ("engine/apart/frames.py:frame_of", "engine/apart/frames.py:framed")
     return [
         Whole("frames of a link", taken, shapes, read, 8 << 20),
         Whole("frames for a link", made, {"tokens": tokens, "aborts": aborts}, frame_of, 8 << 20),

@@ -1,12 +1,28 @@
-"""A NIXL agent over UCX, made the way that every process here makes one.
+"""NIXL's agent: its environment, the libraries behind it, the bound of its retries. Imports no
+torch.
 
+`new_agent()`: A NIXL agent over UCX, made the way that every process here makes one.
 Knows what UCX reads from the environment. Imports no torch: metadata are tried in a process that
 has none. Invariant: what the user has set stays.
+
+`nixl_libraries()`: Which NIXL and which UCX this process has loaded.
+Two versions of UCX may read one address differently, and abort where they do: so both versions are
+in the contract. Pure reading. REQUIRES: a NIXL agent was made in this process, which loads UCX.
+
+`retry_bound()`: How long an RDMA NIC may go on repeating a write that nobody answers.
+Pure. From UCX's settings to the bound that InfiniBand's specification gives: a reliable connection
+waits 4.096 us * 2^t for an answer, in fact up to four times that, and tries retry_count times more.
+Not measured: no NIC has run this yet.
 """
 
+import ctypes
 import importlib
 import importlib.util
 import os
+import re
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from tasuki.transfer.errors import TransportError
@@ -63,3 +79,59 @@ def new_agent(name: str) -> Any:
         raise TransportError(
             f"NIXL could not start ({error}); UCX_TLS is {os.environ['UCX_TLS']}"
         ) from error
+
+
+_LIBUCP = re.compile(r"\S*/libucp[-.][^/\s]*$", re.MULTILINE)
+
+
+def nixl_libraries(package: str) -> Mapping[str, str]:
+    """By the contract's names of them. package: NIXL's, as it is imported. Raises
+    TransportError."""
+    return {"nixl": _nixl(package), "ucx": _ucx()}
+
+
+def _nixl(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError as error:
+        raise TransportError(
+            f"{package} has no version: install it as a wheel, by pip install"
+        ) from error
+
+
+def _ucx() -> str:
+    """Of the library that is mapped, which need not be the one that came with NIXL."""
+    mapped = _LIBUCP.search(Path("/proc/self/maps").read_text())
+    if mapped is None:
+        raise TransportError("NIXL has loaded no UCX (libucp): reinstall the NIXL wheel")
+    numbers = [ctypes.c_uint() for _ in range(3)]
+    ctypes.CDLL(mapped[0]).ucp_get_version(*map(ctypes.byref, numbers))
+    return ".".join(str(number.value) for number in numbers)
+
+
+_TICK = 4.096e-6
+_SPREAD = 4.0
+_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "m": 60.0}
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]*)?)(ns|us|ms|s|m|)")
+
+
+def retry_bound(timeout: str, retry_count: str) -> float:
+    """Seconds after which a write that was posted has landed, failed or been given up. timeout,
+    retry_count: as UCX_RC_TIMEOUT and UCX_RC_RETRY_COUNT hold them. Raises TransportError on what
+    UCX would not take."""
+    time = _TIME.fullmatch(timeout)
+    if time is None or not retry_count.isdecimal():
+        raise TransportError(
+            f"UCX_RC_TIMEOUT {timeout!r}, UCX_RC_RETRY_COUNT {retry_count!r}: give a time as 20ms "
+            "and a number"
+        )
+    seconds = float(time[1]) * _UNITS[time[2]]
+    return (int(retry_count) + 1) * _SPREAD * _rounded_up(seconds)
+
+
+def _rounded_up(seconds: float) -> float:
+    """The next time that a NIC can be set to: the smallest is two ticks."""
+    waits = 2 * _TICK
+    while waits <= seconds:
+        waits *= 2
+    return waits

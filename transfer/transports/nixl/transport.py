@@ -22,15 +22,18 @@ import torch
 
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.transports.base import Endpoint, Region, Transfer, TransferState, Transport
-from tasuki.transfer.windows.descriptors import Pieces, check_bounds
-from tasuki.transfer.windows.units import Strip, TransferUnits
+from tasuki.transfer.windows.descriptors import Pieces, Strip, TransferUnits, check_bounds
 
-from .address import NixlAddress
-from .agent import ENVIRONMENT, configure_environment, installed_package, new_agent
+from .agent import (
+    ENVIRONMENT,
+    configure_environment,
+    installed_package,
+    new_agent,
+    nixl_libraries,
+    retry_bound,
+)
 from .inbound_sockets import InboundSockets, listening_ports
-from .libraries import nixl_libraries
-from .metadata_probe import MetadataProbe
-from .retry_bound import retry_bound
+from .peer_metadata import MetadataProbe, NixlAddress
 
 __all__ = [
     "ENVIRONMENT",

@@ -1,12 +1,21 @@
-"""One GPU's memory across processes: CUDA's own IPC handles, through the driver.
+"""GPU memory across processes by CUDA IPC, and the gate that stops writers.
 
+`CudaIpc`: One GPU's memory across processes: CUDA's own IPC handles, through the driver.
 Not torch's handles: those free, cache and reference-count, and an importer's death must cost the
 exporter nothing. Owns the device's primary context, a stream for single words, and what it
 allocated. Thread rule: any thread; word transfers block for microseconds and wait for no other
 stream. Invariant: memory that a peer exported is written by no kernel here once it is closed.
+
+`PeerGate`: The gate before an arena that others map: a word in GPU memory which says who may still
+write.
+CUDA cannot take a mapping back from a process that lives, so writers ask: their kernels read the
+word first, and write only where it is still what they were given when they connected. Owns the
+word. Thread rule: any thread. Invariants: a permission that was shut is never valid again; what a
+kernel reads is the word as it is then, not as it was launched.
 """
 
 import ctypes
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -185,3 +194,29 @@ class CudaIpc:
             self._driver.cuGetErrorName(code, ctypes.byref(text))
             name = text.value.decode() if text.value else str(code)
             raise TransportError(f"{function}: {name}")
+
+
+# An allocation of its own: the driver shares blocks of this size between smaller ones.
+_ALLOCATION_BYTES = 2 << 20
+# As an argument of a kernel it must never fit 32 bits, or the kernel would be compiled anew.
+NOBODY = 1 << 40
+"""A permission that no gate ever gives."""
+
+
+class PeerGate:
+    def __init__(self, ipc: CudaIpc) -> None:
+        self._ipc = ipc
+        self.address = ipc.allocate(_ALLOCATION_BYTES)
+        self.shut()
+
+    @property
+    def export(self) -> Export:
+        return self._ipc.export(self.address)
+
+    def shut(self) -> None:
+        """Kernels that begin from now on with a permission of before write nothing."""
+        self._ipc.write_word(self.address, NOBODY + 1 + secrets.randbits(60))
+
+    def close(self) -> None:
+        """REQUIRES: once. Peers that map it keep it."""
+        self._ipc.free(self.address)

@@ -1,18 +1,45 @@
-"""What a node sends its peers so that they can write into its GPU's memory from their own process.
+"""Addresses between processes of one host: of their GPU memory and of their notifications.
 
+`MailboxAddress`: Notifications between processes of one host: datagrams on a Unix socket, whose two
+ends are compiled (cpp_cache/dataplane/mailbox.h).
+Thread rule and invariants: as there.
+
+`PeerAddress`: What a node sends its peers so that they can write into its GPU's memory from their
+own process.
 Whoever has it may write anywhere in the allocation: it travels over the control connection only.
 Pure.
 """
 
 import json
+import secrets
 from dataclasses import dataclass
 
+from tasuki.pycache._cpp_cache import Mailbox
 from tasuki.transfer.errors import TransportError
+from tasuki.transfer.node_identity import ProcessIdentity
 from tasuki.transfer.peer_values import is_name
-from tasuki.transfer.process_identity import ProcessIdentity
 
 from .cuda_ipc import HANDLE_BYTES, Export
-from .mailbox import SECRET_BYTES, MailboxAddress
+
+SECRET_BYTES = 16
+
+
+@dataclass(frozen=True)
+class MailboxAddress:
+    """Where to write, and the secret that must stand before each notification."""
+
+    name: str
+    secret: bytes
+
+    @staticmethod
+    def new() -> "MailboxAddress":
+        name = f"tasuki-{secrets.token_hex(SECRET_BYTES)}"
+        return MailboxAddress(name, secrets.token_bytes(SECRET_BYTES))
+
+    def open(self) -> Mailbox:
+        """The reading end."""
+        return Mailbox(self.name, self.secret)
+
 
 _LONGEST = 16384
 _MOST_RANKS = 64
@@ -30,7 +57,7 @@ class PeerArena:
 @dataclass(frozen=True)
 class PeerAddress:
     """arenas: the memory to write to, of each of the node's ranks `size` bytes, `stride` apart in
-    its region; gate: see write_gate.py."""
+    its region; gate: as `PeerGate` (cuda_ipc.py)."""
 
     process: ProcessIdentity
     arenas: tuple[PeerArena, ...]

@@ -34,7 +34,7 @@ from tasuki.pycache._cpp_cache import (
     piece_table_words,
 )
 from tasuki.transfer.errors import OutOfBounds, TransportError
-from tasuki.transfer.process_identity import ProcessIdentity
+from tasuki.transfer.node_identity import ProcessIdentity
 from tasuki.transfer.transports.base import (
     Endpoint,
     HeldTransfer,
@@ -47,16 +47,12 @@ from tasuki.transfer.transports.base import (
     Transport,
     Write,
 )
-from tasuki.transfer.windows.descriptors import Pieces, check_bounds
-from tasuki.transfer.windows.spread import Spread
-from tasuki.transfer.windows.units import TransferUnits
-from tasuki.utils.triton.kernel_handle import kernel_handle
+from tasuki.transfer.windows.descriptors import Pieces, Spread, TransferUnits, check_bounds
+from tasuki.utils.triton.kernel_spec import kernel_handle
 
-from .cuda_ipc import WORD_BYTES, CudaIpc, Export
-from .mailbox import MailboxAddress
-from .peer_address import PeerAddress, PeerArena
+from .cuda_ipc import NOBODY, WORD_BYTES, CudaIpc, Export, PeerGate
+from .peer_address import MailboxAddress, PeerAddress, PeerArena
 from .store_kernel import ALIGNMENT, CHUNK_BYTES, Grid, Target, launch_store
-from .write_gate import NOBODY, PeerGate
 
 # More than one program an SM, beside a forward too: a few of them for longer slow it as much
 # (docs/hand-over.md).

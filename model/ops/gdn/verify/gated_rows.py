@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tasuki.model.config import ModelConfig
-from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
+from tasuki.utils.triton.instructions import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from ..math import silu

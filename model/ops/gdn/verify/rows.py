@@ -21,9 +21,8 @@ from torch import Tensor
 
 from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import GdnWeights
-from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
+from tasuki.utils.triton.instructions import dependent, prefetch, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
-from tasuki.utils.triton.prefetch import prefetch
 
 from .fold import FOLD_WARPS
 from .gated_rows import gated_rows

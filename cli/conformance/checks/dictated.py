@@ -1,0 +1,319 @@
+"""Checks of a server whose answers are given: it says what the last message asks it to say.
+
+Such a server finds the last `say: ` of its prompt, reads the JSON string behind it, answers that
+text and ends its turn (scripts/conformance/node.py is one). So an answer can be any that a model
+might write: calls with damaged tags, calls that are cut off anywhere.
+
+What an endpoint makes of dictated answers: the same in each API, whole and streamed.
+
+Tool calls as models write them, whole and damaged, and what they are (docs/chats.md).
+"""
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from tasuki.cli.conformance.api import Answer, End, Question, Tool
+from tasuki.cli.conformance.check import Caller, Check
+from tasuki.cli.conformance.outcome import Unserved, must, must_equal
+
+from .answers import must_be_alike
+
+SAY = "say: "
+"""Stands in a prompt before the JSON string that is to be the answer."""
+BOUND = 2000
+
+WRITE_FILE = Tool(
+    "write_file",
+    {
+        "type": "object",
+        "properties": {
+            "path": {"type": "string"},
+            "content": {"type": "string"},
+            "mode": {"type": "integer"},
+        },
+        "required": ["path", "content"],
+    },
+)
+LIST = Tool("list", {"type": "object"})
+PATH = "<parameter=path>\na.txt\n</parameter>\n"
+CONTENT = "<parameter=content>\nhi\n</parameter>\n"
+OPEN_CONTENT = "<parameter=content>\nhi"
+WHOLE: Mapping[str, Any] = {"path": "a.txt", "content": "hi"}
+_OPEN_PATH = "<parameter=path>\na.txt\n"
+
+
+def begun(body: str, name: str = "write_file") -> str:
+    """A call without its end."""
+    return f"<tool_call>\n<function={name}>\n{body}"
+
+
+def block(body: str, name: str = "write_file") -> str:
+    return f"{begun(body, name)}</function>\n</tool_call>"
+
+
+def in_json(arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "write_file", "arguments": {arguments}}}\n</tool_call>'
+
+
+def saying(
+    text: str,
+    bound: int = BOUND,
+    stop: Sequence[str] = (),
+    fields: Mapping[str, Any] = MappingProxyType({}),
+) -> Question:
+    """Asks for that text. fields: more of the request. Each prompt differs from all others before
+    its text: no cache knows it."""
+    return Question(
+        f"{secrets.token_hex(4)} {SAY}{json.dumps(text)}",
+        bound=bound,
+        tools=(WRITE_FILE, LIST),
+        stop=tuple(stop),
+        fields=tuple(fields.items()),
+    )
+
+
+@dataclass(frozen=True)
+class Damage:
+    """texts: of answers that all are these calls of write_file, and nothing else."""
+
+    name: str
+    texts: tuple[str, ...]
+    calls: tuple[Mapping[str, Any], ...] = (WHOLE,)
+
+
+_GOOD = block(PATH + CONTENT)
+_TAGS = ("</parameter/>", "</parameter1>", "</parameter", "</param>", "</Parameter>")
+DAMAGES = (
+    Damage("a whole call between tags", (_GOOD,)),
+    Damage("a whole call in JSON", (in_json(json.dumps(WHOLE)),)),
+    Damage("two whole calls", (f"{_GOOD}\n{_GOOD}",), (WHOLE, WHOLE)),
+    Damage(
+        "damaged closing tags",
+        (
+            *(block(f"{_OPEN_PATH}{tag}\n<parameter=content>\nhi\n{tag}\n") for tag in _TAGS),
+            _GOOD.replace("</function>", "</Function>"),
+            _GOOD.replace("</function>", "</function"),
+            _GOOD.replace("</tool_call>", "</tool_call/>"),
+        ),
+    ),
+    Damage(
+        "values without their closing tags",
+        (
+            block(_OPEN_PATH + CONTENT),
+            block(PATH + "<parameter=content>\nhi\n"),
+            block(_OPEN_PATH + "<parameter=content>\nhi\n"),
+            _GOOD.replace("</parameter>\n", "").replace("</function>\n", ""),
+        ),
+    ),
+    Damage(
+        "closing tags twice",
+        (
+            _GOOD.replace("</parameter>", "</parameter>\n</parameter>"),
+            _GOOD.replace("</function>", "</function>\n</function>"),
+            _GOOD + "\n</tool_call>",
+        ),
+    ),
+    Damage(
+        "opening tags twice",
+        (
+            "<tool_call>\n" + _GOOD,
+            block("<parameter=path>\n" + PATH + CONTENT),
+            block("<function=write_file>\n" + PATH + CONTENT),
+            block(PATH + CONTENT + PATH.replace("a.txt", "other")),
+        ),
+    ),
+    Damage(
+        "quoted names",
+        (
+            block(PATH + CONTENT, '"write_file"'),
+            block(PATH.replace("=path", '="path"') + CONTENT.replace("=content", "='content'")),
+        ),
+    ),
+    Damage(
+        "no opening tag of the call",
+        (
+            _GOOD.removeprefix("<tool_call>\n"),
+            _GOOD.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>"),
+        ),
+    ),
+    Damage(
+        "two calls in one block",
+        tuple(
+            begun(PATH + OPEN_CONTENT) + "\n" + between + _GOOD.removeprefix("<tool_call>\n")
+            for between in (
+                "</function>\n",
+                "</parameter>\n</function>\n",
+                "</parameter>\n</function>\n<tool_call>\n",
+                "</function>\n</tool_call>\n",
+            )
+        ),
+        (WHOLE, WHOLE),
+    ),
+    Damage(
+        "JSON that has to be repaired",
+        (
+            in_json('{"path": "a.txt", "content": "hi",}'),
+            in_json('{"path": "a.txt", "content": "hi"'),
+        ),
+    ),
+)
+HELD_TAGS = (
+    "a </parameter> b",
+    "x\n</parameter>\n</div>",
+    "<tool_call>\n<function=f>\nso",
+    "x\n<parameter=other>\ny",
+    "</tool_call>",
+)
+"""Values of a call that hold tags, and stay as they are."""
+
+
+_THOUGHT = {"chat_template_kwargs": {"enable_thinking": True}}
+_THOUGHTLESS = {"chat_template_kwargs": {"enable_thinking": False}}
+_NO_THOUGHT: Mapping[str, Mapping[str, Any]] = {
+    "chats": _THOUGHTLESS,
+    "responses": _THOUGHTLESS,
+    # Has none unless it is asked for.
+    "messages": {},
+}
+FINISHED = {"chats": "tool_calls", "messages": "tool_use", "responses": "completed"}
+UNFINISHED = {"chats": "stop", "messages": "end_turn", "responses": "completed"}
+_TORN = "\ufffd"
+_CUT_ARGUMENTS = {"mode": 12, "path": "a.txt", "content": 'h"i\n</b> ü'}
+
+
+async def _said(caller: Caller, text: str, bound: int = BOUND, stop: Sequence[str] = ()) -> Answer:
+    """The whole answer without a thought, once its stream was the same."""
+    without_thought = _NO_THOUGHT[caller.api.name]
+    whole = await caller.whole(saying(text, bound, stop, without_thought))
+    must_be_alike(whole, await caller.streamed(saying(text, bound, stop, without_thought)))
+    return whole
+
+
+async def _thought_and_said(caller: Caller, text: str) -> Answer:
+    """As _said, of an answer with a thought first. Raises Unserved without one."""
+    whole = await caller.whole(saying(text, fields=_THOUGHT))
+    must_be_alike(whole, await caller.streamed(saying(text, fields=_THOUGHT)))
+    if not whole.thought:
+        raise Unserved("the template opens no thought")
+    return whole
+
+
+def _must_be_calls(answer: Answer, expected: Sequence[Mapping[str, Any]], text: str) -> None:
+    must_equal(f"arguments in {text!r}", [*expected], [call.value for call in answer.calls])
+    names = {call.name for call in answer.calls}
+    must_equal(f"names in {text!r}", {WRITE_FILE.name}, names)
+
+
+def damaged(damage: Damage) -> Check:
+    async def run(caller: Caller) -> None:
+        for text in damage.texts:
+            answer = await _said(caller, text)
+            _must_be_calls(answer, damage.calls, text)
+            must_equal(f"text beside {text!r}", "", answer.text)
+            must_equal(f"reason of {text!r}", FINISHED[caller.api.name], answer.reason)
+
+    return Check(damage.name, run)
+
+
+async def held_tags(caller: Caller) -> None:
+    for value in HELD_TAGS:
+        text = block(PATH + f"<parameter=content>\n{value}\n</parameter>\n")
+        answer = await _said(caller, text)
+        _must_be_calls(answer, [{"path": "a.txt", "content": value}], text)
+
+
+async def text_before(caller: Caller) -> None:
+    text = "I write it.\n\n" + block(PATH + CONTENT)
+    answer = await _said(caller, text)
+    must_equal("text before the call", "I write it.", answer.text.strip())
+    _must_be_calls(answer, [WHOLE], text)
+
+
+async def left_open(caller: Caller) -> None:
+    text = begun(PATH + OPEN_CONTENT)
+    answer = await _said(caller, text)
+    _must_be_calls(answer, [WHOLE], text)
+    must_equal("reason", FINISHED[caller.api.name], answer.reason)
+
+
+async def without_required(caller: Caller) -> None:
+    text = block(PATH)
+    answer = await _said(caller, text)
+    _must_be_calls(answer, [{"path": "a.txt"}], text)
+    must_equal("reason", UNFINISHED[caller.api.name], answer.reason)
+
+
+async def name_torn(caller: Caller) -> None:
+    text = "<tool_call>\n<function=write"
+    answer = await _said(caller, text)
+    must_equal("calls", [], [call.name for call in answer.calls])
+    must_equal("text", text, answer.text.strip())
+
+
+async def stop_in_a_call(caller: Caller) -> None:
+    """A stop string counts in the content alone."""
+    if caller.api.name == "responses":
+        raise Unserved("the API has no stop strings")
+    text = block(PATH + "<parameter=content>\nhi every one\n</parameter>\n")
+    answer = await _said(caller, text, stop=("every",))
+    _must_be_calls(answer, [{"path": "a.txt", "content": "hi every one"}], text)
+    must_equal("reason", FINISHED[caller.api.name], answer.reason)
+
+
+async def cut_between_tags(caller: Caller) -> None:
+    body = "".join(
+        f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in _CUT_ARGUMENTS.items()
+    )
+    await _must_be_closed_everywhere(caller, block(body))
+
+
+async def cut_in_json(caller: Caller) -> None:
+    arguments = json.dumps(_CUT_ARGUMENTS, ensure_ascii=False)
+    await _must_be_closed_everywhere(caller, in_json(arguments))
+
+
+async def _must_be_closed_everywhere(caller: Caller, text: str) -> None:
+    """At each bound below the answer's tokens: the reason is the length, arguments are an object,
+    a string is the begin of its own, any other value is whole."""
+    whole = await _said(caller, text)
+    _must_be_calls(whole, [_CUT_ARGUMENTS], text)
+    for bound in range(1, whole.tokens):
+        cut = await _said(caller, text, bound)
+        if bound + 1 < whole.tokens:
+            must_equal(f"end at {bound} tokens", End.LENGTH.value, cut.end.value)
+        for call in cut.calls:
+            for key, value in call.value.items():
+                known = _CUT_ARGUMENTS.get(key)
+                good = value == known or _begins(value, known)
+                must(good, f"{key} at {bound} tokens", f"the begin of {known!r}", value)
+            if caller.api.name == "responses" and call.value != _CUT_ARGUMENTS:
+                must_equal(f"the item's status at {bound} tokens", "incomplete", call.status)
+
+
+def _begins(value: Any, whole: Any) -> bool:
+    """Whether a text is the begin of another; its last character may be half of one."""
+    if not isinstance(value, str) or not isinstance(whole, str):
+        return False
+    return whole.startswith(value.removesuffix(_TORN))
+
+
+async def call_in_a_thought(caller: Caller) -> None:
+    """A call in a thought without an end is a call."""
+    text = "I will write it.\n" + block(PATH + CONTENT)
+    answer = await _thought_and_said(caller, text)
+    must_equal("thought", "I will write it.", answer.thought.strip())
+    _must_be_calls(answer, [WHOLE], text)
+    must_equal("reason", FINISHED[caller.api.name], answer.reason)
+
+
+async def closed_thought(caller: Caller) -> None:
+    """A thought, a text and a call, each in its place."""
+    text = "So it is.\n</think>\n\nI write.\n\n" + block(PATH + CONTENT)
+    answer = await _thought_and_said(caller, text)
+    must_equal("thought", "So it is.", answer.thought)
+    must_equal("text", "I write.", answer.text.strip())
+    _must_be_calls(answer, [WHOLE], text)

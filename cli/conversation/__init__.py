@@ -1,1 +1,0 @@
-"""A conversation in a terminal."""

@@ -1,1 +1,0 @@
-"""`tasuki demo`: two daemons, a scripted agent and its hits."""

@@ -1,0 +1,180 @@
+"""The settings of `tasuki dashboard`."""
+
+import ssl
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from tasuki.dashboard.fleet.callers import Targets
+from tasuki.server.auth.callers import Access
+from tasuki.server.bind import join_address
+from tasuki.server.discovery.etcd_access import HTTP_PREFIX, EtcdAccess
+from tasuki.server.discovery.membership import FileMembership, FixedMembership, Membership
+from tasuki.utils.options import Headings, option
+from tasuki.utils.tls import ServerTls
+
+from .poll_settings import AddressError, Credentials, PollLimits, check_address
+
+
+class FleetConfigError(ValueError):
+    """A file that a setting names cannot be used; the message names it and the mend."""
+
+
+@dataclass(frozen=True)
+class FleetConfig:
+    HEADINGS: ClassVar[Headings] = {
+        "Nodes": (
+            "nodes",
+            "nodes_file",
+            "etcd",
+            "etcd_prefix",
+            "etcd_ca",
+            "etcd_login",
+            "api_key_file",
+            "ca",
+        ),
+        "Asking": ("every_seconds", "answer_timeout", "answer_mib", "at_a_time"),
+        "Targets": ("ttft_target_ms", "itl_target_ms"),
+        "The page": (
+            *("host", "port", "page_key_file", "allowed_hosts", "tls_cert", "tls_key", "insecure"),
+        ),
+    }
+
+    nodes: str = option("", "nodes' HTTP servers, HOST:PORT separated by commas")
+    nodes_file: str = option(
+        "", "file with a node's HTTP HOST:PORT a line; nodes come and go as it changes"
+    )
+    etcd: str = option(
+        "",
+        "etcd's URL, as http://127.0.0.1:2379: nodes with --http-etcd register there",
+        unit="URL",
+    )
+    etcd_prefix: str = option(HTTP_PREFIX, "what the keys of nodes' HTTP servers begin with")
+    etcd_ca: str = option(
+        "", "PEM file: etcd must show a certificate signed by these; none: by the system's"
+    )
+    etcd_login: str = option(
+        "", "file with USER:PASSWORD for etcd; none: it asks for no user", unit="FILE"
+    )
+    api_key_file: str = option(
+        "", "file with the key that every node is shown; the scope metrics is enough"
+    )
+    ca: str = option("", "PEM file of a CA: ask nodes by HTTPS and check them against it")
+    every_seconds: float = option(5.0, "from a node's answer to the next question")
+    answer_timeout: float = option(3.0, "how long a node may take to answer")
+    answer_mib: int = option(4, "the longest answer of a node that is read")
+    at_a_time: int = option(64, "nodes asked at a time")
+    ttft_target_ms: float = option(2000.0, "what callers are promised to the first token")
+    itl_target_ms: float = option(100.0, "what callers are promised for each token after it")
+    host: str = option("127.0.0.1", "HOST of the page", unit="HOST")
+    port: int = option(8090, "port of the page; 0 picks one", unit="PORT")
+    page_key_file: str = option("", "file with the key that readers of the page must give")
+    allowed_hosts: str = option(
+        "", "names, comma-separated, that the page may be called by besides loopback's and its own"
+    )
+    tls_cert: str = option("", "PEM file: the certificate chain of the page; none: plain text")
+    tls_key: str = option("", "PEM file: the private key of tls_cert", unit="FILE")
+    insecure: bool = option(
+        False, "off loopback, serve the page and show nodes the key in plain text"
+    )
+
+    def __post_init__(self) -> None:
+        if sum(map(bool, (self.nodes, self.nodes_file, self.etcd))) != 1:
+            raise ValueError("give one of --nodes, --nodes-file and --etcd")
+        if self.nodes and not self._listed:
+            raise ValueError(f"nodes {self.nodes!r} names no node: give HOST:PORT, comma-separated")
+        if not self.etcd_prefix:
+            raise ValueError("etcd_prefix must not be empty: leave it out, or name a folder")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key go together: give both or neither")
+        for name in ("every_seconds", "answer_timeout", "ttft_target_ms", "itl_target_ms"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be over 0, not {getattr(self, name)}")
+        for name, most in (("answer_mib", 64), ("at_a_time", 1024)):
+            if not 1 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be in [1, {most}], not {getattr(self, name)}")
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be in [0, 65535], not {self.port}")
+        for address in self._listed:
+            check_address(address)
+
+    @property
+    def _listed(self) -> list[str]:
+        return [address.strip() for address in self.nodes.split(",") if address.strip()]
+
+    @property
+    def bind(self) -> str:
+        return join_address(self.host.strip("[]"), self.port)
+
+    @property
+    def targets(self) -> Targets:
+        return Targets(self.ttft_target_ms / 1000, self.itl_target_ms / 1000)
+
+    @property
+    def limits(self) -> PollLimits:
+        size = self.answer_mib << 20
+        return PollLimits(self.every_seconds, self.answer_timeout, size, self.at_a_time)
+
+    @property
+    def credentials(self) -> Credentials:
+        """Raises FleetConfigError."""
+        try:
+            tls = ssl.create_default_context(cafile=self.ca) if self.ca else None
+        except OSError as error:
+            raise FleetConfigError(
+                f"ca {self.ca} cannot be used: give a PEM file of the nodes' CA"
+            ) from error
+        return Credentials(_key("api_key_file", self.api_key_file), tls, self.insecure)
+
+    @property
+    def access(self) -> Access:
+        """To the page. Raises FleetConfigError."""
+        return Access(
+            tls=ServerTls(self.tls_cert, self.tls_key) if self.tls_cert else None,
+            api_key=_key("page_key_file", self.page_key_file),
+            insecure=self.insecure,
+            allowed_hosts=tuple(filter(None, map(str.strip, self.allowed_hosts.split(",")))),
+        )
+
+    async def members(self) -> AsyncGenerator[tuple[str, ...], None]:
+        """The nodes' addresses, now and whenever they change; those that are none are left out."""
+        async for addresses in self._membership.changes():
+            yield tuple(filter(_is_address, addresses))
+
+    @property
+    def _membership(self) -> Membership:
+        if self.etcd:
+            # It loads aiohttp, which no command line waits for.
+            from tasuki.server.discovery.etcd import Etcd
+            from tasuki.server.discovery.registration import EtcdMembership
+
+            access = EtcdAccess.load(self.etcd_ca, self.etcd_login)
+            access.check(self.etcd)
+            return EtcdMembership(lambda: Etcd(self.etcd, access), self.etcd_prefix)
+        if self.nodes_file:
+            return FileMembership(Path(self.nodes_file))
+        return FixedMembership(self._listed)
+
+
+def _is_address(address: str) -> bool:
+    try:
+        check_address(address)
+    except AddressError:
+        return False
+    return True
+
+
+def _key(setting: str, file: str) -> str:
+    """The one word of the file; empty without a file."""
+    if not file:
+        return ""
+    try:
+        words = Path(file).read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FleetConfigError(
+            f"{setting} {file} cannot be read: give a file with a key"
+        ) from error
+    if len(words) != 1 or not words[0].isascii():
+        raise FleetConfigError(f"{setting} {file} holds no key: write the key alone into it")
+    return words[0]

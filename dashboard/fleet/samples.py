@@ -1,0 +1,331 @@
+"""What a node answers at /metrics, as the fleet's page and the planner read it.
+
+The metrics of a node that the fleet's page is made of; docs/metrics.md has what they mean.
+
+Reads what a node answers at /metrics, as far as the fleet's page shows it.
+
+Pure. Another host wrote the text: what is kept of it is bounded, and a line that is no sample is
+passed over.
+
+Shares and percentiles of a histogram's buckets. Pure.
+
+A node exports how many observations were at most as long as each bound; between two bounds they are
+taken to lie evenly, as Prometheus takes them.
+
+What a node's counters gained lately.
+
+Owns a few of its last samples. One thread. Invariant: they are of one life of the node: where it
+was started anew the earlier ones are forgotten.
+"""
+
+import math
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+NODE = "tasuki_node_info"
+STARTED = "tasuki_node_start_time_seconds"
+FIRST_TOKEN = "tasuki_time_to_first_token_seconds"
+PER_TOKEN = "tasuki_time_per_output_token_seconds"
+QUEUE = "tasuki_queue_seconds"
+ROOM_QUEUE = "tasuki_room_queue_seconds"
+GENERATED = "tasuki_generated_tokens_total"
+REQUESTS = "tasuki_requests"
+PAGES = "tasuki_cache_pages"
+SLOTS = "tasuki_cache_slots"
+SLABS = "tasuki_cache_slabs"
+SLAB_BYTES = "tasuki_cache_slab_bytes"
+EACH_BYTES = "tasuki_cache_each_bytes"
+INTEGRITY = "tasuki_cache_integrity"
+REFUSED = "tasuki_requests_rejected_total"
+LOST_HANDOVERS = "tasuki_handovers_lost_total"
+
+ANSWERED = (
+    "tasuki_request_prompt_tokens_total",
+    "tasuki_request_usable_tokens_total",
+    "tasuki_request_lost_tokens_total",
+)
+"""Prompt tokens, the usable ones, and the others by cause: of requests that clients asked here."""
+
+LOOKED_UP = (
+    "tasuki_cache_prompt_tokens_total",
+    "tasuki_cache_usable_tokens_total",
+    "tasuki_cache_lost_tokens_total",
+)
+"""The same of the tree, for a node that clients do not ask."""
+
+TIER_SLABS = "tasuki_tier_slabs"
+TIER_BYTES = "tasuki_tier_bytes_total"
+"""Both only of nodes that keep memory below their arena."""
+
+LINK_STATE = "tasuki_handover_link_state"
+LINK_HANDOVERS = "tasuki_handover_link_handovers_total"
+LINK_BYTES = "tasuki_handover_link_bytes_total"
+LINK_EXPOSED = "tasuki_handover_link_exposed_seconds_total"
+
+CHOICES = "tasuki_prefill_choices_total"
+CHOICE_EXPECTED = "tasuki_prefill_choice_expected_tokens_total"
+CHOICE_FOUND = "tasuki_prefill_choice_found_tokens_total"
+CHOICE_REGRET = "tasuki_prefill_choice_regret_seconds_total"
+CHOOSING = frozenset({CHOICES, CHOICE_EXPECTED, CHOICE_FOUND, CHOICE_REGRET})
+"""Only of nodes that choose prefill nodes; what others have none of is left out."""
+
+CALLER_ENDED = "tasuki_caller_requests_finished_total"
+CALLER_FIRST_TOKEN = "tasuki_caller_time_to_first_token_seconds"
+CALLER_PER_TOKEN = "tasuki_caller_time_per_output_token_seconds"
+CALLER_TARGETS = "tasuki_caller_target_requests_total"
+
+_HISTOGRAMS = (FIRST_TOKEN, PER_TOKEN, QUEUE, ROOM_QUEUE, CALLER_FIRST_TOKEN, CALLER_PER_TOKEN)
+WANTED = frozenset(
+    {
+        *(NODE, STARTED, GENERATED, REQUESTS, PAGES, SLOTS, INTEGRITY, REFUSED, LOST_HANDOVERS),
+        *(*ANSWERED, *LOOKED_UP),
+        *(SLABS, SLAB_BYTES, EACH_BYTES, TIER_SLABS, TIER_BYTES),
+        *(LINK_STATE, LINK_HANDOVERS, LINK_BYTES, LINK_EXPOSED, CALLER_ENDED),
+        CALLER_TARGETS,
+        *(f"{name}_bucket" for name in _HISTOGRAMS),
+        *CHOOSING,
+    }
+)
+"""Everything else that a node answers is passed over."""
+
+
+Labels = tuple[tuple[str, str], ...]
+"""Names and values, in the order of their names."""
+
+Samples = dict[str, dict[Labels, float]]
+"""By a sample's name and its labels."""
+
+NO_LABELS: Labels = ()
+
+MOST_SERIES = 2048
+"""Of one name. A node has a few hundred where it has most: a link to each of its peers."""
+
+LONGEST_LABEL = 128
+
+_MOST_LINES = 50_000
+_LONGEST_LINE = 4096
+_MOST_TEXTS = 1 << 15
+_LONGEST_TEXT = 256
+_PREFIX = "tasuki_"
+_SAMPLE = re.compile(r"(\w{1,100})(?:\{([^\n]*)\})? ([^\s]{1,40})")
+_LABEL = re.compile(r'(\w{1,60})="((?:[^"\\]|\\.)*)",?')
+_ESCAPED = re.compile(r"\\(.)")
+
+
+class LabelTexts:
+    """Labels by how they are written, which is alike on all nodes: each is read, and kept, once."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, Labels] = {}
+
+    def read(self, text: str) -> Labels:
+        known = self._read.get(text)
+        if known is None:
+            pairs = ((name, _plain(value)) for name, value in _LABEL.findall(text))
+            known = tuple(sorted(pairs))
+            if len(self._read) < _MOST_TEXTS and len(text) <= _LONGEST_TEXT:
+                self._read[text] = known
+        return known
+
+
+def read_samples(text: str, wanted: frozenset[str], texts: LabelTexts | None = None) -> Samples:
+    """The samples of the wanted names. texts: of all nodes that are read. Raises ValueError where
+    the text has no metric of tasuki."""
+    texts = texts or LabelTexts()
+    found: Samples = {}
+    ours = False
+    for line in islice(text.split("\n"), _MOST_LINES):
+        if not line.startswith(_PREFIX):
+            continue
+        ours = True
+        match = _SAMPLE.fullmatch(line) if len(line) <= _LONGEST_LINE else None
+        if match is None or match[1] not in wanted:
+            continue
+        value = _number(match[3])
+        series = found.setdefault(match[1], {})
+        if value is not None and len(series) < MOST_SERIES:
+            series[texts.read(match[2] or "")] = value
+    if not ours:
+        raise ValueError("its answer holds no metric of tasuki")
+    return found
+
+
+def one(samples: Samples, name: str) -> float | None:
+    """The sample without labels."""
+    return samples.get(name, {}).get(NO_LABELS)
+
+
+def by_label(samples: Samples, name: str, label: str) -> dict[str, float]:
+    """Sums by the value of one label."""
+    sums: dict[str, float] = {}
+    for labels, value in samples.get(name, {}).items():
+        key = dict(labels).get(label)
+        if key is not None:
+            sums[key] = sums.get(key, 0.0) + value
+    return sums
+
+
+def labels_of(samples: Samples, name: str) -> Mapping[str, str]:
+    """Of the first sample of that name; empty where there is none."""
+    return dict(next(iter(samples.get(name, {})), NO_LABELS))
+
+
+def difference(later: Samples, earlier: Samples) -> Samples:
+    """What was added to each sample in between; one that is new began at zero."""
+    return {
+        name: {
+            labels: value - earlier.get(name, {}).get(labels, 0.0)
+            for labels, value in series.items()
+        }
+        for name, series in later.items()
+    }
+
+
+def _plain(value: str) -> str:
+    whole = _ESCAPED.sub(lambda found: "\n" if found[1] == "n" else found[1], value)
+    return whole[:LONGEST_LABEL]
+
+
+def _number(text: str) -> float | None:
+    """None where it is no finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+Buckets = dict[float, float]
+"""Observations of at most each bound; the last bound is infinite."""
+
+
+def buckets_of(samples: Samples, name: str) -> Buckets:
+    """Of the histogram of that name, whatever its labels."""
+    sums: Buckets = {}
+    for buckets in buckets_by(samples, name, "").values():
+        add_buckets(sums, buckets)
+    return sums
+
+
+def buckets_by(samples: Samples, name: str, label: str) -> dict[str, Buckets]:
+    """Of the histogram of that name, by the value of one label; all under the empty one where it
+    has none such."""
+    found: dict[str, Buckets] = {}
+    for labels, count in samples.get(f"{name}_bucket", {}).items():
+        named = dict(labels)
+        bound = _bound(named.get("le", ""))
+        if bound is not None:
+            sums = found.setdefault(named.get(label, ""), {})
+            sums[bound] = sums.get(bound, 0.0) + count
+    return {value: dict(sorted(sums.items())) for value, sums in found.items()}
+
+
+def add_buckets(sums: Buckets, more: Mapping[float, float]) -> None:
+    """To `sums`. REQUIRES: the same bounds, or none in one of them."""
+    for bound, count in more.items():
+        sums[bound] = sums.get(bound, 0.0) + count
+
+
+def together(parts: Iterable[Mapping[float, float]]) -> Buckets:
+    """Of all. REQUIRES: as add_buckets()."""
+    sums: Buckets = {}
+    for part in parts:
+        add_buckets(sums, part)
+    return dict(sorted(sums.items()))
+
+
+def observed(buckets: Mapping[float, float]) -> float:
+    """How many."""
+    return max(buckets.values(), default=0.0)
+
+
+def quantile(buckets: Mapping[float, float], share: float) -> float | None:
+    """The value that `share` of the observations do not exceed; None without any. An observation
+    over the last finite bound counts as that bound."""
+    rank = share * observed(buckets)
+    if rank <= 0:
+        return None
+    low = below = 0.0
+    for bound, count in buckets.items():
+        if count >= rank:
+            return low if math.isinf(bound) else _between(low, bound, rank - below, count - below)
+        low, below = bound, count
+    return low
+
+
+def share_within(buckets: Mapping[float, float], target: float) -> float | None:
+    """How much of all is at most `target`, from 0 to 1; None without any."""
+    whole = observed(buckets)
+    if whole <= 0:
+        return None
+    low = below = 0.0
+    for bound, count in buckets.items():
+        if target < bound:
+            part = 0.0 if math.isinf(bound) else (target - low) / (bound - low)
+            return (below + (count - below) * part) / whole
+        low, below = bound, count
+    return 1.0
+
+
+def _between(low: float, high: float, rank: float, count: float) -> float:
+    return low + (high - low) * (rank / count if count else 1.0)
+
+
+def _bound(text: str) -> float | None:
+    try:
+        bound = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(bound) else bound
+
+
+SPAN_SECONDS = 60.0
+"""Rates and percentiles are of so long, or of as long as the node is known."""
+
+_KEPT = 4
+_GROWING = (GENERATED, ANSWERED[0], LOOKED_UP[0])
+
+
+@dataclass(frozen=True)
+class Gained:
+    """added: to each counter within `seconds`, which are over 0."""
+
+    seconds: float
+    added: Samples
+
+    def rate(self, name: str) -> float | None:
+        """A second, of the counter without labels; None where the node has none."""
+        added = one(self.added, name)
+        return None if added is None else added / self.seconds
+
+
+class RecentSamples:
+    def __init__(self) -> None:
+        self._kept: deque[tuple[float, Samples]] = deque()
+        self.latest: Samples = {}
+        self.gained: Gained | None = None
+        """Lately; None until two samples are there."""
+
+    def take(self, at: float, samples: Samples) -> None:
+        """at: seconds of a clock that never goes back."""
+        if _began_anew(self.latest, samples):
+            self._kept.clear()
+        self.latest = samples
+        # The last one moves along until it is far enough from the one before.
+        if len(self._kept) > 1 and at - self._kept[-2][0] < SPAN_SECONDS / _KEPT:
+            self._kept.pop()
+        self._kept.append((at, samples))
+        while len(self._kept) > 2 and at - self._kept[1][0] >= SPAN_SECONDS:
+            self._kept.popleft()
+        (begun, earlier), (ended, later) = self._kept[0], self._kept[-1]
+        took = ended - begun
+        self.gained = Gained(took, difference(later, earlier)) if took > 0 else None
+
+
+def _began_anew(before: Samples, now: Samples) -> bool:
+    if one(before, STARTED) != one(now, STARTED):
+        return True
+    return any((one(now, name) or 0.0) < (one(before, name) or 0.0) for name in _GROWING)

@@ -1,0 +1,319 @@
+"""Numbers of a node over time: pace, hits, drafts, pools, and what a larger arena would save.
+
+How fast answers came: seconds to first tokens, of each later one, and in queues.
+
+Owns every value of the last minute, in intervals, and the percentiles of the last hour's. Of an
+interval with very many values a sample stands for all. One thread.
+
+The hit waterfall over time: how many prompt tokens were usable, and why the rest was not.
+
+Owns one interval a second for the last hour, and the totals since the start. Breakdowns are those
+of events. Invariant: prompt == usable + the sum of causes, in each interval and in all.
+
+An estimate of the prompt tokens that a larger arena would have saved.
+
+Owns the last prompts' losses. A prompt whose state was evicted `slabs_since` slabs ago would have
+found it in an arena larger by as much, if evictions went by age alone. The distance is that of past
+traffic, so the answer is an estimate; it is at least one slab.
+
+How many tokens of answers were drafted and held since the start, by what proposed them, and what
+fewer drafts a step would have done.
+
+Owns the sums, by place in a step's drafts; usages are those of events, which may be older than
+drafts are. The first drafts of a step hold or not whatever else was drafted behind them, so what
+fewer would have done is read from the sums; that other steps would then begin at other tokens is
+left out, so it is an estimate.
+
+Samples of a node's counters, about one a second, for the last half hour.
+"""
+
+import math
+import random
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice, pairwise, takewhile
+from typing import Any
+
+from tasuki.dashboard.metrics.request_metrics import UNSCHEDULED
+
+from .events import Event
+
+FIRST, LATER, QUEUED = "first_token", "per_token", "queued"
+_MEASURES = (FIRST, LATER, QUEUED)
+_WIDTH = 5
+"""Seconds of an interval."""
+_RECENT = 60
+_KEPT = 3600 // _WIDTH
+_MOST_VALUES = 512
+
+Spread = dict[str, float]
+"""p50 and p95."""
+
+
+class _Interval:
+    def __init__(self, begin: int) -> None:
+        self.begin = begin
+        self.ended = 0
+        self.counts = dict.fromkeys(_MEASURES, 0)
+        self.values: dict[str, list[float]] = {name: [] for name in _MEASURES}
+
+
+class PaceHistory:
+    def __init__(self) -> None:
+        self._recent: deque[_Interval] = deque()
+        self._past: deque[tuple[int, dict[str, Spread | None]]] = deque(maxlen=_KEPT)
+        self._chance = random.Random(1)
+
+    def add(self, at: float, **seconds: float | None) -> None:
+        """A request ended. seconds: by measure; None of what it has not."""
+        interval = self._interval(at)
+        interval.ended += 1
+        for name, value in seconds.items():
+            if value is not None:
+                self._keep(interval, name, value)
+
+    def latest(self, now: float) -> dict[str, Any]:
+        """Of the last minute, to an interval: how many ended, and a spread by measure, None without
+        a value."""
+        recent = [one for one in self._recent if one.begin + _WIDTH > now - _RECENT]
+        spreads = {
+            name: _spread([v for one in recent for v in one.values[name]]) for name in _MEASURES
+        }
+        return {"ended": sum(one.ended for one in recent), **spreads}
+
+    def series(self, now: float, seconds: int, points: int) -> dict[str, list[Any]]:
+        """`at`: ends of intervals up to now, at most `points`; p50 and p95 of the first tokens in
+        each, None where there was none. Of more intervals than points the later ones are shown."""
+        end = int(now) // _WIDTH * _WIDTH
+        count = min(points, max(1, seconds // _WIDTH))
+        begins = [end - _WIDTH * back for back in range(count - 1, -1, -1)]
+        known = {one.begin: _spread(one.values[FIRST]) for one in self._recent}
+        for begin, spreads in takewhile(lambda past: past[0] >= begins[0], reversed(self._past)):
+            known[begin] = spreads[FIRST]
+        found = [known.get(begin) or {} for begin in begins]
+        return {
+            "at": [begin + _WIDTH for begin in begins],
+            "p50": [spread.get("p50") for spread in found],
+            "p95": [spread.get("p95") for spread in found],
+        }
+
+    def _interval(self, at: float) -> _Interval:
+        begin = int(at) // _WIDTH * _WIDTH
+        if not self._recent or self._recent[-1].begin < begin:
+            self._recent.append(_Interval(begin))
+        while self._recent[0].begin + _WIDTH <= begin - _RECENT:
+            old = self._recent.popleft()
+            self._past.append((old.begin, _spreads(old)))
+        return self._recent[-1]
+
+    def _keep(self, interval: _Interval, name: str, value: float) -> None:
+        interval.counts[name] += 1
+        values = interval.values[name]
+        if len(values) < _MOST_VALUES:
+            values.append(value)
+        elif (place := self._chance.randrange(interval.counts[name])) < _MOST_VALUES:
+            values[place] = value
+
+
+def _spreads(interval: _Interval) -> dict[str, Spread | None]:
+    return {name: _spread(values) for name, values in interval.values.items()}
+
+
+def _spread(values: list[float]) -> Spread | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+    return {"p50": _at(ordered, 0.5), "p95": _at(ordered, 0.95)}
+
+
+def _at(ordered: list[float], share: float) -> float:
+    """Between its neighbours where the place is none of a value."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+_KEPT_SECONDS = 3600
+
+
+class HitIntervals:
+    def __init__(self) -> None:
+        self.totals: Counter[str] = Counter()
+        """prompt, usable, kv, requests, and `lost.CAUSE` of each cause."""
+        self._intervals: deque[tuple[int, Counter[str]]] = deque()
+
+    def add(self, at: float, prompt_tokens: int, hit: dict[str, Any] | None) -> None:
+        """hit: a breakdown; None where the prompt was never looked up."""
+        tokens = Counter({"prompt": prompt_tokens, "requests": 1})
+        if hit is None:
+            tokens[f"lost.{UNSCHEDULED}"] = prompt_tokens
+        else:
+            tokens["usable"] = hit["usable_tokens"]
+            tokens["kv"] = hit["kv_tokens"]
+            for cause, lost in hit["causes"].items():
+                tokens[f"lost.{cause}"] = lost
+        self.totals.update(tokens)
+        second = int(at)
+        if not self._intervals or self._intervals[-1][0] < second:
+            self._intervals.append((second, Counter()))
+        self._intervals[-1][1].update(tokens)
+        while self._intervals[0][0] < second - _KEPT_SECONDS:
+            self._intervals.popleft()
+
+    def latest(self, now: float, seconds: int) -> Counter[str]:
+        """Sums of the last `seconds`, by name as in `totals`."""
+        sums: Counter[str] = Counter()
+        for second, tokens in reversed(self._intervals):
+            if second <= now - seconds:
+                break
+            sums.update(tokens)
+        return sums
+
+    def series(self, now: float, seconds: int, points: int) -> dict[str, Any]:
+        """`at`: ends of `points` equal intervals up to now; `columns`: tokens of each, by name."""
+        width = max(1, -(-seconds // points))
+        end = (int(now) // width + 1) * width
+        first = end - width * points
+        sums: list[Counter[str]] = [Counter() for _ in range(points)]
+        for second, tokens in self._intervals:
+            if second >= first:
+                sums[min(points - 1, (second - first) // width)].update(tokens)
+        names = sorted({*self.totals, "prompt", "usable"})
+        return {
+            "at": [first + width * (index + 1) for index in range(points)],
+            "columns": {name: [interval[name] for interval in sums] for name in names},
+        }
+
+
+_REMEMBERED_PROMPTS = 4096
+_TARGET = 0.8
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    tokens: int
+    recoverable: int
+    slabs: int
+
+
+class WhatIf:
+    def __init__(self) -> None:
+        self._prompts: deque[_Prompt] = deque(maxlen=_REMEMBERED_PROMPTS)
+
+    def add(self, prompt_tokens: int, hit: dict[str, Any] | None) -> None:
+        lost = None if hit is None else hit.get("lost")
+        if hit is None or lost is None:
+            self._prompts.append(_Prompt(prompt_tokens, 0, 0))
+            return
+        covered = min(lost["tokens"], prompt_tokens - 1)
+        recoverable = max(0, covered - hit["usable_tokens"])
+        slabs = max(1, math.ceil(lost["slabs_since"]))
+        self._prompts.append(_Prompt(prompt_tokens, recoverable, slabs))
+
+    def answer(self) -> dict[str, Any]:
+        """curve: (slots more, prompt tokens saved), ascending. slots, points: the fewest slots that
+        would save 80 % of what any number would, and the share of all prompt tokens, in percent."""
+        total = sum(prompt.tokens for prompt in self._prompts)
+        saved = 0
+        curve: list[tuple[int, int]] = []
+        for prompt in sorted(self._prompts, key=lambda prompt: prompt.slabs):
+            saved += prompt.recoverable
+            if prompt.recoverable:
+                if curve and curve[-1][0] == prompt.slabs:
+                    curve.pop()
+                curve.append((prompt.slabs, saved))
+        slots, tokens = next(((n, t) for n, t in curve if t >= _TARGET * saved), (0, 0))
+        points = 100 * tokens / total if total else 0.0
+        return {
+            "slots": slots,
+            "tokens": tokens,
+            "points": points,
+            "of_tokens": total,
+            "curve": curve,
+        }
+
+
+_PLACES = 8
+"""For so many it is said what fewer drafts would have done."""
+
+
+class DraftTotals:
+    def __init__(self) -> None:
+        self._drafted: dict[str, Counter[int]] = {}
+        self._accepted: dict[str, Counter[int]] = {}
+
+    def add(self, usage: dict[str, Any]) -> None:
+        """Of a request that ended."""
+        for use in usage.get("drafts", ()):
+            for sums, name in ((self._drafted, "drafted"), (self._accepted, "accepted")):
+                sums.setdefault(use["source"], Counter()).update(dict(enumerate(use[name])))
+
+    def answer(self) -> dict[str, dict[str, Any]]:
+        """By source: drafted and accepted tokens; tokens_a_step: of one that it drafted, with the
+        token that is no draft, had at most 1, 2 ... been drafted."""
+        return {source: self._of(source) for source in self._drafted}
+
+    def _of(self, source: str) -> dict[str, Any]:
+        drafted, accepted = self._drafted[source], self._accepted[source]
+        steps = max(1, drafted[0])
+        held = accumulate(accepted[place] for place in range(len(drafted)))
+        return {
+            "drafted": drafted.total(),
+            "accepted": accepted.total(),
+            "tokens_a_step": [1 + tokens / steps for tokens in islice(held, _PLACES)],
+        }
+
+
+_REMEMBERED_SAMPLES = 1800
+_PARTS = ("in_use", "cached", "free")
+
+
+class PoolHistory:
+    def __init__(self) -> None:
+        self._samples: deque[Event] = deque(maxlen=_REMEMBERED_SAMPLES)
+
+    def add(self, event: Event) -> None:
+        self._samples.append(event)
+
+    @property
+    def last(self) -> Event | None:
+        return self._samples[-1] if self._samples else None
+
+    def output_rate(self, seconds: float) -> float | None:
+        """Tokens of answers a second, up to the last sample; None before two of them. A recording
+        may be from before they were counted."""
+        rates = _rates([kept[0], kept[-1]] if (kept := self._since(seconds)) else [])
+        return rates[-1] if rates else None
+
+    def series(self, seconds: int, points: int) -> dict[str, Any]:
+        """The arena's memory and the output's rate, thinned to at most `points` samples."""
+        kept = self._since(seconds)
+        stride = max(1, -(-len(kept) // points))
+        kept = kept[::-1][::stride][::-1]
+        memory = [sample.get("memory") or {} for sample in kept]
+        return {
+            "at": [sample["at"] for sample in kept],
+            "memory": {part: [use.get(part, 0) for use in memory] for part in _PARTS},
+            "output_rate": [None, *_rates(kept)] if kept else [],
+        }
+
+    def _since(self, seconds: float) -> list[Event]:
+        """Those of the last `seconds` before the last one, and it."""
+        end = float(self._samples[-1]["at"]) if self._samples else 0.0
+        younger = takewhile(lambda sample: sample["at"] > end - seconds, reversed(self._samples))
+        return list(younger)[::-1]
+
+
+def _rates(samples: Sequence[Event]) -> list[float | None]:
+    """Between each sample and the one before it."""
+    return [_rate(before, sample) for before, sample in pairwise(samples)]
+
+
+def _rate(before: Event, sample: Event) -> float | None:
+    took: float = sample["at"] - before["at"]
+    if took <= 0 or "generated_tokens" not in before or "generated_tokens" not in sample:
+        return None
+    gained: int = sample["generated_tokens"] - before["generated_tokens"]
+    return max(0.0, gained / took)

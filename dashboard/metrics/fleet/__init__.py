@@ -1,1 +1,0 @@
-"""What names nodes, links and callers where many are looked at."""

@@ -1,1 +1,0 @@
-"""What a node knows of itself without its engine."""

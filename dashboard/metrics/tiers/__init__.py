@@ -1,1 +1,0 @@
-"""Families of what stands below the arena."""

@@ -1,0 +1,197 @@
+"""What goes between nodes: hand-overs sent and lost, pulls, copied states.
+
+Counters and histograms of a prefill node's rooms, fed as each room ends.
+
+Borrows its registry. One thread.
+
+Counters of the prefixes that a prefill node pulled from decode nodes instead of computing them.
+
+Owns no registry but the one it is given. One thread.
+
+States that go from node to node though nobody waits for them there: what a node that ends leaves
+to prefill nodes, and what a decode node fetches. Borrows its registry. One thread.
+
+Counters of lost hand-overs, and how long their granted pages stayed out of use.
+
+Borrows its registry; owns the rooms that wait for their fence. One thread.
+"""
+
+import time
+from collections.abc import Callable
+from enum import Enum
+
+from prometheus_client import CollectorRegistry
+
+from tasuki.engine.messages import (
+    FetchOutcome,
+    HandoverCancelled,
+    HandoverFailed,
+    HeirOutcome,
+    LossCause,
+    PullCommitted,
+    PullLost,
+    RoomEnded,
+    RoomId,
+    StateFetched,
+    StateLeft,
+    WriterFenced,
+)
+
+from .families import FENCE, PREFILL, QUEUE, Instruments
+from .request_metrics import prefilled_seconds, queued_seconds
+
+
+class RoomMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        made = Instruments(registry)
+        self._ended = made.counter(
+            "rooms_ended", "Prompts prefilled for other nodes, by how they ended.", "outcome"
+        )
+        for cause in (LossCause.STALLED, LossCause.QUEUE_TIMEOUT):
+            self._ended.labels(cause.value)
+        self._queue = made.seconds(
+            "room_queue", "From a room's arrival until its prompt was computed.", QUEUE
+        )
+        self._prefill = made.seconds("room_prefill", "Computing the prompt of a room.", PREFILL)
+
+    def observe(self, room: RoomEnded) -> None:
+        self._ended.labels(_outcome(room)).inc()
+        self._queue.observe(queued_seconds(room.life))
+        if room.handed_on:
+            self._prefill.observe(prefilled_seconds(room.life))
+
+
+def _outcome(room: RoomEnded) -> str:
+    if room.given_up is not None:
+        return room.given_up.value
+    return "handed_on" if room.handed_on else "given_up"
+
+
+_COMMITTED, _LOST = "committed", "lost"
+
+
+class PullMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        made = Instruments(registry)
+        self._pulls = made.counter(
+            "pulls",
+            "Pulls of a prompt's beginning from the node that asked, by outcome.",
+            "outcome",
+        )
+        for outcome in (_COMMITTED, _LOST):
+            self._pulls.labels(outcome)
+        self._tokens = made.counter("pulled_tokens", "Prompt tokens that pulls brought.")
+        self._bytes = made.counter("pulled_bytes", "Bytes that pulls brought.")
+        self._seconds = made.seconds("pull", "From the ask for a pull to its commit.", PREFILL)
+
+    def observe(self, message: PullCommitted | PullLost) -> None:
+        if isinstance(message, PullLost):
+            self._pulls.labels(_LOST).inc()
+            return
+        self._pulls.labels(_COMMITTED).inc()
+        self._tokens.inc(message.report.tokens)
+        self._bytes.inc(message.report.bytes)
+        self._seconds.observe(message.report.seconds)
+
+
+class _Copies:
+    """States of one way by outcome, and the tokens and bytes of those that arrived."""
+
+    def __init__(
+        self,
+        made: Instruments,
+        name: str,
+        outcomes: type[Enum],
+        states: str,
+        tokens: str,
+        size: str,
+    ) -> None:
+        """states, tokens, size: what each counter is of."""
+        self._states = made.counter(name, states, "outcome")
+        for outcome in outcomes:
+            self._states.labels(outcome.value)
+        self._tokens = made.counter(f"{name}_tokens", tokens)
+        self._bytes = made.counter(f"{name}_bytes", size)
+
+    def observe(self, copied: StateLeft | StateFetched, arrived: Enum) -> None:
+        self._states.labels(copied.outcome.value).inc()
+        if copied.outcome is arrived:
+            self._tokens.inc(copied.tokens)
+            self._bytes.inc(copied.bytes)
+
+
+class CopiedStateMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        made = Instruments(registry)
+        self._left = _Copies(
+            made,
+            "states_left",
+            HeirOutcome,
+            "States that this node, as it drained, was to leave to prefill nodes, by outcome.",
+            "Tokens behind which the states stand that prefill nodes took.",
+            "Bytes that prefill nodes pulled of such states.",
+        )
+        self._fetched = _Copies(
+            made,
+            "states_fetched",
+            FetchOutcome,
+            "States that this node asked a prefill node for, so that another one may pull them, by "
+            "outcome.",
+            "Tokens behind which the states stand that came so.",
+            "Bytes that came for such states.",
+        )
+
+    def observe(self, copied: StateLeft | StateFetched) -> None:
+        match copied:
+            case StateLeft():
+                self._left.observe(copied, HeirOutcome.TAKEN)
+            case StateFetched():
+                self._fetched.observe(copied, FetchOutcome.FETCHED)
+
+
+# What moved was not lost: it is counted with the choices.
+_LOSSES = [cause for cause in LossCause if cause is not LossCause.MOVED]
+# Rooms lost before a grant are never fenced; they are forgotten when so many others came.
+_REMEMBERED = 4096
+
+
+class FaultMetrics:
+    def __init__(
+        self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        made = Instruments(registry)
+        self._lost = made.counter(
+            "handovers_lost",
+            "Hand-overs that failed, by cause; their prompts went elsewhere or were computed here.",
+            "cause",
+        )
+        for cause in _LOSSES:
+            self._lost.labels(cause.value)
+        self._cancelled = made.counter(
+            "handovers_cancelled",
+            "Hand-overs given up: the client went away, or the first token was the answer.",
+        )
+        self._fences = made.seconds(
+            "fence", "From a room's loss until its writer was certain to write no more.", FENCE
+        )
+        self._open: dict[RoomId, float] = {}
+
+    def observe(self, message: HandoverFailed | HandoverCancelled | WriterFenced) -> None:
+        match message:
+            case HandoverFailed(room=room, cause=cause):
+                if cause in _LOSSES:
+                    self._lost.labels(cause.value).inc()
+                self._begin(room)
+            case HandoverCancelled(room=room):
+                self._cancelled.inc()
+                self._begin(room)
+            case WriterFenced(room=room):
+                began = self._open.pop(room, None)
+                if began is not None:
+                    self._fences.observe(self._clock() - began)
+
+    def _begin(self, room: RoomId) -> None:
+        self._open[room] = self._clock()
+        if len(self._open) > _REMEMBERED:
+            del self._open[next(iter(self._open))]

@@ -1,0 +1,286 @@
+"""What an engine counts: steps, evictions, hits and what each request used.
+
+`StepTimes`: How long steps took, how long the device had nothing to run between two of them, and
+how many drafts they had.
+Owns counts by size and sums, nothing else. Thread rule: the engine loop's.
+
+`EvictionLedger`: Which request took whose place in the cache.
+Owns a bounded memory of evictions, by number. Asks the cache for what it decided; decides nothing.
+Thread rule: the engine loop's. Invariant: an eviction is attributed before the request that caused
+it may release its allocation, so `collect` runs once a step.
+
+`with_failed()`: What a load from a tier below the arena changed of a prompt's hit.
+Pure. Invariant: usable + causes stay the prompt.
+
+`with_changed()`: Sets tokens that a chat template renders otherwise than before apart from those
+never seen.
+Pure. Invariant: usable + causes stay the prompt.
+
+`PromptLookups`: How much of the prompts that came to an engine was cached.
+Invariant: a request counts once, as it ends and by what its usage says, however often it gave way
+and was looked up again, and wherever its prompt was computed; the tree's own counters have every
+lookup. Thread rule: the engine loop's.
+
+`usage_of()`: What the client of a request gets to read of it, once it is over. Pure.
+"""
+
+import time
+from bisect import bisect_left
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tasuki.engine.messages.reports import (
+    CAUSES_IN_ORDER,
+    LOAD_DECLINED,
+    LOAD_FAILED,
+    TEMPLATE_CHANGED,
+)
+from tasuki.engine.speculation.drafting import DraftSource
+from tasuki.pycache._cpp_cache import CheckpointKind, Match, MissReasons, PageMatch, TierLoad
+from tasuki.pycache._cpp_cache import Eviction as Decision
+from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.pycache.prefix_cache import HybridPrefixCache
+
+from . import messages as m
+from .messages import EvictedCheckpoint, Eviction, HitBreakdown, RequestId, StepReport, TimeSpread
+from .request import Request
+
+STEP_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+IDLE_BOUNDS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 1)
+
+
+class TimeCounter:
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self._seconds += seconds
+
+    def spread(self) -> TimeSpread:
+        return TimeSpread(self._bounds, tuple(self._counts), self._seconds)
+
+
+class StepTimes:
+    def __init__(self) -> None:
+        self.steps = TimeCounter(STEP_BOUNDS)
+        self.idle = TimeCounter(IDLE_BOUNDS)
+        self._drafts: Counter[int] = Counter()
+
+    def drafted(self, most: int) -> None:
+        """A step, of answers of which some may be drafted, had so many drafts of one at most."""
+        self._drafts[most] += 1
+
+    def report(self) -> StepReport:
+        drafts = {str(most): count for most, count in sorted(self._drafts.items())}
+        return StepReport(self.steps.spread(), self.idle.spread(), drafts)
+
+
+def breakdown(match: Match, lost: EvictedCheckpoint | None) -> HitBreakdown:
+    pages = _counts(match.prompt_tokens, match.in_pages, None, None)
+    return _counts(match.prompt_tokens, match, lost, pages)
+
+
+def causes_of(reasons: MissReasons) -> dict[str, int]:
+    """By their public names. Of what a tier has and was not loaded the tree says only that."""
+    causes = reasons.as_dict()
+    declined = causes.pop("below", None)
+    return causes if declined is None else {LOAD_DECLINED: declined, **causes}
+
+
+def _counts(
+    prompt_tokens: int,
+    match: Match | PageMatch,
+    lost: EvictedCheckpoint | None,
+    in_pages: HitBreakdown | None,
+) -> HitBreakdown:
+    return HitBreakdown(
+        prompt_tokens=prompt_tokens,
+        kv_tokens=match.kv_tokens,
+        usable_tokens=match.usable_tokens,
+        causes=causes_of(match.miss_reasons),
+        checkpoint_source=_name(match.checkpoint_kind),
+        lost=lost,
+        in_pages=in_pages,
+    )
+
+
+def _name(kind: CheckpointKind | None) -> str | None:
+    return None if kind is None else kind.name.lower()
+
+
+_REMEMBERED = 4096
+
+
+class EvictionLedger:
+    def __init__(
+        self, cache: HybridPrefixCache, owners: Callable[[], Mapping[int, RequestId]]
+    ) -> None:
+        """owners: the requests that hold allocations now, by the allocation's id."""
+        self._cache = cache
+        self._pages_per_slab = cache.arena.layout.pages_per_slab
+        self._owners = owners
+        self._evictions: OrderedDict[int, Eviction] = OrderedDict()
+        self._unreported: list[Eviction] = []
+
+    def collect(self) -> None:
+        """Take in what was evicted since the last call."""
+        decisions = self._cache.drain_evictions()
+        if not decisions:
+            return
+        owners = self._owners()
+        for decision in decisions:
+            taken_by = None if decision.allocation is None else owners.get(decision.allocation)
+            eviction = self._read(decision, taken_by)
+            self._evictions[eviction.sequence] = eviction
+            self._unreported.append(eviction)
+        while len(self._evictions) > _REMEMBERED:
+            self._evictions.popitem(last=False)
+
+    def take_unreported(self) -> tuple[Eviction, ...]:
+        """Those collected since the last call, oldest first."""
+        made, self._unreported = tuple(self._unreported), []
+        return made
+
+    def lost(self, match: Match) -> EvictedCheckpoint | None:
+        """What of the prompt had a state that was evicted; None where nothing is remembered."""
+        lost = match.lost
+        if lost is None:
+            return None
+        self.collect()
+        return EvictedCheckpoint(
+            lost.boundary,
+            lost.pages_since / self._pages_per_slab,
+            self._evictions.get(lost.eviction),
+        )
+
+    def _read(self, decision: Decision, taken_by: RequestId | None) -> Eviction:
+        return Eviction(
+            decision.sequence,
+            decision.kind,
+            _name(decision.checkpoint_kind),
+            decision.boundary,
+            decision.pages / self._pages_per_slab,
+            decision.score,
+            taken_by,
+        )
+
+
+def brought_by(load: TierLoad, names: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """By tier, tokens whose KV it brings; the last one brings the state. names: of the tiers."""
+    state_from = load.state[0]
+    pages = Counter(tier for tier, *_ in load.pages)
+    others = sorted(tier for tier in pages if tier != state_from)
+    return tuple((names[tier], pages[tier] * PAGE_TOKENS) for tier in (*others, state_from))
+
+
+def with_loaded(
+    hit: HitBreakdown, before: int, brought: tuple[tuple[str, int], ...]
+) -> HitBreakdown:
+    """Of a prompt whose load has landed. before: tokens that were usable without it. brought: as of
+    brought_by(). KV that stood already became usable by the state, where that is from."""
+    left = hit.usable_tokens - before
+    loaded = {}
+    for tier, tokens in brought[:-1]:
+        loaded[tier] = min(tokens, left)
+        left -= min(tokens, left)
+    if left > 0:
+        loaded[brought[-1][0]] = left
+    return replace(hit, loaded={name: tokens for name, tokens in loaded.items() if tokens > 0})
+
+
+def with_failed(hit: HitBreakdown, boundary: int | None) -> HitBreakdown:
+    """boundary: tokens that a load was to make usable, before the prompt was looked up anew; None
+    where none failed. Whatever the tree says of them now, they were lost by that."""
+    if boundary is None:
+        return hit
+    left = max(0, min(boundary, hit.prompt_tokens) - hit.usable_tokens)
+    causes = dict(hit.causes)
+    failed = 0
+    # The tree lays its causes over a prompt in this order, from the last usable token on.
+    for cause in CAUSES_IN_ORDER:
+        taken = min(left, causes.get(cause, 0))
+        if taken:
+            causes[cause] -= taken
+            left -= taken
+            failed += taken
+    in_pages = None if hit.in_pages is None else with_failed(hit.in_pages, boundary)
+    if failed:
+        causes[LOAD_FAILED] = failed
+    return replace(hit, causes=causes, in_pages=in_pages)
+
+
+def with_changed(hit: HitBreakdown, changed: tuple[int, int] | None) -> HitBreakdown:
+    """changed: tokens [begin, end) of the prompt that the turn before had otherwise. Only what the
+    tree takes for new can be of that cause, which is the prompt's end."""
+    if changed is None:
+        return hit
+    begin, end = changed
+    new = hit.causes.get("new", 0)
+    tokens = min(end, hit.prompt_tokens) - max(begin, hit.prompt_tokens - new)
+    if tokens <= 0:
+        return hit
+    in_pages = None if hit.in_pages is None else with_changed(hit.in_pages, changed)
+    causes = {**hit.causes, "new": new - tokens, TEMPLATE_CHANGED: tokens}
+    return replace(hit, causes=causes, in_pages=in_pages, template_changed_at=begin)
+
+
+class PromptLookups:
+    """prompt_tokens: of all prompts. usable_tokens: of those tokens, that needed no computing."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.usable_tokens = 0
+
+    def ended(self, hit: HitBreakdown | None) -> None:
+        """Count a request's prompt, or a room's. hit: as reported; None: never looked up."""
+        if hit is not None:
+            self.prompt_tokens += hit.prompt_tokens
+            self.usable_tokens += hit.usable_tokens
+
+
+def usage_of(request: Request) -> m.Usage:
+    now = time.monotonic()
+    first = request.first_token_at
+    return m.Usage(
+        prompt_tokens=len(request.prompt),
+        completion_tokens=len(request.output),
+        hit=None if request.hit is None else with_changed(request.hit, request.changed),
+        transfer=request.transfer,
+        prefilled_on=request.prefilled_on,
+        local_fallback=request.handover_lost,
+        time_to_first_token=(now if first is None else first) - request.created,
+        seconds=now - request.created,
+        pulled=request.pulled,
+        route=request.route,
+        prefill_choice=request.prefill_choice,
+        targets=None if request.targets == m.NO_TARGETS else request.targets,
+        **_drafted(request),
+    )
+
+
+def _drafted(request: Request) -> dict[str, Any]:
+    """Of its usage."""
+    if request.drafting is None:
+        return {}
+    counts = request.drafting.counts
+    drafts = tuple(
+        m.DraftUse(source.value, tuple(count.drafted), tuple(count.accepted))
+        for source, count in counts.items()
+        if count.drafted
+    )
+    found: dict[str, Any] = {
+        "drafts": drafts,
+        "drafted_tokens": sum(sum(use.drafted) for use in drafts),
+        "accepted_tokens": sum(sum(use.accepted) for use in drafts),
+    }
+    predicted = counts.get(DraftSource.PREDICTION)
+    if predicted is not None:
+        accepted = sum(predicted.accepted)
+        found["accepted_prediction_tokens"] = accepted
+        found["rejected_prediction_tokens"] = sum(predicted.drafted) - accepted
+    return found

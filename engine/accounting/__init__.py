@@ -1,1 +1,0 @@
-"""What an engine counts, and what its memory holds."""

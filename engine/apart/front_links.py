@@ -1,0 +1,311 @@
+"""The engine's ends of sockets: to the front that started it, and to front workers.
+
+`FrontLink`: The engine's end of the socket to a front in another process.
+Owns the socket and one thread, which reads. Thread rule: send() from any thread, never waits and
+never raises for what became of the front; `receive` and `on_end` are called on the link's thread.
+Invariants: frames leave whole and in the order of send(); what waits for a front that does not read
+is bounded, and a front with more than that is dead; on_end comes once, after the last receive.
+
+`WorkerLinks`: The engine's ends of the sockets to front workers, beside the one to the front that
+started it.
+Owns a FrontLink for each worker, and which worker a request came from. Thread rule: add() from any
+thread, split() from the engine's; `receive` and `gone` are called on the links' threads. Both
+tables change and are copied under the lock; split() looks single keys up without it. Invariants:
+what a request is answered goes to the worker that submitted it, its end to the front too, and to
+the front first; a worker that is gone has its requests aborted, and gone(number, requests) comes
+behind every end that the front was sent before.
+"""
+
+import asyncio
+import logging
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+from tasuki.engine import messages as m
+from tasuki.utils.system import name_this_thread
+
+from .control import TokensMade
+from .frames import BrokenFrame, FrameReader, frame_of
+
+log = logging.getLogger(__name__)
+
+LIMIT_BYTES = 64 << 20
+"""Minutes of what an engine makes, and more than any snapshot of its cache."""
+_READ_BYTES = 1 << 18
+_LAST_WRITES_SECONDS = 1.0
+
+
+class FrontLink:
+    def __init__(self, connection: socket.socket, limit_bytes: int = LIMIT_BYTES) -> None:
+        """limit_bytes: that may wait for the front to read, beside what the kernel holds."""
+        connection.setblocking(False)
+        self._socket = connection
+        self._limit = limit_bytes
+        self._lock = threading.Lock()
+        self._waiting = bytearray()
+        self._dead: str | None = None
+        self._closing = False
+        self._wakes: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="tasuki-link", daemon=True)
+        self._receive: Callable[[Sequence[Any]], None]
+        self._on_end: Callable[[str], None]
+
+    def start(
+        self, receive: Callable[[Sequence[Any]], None], on_end: Callable[[str], None]
+    ) -> None:
+        """receive: takes the messages of each frame. on_end(reason): the front is gone, or reads
+        too little; not after close()."""
+        self._receive, self._on_end = receive, on_end
+        self._thread.start()
+
+    def send(self, messages: Sequence[Any]) -> None:
+        """As one frame. Raises what frame_of() raises."""
+        frame = frame_of(messages)
+        with self._lock:
+            if self._dead is not None:
+                return
+            if self._waiting:
+                self._waiting += frame
+            else:
+                sent = self._written(frame)
+                if sent == len(frame):
+                    return
+                self._waiting += memoryview(frame)[sent:]
+            if len(self._waiting) > self._limit:
+                self._dead = f"{len(self._waiting)} bytes wait for a front that does not read"
+                self._waiting.clear()
+            self._wake()
+
+    def close(self) -> None:
+        """Send what still waits, within a second, and end the thread. Idempotent; not from the
+        link's own thread."""
+        with self._lock:
+            self._closing = True
+            self._wake()
+        if self._thread.is_alive():
+            self._thread.join(2 * _LAST_WRITES_SECONDS)
+        self._socket.close()
+
+    def close_ended(self) -> None:
+        """As close(), once on_end was called; from any thread, that of on_end too. Idempotent, and
+        somebody may call close() at the same time."""
+        self._socket.close()
+        with self._lock:
+            ended, self._wakes = self._wakes, None
+        if ended is not None:
+            os.close(ended)
+
+    def _written(self, data: bytes | bytearray | memoryview) -> int:
+        """How much of it the kernel took. The lock is held."""
+        try:
+            return self._socket.send(data, socket.MSG_NOSIGNAL)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            self._dead = f"the front is gone: {error}"
+            self._waiting.clear()
+            self._wake()
+            return len(data)
+
+    def _wake(self) -> None:
+        """The lock is held, so that nobody closes what is written to."""
+        if self._wakes is not None:
+            os.eventfd_write(self._wakes, 1)
+
+    def _run(self) -> None:
+        name_this_thread()
+        try:
+            reason = self._exchange()
+        except Exception as error:
+            log.exception("the link to the front broke")
+            reason = f"the link broke: {error!r}"
+        with self._lock:
+            self._dead = reason
+            self._waiting.clear()
+        if not self._closing:
+            self._on_end(reason)
+
+    def _exchange(self) -> str:
+        """Until the link has ended; returns why."""
+        wakes = self._wakes
+        assert wakes is not None
+        poll = select.poll()
+        poll.register(wakes, select.POLLIN)
+        reader = FrameReader()
+        while True:
+            with self._lock:
+                if self._dead is not None:
+                    return self._dead
+                events = select.POLLIN | (select.POLLOUT if self._waiting else 0)
+                if self._closing and not self._waiting:
+                    return "closed"
+            poll.register(self._socket, events)
+            ready = dict(poll.poll(_LAST_WRITES_SECONDS * 1e3 if self._closing else None))
+            if not ready:
+                return "closed"
+            if wakes in ready:
+                os.eventfd_read(wakes)
+            happened = ready.get(self._socket.fileno(), 0)
+            if happened & select.POLLOUT:
+                with self._lock:
+                    del self._waiting[: self._written(self._waiting)]
+            if happened & ~select.POLLOUT:
+                try:
+                    data = self._socket.recv(_READ_BYTES)
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    return f"the front is gone: {error}"
+                if not data:
+                    return "the front is gone"
+                try:
+                    for messages in reader.take(data):
+                        self._receive(messages)
+                except BrokenFrame as error:
+                    return f"the front sent what is no frame: {error}"
+
+
+NUMBER_BYTES = 4
+"""A worker sends its number first, little-endian."""
+
+
+def opened_door(path: str) -> socket.socket:
+    """Where front workers connect from now on. path: of a Unix socket."""
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    door.bind(path)
+    door.listen()
+    door.setblocking(False)
+    return door
+
+
+class WorkerLinks:
+    def __init__(
+        self,
+        receive: Callable[[Sequence[Any]], None],
+        to_front: Callable[[Sequence[Any]], None],
+        gone: Callable[[int, tuple[m.RequestId, ...]], None],
+    ) -> None:
+        """receive: takes what workers send. to_front: sends to the front. gone: takes a worker's
+        number and the requests that it leaves behind in the engine, once they are aborted."""
+        self._receive = receive
+        self._to_front = to_front
+        self._gone = gone
+        self._lock = threading.Lock()
+        self._links: dict[int, FrontLink] = {}
+        self._of: dict[m.RequestId, int] = {}
+
+    def add(self, number: int, connection: socket.socket) -> None:
+        """number: of a worker that never had a link before."""
+        link = FrontLink(connection)
+        with self._lock:
+            self._links[number] = link
+        link.start(lambda messages: self._take(number, messages), lambda reason: self._lose(number))
+
+    async def let_in(self, door: socket.socket) -> None:
+        """add() each worker that connects, until cancelled. door: from opened_door()."""
+        loop = asyncio.get_running_loop()
+        with door:
+            while True:
+                connection, _ = await loop.sock_accept(door)
+                try:
+                    number = await loop.sock_recv(connection, NUMBER_BYTES)
+                except OSError:
+                    number = b""
+                if len(number) == NUMBER_BYTES:
+                    self.add(int.from_bytes(number, "little"), connection)
+                else:
+                    # It has ended meanwhile, and the door stays open for the next.
+                    connection.close()
+
+    def split(self, messages: Sequence[Any]) -> None:
+        """Send a delivery to whom it belongs: one frame each."""
+        if not self._of:
+            self._to_front(messages)
+            return
+        front: list[Any] = []
+        shares: dict[int, list[Any]] = {}
+        made = 0
+        ended: list[m.RequestId] = []
+        for message in messages:
+            match message:
+                case m.TokenOut(request_id=request):
+                    number = self._of.get(request)
+                    if number is None:
+                        front.append(message)
+                    else:
+                        made += 1
+                        shares.setdefault(number, []).append(message)
+                case m.TokensOut():
+                    for number, tokens in self._shared(message):
+                        if number is None:
+                            front.append(tokens)
+                        else:
+                            made += len(tokens)
+                            shares.setdefault(number, []).append(tokens)
+                case m.PromptScored(request_id=request) if request in self._of:
+                    shares.setdefault(self._of[request], []).append(message)
+                case m.Finished(request_id=request) | m.Rejected(request_id=request):
+                    front.append(message)
+                    if request in self._of:
+                        ended.append(request)
+                        shares.setdefault(self._of[request], []).append(message)
+                case _:
+                    front.append(message)
+        if made:
+            front.append(TokensMade(made))
+        if front:
+            self._to_front(front)
+        if ended:
+            with self._lock:
+                for request in ended:
+                    self._of.pop(request, None)
+        for number, share in shares.items():
+            link = self._links.get(number)
+            if link is not None:
+                link.send(share)
+
+    def close(self) -> None:
+        """Send what still waits, and end the links."""
+        with self._lock:
+            links = [*self._links.values()]
+        for link in links:
+            link.close()
+
+    def _shared(self, tokens: m.TokensOut) -> list[tuple[int | None, m.TokensOut]]:
+        """The same by worker; None: the front's."""
+        owners = [self._of.get(request) for request in tokens.request_ids]
+        if len(set(owners)) == 1:
+            return [(owners[0], tokens)]
+        places = sorted(range(len(owners)), key=lambda place: owners[place] or 0)
+        return [
+            (owner, tokens.at([*mine]))
+            for owner, mine in groupby(places, key=lambda place: owners[place])
+        ]
+
+    def _take(self, number: int, messages: Sequence[Any]) -> None:
+        names = [
+            name
+            for message in messages
+            if isinstance(message, m.Submit)
+            for name in message.answer_ids
+        ]
+        if names:
+            # Before the engine has them: it may answer at once.
+            with self._lock:
+                self._of.update(dict.fromkeys(names, number))
+        self._receive(messages)
+
+    def _lose(self, number: int) -> None:
+        with self._lock:
+            left = tuple(request for request, owner in self._of.items() if owner == number)
+        self._receive([m.Abort(request) for request in left])
+        self._gone(number, left)
+        # Last: close() waits for the links that are listed, and nothing is called behind it.
+        with self._lock:
+            link = self._links.pop(number)
+        link.close_ended()

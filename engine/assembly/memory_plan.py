@@ -1,0 +1,340 @@
+"""How much memory an engine takes: weights, arena and batch sizes.
+
+`weights_of()`: How many bytes the weights of a config's model take as they are stored.
+
+`MemoryPlan`: What of a GPU's memory goes where, before anything is allocated.
+Weights, slabs, slots and pages are exact: they come from the same shapes that allocate them, and so
+are the angles' table and the keys and values that long prompts gather. The rest of the workspace is
+the widest block's activations for one chunk; graphs and the CUDA context are allowances, checked
+against a GPU in docs/kernels.md. Pure.
+
+`arena_slabs()`: What an engine's sizes come to where its config leaves them open. Pure.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tasuki.engine.config import EngineConfig, EngineConfigError, Role
+from tasuki.engine.runner.rows import MOST_ROWS, padded_sizes
+from tasuki.model.config import DenseShape, ModelConfig
+from tasuki.model.config_json import QuantizationConfig
+from tasuki.model.costs import ShapesOnly, WeightSizes
+from tasuki.model.draft_layer import FIRST_IDS
+from tasuki.model.ops.attention.long_context import gathered_bytes
+from tasuki.model.ops.attention.rope import rotary_cache_bytes
+from tasuki.model.ops.attention.tile_groups import turned_bytes
+from tasuki.model.ops.gdn.verify.kept_inputs import kept_bytes
+from tasuki.model.ops.sampling.prompt_scores import SCORED_LOGIT_BYTES, SCORED_ROWS
+from tasuki.model.quantise.quantised_source import QuantisedSource
+from tasuki.model.quantise.recipe import RECIPES
+from tasuki.model.weights.safetensors_files import StoredShapes
+from tasuki.model.weights.safetensors_folder import Checkpoint
+from tasuki.model.weights.source import TensorSource
+from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS, CacheLayout, itemsize
+from tasuki.utils.options import Auto
+
+Share = Callable[[TensorSource], TensorSource]
+"""What a rank reads of a source of the whole model."""
+
+
+def whole(source: TensorSource) -> TensorSource:
+    """Of a rank that has all."""
+    return source
+
+
+def weights_of(
+    model: ModelConfig, config: EngineConfig, quantization: str = "", share: Share = whole
+) -> WeightSizes:
+    """Of config's folder where that is quantised, by the headers of its files; of plain weights
+    else. model: what the rank has of it, and share: how it reads that. quantization: count them in
+    that format, whatever config names. Raises WeightsError and ModelConfigError."""
+    dtype = getattr(torch, config.compute_dtype)
+    if quantization:
+        source = QuantisedSource(ShapesOnly(), RECIPES[quantization])
+        return WeightSizes.of(model, dtype, share(source))
+    folder = Path(config.model)
+    is_quantised = bool(config.model) and QuantizationConfig.load(folder).method is not None
+    if not is_quantised or not any(folder.glob("*.safetensors")):
+        return WeightSizes.of(model, dtype)
+    with Checkpoint(folder, StoredShapes) as stored:
+        return WeightSizes.of(model, dtype, share(stored))
+
+
+MIB = 2**20
+# Context, loaded kernels and cuBLAS workspaces; then what the driver keeps of each captured graph.
+_CONTEXT_BYTES = 1280 * MIB
+_GRAPHS_BYTES = 512 * MIB
+# Of what remains, so that fragmentation of the caching allocator does not end a server.
+_HEADROOM = 0.02
+_SHARES = 2 * 160
+"""Of attention's parts at most: two for each of a GPU's multiprocessors."""
+_MOST_REQUESTS = 256
+"""Of a forward where `max_batch` is auto: each more has its logits and rows kept ready."""
+_PAGES_OF_A_REQUEST = 4
+"""At least, beside its working slots: one with fewer hardly profits from a batch."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes, where not said otherwise. device: memory of the GPU that is free before anything of
+    ours is there. arena: as configured, or all that fits. max_batch: requests in one forward, as
+    configured or worked out. context_tokens: of the longest context of model and arena.
+
+    fitting_arena is the largest arena beside everything else, in whole slabs; 0 where not even the
+    weights fit.
+    """
+
+    layout: CacheLayout
+    working_slots: int
+    device: int
+    weights: int
+    rotary: int
+    workspace: int
+    gathered: int
+    graphs: int
+    context: int
+    arena: int
+    fitting_arena: int
+    max_batch: int
+    context_tokens: int
+
+    @staticmethod
+    def of(
+        model: ModelConfig,
+        config: EngineConfig,
+        device: int,
+        role: Role,
+        quantization: str = "",
+        share: Share = whole,
+    ) -> "MemoryPlan":
+        """quantization: of the weights, where config names no folder that says so. model, share: as
+        of weights_of(). Raises WeightsError and ModelConfigError where that folder cannot be
+        read."""
+        config = config.of_a_gpu().drafting(model.draft_layers, on_gpu=True)
+        layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
+        rotary = rotary_cache_bytes(model, model.max_position)
+        weights = weights_of(model, config, quantization, share).total
+        rest = device - weights - rotary - _CONTEXT_BYTES
+
+        def is_too_large(slabs: int) -> bool:
+            beside = _Beside.of(model, config, layout, role, slabs).total
+            return slabs * layout.slab_bytes > (rest - beside) * (1 - _HEADROOM)
+
+        # More slabs never have less beside them, so that there is one number from which none fits.
+        most = max(rest // layout.slab_bytes, 0)
+        fitting = bisect_left(range(1, most + 1), True, key=is_too_large)
+        slabs = (
+            fitting
+            if isinstance(config.arena_mib, Auto)
+            else config.arena_mib * MIB // layout.slab_bytes
+        )
+        beside = _Beside.of(model, config, layout, role, slabs)
+        return MemoryPlan(
+            layout=layout,
+            working_slots=role.working_slots,
+            device=device,
+            weights=weights,
+            rotary=rotary,
+            workspace=beside.workspace,
+            gathered=beside.gathered,
+            graphs=beside.graphs,
+            context=_CONTEXT_BYTES,
+            arena=slabs * layout.slab_bytes,
+            fitting_arena=fitting * layout.slab_bytes,
+            max_batch=beside.max_batch,
+            context_tokens=beside.context_tokens,
+        )
+
+    @property
+    def fits(self) -> bool:
+        return 0 < self.arena <= self.fitting_arena
+
+    @property
+    def beside(self) -> int:
+        """All but the arena."""
+        parts = (self.weights, self.rotary, self.workspace, self.gathered, self.graphs)
+        return sum(parts) + self.context
+
+    def slabs(self, arena: int) -> int:
+        return arena // self.layout.slab_bytes
+
+    def pages(self, arena: int) -> int:
+        """Were every slab to hold pages."""
+        return self.slabs(arena) * self.layout.pages_per_slab
+
+    def requests(self, arena: int, tokens: int) -> int:
+        """Running at a time with that many tokens each, none shared."""
+        pages = -(-tokens // PAGE_TOKENS)
+        return _requests(self.layout, self.slabs(arena), self.working_slots, pages)
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """What depends on the arena's size, and what comes from that; bytes as in MemoryPlan."""
+
+    max_batch: int
+    context_tokens: int
+    workspace: int
+    gathered: int
+    graphs: int
+
+    @staticmethod
+    def of(
+        model: ModelConfig, config: EngineConfig, layout: CacheLayout, role: Role, slabs: int
+    ) -> "_Beside":
+        batch = batch_of_a_gpu(config, layout, role, slabs)
+        tokens = min(model.max_position, slabs * layout.pages_per_slab * PAGE_TOKENS)
+        dtype = getattr(torch, config.compute_dtype)
+        # A step's logits stay where its graph left them, each graph's in a place of its own.
+        kept_logits = sum(padded_sizes(batch)) * model.vocab * dtype.itemsize
+        # A prompt's rest is computed behind its load, beside the engine's own forward.
+        beside = int(config.host_cache_gib is not None)
+        return _Beside(
+            max_batch=batch,
+            context_tokens=tokens,
+            workspace=_workspace(model, config, batch)
+            + beside * _activations(model, config.prefill_chunk_tokens, config.compute_dtype),
+            gathered=_gathered(model, config, tokens) * (1 + beside),
+            graphs=_GRAPHS_BYTES
+            + _activations(model, batch, config.compute_dtype)
+            + kept_logits
+            + _drafts(model, config, layout, role, batch),
+        )
+
+    @property
+    def total(self) -> int:
+        return self.workspace + self.gathered + self.graphs
+
+
+def batch_of_a_gpu(config: EngineConfig, layout: CacheLayout, role: Role, slabs: int) -> int:
+    """Requests in one forward: as configured, else as many as have a few pages and their working
+    slots in an arena of so many slabs."""
+    if not isinstance(config.max_batch, Auto):
+        return config.max_batch
+    found = _requests(layout, slabs, role.working_slots, _PAGES_OF_A_REQUEST)
+    return min(max(found, 1), _MOST_REQUESTS)
+
+
+def _requests(layout: CacheLayout, slabs: int, working_slots: int, pages: int) -> int:
+    # A slab's pages may belong to several requests, so a slot counts as a slab's worth of them.
+    return slabs * layout.pages_per_slab // (pages + working_slots * layout.pages_per_slab)
+
+
+def _gathered(model: ModelConfig, config: EngineConfig, tokens: int) -> int:
+    """Keys and values side by side, and then pages that FP8 rows are turned to, in their place."""
+    dtype = getattr(torch, config.compute_dtype)
+    turned = turned_bytes(model, tokens, dtype) if config.stored_kv == FP8_ROWS else 0
+    return max(gathered_bytes(model, tokens, dtype), turned)
+
+
+def _workspace(model: ModelConfig, config: EngineConfig, batch: int) -> int:
+    """Activations of a prefill chunk, the logits and scores of every sampled row, of which a row
+    that is drawn outside of the graph takes copies (runner/eager_sampler.py), and the logits of
+    the rows of a prompt that are scored at a time."""
+    logits = 4 * model.vocab * batch * 4
+    scored = SCORED_ROWS * model.vocab * SCORED_LOGIT_BYTES
+    return _activations(model, config.prefill_chunk_tokens, config.compute_dtype) + logits + scored
+
+
+def _drafts(
+    model: ModelConfig, config: EngineConfig, layout: CacheLayout, role: Role, batch: int
+) -> int:
+    """Of graphs of rows with drafts: the graphs, their activations, the logits and a copy, parts of
+    attention, and what is kept of each token for folds. A prefill node has none."""
+    if not config.drafts_on_gpu or role is Role.PREFILL:
+        return 0
+    width, rows, size = (
+        config.drafts_on_gpu + 1,
+        min(batch, MOST_ROWS),
+        itemsize(config.compute_dtype),
+    )
+    tokens = rows * width
+    logits = 2 * tokens * model.vocab * size
+    attention = 4 * (_SHARES + rows) * width * model.query_heads * model.head_dim
+    # Of a step and the one before.
+    kept = tokens * (2 * kept_bytes(model, layout.gdn_layers, size) + layout.carry_bytes)
+    activations = _activations(model, tokens, config.compute_dtype)
+    found = _GRAPHS_BYTES + activations + logits + attention + kept
+    return found + (_guesses(model, config, layout, rows) if config.drafts_by_layer else 0)
+
+
+def _guesses(model: ModelConfig, config: EngineConfig, layout: CacheLayout, rows: int) -> int:
+    """Of the draft layer's graphs, likewise, and the part of the head that drafts
+    are drawn from (model/draft_layer.py)."""
+    head = min(model.vocab, FIRST_IDS) * model.hidden * itemsize(config.compute_dtype)
+    logits = 2 * rows * model.vocab * itemsize(config.compute_dtype)
+    attention = 4 * (_SHARES + rows) * model.query_heads * model.head_dim
+    activations = _activations(model, rows, config.compute_dtype)
+    return _GRAPHS_BYTES + activations + head + logits + attention + rows * layout.carry_bytes
+
+
+def _activations(model: ModelConfig, tokens: int, dtype: str) -> int:
+    """The residual stream, its norm and the widest block's tensors that live at once."""
+    values = model.value_heads * model.value_dim
+    queries = model.query_heads * model.head_dim
+    gdn = 2 * model.conv_channels + 6 * values
+    attention = 2 * queries + 2 * model.kv_heads * model.head_dim + 3 * queries
+    width = 3 * model.hidden + max(gdn, attention, _feed_forward_width(model))
+    return tokens * width * itemsize(dtype)
+
+
+def _feed_forward_width(model: ModelConfig) -> int:
+    shape = model.feed_forward
+    if isinstance(shape, DenseShape):
+        return 3 * shape.intermediate
+    routed = shape.chosen * (3 * shape.intermediate + 2 * model.hidden)
+    return routed + 3 * shape.shared_intermediate
+
+
+CPU_ARENA_MIB = 512
+CPU_MAX_BATCH = 64
+_FEWEST_SLABS = 4
+
+
+def arena_slabs(
+    config: EngineConfig,
+    model: ModelConfig,
+    role: Role,
+    free: int | None,
+    share: Share = whole,
+) -> int:
+    """free: bytes of the GPU before anything of ours is there; None: the engine is on a CPU. model,
+    share: as of weights_of(). Raises EngineConfigError where the arena would be too small for any
+    request."""
+    layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
+    if isinstance(config.arena_mib, Auto) and free is not None:
+        return _slabs_that_fit(MemoryPlan.of(model, config, free, role, share=share))
+    mib = CPU_ARENA_MIB if isinstance(config.arena_mib, Auto) else config.arena_mib
+    slabs = mib * MIB // layout.slab_bytes
+    if slabs < _FEWEST_SLABS:
+        need = -(-_FEWEST_SLABS * layout.slab_bytes // MIB)
+        raise EngineConfigError(
+            f"arena_mib {mib} holds {slabs} slabs of {layout.slab_bytes} bytes; "
+            f"give at least {need}"
+        )
+    return slabs
+
+
+def _slabs_that_fit(plan: MemoryPlan) -> int:
+    slabs = plan.slabs(plan.arena)
+    if slabs < _FEWEST_SLABS:
+        raise EngineConfigError(
+            f"arena_mib auto: {plan.device // MIB} MiB of the GPU are free, of which weights and "
+            f"workspace take {plan.beside // MIB}: that leaves {slabs} slabs of "
+            f"{plan.layout.slab_bytes} bytes, and {_FEWEST_SLABS} are needed; free memory, give a "
+            "smaller --max-batch or --prefill-chunk-tokens, or take a larger GPU"
+        )
+    return slabs
+
+
+def max_batch(
+    config: EngineConfig, layout: CacheLayout, role: Role, slabs: int, *, on_gpu: bool
+) -> int:
+    """Requests in one forward of an engine with an arena of so many slabs."""
+    if on_gpu:
+        return batch_of_a_gpu(config, layout, role, slabs)
+    return CPU_MAX_BATCH if isinstance(config.max_batch, Auto) else config.max_batch

@@ -1,0 +1,383 @@
+"""The parts of an engine whose model is shared out among several ranks, and those of a follower.
+
+The leader's process has the engine and rank 0; each other rank is a process that it starts. All of
+them load at once, meet, and have arenas of as many slabs: an id means the same on every rank.
+"""
+
+import socket
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from tasuki.engine.config import EngineConfig, EngineConfigError, Role
+from tasuki.engine.messages.types import Message
+from tasuki.engine.parallel.collectives import Collectives, Exchange
+from tasuki.engine.parallel.follower import follow
+from tasuki.engine.parallel.leader_runner import LeaderDraws
+from tasuki.engine.parallel.messages import Join
+from tasuki.engine.parallel.ranks import RankProcess, Ranks, start_ranks
+from tasuki.engine.parallel.shared_arenas import (
+    AgreedSteps,
+    HostArenas,
+    Report,
+    ReportedSteps,
+    SharedArenas,
+    open_arena,
+)
+from tasuki.engine.parallel.tiers import FollowerTiers
+from tasuki.engine.runner.base import Runner
+from tasuki.engine.tiers.digests import DigestKind
+from tasuki.engine.tiers.disk.disk_memory import disk_memory
+from tasuki.engine.tiers.disk.kept_folder import digest_of_weights
+from tasuki.engine.tiers.host_memory import arena_below, available_bytes, host_slabs
+from tasuki.engine.tiers.tier_copiers import tier_copiers
+from tasuki.model.config import ModelConfig
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.model.grammar.vocabulary import Vocabulary
+from tasuki.model.weights.layers import ModelWeights
+from tasuki.model.weights.safetensors_folder import load_weights, rows_together
+from tasuki.model.weights.shard import ExpertCut, Shard
+from tasuki.model.weights.source import ShardedSource
+from tasuki.pycache.arena import Arena
+from tasuki.pycache.layout import ArenaKey, CacheLayout, Place
+from tasuki.transfer.ranks.region import DeviceRegion, HostRegion, RankRegion, RankSpans
+from tasuki.transfer.windows.window import StepCounter
+from tasuki.utils.child_process import Job
+from tasuki.utils.logs import Progress, no_progress
+
+from .engines import (
+    EngineParts,
+    RunnerSizes,
+    asked_model,
+    build_model,
+    build_parts,
+    build_runner,
+    kept_contract,
+    torch_device,
+    use_device,
+)
+from .memory_plan import arena_slabs
+
+StartRanks = Callable[[Sequence[Job]], list[RankProcess]]
+
+
+LoadShard = Callable[[EngineConfig, ModelConfig, Shard, torch.device, Progress], ModelWeights]
+"""A rank's slices of the weights; the model's config is of the whole. Can be pickled."""
+
+
+def load_shard(
+    config: EngineConfig,
+    model: ModelConfig,
+    shard: Shard,
+    device: torch.device,
+    progress: Progress,
+) -> ModelWeights:
+    """From the checkpoint's folder. Raises WeightsError."""
+    dtype = getattr(torch, config.compute_dtype)
+    return load_weights(config.model, model, dtype, device, progress, shard=shard)
+
+
+def rank_device(config: EngineConfig, rank: int) -> torch.device:
+    """`cuda` is a GPU for each rank, in the order in which they are visible; `cuda:N` that one for
+    all of them, which is slow and for tests. Raises EngineConfigError where there are too few."""
+    device = torch_device(config)
+    if device.type == "cpu":
+        return device
+    index = rank if device.index is None else device.index
+    seen = torch.cuda.device_count()
+    if index >= seen:
+        raise EngineConfigError(
+            f"tensor_parallel is {config.tensor_parallel}, and {seen} GPUs are visible here, of "
+            "which each rank takes one: give a lower --tensor-parallel, or more GPUs in "
+            "CUDA_VISIBLE_DEVICES"
+        )
+    return torch.device("cuda", index)
+
+
+def shared_model(config: EngineConfig) -> ModelConfig:
+    """As asked_model(), with the rows of its head that no cut parts."""
+    model = asked_model(config)
+    return replace(model, head_block=rows_together(config.model, model))
+
+
+def load_vocabulary(config: EngineConfig, model: ModelConfig) -> Vocabulary | None:
+    """From the checkpoint's folder."""
+    return Vocabulary.load(Path(config.model), model.vocab, model.eos_ids)
+
+
+@dataclass(frozen=True)
+class RankSource:
+    """model: reads the whole model's config; weights: a rank's slices; vocabulary: the tokens'
+    texts, if they are known. Can be pickled."""
+
+    model: Callable[[EngineConfig], ModelConfig] = shared_model
+    weights: LoadShard = load_shard
+    vocabulary: Callable[[EngineConfig, ModelConfig], Vocabulary | None] = load_vocabulary
+
+
+def build_node_parts(
+    config: EngineConfig, progress: Progress = no_progress, role: Role = Role.FUSED
+) -> EngineParts:
+    """As build_parts(), of as many ranks as the config asks for. Raises RankLost too."""
+    if config.tensor_parallel == 1:
+        return build_parts(config, progress, role)
+    return build_leader_parts(config, progress, role)
+
+
+def build_leader_parts(
+    config: EngineConfig,
+    progress: Progress = no_progress,
+    role: Role = Role.FUSED,
+    start: StartRanks = start_ranks,
+    source: RankSource | None = None,
+) -> EngineParts:
+    """start: of the followers' processes. source: of the model; the config's folder by default.
+    REQUIRES: more than one rank; the calling thread lives as long as the engine."""
+    if source is None:
+        if not config.model:
+            raise EngineConfigError(
+                "model is not set: give the folder of a checkpoint with --model"
+            )
+        source = RankSource()
+    # Before anything is started.
+    whole = source.model(config)
+    shard_of(config, 0).part(whole)
+    on_gpus = rank_device(config, config.tensor_parallel - 1).type != "cpu"
+    with tempfile.TemporaryDirectory(prefix="tasuki-ranks-") as folder:
+        meeting = Path(folder) / "meeting"
+        followers = range(1, config.tensor_parallel)
+        jobs = [partial(run_follower, config, role, rank, meeting, source) for rank in followers]
+        ranks = Ranks(start(jobs), config.rank_timeout)
+        try:
+            leader = RankInMemory(config, role, 0, meeting, source, progress)
+            slabs = min(leader.slabs, *ranks.loaded())
+            arenas = leader.host_arenas(slabs)
+            join = leader.tiers_of(slabs)
+            ranks.join(join)
+            parts = leader.meet(join, partial(ranks.agreed.report, 0))
+            if not on_gpus:
+                # On GPUs all capture their graphs together, later.
+                ranks.joined()
+            if arenas is not None:
+                arenas.met()
+        except BaseException:
+            ranks.close()
+            raise
+    assert parts.collectives is not None
+    ranks.abandon_by(parts.collectives.abandon)
+    collectives = parts.collectives
+    ranks.compare_exchanges(lambda: collectives.begun)
+    return replace(
+        parts,
+        grammars=GrammarCompiler(source.vocabulary(config, leader.config)),
+        ranks=ranks,
+        shared=leader.shared(slabs, ranks.agreed),
+    )
+
+
+def run_follower(
+    config: EngineConfig,
+    role: Role,
+    rank: int,
+    meeting: Path,
+    source: RankSource,
+    connection: socket.socket,
+) -> int:
+    """A follower's main. Returns the exit status."""
+    load = partial(RankInMemory, config, role, rank, meeting, source)
+    return follow(connection, load, config.rank_timeout)
+
+
+def shard_of(config: EngineConfig, rank: int) -> Shard:
+    experts = ExpertCut.BY_EXPERT if config.expert_parallel else ExpertCut.BY_WIDTH
+    return Shard(rank, config.tensor_parallel, experts)
+
+
+class RankInMemory:
+    """As LoadedRank. config: of the whole model."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        role: Role,
+        rank: int,
+        meeting: Path,
+        source: RankSource,
+        progress: Progress = no_progress,
+    ) -> None:
+        """Loads. meeting: as of GlooCollectives. Raises as build_parts()."""
+        torch.set_num_threads(config.threads)
+        self._settings = config
+        self._role = role
+        self._meeting = meeting
+        self._shard = shard_of(config, rank)
+        self._device = rank_device(config, rank)
+        use_device(self._device)
+        self.config = source.model(config)
+        self._part = self._shard.part(self.config)
+        self.slabs = arena_slabs(
+            config,
+            self._part,
+            role,
+            self._free(),
+            partial(ShardedSource, config=self.config, shard=self._shard),
+        )
+        self._weights = source.weights(config, self.config, self._shard, self._device, progress)
+        # Somebody waits for the ranks of a node that hands over.
+        self._hands_over = role is not Role.FUSED
+        self._memory: torch.Tensor | None = None
+        self._region: RankRegion | None = None
+        self._parts: EngineParts
+
+    def _free(self) -> int | None:
+        if self._device.type == "cpu":
+            return None
+        return self._settings.usable_of(*torch.cuda.mem_get_info(self._device))
+
+    def tiers_of(self, slabs: int) -> Join:
+        """As the leader: how much every rank has. Raises EngineConfigError."""
+        settings = self._settings
+        host = 0
+        if settings.host_cache_gib is not None:
+            host = host_slabs(settings, self._layout, available_bytes())
+        weights = ""
+        if settings.disk_cache is not None:
+            weights = digest_of_weights(settings.model, settings.disk_cache)
+        return Join(slabs, host, weights)
+
+    @property
+    def _layout(self) -> CacheLayout:
+        settings = self._settings
+        return self._part.cache_layout(
+            settings.stored_kv, settings.compute_dtype, settings.ssm_dtype
+        )
+
+    def host_arenas(self, slabs: int) -> HostArenas | None:
+        """As the leader, before the followers join: memory for all arenas. None where nothing is
+        handed over, and on GPUs: each rank allocates its own. Raises EngineConfigError."""
+        if not self._hands_over or self._device.type != "cpu":
+            return None
+        spans = self._spans(slabs)
+        try:
+            made = HostArenas.create(self._meeting.parent, spans)
+        except OSError as error:
+            raise EngineConfigError(
+                f"arenas of {spans.region_bytes >> 20} MiB cannot be allocated for "
+                f"{spans.ranks} ranks: give less --arena-mib, or free memory"
+            ) from error
+        self._memory = made.memory[: spans.arena_bytes]
+        self._region = HostRegion(made.memory, spans.layout)
+        return made
+
+    def shared(self, slabs: int, agreed: AgreedSteps) -> SharedArenas | None:
+        """As the leader, once all have met: what a transport sends from and receives into."""
+        if self._region is None:
+            return None
+        return SharedArenas(self._region, self._spans(slabs), agreed)
+
+    def _spans(self, slabs: int) -> RankSpans:
+        settings = self._settings
+        layout = self.config.cache_layout(
+            settings.stored_kv, settings.compute_dtype, settings.ssm_dtype
+        )
+        return RankSpans(layout, self._shard.ranks, slabs)
+
+    def meet(self, join: Join, report: Report) -> EngineParts:
+        """Connect to the other ranks, and have so many slabs. report: as join()'s."""
+        settings, shard, slabs = self._settings, self._shard, join.slabs
+        collectives, exchange = self._collectives()
+        layout = self._layout
+        if self._hands_over and self._memory is None and exchange is None:
+            spans = self._spans(slabs)
+            assert spans.part == layout, "slices of weights and of arenas differ"
+            self._memory = open_arena(self._meeting.parent, spans, shard.rank)
+        key = ArenaKey(rank=shard.rank, ranks=shard.ranks)
+        host, disk = None, None
+        if join.host_slabs:
+            below = ArenaKey(Place.HOST, rank=shard.rank, ranks=shard.ranks)
+            host = arena_below(layout, join.host_slabs, settings.device, below)
+            disk = disk_memory(settings, layout, partial(self._contract, join.weights))
+        arena = Arena(layout, slabs, self._device, key=key, memory=self._memory)
+        if self._hands_over and exchange is not None:
+            from tasuki.engine.parallel.peer_collectives import exchanged_arenas
+
+            arenas = exchanged_arenas(exchange, shard.rank, arena.bytes)
+            self._region = DeviceRegion(arenas, arena.bytes, self._spans(slabs))
+        self._parts = EngineParts(
+            self.config,
+            build_model(
+                self._part, self._weights, reduce=collectives.sum, gather=collectives.gather
+            ),
+            arena,
+            ReportedSteps(report) if self._hands_over else StepCounter(),
+            host=host,
+            disk=disk,
+            together=LeaderDraws(collectives, shard.rank),
+            collectives=collectives,
+        )
+        return self._parts
+
+    def _collectives(self) -> tuple[Collectives, Exchange | None]:
+        """Once all have met, and how GPUs go on to introduce their memory to each other."""
+        from tasuki.engine.parallel.collectives import GlooCollectives
+
+        settings, shard = self._settings, self._shard
+        # A step that takes longer than this ends the node anyway.
+        seconds = settings.watchdog_timeout
+        host = GlooCollectives(self._meeting, shard.rank, shard.ranks, seconds)
+        if self._device.type == "cpu":
+            return host, None
+        from tasuki.engine.parallel.peer_collectives import Mailboxes, PeerCollectives
+
+        mailboxes = Mailboxes.met(host.exchange, shard.rank, self._device)
+        return PeerCollectives(mailboxes, seconds), host.exchange
+
+    def _contract(self, weights: str) -> dict[str, str]:
+        """Of this rank of so many: another number of them finds nothing of it."""
+        shard = self._shard
+        kind = DigestKind.of(self._device)
+        whole = kept_contract(weights, self.config, self._weights, self._layout, kind)
+        return {**whole, "rank": f"{shard.rank}/{shard.ranks}"}
+
+    @property
+    def begun(self) -> int:
+        assert self._parts.collectives is not None
+        return self._parts.collectives.begun
+
+    @property
+    def kept(self) -> bytes:
+        disk = self._parts.disk
+        standing = None if disk is None else disk.index.standing
+        return b"" if standing is None else standing.kept_of()
+
+    def tiers(self, send: Callable[[Message], None]) -> FollowerTiers | None:
+        """As a follower."""
+        parts = self._parts
+        if parts.host is None:
+            return None
+        copiers = tier_copiers(parts.arena, parts.host, parts.disk)
+        if parts.disk is not None:
+            # The leader's tree has what stands.
+            parts.disk.index.standing = None
+        return FollowerTiers(copiers, send)
+
+    def check(self) -> None:
+        assert self._parts.collectives is not None
+        self._parts.collectives.check()
+
+    def join(self, join: Join, report: Report) -> Runner:
+        """As a follower."""
+        # The leader alone has grammars.
+        parts = self.meet(join, report)
+        sizes = RunnerSizes.of(self._settings, self._role, parts)
+        return build_runner(
+            parts,
+            sizes.batch,
+            hands_on=self._role is Role.PREFILL,
+            drafts=sizes.drafts,
+            guesses=sizes.guesses,
+        )

@@ -1,0 +1,270 @@
+"""Forwards in flight: when the next is planned, how it reaches the runner, what it drew.
+
+`PlanningTime`: When the next forward is planned, while one is in flight.
+A late plan takes in the requests that arrive during the forward in flight. With an early plan a new
+request waits for the rest of that forward and for the whole next one.
+Owns the times of the last forwards by size, and how long before a forward's end the next plan
+begins. Thread rule: the engine loop's. Invariants: the next plan begins at once where the time of
+the forward in flight is not known. The lead grows by a third whenever the device ran out of work
+behind a late plan, and shrinks by a thousandth with every other forward: one forward of some 300
+begins late.
+
+`PlanStream`: The engine's end of its runner: what was scheduled goes in, its tokens come back
+beside it.
+Owns the order of everything that happens in the arena: forwards, the cache's copies, events. Thread
+rule: the engine loop. Invariant: a copy that the cache decided, and a fold, run before whatever is
+launched or recorded here next. So a forward never reads bytes that were to be stored first, and no
+other node may read or write an id that a copy or a fold still awaits: it is given the id behind an
+event.
+
+`Landing`: What a forward has drawn, counted for the requests that it was drawn for.
+Owns nothing. Thread rule: the engine loop's. Invariant: of a request that is over, or whose logits
+were not finite, nothing counts.
+"""
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasuki.engine.handover.base import Handover
+from tasuki.engine.handover.unsound import all_sound, unsound
+from tasuki.engine.runner.base import DrawnTokens, Event, InFlightForward, Runner
+from tasuki.engine.scheduling.forward_planner import ForwardPlanner
+from tasuki.engine.scheduling.scheduled_forward import (
+    AnswerRows,
+    ScheduledForward,
+    ScheduledSequence,
+)
+from tasuki.engine.scheduling.scheduler import Scheduler
+from tasuki.engine.speculation.drafting import Drafting
+from tasuki.model.ops.sampling.prompt_scores import PromptScores
+from tasuki.model.ops.sampling.reference import Sampled
+from tasuki.pycache.prefix_cache import HybridPrefixCache
+
+from .forward_plan import Fold
+from .progress import ProgressTable
+
+_KNOWN_FROM = 3
+"""Forwards of one size, until their time is known."""
+_REMEMBERED = 8
+"""Forwards of one size. The shortest of them counts."""
+_LEAST_SLACK = 0.0003
+_FIRST_SLACK = 0.001
+_MOST_SLACK = 0.1
+_GROWTH = 1.33
+_DECAY = 0.999
+_LEAST_IDLE = 0.0001
+"""Seconds without work that copies and launches cost the device anyway."""
+_IDLE_SHARE = 0.01
+"""Part of a forward's time that its device may be without work before it."""
+
+
+class PlanningTime:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: seconds."""
+        self._clock = clock
+        self._seconds: dict[tuple[int, int], deque[float]] = defaultdict(
+            lambda: deque(maxlen=_REMEMBERED)
+        )
+        self._planning = 0.0
+        """Seconds that the longest of the latest plans took until it was launched."""
+        self._slack = _FIRST_SLACK
+        self._due: float | None = None
+        self._in_flight: ScheduledForward | None = None
+
+    def launched(self, forward: ScheduledForward, seconds: float) -> None:
+        """Record a forward that was just launched. seconds: to plan and launch it."""
+        self._planning = max(seconds, self._planning * _DECAY)
+        self._in_flight = forward
+        self._begin()
+
+    def landed(self, forward: ScheduledForward, busy: float, idle: float, *, late: bool) -> None:
+        """Record a forward that has ended. busy: seconds that the device computed it; idle: that
+        the device had no work before it. late: its plan had waited for newcomers."""
+        self._seconds[_size(forward)].append(busy)
+        if late and idle > max(_LEAST_IDLE, _IDLE_SHARE * busy):
+            self._slack = min(_MOST_SLACK, self._slack * _GROWTH)
+        else:
+            self._slack = max(_LEAST_SLACK, self._slack * _DECAY)
+        if forward is self._in_flight:
+            self._in_flight = None
+        self._begin()
+
+    @property
+    def wait(self) -> float:
+        """Seconds until the next forward should be planned; 0.0: now."""
+        return 0.0 if self._due is None else max(0.0, self._due - self._clock())
+
+    def _begin(self) -> None:
+        """The forward in flight, if any, begins now on the device."""
+        self._due = None
+        if self._in_flight is None:
+            return
+        known = self._seconds.get(_size(self._in_flight), ())
+        if len(known) >= _KNOWN_FROM:
+            self._due = self._clock() + min(known) - self._planning - self._slack
+
+
+def _size(forward: ScheduledForward) -> tuple[int, int]:
+    """Return a key that forwards have in common if they take about the same time."""
+    return len(forward).bit_length(), forward.prompt_tokens.bit_length()
+
+
+@dataclass(frozen=True)
+class LaunchedForward:
+    scheduled: ScheduledForward
+    in_flight: InFlightForward
+
+
+class PlanStream:
+    def __init__(self, runner: Runner, cache: HybridPrefixCache, progress: ProgressTable) -> None:
+        """progress: of the sequences that are to be launched."""
+        self._runner = runner
+        self._cache = cache
+        self._planner = ForwardPlanner(progress)
+        self._folds: tuple[Fold, ...] = ()
+
+    @property
+    def ticks(self) -> int:
+        """The step counter's value once all that was launched has ended."""
+        return self._runner.ticks
+
+    def prepare(self) -> None:
+        """Once, on the thread that will launch, before it does."""
+        self._runner.prepare()
+
+    def check_device(self) -> None:
+        """After a forward has failed. Raises DeviceLost."""
+        self._runner.check_device()
+
+    def launch(self, scheduled: ScheduledForward) -> LaunchedForward:
+        """Start the forward. Raises what is wrong with it already; then nothing of it is in
+        flight."""
+        plan = self._planner.plan(scheduled, self._cache.take_copies(), self._take_folds())
+        return LaunchedForward(scheduled, self._runner.launch(plan))
+
+    def record_event(self) -> Event:
+        """Passed once all that was launched, and all that was to be copied, until now has ended."""
+        self._store()
+        return self._runner.record_event()
+
+    def fold(self, folds: tuple[Fold, ...]) -> None:
+        """Store the states of rows that verified drafts, in the next plan: a row that goes on with
+        drafts stores its own on the way. REQUIRES: they have landed; a launch or fold_now() comes
+        before the step ends."""
+        self._folds += folds
+
+    def fold_now(self) -> None:
+        """What no forward of this step folds."""
+        if self._folds:
+            self._store()
+
+    def _store(self) -> None:
+        copies, folds = self._cache.take_copies(), self._take_folds()
+        if copies or folds:
+            self._runner.launch(self._planner.stores_alone(copies, folds))
+
+    def _take_folds(self) -> tuple[Fold, ...]:
+        folds, self._folds = self._folds, ()
+        return folds
+
+
+class Landing:
+    def __init__(
+        self,
+        cache: HybridPrefixCache,
+        plans: PlanStream,
+        scheduler: Scheduler,
+        handover: Handover,
+    ) -> None:
+        self._cache = cache
+        self._plans = plans
+        self._scheduler = scheduler
+        self._handover = handover
+
+    def commit(self, forward: ScheduledForward, drawn: DrawnTokens) -> None:
+        """The forward has ended; this is what its rows drew."""
+        count = len(forward.answers)
+        if count:
+            self._answers(forward.answers, drawn.take(slice(count)))
+        if forward.drafted:
+            self._drafted(forward.drafted, drawn, count)
+            count += len(forward.drafted)
+        for row, item in enumerate(forward.prompts, count):
+            if item.live:
+                sampled = drawn.at(row) if item.num_sampled else None
+                if item.guesses and item.request.drafting is not None:
+                    _guessed(item.request.drafting, drawn, row, len(item.request.output) + 1)
+                self._prompt(item, sampled, drawn.scores.get(row))
+
+    def _answers(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
+        """Of rows whose requests are over nothing counts: what was drawn is behind the end."""
+        progress, sound = self._scheduler.progress, drawn.sound
+        live = answers.live(progress)
+        for request in answers.requests_where(live & ~sound):
+            self._handover.reject(request, unsound(request))
+        counts = live & sound
+        if not counts.all():
+            rows = counts.nonzero()[0]
+            answers, drawn = answers.take(rows), drawn.take(rows)
+        progress.land_next(answers.lanes, answers.tokens)
+        self._scheduler.running.acquit(answers.requests)
+        self._handover.on_tokens(answers, drawn)
+
+    def _drafted(
+        self, drafted: Sequence[ScheduledSequence], drawn: DrawnTokens, first: int
+    ) -> None:
+        """Of each row count the tokens up to the answer's end. first: the first one's row."""
+        counted: list[tuple[ScheduledSequence, list[Sampled]]] = []
+        for row, item in enumerate(drafted, first):
+            if not item.live:
+                continue
+            request, found = item.request, drawn.all_at(row)
+            tokens = found[: self._handover.until_end(request, found)]
+            if not all_sound(tokens):
+                self._handover.reject(request, unsound(request))
+                continue
+            assert request.drafting is not None
+            if item.drafts:
+                request.drafting.verified(len(item.drafts), min(len(found) - 1, len(tokens)))
+            _guessed(request.drafting, drawn, row, len(request.output) + len(tokens))
+            item.active.progress.land_drafted(item.start + len(tokens), item.write_index)
+            counted.append((item, tokens))
+        folds = tuple(Fold(item.lane, len(tokens)) for item, tokens in counted if item.drafts)
+        if folds:
+            self._plans.fold(folds)
+        self._scheduler.running.acquit([item.request for item, _ in counted])
+        for item, tokens in counted:
+            for token in tokens:
+                self._handover.on_token(item.request, token)
+
+    def _prompt(
+        self, item: ScheduledSequence, sampled: Sampled | None, scores: PromptScores | None
+    ) -> None:
+        """REQUIRES: it is live."""
+        request, allocation = item.request, item.active.allocation
+        request.suspect = False
+        drawn_unsoundly = sampled is not None and not all_sound([sampled])
+        if drawn_unsoundly or (scores is not None and not np.isfinite(scores.logprobs).all()):
+            self._handover.reject(request, unsound(request))
+            return
+        item.active.progress.land(item.stop, item.write_index, item.num_sampled)
+        for planned, slot in item.checkpoints:
+            self._cache.insert_midway(allocation, planned.position, slot, planned.kind)
+        if scores is not None:
+            self._handover.on_scores(request, item.start, scores)
+        if sampled is not None:
+            self._handover.on_token(request, sampled)
+        elif item.stop == request.length and not request.sampling.draws:
+            self._handover.on_prompt_end(request)
+
+
+def _guessed(drafting: Drafting, drawn: DrawnTokens, row: int, behind: int) -> None:
+    """So many tokens of the answer stand before what the draft layer proposes of the row."""
+    if row in drawn.on_lane:
+        drafting.left_on_lane(drawn.on_lane[row], behind)
+    else:
+        drafting.guessed(drawn.guessed.get(row, ()), behind)

@@ -1,0 +1,155 @@
+"""Tiers below arenas of several ranks: each rank copies its own part of every page and state.
+
+`FollowerTiers`: A follower's part of the tiers: it copies what the leader says, and says how each
+copy ended.
+Owns a copier a tier, and one thread that sends ends. Thread rule: handle() is of the thread that
+runs plans, so that a copy begins behind those that came before it.
+
+`RankCopier`: Copies of a tier on all ranks, as one copier: a copy has ended when it has on every
+rank, and is good where it was on each.
+Thread rule: as `Copier`, the engine loop's; ended() is called on the thread that reads what
+followers send. Invariants: a follower is sent a copy behind all plans that the copy is behind here,
+and takes both in that order; each rank is awaited once, whatever the others said; what is given up
+here is cancelled there.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tasuki.engine.tiers.copy_job import CopyJob, JobEnd
+from tasuki.engine.tiers.copy_thread import CopyThread
+from tasuki.engine.tiers.digests import TierDigests
+from tasuki.utils.system import name_this_thread
+
+from . import messages as r
+from .ranks import Ranks
+
+_LOOK_SECONDS = 0.002
+"""Between looks at several copiers for what has ended, while something is under way."""
+_CLOSE_SECONDS = 5.0
+
+
+class FollowerTiers:
+    def __init__(self, copiers: Sequence[CopyThread], send: Callable[[r.CopyEnded], None]) -> None:
+        """copiers: by tier. send: to the leader; raises OSError or a LeaderGone once it is gone."""
+        self._copiers = copiers
+        self._send = send
+        self._under_way = 0
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._report, name="tasuki-ends", daemon=True)
+        self._thread.start()
+
+    def handle(self, message: r.TierMessage) -> None:
+        copier = self._copiers[message.tier]
+        match message:
+            case r.BeginCopy(job=job):
+                copier.begin(job)
+                with self._changed:
+                    self._under_way += 1
+                    self._changed.notify()
+            case r.CancelCopy(transfer=transfer):
+                copier.cancel(transfer)
+            case r.EmptyTier():
+                copier.empty()
+
+    def close(self) -> None:
+        """End what is under way, within seconds a tier."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        for copier in self._copiers:
+            copier.close(_CLOSE_SECONDS)
+
+    def _report(self) -> None:
+        name_this_thread()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._under_way > 0 or self._closing)
+                if self._closing:
+                    return
+            ended = [
+                r.CopyEnded(tier, transfer, end)
+                for tier, copier in enumerate(self._copiers)
+                for transfer, end in copier.take_ended()
+            ]
+            for message in ended:
+                try:
+                    self._send(message)
+                except Exception:
+                    return  # The leader is gone: who reads its socket ends this process.
+            with self._changed:
+                self._under_way -= len(ended)
+            if not ended:
+                time.sleep(_LOOK_SECONDS)
+
+
+@dataclass
+class _Awaited:
+    """left: ranks that have not ended it. end: the worst so far."""
+
+    left: int
+    end: JobEnd = JobEnd.DONE
+
+
+class RankCopier:
+    def __init__(self, own: CopyThread, tier: int, ranks: Ranks) -> None:
+        """own: of the leader's arena. tier: its place."""
+        self._own = own
+        self._tier = tier
+        self._ranks = ranks
+        self._awaited: dict[int, _Awaited] = {}
+        self._theirs: deque[tuple[int, JobEnd]] = deque()
+        self._any = threading.Event()
+        ranks.on_copy(tier, self._ended)
+
+    @property
+    def written(self) -> TierDigests:
+        return self._own.written
+
+    def begin(self, job: CopyJob) -> None:
+        self._awaited[job.transfer] = _Awaited(len(self._ranks))
+        self._ranks.post(r.BeginCopy(self._tier, job))
+        self._own.begin(job)
+
+    def cancel(self, transfer: int) -> None:
+        self._ranks.post(r.CancelCopy(self._tier, transfer))
+        self._own.cancel(transfer)
+
+    def empty(self) -> None:
+        self._ranks.post(r.EmptyTier(self._tier))
+        self._own.empty()
+
+    def _ended(self, transfer: int, end: JobEnd) -> None:
+        self._theirs.append((transfer, end))
+        self._any.set()
+
+    def take_ended(self) -> list[tuple[int, JobEnd]]:
+        self._any.clear()
+        found = self._own.take_ended()
+        while self._theirs:
+            found.append(self._theirs.popleft())
+        return [over for transfer, end in found if (over := self._count(transfer, end)) is not None]
+
+    def _count(self, transfer: int, end: JobEnd) -> tuple[int, JobEnd] | None:
+        """Where it was the last one."""
+        awaited = self._awaited[transfer]
+        awaited.left -= 1
+        if awaited.end is JobEnd.DONE:
+            awaited.end = end
+        if awaited.left:
+            return None
+        del self._awaited[transfer]
+        return transfer, awaited.end
+
+    def wait(self, seconds: float) -> None:
+        # This rank's own is mostly the last: the others are sent it first.
+        if not self._any.is_set():
+            self._own.wait(seconds)
+
+    def close(self, seconds: float) -> bool:
+        """Of this rank; the others end with their processes."""
+        return self._own.close(seconds)

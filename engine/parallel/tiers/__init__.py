@@ -1,1 +1,0 @@
-"""Tiers below arenas of several ranks: each rank copies its own part of every page and state."""

@@ -1,1 +1,0 @@
-"""What a prompt costs here and elsewhere, learnt from what it cost."""

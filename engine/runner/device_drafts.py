@@ -1,0 +1,376 @@
+"""Drafts on a GPU: rows with drafts are verified, and the draft layer guesses the next ones.
+
+`DraftVerifier`: Computes rows with drafts on a GPU, and folds what of them holds.
+Owns their numbers on the device, their pages' table, their graphs and what is kept of their last
+steps for folds; shares model, arena and samplers with the runner. A row that goes on with drafts
+folds its last step on the way (model/ops/gdn/verify/rows.py), any other at once: the engine folds
+before it drafts again, since it drafts behind what is there. Thread rule: the runner's; one stream.
+
+`LayerDrafter`: Lets the model's draft layer guess on a GPU, behind what a forward draws or before
+it begins: one graph, in which each guess takes what the one before drew. The drafts stay on the
+rows' lanes.
+Owns the rows' numbers, their pages' table and the graphs; shares model, arena, last tokens and the
+lanes' drafts with the runner. A draft is drawn with the temperature, cuts and noise of its
+position, as the model will draw there (model/qwen3_5.py is the CPU's). Thread rule: the
+runner's; one stream.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tasuki.engine.forward_plan import Fold, ForwardPlan, Guess, Ints, PlanError
+from tasuki.model.backends.triton_backend import TritonBackend
+from tasuki.model.backends.triton_entries import fold_carry
+from tasuki.model.ops.gdn.verify.fold import FoldRows, gdn_fold
+from tasuki.model.ops.sampling.reference import Sampled
+from tasuki.model.ops.sampling.sample import sample
+from tasuki.model.ops.sampling.top_k_top_p import cut
+from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.pycache.arena import Arena
+
+from .cuda_graphs import GuessGraphs, VerifyGraphs
+from .device_batch import BlockTable, LaneDrafts, LastTokens, SamplingTable
+from .draft_rows import DraftedRows, GuessRows, HeldFold, LastDrawn, VerifiedRows
+from .eager_sampler import EagerSampler
+from .rows import MOST_ROWS, ResolvedRows, SequenceStates, token_rows
+
+_MOST_TOKENS_BESIDE = 128
+"""Tokens of a step up to which its products take as long as its weights' bytes: with more, rows of
+a token are cheaper in a step of their own, though weights are read twice."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A row of the last step: where what is kept of it stands, and its tokens and slots."""
+
+    place: int
+    tokens: int
+    read_slot: int
+    write_slot: int
+
+    def fold(self, count: int) -> HeldFold:
+        """Of its first tokens, so many."""
+        return HeldFold(self.place, count, self.read_slot, self.write_slot)
+
+
+class DraftVerifier:
+    def __init__(
+        self,
+        model: Qwen35Model,
+        backend: TritonBackend,
+        arena: Arena,
+        sequences: SequenceStates,
+        sampling: SamplingTable,
+        eager: EagerSampler,
+        *,
+        scratch_lane: int,
+        rows: int,
+        pages: int,
+        drafts: int,
+        on_lanes: LaneDrafts | None,
+    ) -> None:
+        """rows, pages: most of a step, and of a row. drafts: of a row at most. on_lanes: those that
+        guesses leave, if anybody makes some. REQUIRES: nothing in the arena is used yet."""
+        device = arena.bytes.device
+        self._model = model
+        self._arena = arena
+        self._sequences = sequences
+        self._sampling = sampling
+        self._eager = eager
+        self._device = device
+        self._most = min(rows, MOST_ROWS)
+        self._rows = DraftedRows(self._most, drafts + 1, scratch_lane, device)
+        self._table = BlockTable(self._most, pages, device)
+        self._scratch = backend.verify_scratch(self._most, drafts + 1)
+        self._on_lanes = on_lanes
+        self._graphs = VerifyGraphs(
+            model,
+            backend,
+            arena,
+            self._rows,
+            self._table.table,
+            self._scratch,
+            None if on_lanes is None else on_lanes.tokens,
+        )
+        self._turn = 0
+        """Of the last step, as of what is kept."""
+        self._later: dict[int, HeldFold] = {}
+        """Of the last step's rows those whose states are stored by the next one, by lane."""
+        self._held: dict[int, _Held] = {}
+        self.width = 1
+        """Tokens of a row of the last step."""
+        self._alone: set[int] = set()
+        """Lanes whose rows went without their drafts, and wrote their slots."""
+        self._beside: frozenset[int] = frozenset()
+        """Lanes of this step's rows that have no drafts."""
+        self._store([_Held(0, 1, 0, 0)])
+
+    def seated(self, rows: ResolvedRows) -> ResolvedRows:
+        """The rows with drafts, as far as there is room for them; others are computed without, as
+        steps of a token are. Where there is room for all rows of a token too these are computed
+        beside, so that weights are read once."""
+        self._beside = frozenset()
+        others = rows.verifies.nonzero()[0][self._most :]
+        if not len(others):
+            return self._joined(rows)
+        waiting = [self._later.pop(lane, None) for lane in rows.lanes[others].tolist()]
+        self._fold_now([fold for fold in waiting if fold is not None])
+        verifies, decodes, lengths = rows.verifies.copy(), rows.decodes.copy(), rows.lengths.copy()
+        verifies[others], decodes[others], lengths[others] = False, True, 1
+        self._alone |= set(rows.lanes[others].tolist())
+        return replace(rows, verifies=verifies, decodes=decodes, lengths=lengths)
+
+    def _joined(self, rows: ResolvedRows) -> ResolvedRows:
+        decodes = rows.decodes
+        count = int(rows.verifies.sum() + decodes.sum())
+        if not rows.verifies.any() or not decodes.any() or count > self._most:
+            return rows
+        width = self._graphs.width(int(rows.lengths[rows.verifies].max()))
+        # Such draws wait for others, and such tokens are where only a plain step looks for them.
+        apart = rows.on_lane | self._sampling.adjusted(rows)
+        if count * width > _MOST_TOKENS_BESIDE or (decodes & apart).any():
+            return rows
+        self._beside = frozenset(rows.lanes[decodes].tolist())
+        return replace(rows, verifies=rows.verifies | decodes, decodes=np.zeros_like(decodes))
+
+    def verify(
+        self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
+    ) -> VerifiedRows:
+        """The rows of these numbers, at least one and at most as many as seated() leaves."""
+        lanes = rows.lanes[numbers].tolist()
+        numbers = numbers[self._table.seat([self._sequences.pages(lane) for lane in lanes])]
+        rows = rows.take(numbers)
+        width = self._graphs.width(int(rows.lengths.max()))
+        each = token_rows(rows, width)
+        ids: Ints = np.zeros((len(rows), width), dtype=np.int32)
+        for row, (at, length) in enumerate(zip(rows.tokens_at, rows.lengths, strict=True)):
+            ids[row, :length] = plan.tokens[at : at + length]
+        self._check_drafts(rows)
+        for lane, slot in zip(rows.lanes.tolist(), rows.read_slots.tolist(), strict=True):
+            if lane in self._later and self._later[lane].write_slot != slot:
+                raise PlanError(f"lane {lane} reads slot {slot}, which its fold does not store")
+        self._turn = 1 - self._turn
+        self._rows.fill(rows, each, ids, self._sampling, self._turn, self._later)
+        self._later = {}
+        logits = self._graphs.replay(len(rows), width)
+        self._hold(rows, width)
+        if self._sampling.sees_all(rows):
+            logits = self._model.whole(logits)
+        if self._sampling.cuts[rows.lanes].any():
+            own = logits[: len(each)]
+            draws = self._rows.draws(len(rows), width)
+            sample(own, draws, self._rows.tokens, cut(own, draws))
+        tops = self._eager.top(np.arange(len(each)), each, logits)
+        drawn, sent = self._rows.read(), self._rows.read_ids()
+        adjusted = self._draw_adjusted(rows, each, sent, width, logits)
+        self._take_over(adjusted, width)
+        self._store([self._held[lane] for lane in rows.lanes.tolist() if lane in self._beside])
+        verified = VerifiedRows(numbers, rows.lengths, sent, width, drawn, tops, adjusted)
+        self._eager.follow(rows, verified)
+        return verified
+
+    def _check_drafts(self, rows: ResolvedRows) -> None:
+        taken = rows.drafts_on_lane
+        for lane, length in zip(rows.lanes[taken].tolist(), rows.lengths[taken], strict=True):
+            if self._on_lanes is None:
+                raise PlanError(f"lane {lane} is to verify drafts of its own, which nobody makes")
+            self._on_lanes.check(lane, int(length) - 1)
+
+    @property
+    def last_drawn(self) -> LastDrawn:
+        """REQUIRES: there is a draft layer."""
+        assert self._scratch.hidden is not None, "the config has no draft layer"
+        return self._rows.last_drawn(self._scratch.hidden)
+
+    def place(self, lane: int) -> int:
+        """Of the lane's row in the last step. REQUIRES: nothing of it is folded yet."""
+        return self._held[lane].place
+
+    def _take_over(self, adjusted: Mapping[int, Sequence[Sampled]], width: int) -> None:
+        """Let what was drawn outside of the graph stand where the graph's draws stood."""
+        found = [
+            (place * width + at, token.token)
+            for place, tokens in adjusted.items()
+            for at, token in enumerate(tokens)
+        ]
+        if found:
+            places, tokens = self._to_device(np.array(found).T.copy())
+            self._rows.put(places, tokens.int())
+
+    def _to_device(self, numbers: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(numbers).pin_memory().to(self._device, non_blocking=True)
+
+    def _hold(self, rows: ResolvedRows, width: int) -> None:
+        self.width = width
+        columns = (rows.lanes, rows.lengths, rows.read_slots, rows.write_slots)
+        self._held = {
+            lane: _Held(place, tokens, read, write)
+            for place, (lane, tokens, read, write) in enumerate(
+                zip(*(column.tolist() for column in columns), strict=True)
+            )
+        }
+
+    def _draw_adjusted(
+        self, of: ResolvedRows, each: ResolvedRows, ids: Tensor, width: int, logits: Tensor
+    ) -> dict[int, list[Sampled]]:
+        """of: the rows; each: their tokens, which are on their way to `ids` on the host. Draw those
+        rows whose requests change the logits, by what was drawn before: token after token, each
+        waited for, as far as drafts hold. By the rows' places."""
+        going = self._sampling.adjusted(of).nonzero()[0].tolist()
+        found: dict[int, list[Sampled]] = {row: [] for row in going}
+        for place in range(width):
+            if not going:
+                break
+            at = np.array(going) * width + place
+            own = logits[self._to_device(at)]
+            rows = each.take(at)
+            likeliest = self._eager.top(at, rows, own)
+            drawn = self._eager.draw_all(rows, own)
+            torch.cuda.current_stream(self._device).synchronize()
+            tops = dict(of_row for some in likeliest for of_row in some.of_rows())
+            tokens, floats = drawn[0].tolist(), drawn.view(torch.float32)
+            still = []
+            for number, row in enumerate(going):
+                logprob, margin = float(floats[1, number]), float(floats[2, number])
+                top = tops.get(int(at[number]), ())
+                found[row].append(Sampled(tokens[number], logprob, margin, top))
+                draft = place + 1
+                if draft < of.lengths[row] and tokens[number] == ids[row * width + draft]:
+                    still.append(row)
+            going = still
+        return found
+
+    def fold(self, folds: Iterable[Fold], later: Collection[int]) -> None:
+        """Store what they ask for. later: lanes whose rows come next, if there is room for them:
+        these do it themselves. Raises PlanError."""
+        found: dict[int, HeldFold] = {}
+        for fold in folds:
+            if fold.lane in self._alone and fold.count == 1:
+                self._alone.discard(fold.lane)
+                continue
+            row = self._held.pop(fold.lane, None)
+            if row is None or not 0 < fold.count <= row.tokens:
+                raise PlanError(
+                    f"{fold.count} tokens of lane {fold.lane} are to be folded, which holds "
+                    f"{0 if row is None else row.tokens}"
+                )
+            found[fold.lane] = row.fold(fold.count)
+        self._later = {lane: fold for lane, fold in found.items() if lane in later}
+        self._fold_now([fold for lane, fold in found.items() if lane not in later])
+
+    def drop(self, lanes: Iterable[int]) -> None:
+        for lane in lanes:
+            self._held.pop(lane, None)
+            self._alone.discard(lane)
+
+    def _store(self, rows: Sequence[_Held]) -> None:
+        """The states behind rows of a token, which holds whatever is drawn."""
+        self._fold_now([row.fold(1) for row in rows])
+
+    @torch.inference_mode()
+    def _fold_now(self, folds: Sequence[HeldFold]) -> None:
+        if not folds:
+            return
+        host = torch.empty(4, len(folds), dtype=torch.int32, pin_memory=True)
+        host.numpy()[:] = (
+            [fold.place for fold in folds],
+            [fold.count for fold in folds],
+            [fold.read_slot for fold in folds],
+            [fold.write_slot for fold in folds],
+        )
+        rows = FoldRows(*host.to(self._device, non_blocking=True))
+        arena, hidden = self._arena, self._scratch.hidden
+        kept = self._scratch.kept.of(self._turn)
+        gdn_fold(kept, self._model.config, arena.conv, arena.ssm, rows)
+        if hidden is not None:
+            fold_carry(hidden, rows, arena.carry[0])
+
+
+class LayerDrafter:
+    def __init__(
+        self,
+        model: Qwen35Model,
+        backend: TritonBackend,
+        arena: Arena,
+        sequences: SequenceStates,
+        sampling: SamplingTable,
+        lanes: LastTokens,
+        verifier: DraftVerifier,
+        drafts: LaneDrafts,
+        *,
+        rows: int,
+        pages: int,
+    ) -> None:
+        """verifier: of the rows that the guesses begin behind. drafts: where they go. rows, pages:
+        most of a step, and of a row. REQUIRES: nothing in the arena is used yet; it has a draft
+        layer."""
+        self._sequences = sequences
+        self._sampling = sampling
+        self._lanes = lanes
+        self._verifier = verifier
+        self._drafts = drafts
+        self._most = min(rows, MOST_ROWS)
+        self._rows = GuessRows(
+            self._most, model.config.hidden, lanes, arena.carry[0], verifier.last_drawn
+        )
+        self._table = BlockTable(self._most, pages, arena.bytes.device)
+        self._graphs = GuessGraphs(
+            model, backend, arena, self._rows, self._table.table, drafts.tokens
+        )
+
+    def first(self, plan: ForwardPlan, rows: ResolvedRows) -> ResolvedRows:
+        """What the plan's first guesses ask for, from what the rows' slots carry: the rows, whose
+        drafts these are. Nothing of the forward is launched yet. rows: the plan's; of those that
+        verify nothing here nothing is guessed."""
+        asked = [guess for guess in plan.first_guesses if rows.verifies[guess.row]]
+        if not asked:
+            return rows
+        numbers, wanted = self._seat(asked, rows)
+        own = rows.take(numbers)
+        self._lanes.put_known(own.lanes, plan.tokens[own.tokens_at])
+        # The token drawn last is in the forward still to come.
+        stand = replace(own, lengths=np.ones_like(own.lengths))
+        self._guess(stand, wanted, [-1] * len(own), own.read_slots)
+        on_lane = rows.drafts_on_lane.copy()
+        on_lane[numbers] = True
+        return replace(rows, drafts_on_lane=on_lane)
+
+    def behind(self, plan: ForwardPlan, rows: ResolvedRows) -> dict[int, int]:
+        """What the plan's guesses ask for, behind what its rows drew, as far as there is room for
+        them: how many drafts are on the lanes of which rows. REQUIRES: the rows are launched."""
+        if not plan.guesses:
+            return {}
+        numbers, wanted = self._seat(plan.guesses[: self._most], rows)
+        own = rows.take(numbers)
+        places = [
+            self._verifier.place(lane) if verifies else -1
+            for lane, verifies in zip(own.lanes.tolist(), own.verifies.tolist(), strict=True)
+        ]
+        # Behind the first token at least: that is drawn whatever becomes of the drafts.
+        least = np.where(own.verifies, own.starts + 1, own.stops)
+        stand = replace(own, starts=least, lengths=np.ones_like(own.lengths))
+        self._guess(stand, wanted, places, own.write_slots)
+        return dict(zip(numbers.tolist(), wanted, strict=True))
+
+    def _seat(
+        self, asked: Sequence[Guess], rows: ResolvedRows
+    ) -> tuple[NDArray[np.int64], list[int]]:
+        """The numbers of the rows as they sit here, and how many drafts each is to have."""
+        lanes = [int(rows.lanes[guess.row]) for guess in asked]
+        order = self._table.seat([self._sequences.pages(lane) for lane in lanes])
+        seated = [asked[place] for place in order]
+        numbers = np.array([guess.row for guess in seated], dtype=np.int64)
+        return numbers, [guess.count for guess in seated]
+
+    def _guess(
+        self, rows: ResolvedRows, wanted: Sequence[int], places: Sequence[int], slots: Ints
+    ) -> None:
+        self._rows.fill(rows, wanted, places, slots, self._verifier.width, self._sampling)
+        cuts = bool(self._sampling.cuts[rows.lanes].any())
+        self._graphs.replay(len(rows), max(wanted), cuts=cuts)
+        self._drafts.guessed(rows.lanes.tolist(), wanted)

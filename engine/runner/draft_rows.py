@@ -1,0 +1,314 @@
+"""Rows with drafts on a GPU: drafts to verify, verified results, rows to guess behind.
+
+`DraftedRows`: Rows with drafts as numbers on a GPU: two batches, of sequences and of their tokens,
+and what neither of them has.
+Owns them; their addresses never change, so that graphs may be captured over them. Thread rule and
+copies: as in device_batch.
+
+`VerifiedRows`: What was drawn behind the tokens of rows with drafts, on its way to the host, and
+how much of it counts: a draw does only where the draft before it is what was drawn there.
+Owns nothing. Thread rule: the engine loop's.
+
+`GuessRows`: Rows behind which the draft layer guesses, as numbers on a GPU.
+Owns them, and the hidden states that go from one guess to the next; their addresses never change,
+so that graphs may be captured over them. Thread rule and copies: as in device_batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tasuki.engine.forward_plan import Ints
+from tasuki.model.forward import DecodeBatch, VerifyBatch
+from tasuki.model.ops.draft.chain import Chain, ChainStarts
+from tasuki.model.ops.draft.take_drafts import take_drafts
+from tasuki.model.ops.sampling.params import TopLogprobs
+from tasuki.model.ops.sampling.reference import Sampled
+from tasuki.model.ops.sampling.sample import Draws
+
+from .base import DrawnTokens
+from .device_batch import DeviceBatch, LastTokens, SamplingTable
+from .eager_sampler import TopTokens
+from .rows import ResolvedRows
+
+_IDS, _COUNTS, _TAKEN, _TURN, _FOLD_COUNTS, _FOLD_PLACES, _FOLD_SLOTS = range(7)
+
+
+@dataclass(frozen=True)
+class HeldFold:
+    """The first `count` tokens of the row that the last step kept at `place`: from the state in
+    read_slot to the one in write_slot."""
+
+    place: int
+    count: int
+    read_slot: int
+    write_slot: int
+
+
+@dataclass(frozen=True)
+class LastDrawn:
+    """What the last step of such rows left, where it always stands. ids [n] int32: each row's token
+    and drafts, one row behind the other; counts [rows] int32: how many of a row mean something;
+    drawn [n] int32: behind each; hidden [rows, most tokens of a row, width]: of each."""
+
+    ids: Tensor
+    counts: Tensor
+    drawn: Tensor
+    hidden: Tensor
+
+
+class DraftedRows:
+    """At most `capacity` rows of at most `width` tokens; scratch_lane: as for a DeviceBatch."""
+
+    def __init__(self, capacity: int, width: int, scratch_lane: int, device: torch.device) -> None:
+        self._sequences = DeviceBatch(capacity, scratch_lane, device)
+        self._tokens = DeviceBatch(capacity * width, scratch_lane, device)
+        # Graphs look up the embeddings of tokens that mean nothing too, so that all are valid ids.
+        self._numbers = torch.zeros(7, capacity * width, dtype=torch.int32, device=device)
+        every = torch.arange(capacity, dtype=torch.int32, device=device)
+        self._owners = {some: every.repeat_interleave(some) for some in range(1, width + 1)}
+
+    def clear(self) -> None:
+        """No row counts from here on in the stream."""
+        self._sequences.clear()
+        self._tokens.clear()
+        self._numbers.zero_()
+
+    def fill(
+        self,
+        rows: ResolvedRows,
+        each: ResolvedRows,
+        ids: Ints,
+        sampling: SamplingTable,
+        turn: int,
+        folds: Mapping[int, HeldFold],
+    ) -> None:
+        """each: token_rows() of the rows; ids [rows, width]: of these, but for drafts on lanes.
+        turn: of the step. folds: that rows begin with, by lane."""
+        self._sequences.fill(rows, sampling)
+        self._tokens.fill(each, sampling)
+        host = torch.zeros(self._numbers.shape, dtype=torch.int32, pin_memory=True)
+        numbers = host.numpy()
+        numbers[_IDS, : ids.size] = ids.reshape(-1)
+        numbers[_COUNTS, : len(rows)] = rows.lengths
+        numbers[_TAKEN, : len(rows)] = rows.drafts_on_lane
+        numbers[_TURN] = turn
+        numbers[_FOLD_SLOTS, : len(rows)] = rows.read_slots
+        for row, lane in enumerate(rows.lanes.tolist() if folds else ()):
+            fold = folds.get(lane)
+            if fold is not None:
+                numbers[_FOLD_COUNTS, row] = fold.count
+                numbers[_FOLD_PLACES, row] = fold.place
+                numbers[_FOLD_SLOTS, row] = fold.read_slot
+        self._numbers.copy_(host, non_blocking=True)
+
+    def read(self) -> Tensor:
+        """As DeviceBatch.read(), by tokens."""
+        return self._tokens.read()
+
+    def read_ids(self) -> Tensor:
+        """Start to copy the tokens of all rows, [n] int32, those taken from lanes included."""
+        ids = self._numbers[_IDS]
+        host = torch.empty(ids.shape, dtype=torch.int32, pin_memory=True)
+        host.copy_(ids, non_blocking=True)
+        return host
+
+    @property
+    def tokens(self) -> Tensor:
+        """[1]: how many tokens count, or stand between those."""
+        return self._tokens.rows
+
+    def take_drafts(self, size: int, width: int, drafts: Tensor) -> Tensor:
+        """Tokens [size * width] of the first rows, with the drafts that stand on their lanes.
+        drafts [lanes, at least width - 1]."""
+        ids, counts = self.ids(size, width), self._numbers[_COUNTS, :size]
+        lanes = self._sequences.lanes(size)
+        take_drafts(ids, width, counts, self._numbers[_TAKEN, :size], lanes, drafts)
+        return ids
+
+    def ids(self, size: int, width: int) -> Tensor:
+        return self._numbers[_IDS, : size * width]
+
+    def put(self, places: Tensor, tokens: Tensor) -> None:
+        """What was drawn elsewhere behind the tokens at these places: int64, int32."""
+        self._drawn.index_copy_(0, places, tokens)
+
+    @property
+    def _drawn(self) -> Tensor:
+        return self._tokens.draws(self._numbers.shape[1]).token
+
+    def last_drawn(self, hidden: Tensor) -> LastDrawn:
+        """hidden: as LastDrawn has it."""
+        return LastDrawn(self._numbers[_IDS], self._numbers[_COUNTS], self._drawn, hidden)
+
+    def draws(self, size: int, width: int) -> Draws:
+        return self._tokens.draws(size * width)
+
+    def batch(self, size: int, width: int, table: Tensor) -> VerifyBatch:
+        """The first `size` rows of `width` tokens as the model takes them. table [rows, pages]."""
+        rows = self._sequences.decode_batch(size, table)
+        return VerifyBatch(
+            positions=self._tokens.decode_batch(size * width, table).positions,
+            owners=self._owners[width][: size * width],
+            token_rows=self._tokens.rows,
+            counts=self._numbers[_COUNTS, :size],
+            context_lens=rows.context_lens,
+            page_table=rows.page_table,
+            read_slots=rows.read_slots,
+            rows=rows.rows,
+            turn=self._numbers[_TURN, :1],
+            fold_counts=self._numbers[_FOLD_COUNTS, :size],
+            fold_places=self._numbers[_FOLD_PLACES, :size],
+            fold_slots=self._numbers[_FOLD_SLOTS, :size],
+        )
+
+
+@dataclass(frozen=True)
+class VerifiedRows:
+    """Of the plan's rows of these numbers. lengths: tokens of each; a row has `width` tokens in
+    `ids`, of which those behind the first are drafts, in `drawn`, which is as DeviceBatch.read()
+    has it, and in `tops`. adjusted: all that counts of some of the rows, by their place in `rows`,
+    as drawn one after another."""
+
+    rows: NDArray[np.int64]
+    lengths: Ints
+    ids: Tensor
+    width: int
+    drawn: Tensor
+    tops: Sequence[TopTokens]
+    adjusted: Mapping[int, Sequence[Sampled]]
+
+    def put(
+        self, drawn: DrawnTokens
+    ) -> tuple[dict[int, TopLogprobs], dict[int, tuple[Sampled, ...]]]:
+        """Give each row of `drawn` its first token; the likeliest tokens of that draw, and the
+        draws behind drafts that hold, by rows. REQUIRES: the stream has come this far."""
+        first: dict[int, TopLogprobs] = {}
+        behind: dict[int, tuple[Sampled, ...]] = {}
+        for row, (token, *more) in zip(self.rows.tolist(), self._counted, strict=True):
+            drawn.tokens[row] = token.token
+            drawn.logprobs[row], drawn.margins[row] = token.logprob, token.margin
+            if token.top:
+                first[row] = token.top
+            behind[row] = tuple(more)
+        return first, behind
+
+    def tokens_of(self, places: Sequence[int]) -> list[list[int]]:
+        """Return the tokens that count of each of the rows in those places. REQUIRES: as put()."""
+        return [[token.token for token in self._counted[place]] for place in places]
+
+    @cached_property
+    def _counted(self) -> list[Sequence[Sampled]]:
+        """All of each row that counts."""
+        tops = {at: top for tokens in self.tops for at, top in tokens.of_rows()}
+        # Columns of all rows become Python's numbers at once: the device waits meanwhile.
+        shape = (len(self.rows), self.width)
+        tokens = self.drawn[0, : len(self.rows) * self.width].numpy().reshape(shape)
+        ids = self.ids[: tokens.size].numpy().reshape(shape)
+        holds = tokens[:, :-1] == ids[:, 1:]
+        holds &= np.arange(1, self.width) < self.lengths[:, None]
+        counts = 1 + np.logical_and.accumulate(holds, axis=1).sum(axis=1)
+        listed = self.drawn[0].tolist()
+        logprobs, margins = self.drawn[1:].view(torch.float32).tolist()
+        found: list[Sequence[Sampled]] = []
+        for place, count in enumerate(counts.tolist()):
+            own = range(place * self.width, place * self.width + count)
+            draws = [Sampled(listed[at], logprobs[at], margins[at], tops.get(at, ())) for at in own]
+            found.append(self.adjusted.get(place) or draws)
+        return found
+
+
+_LEFT, _PLACES, _SLOTS, _WIDTH = range(4)
+
+
+class GuessRows:
+    """At most `capacity` rows."""
+
+    def __init__(
+        self, capacity: int, width: int, lanes: LastTokens, carry: Tensor, verified: LastDrawn
+    ) -> None:
+        """width: of hidden states. carry [slots, width]. verified: of the rows that verified drafts
+        last, at the addresses that they always have."""
+        device = carry.device
+        self._numbers = DeviceBatch(capacity, lanes.scratch, device)
+        self._seats = torch.zeros(4, capacity, dtype=torch.int32, device=device)
+        self._hidden = torch.zeros(capacity, width, dtype=verified.hidden.dtype, device=device)
+        self._lanes = lanes
+        self._carry = carry
+        self._verified = verified
+        self.counts = torch.ones(capacity, dtype=torch.int32, device=device)
+        """Tokens of a row."""
+
+    def clear(self) -> None:
+        """No row counts from here on in the stream."""
+        self._numbers.clear()
+
+    def fill(
+        self,
+        rows: ResolvedRows,
+        wanted: Sequence[int],
+        places: Sequence[int],
+        slots: Ints,
+        width: int,
+        sampling: SamplingTable,
+    ) -> None:
+        """rows: of one token, the one behind which drafts are guessed, where it stands if no draft
+        of the forward held. wanted: drafts of each, at least one. places: of each among the rows
+        that verified drafts last, `width` tokens each; -1: it was not among them, and begins with
+        its lane's token and what its slot carries."""
+        self._numbers.fill(rows, sampling)
+        host = torch.zeros(self._seats.shape, dtype=torch.int32, pin_memory=True)
+        seats = host.numpy()
+        seats[_LEFT, : len(rows)] = wanted
+        seats[_PLACES, : len(rows)] = places
+        seats[_SLOTS, : len(rows)] = slots
+        seats[_WIDTH] = width
+        self._seats.copy_(host, non_blocking=True)
+
+    @property
+    def rows(self) -> Tensor:
+        """[1]: how many rows count."""
+        return self._numbers.rows
+
+    def lanes(self, size: int) -> Tensor:
+        return self._numbers.lanes(size)
+
+    def chain(self, size: int) -> Chain:
+        draws = self.draws(size)
+        return Chain(
+            tokens=draws.token,
+            hidden=self._hidden[:size],
+            positions=self._numbers.positions(size),
+            # A draft stands behind its context.
+            context_lens=draws.positions,
+            left=self._seats[_LEFT, :size],
+            rows=self.rows,
+        )
+
+    def starts(self, size: int) -> ChainStarts:
+        verified = self._verified
+        return ChainStarts(
+            places=self._seats[_PLACES, :size],
+            lanes=self.lanes(size),
+            slots=self._seats[_SLOTS, :size],
+            last_tokens=self._lanes.all,
+            carry=self._carry,
+            width=self._seats[_WIDTH, :1],
+            drawn=verified.drawn,
+            ids=verified.ids,
+            counts=verified.counts,
+            hidden=verified.hidden,
+        )
+
+    def draws(self, size: int) -> Draws:
+        """Their tokens are those behind which the next guess is, until it is drawn."""
+        return self._numbers.draws(size)
+
+    def batch(self, size: int, table: Tensor) -> DecodeBatch:
+        """The first `size` rows as the model takes them. table [rows, pages]: of these rows."""
+        return self._numbers.decode_batch(size, table)

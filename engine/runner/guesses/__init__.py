@@ -1,1 +1,0 @@
-"""Drafts that the model's draft layer proposes on a GPU, behind what a forward draws."""

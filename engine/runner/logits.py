@@ -1,0 +1,140 @@
+"""Work on logits beside sampling: adjustments by lane, and scores of prompts.
+
+`LaneAdjustments`: How the logits of each lane are adjusted before a token is drawn from them, and
+the tokens that this depends on.
+Owns a `LogitAdjuster` of every lane whose request asks for one; knows neither pages nor forwards.
+Thread rule: the runner's. Invariant: whoever draws from adjusted logits gives a lane's adjuster
+every token that was drawn before, in order.
+
+`score_prompts()`: Scores the prompts of a plan's rows, while their forward's last hidden states
+stand.
+Pure; the runner's thread.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tasuki.engine.forward_plan import ForwardPlan, PlanError
+from tasuki.model.config import ModelConfig
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.model.ops.sampling.logit_adjustments import (
+    AdjustedRows,
+    LogitAdjuster,
+    TokensBefore,
+    adjusted,
+)
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.prompt_scores import HeadOf, ScoredRows, score_rows
+from tasuki.model.ops.sampling.reference import Sampled, stop_ids
+
+from .rows import ResolvedRows
+
+
+def logit_adjuster(
+    sampling: SamplingParams, before: TokensBefore, model: ModelConfig, grammars: GrammarCompiler
+) -> LogitAdjuster:
+    """Of one sequence, behind those tokens. REQUIRES: the sampling adjusts, and its grammar was
+    ready before: one that is kept is there in microseconds, one that was dropped since is compiled
+    again."""
+    constraint = None
+    if sampling.grammar is not None:
+        constraint = grammars.constraint(sampling.grammar, before.output.tolist())
+    ends = stop_ids(sampling, model.eos_ids)
+    return LogitAdjuster(
+        sampling, ends, model.vocab, before, constraint, grammars.unfinished_tokens
+    )
+
+
+class DrawnTogether(Protocol):
+    """How ranks that share a model draw from adjusted logits. leads: whether this rank has the
+    lanes' adjustments, as one of them does."""
+
+    leads: bool
+
+    def agreed(self, drawn: Sequence[Sampled]) -> list[Sampled]:
+        """What the leading rank drew of the same rows, of which this one drew these. Every rank
+        calls it for the same rows."""
+
+    def of_leader(self, drawn: Tensor) -> Tensor:
+        """As agreed(), of numbers of the device, of which this rank need have drawn none."""
+
+
+class LaneAdjustments:
+    def __init__(self, model: ModelConfig, grammars: GrammarCompiler) -> None:
+        self._model = model
+        self._grammars = grammars
+        self._adjusters: dict[int, LogitAdjuster] = {}
+
+    def apply(self, plan: ForwardPlan) -> None:
+        """Take over who leaves and who joins."""
+        for lane in plan.left:
+            self._adjusters.pop(lane, None)
+        for item in plan.joined:
+            if item.before is not None:
+                self._adjusters[item.lane] = logit_adjuster(
+                    item.sampling, item.before, self._model, self._grammars
+                )
+
+    def drawn(self, lane: int, token: int) -> None:
+        """The lane's next token."""
+        adjuster = self._adjusters.get(lane)
+        if adjuster is not None:
+            adjuster.append(token)
+
+    def adjuster(self, lane: int) -> LogitAdjuster:
+        """REQUIRES: the lane's request adjusts."""
+        return self._adjusters[lane]
+
+    def scores(self, logits: Tensor, lanes: Sequence[int]) -> Tensor | None:
+        """Row i of logits [n, vocab] as lanes[i] adjusts it now, float32; None where none does."""
+        rows = [
+            row
+            for row, lane in enumerate(lanes)
+            if lane in self._adjusters and not self._adjusters[lane].is_idle
+        ]
+        if not rows:
+            return None
+        scores = logits.float().clone()
+        some = AdjustedRows.of([self._adjusters[lanes[row]] for row in rows])
+        scores[rows] = adjusted(logits[rows], some.to(logits.device))
+        return scores
+
+
+def kept_adjustments(together: DrawnTogether | None) -> "type[LaneAdjustments]":
+    """Of a rank that draws so; None: of the only one."""
+    return LaneAdjustments if together is None or together.leads else NoAdjustments
+
+
+class NoAdjustments(LaneAdjustments):
+    """Of a rank that draws as another one does: it has no adjuster of any lane."""
+
+    def apply(self, plan: ForwardPlan) -> None:
+        return
+
+
+def score_prompts(
+    plan: ForwardPlan,
+    rows: ResolvedRows,
+    starts: Mapping[int, int],
+    head: HeadOf,
+    device: torch.device,
+) -> dict[int, ScoredRows]:
+    """By the plan's rows. rows: the plan's. starts: where each row's tokens begin in the forward.
+    Raises PlanError where a row that is scored has fewer tokens than its plan scores."""
+    found = {}
+    for item in plan.scored:
+        at = int(rows.tokens_at[item.row])
+        if rows.on_lane[item.row] or not 0 < item.count <= rows.lengths[item.row]:
+            raise PlanError(f"plan {plan.number} scores tokens that row {item.row} does not have")
+        behind = plan.tokens[at + 1 : at + item.count]
+        targets = torch.from_numpy(np.append(behind, item.following).astype(np.int64))
+        first = starts[item.row]
+        places = torch.arange(first, first + item.count, device=device)
+        if device.type != "cpu":
+            targets = targets.pin_memory().to(device, non_blocking=True)
+        found[item.row] = score_rows(head, places, targets, item.top)
+    return found

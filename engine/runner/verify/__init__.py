@@ -1,1 +1,0 @@
-"""Rows with drafts on a GPU: computed by graphs of their own, folded once they have landed."""

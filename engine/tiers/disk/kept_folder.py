@@ -1,0 +1,202 @@
+"""The folder of a disk tier: one contract's, held by one node at a time, with digests of weights.
+
+`KeptFolder`: The folder of one contract on a disk: whose it is, and that one node at a time has it.
+What a node keeps is as secret as its prompts: folder and files are its user's alone. Nothing is
+opened through a link, nor of another user. Folders of other contracts are left alone.
+
+`KnownWeights`: Digests of weight files that were read before, in a file beside what a disk keeps.
+A checkpoint of 18 GB takes 10 to 25 s to digest, and each restart would. A file is taken to be the
+one that was read where its path, size, inode and both of its times are: its change time nobody can
+set. One that was changed just before it was read is not noted, since a second change might bear the
+same times.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import stat
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tasuki.engine.tiers.store import PREFIX, contract_digest, folder_of
+from tasuki.model.weights.safetensors_folder import file_digest, weights_digest
+
+
+class DiskFailed(OSError):
+    """The disk did not do what it was asked; what it was asked for is computed instead."""
+
+
+_FOLDER_MODE, _FILE_MODE = 0o700, 0o600
+_LOCK_SECONDS = 5.0
+"""A node that was killed may take so long to be gone."""
+_POLL_SECONDS = 0.05
+
+
+class KeptFolder:
+    """Locked until close(), or until the object or the process goes."""
+
+    def __init__(self, parent: Path, contract: Mapping[str, str]) -> None:
+        """contract: what must be equal before bytes that were kept are used. Raises DiskFailed:
+        another user's, another node's, or no folder can be made there."""
+        if not parent.is_dir():
+            # Not made here: a disk that is not mounted would become a folder of the system's.
+            raise DiskFailed(f"there is no folder {parent}: mount its disk, or mkdir -m 700 it")
+        self.contract = contract_digest(contract)
+        name = folder_of(self.contract)
+        self.path = parent / name
+        try:
+            if not self.path.is_symlink() and not self.path.is_dir():
+                os.mkdir(self.path, _FOLDER_MODE)
+            _check_owner(self.path, os.lstat(self.path), stat.S_ISDIR)
+            os.chmod(self.path, _FOLDER_MODE)
+            self.others = sum(
+                each.name.startswith(PREFIX) and each.name != name for each in parent.iterdir()
+            )
+            self._lock = self.open("lock", os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise DiskFailed(f"{self.path} cannot be used: {error}") from error
+        self._let_go = weakref.finalize(self, os.close, self._lock)
+        try:
+            _lock(self._lock, self.path)
+        except DiskFailed:
+            self.close()
+            raise
+
+    def open(self, name: str, flags: int) -> int:
+        """A descriptor of a file of this folder. Raises OSError: another user's, a link, or no
+        plain file."""
+        path = self.path / name
+        found = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
+        try:
+            status = os.fstat(found)
+            _check_owner(path, status, stat.S_ISREG)
+            if status.st_nlink != 1:
+                raise DiskFailed(f"{path} has {status.st_nlink} names: remove it")
+            os.fchmod(found, _FILE_MODE)
+        except OSError:
+            os.close(found)
+            raise
+        return found
+
+    def close(self) -> None:
+        """Another node may have it. Idempotent. REQUIRES: nothing of it is written any more."""
+        self._let_go()
+
+
+def _check_owner(path: Path, status: os.stat_result, is_kind: Callable[[int], bool]) -> None:
+    if not is_kind(status.st_mode):
+        raise DiskFailed(f"{path} is neither a plain file nor a folder: remove it")
+    if status.st_uid != os.geteuid():
+        raise DiskFailed(
+            f"{path} is of user {status.st_uid}, and this node of user {os.geteuid()}: remove it, "
+            "or give another folder"
+        )
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    ends = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() < ends:
+                time.sleep(_POLL_SECONDS)
+                continue
+            owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            raise DiskFailed(
+                f"{path} is in use by another node, process {owner or 'unknown'}: give each node a "
+                "folder of its own"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        return
+
+
+log = logging.getLogger(__name__)
+
+_NAME = "weights.json"
+_SETTLED_SECONDS = 2.0
+"""Since a file was changed, before its times set it apart from what it becomes."""
+
+
+class KnownWeights:
+    """Thread rule: any, of digest(); one thread of the rest. Raises nothing: what cannot be read or
+    written here is read from the weights."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _NAME
+        self._known = self._read()
+        self._seen: dict[str, list[Any]] = {}
+
+    def digest(self, file: Path) -> bytes:
+        """SHA-256 of the file."""
+        status = file.stat()
+        times = [status.st_size, status.st_dev, status.st_ino]
+        times += [status.st_mtime_ns, status.st_ctime_ns]
+        name = str(file.resolve())
+        known = self._known.get(name)
+        if known is not None and known[:-1] == times:
+            self._seen[name] = known
+            return bytes.fromhex(known[-1])
+        found = file_digest(file)
+        now = self._file_time()
+        if now is not None and now - max(status.st_mtime, status.st_ctime) > _SETTLED_SECONDS:
+            self._seen[name] = [*times, found.hex()]
+        return found
+
+    def _file_time(self) -> float | None:
+        """Now, by the clock that stamps files; None where none can be made here."""
+        try:
+            with tempfile.TemporaryFile(dir=self._path.parent) as made:
+                return os.fstat(made.fileno()).st_mtime
+        except OSError:
+            return None
+
+    def _read(self) -> dict[str, list[Any]]:
+        try:
+            handle = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with open(handle, encoding="utf-8") as file:
+                status = os.fstat(handle)
+                if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
+                    log.warning("%s may be another user's words: weights are read", self._path)
+                    return {}
+                found = json.load(file)
+            return {
+                str(name): list(known)
+                for name, known in found.items()
+                if len(known) == 6 and len(bytes.fromhex(known[-1])) == 32
+            }
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            log.warning("%s is not used: %s", self._path, error)
+            return {}
+
+    def save(self) -> None:
+        """What was asked for, with what was known before."""
+        known = {**self._known, **self._seen}
+        if known == self._known:
+            return
+        next_path = self._path.with_name(f"{_NAME}.{os.getpid()}")
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            with open(os.open(next_path, flags, 0o600), "w", encoding="utf-8") as file:
+                json.dump(known, file)
+            os.replace(next_path, self._path)
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._path, error)
+
+
+def digest_of_weights(model: str, folder: str | None) -> str:
+    """As weights_digest(). folder: of a disk that keeps something, if there is one."""
+    if folder is None or not Path(folder).is_dir():
+        return weights_digest(model)
+    known = KnownWeights(Path(folder))
+    found = weights_digest(model, known.digest)
+    known.save()
+    return found

@@ -1,0 +1,96 @@
+"""Moves between host memory and a GPU: streams, and many moves by one call.
+
+`stream_of()`: Streams of copies between a GPU's arena and what is below it.
+
+`batched_moves()`: Many copies between host and GPU by one call of CUDA's runtime, where it has
+that.
+A page is a block in every region, and pages that are no neighbours are as many copies as they have
+blocks: one call each takes longer than the bytes do. The copy engines do them, no multiprocessor.
+"""
+
+import ctypes
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from tasuki.engine.tiers.copy_job import Moves, run_moves
+from tasuki.engine.tiers.piece_copies import StillMoving
+
+LAST, FIRST = 0, -1
+"""Priorities: a smaller one goes first."""
+
+
+def stream_of(device: torch.device, priority: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
+
+
+def recorded() -> torch.cuda.Event:
+    """Behind all that the current stream has; who waits for it sleeps."""
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def settle(stream: torch.cuda.Stream) -> None:
+    """Nothing that the stream was given moves a byte any more. Raises StillMoving."""
+    try:
+        with torch.cuda.stream(stream):
+            recorded().synchronize()
+    except Exception as error:
+        raise StillMoving(f"a stream of copies cannot be waited for: {error}") from error
+
+
+_LIBRARY = "libcudart.so.13"
+"""Whose call takes these arguments: before, there was one more."""
+_IN_STREAM_ORDER = 1
+
+RunMoves = Callable[[torch.Tensor, torch.Tensor, Moves], None]
+"""As run_moves()."""
+
+
+class _Place(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int), ("number", ctypes.c_int)]
+
+
+class _Attributes(ctypes.Structure):
+    _fields_ = [
+        ("order", ctypes.c_int),
+        ("source", _Place),
+        ("target", _Place),
+        ("flags", ctypes.c_uint),
+    ]
+
+
+def batched_moves() -> RunMoves:
+    """On the current stream, which must not be the default one. One call a copy where this
+    runtime has no other."""
+    try:
+        call = ctypes.CDLL(_LIBRARY).cudaMemcpyBatchAsync
+    except (OSError, AttributeError):
+        return run_moves
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    call.argtypes = [pointer, pointer, pointer, size, pointer, pointer, size, pointer]
+    call.restype = ctypes.c_int
+    attributes = _Attributes(_IN_STREAM_ORDER, _Place(0, 0), _Place(0, 0), 0)
+    first = size(0)
+
+    def run(source: torch.Tensor, target: torch.Tensor, moves: Moves) -> None:
+        count = moves.shape[1]
+        froms = (moves[0] + source.data_ptr()).astype(np.uint64)
+        tos = (moves[1] + target.data_ptr()).astype(np.uint64)
+        lengths = moves[2].astype(np.uint64)
+        error = call(
+            tos.ctypes.data,
+            froms.ctypes.data,
+            lengths.ctypes.data,
+            count,
+            ctypes.addressof(attributes),
+            ctypes.addressof(first),
+            1,
+            torch.cuda.current_stream().cuda_stream,
+        )
+        if error:
+            raise RuntimeError(f"{count} copies failed with CUDA's error {error}")
+
+    return run

@@ -1,0 +1,115 @@
+"""What a model costs: arithmetic of a prefill, bytes of its weights.
+
+What a prefill costs in arithmetic: the unit in which a cache hit is worth something.
+
+How many bytes a model's weights take, and how many of them one decode step must read.
+
+Counted on the weights themselves, assembled without memory, so that the count follows the fused
+layout whatever it is.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tasuki.model.weights.layers import ModelWeights, MoeWeights, assemble, tensors
+from tasuki.model.weights.matrix import WHOLE, Part
+from tasuki.model.weights.source import PlainSource, TensorSource
+
+from .config import DenseShape, ModelConfig, MoeShape
+
+
+@dataclass(frozen=True)
+class PrefillFlops:
+    """linear: FLOPs a token; quadratic: FLOPs of a token for each token before it."""
+
+    linear: float
+    quadratic: float
+
+    def of(self, tokens: int) -> float:
+        """FLOPs to prefill that many tokens from nothing."""
+        return self.linear * tokens + self.quadratic * tokens * tokens / 2
+
+    @staticmethod
+    def for_model(config: ModelConfig) -> "PrefillFlops":
+        full = sum(kind.value == "full_attention" for kind in config.layer_kinds)
+        gdn = config.layers - full
+        queries = config.query_heads * config.head_dim
+        values = config.value_heads * config.value_dim
+        attention = config.hidden * (3 * queries + 2 * config.kv_heads * config.head_dim)
+        mixer = config.hidden * (config.conv_channels + 2 * values + 2 * config.value_heads)
+        feed_forward = config.layers * _feed_forward(config)
+        products = 2.0 * (full * attention + gdn * mixer + feed_forward)
+        delta_rule = 8.0 * gdn * config.value_heads * config.value_dim * config.key_dim
+        return PrefillFlops(products + delta_rule, 4.0 * queries * full)
+
+
+def _feed_forward(config: ModelConfig) -> int:
+    shape = config.feed_forward
+    if isinstance(shape, DenseShape):
+        return 3 * config.hidden * shape.intermediate
+    chosen = shape.chosen * shape.intermediate + shape.shared_intermediate
+    return config.hidden * (3 * chosen + shape.experts)
+
+
+@dataclass(frozen=True)
+class WeightSizes:
+    """Bytes. total: in memory. dense: read by every step that drafts nothing, whatever the batch.
+    routed: of all experts together, of which a token reads `chosen` of `experts`."""
+
+    total: int
+    dense: int
+    routed: int
+    experts: int
+    chosen: int
+
+    def step_bytes(self, tokens: int) -> float:
+        """Expected bytes that a step of `tokens` tokens reads at least once, experts chosen evenly
+        and independently."""
+        if not self.routed:
+            return self.dense
+        missed: float = (1 - self.chosen / self.experts) ** tokens
+        return self.dense + self.routed * (1 - missed)
+
+    @staticmethod
+    def of(
+        config: ModelConfig, dtype: torch.dtype, source: TensorSource | None = None
+    ) -> "WeightSizes":
+        """source: of tensors without memory, as they are stored; None: all plain. Raises
+        WeightsError, as the source does."""
+        weights = assemble(config, source or ShapesOnly(), dtype, "meta")
+        routed = sum(
+            layer.mlp.gate_up.nbytes + layer.mlp.down.nbytes
+            for layer in weights.layers
+            if isinstance(layer.mlp, MoeWeights)
+        )
+        total = sum(tensor.nbytes for tensor in tensors(weights))
+        looked_up = 0 if config.tied else weights.embedding.nbytes
+        if config.tied:
+            total -= weights.head.nbytes
+        dense = total - looked_up - routed - _of_guesses(config, weights)
+        shape = config.feed_forward
+        experts, chosen = (shape.experts, shape.chosen) if isinstance(shape, MoeShape) else (0, 0)
+        return WeightSizes(total, dense, routed, experts, chosen)
+
+
+def _of_guesses(config: ModelConfig, weights: ModelWeights) -> int:
+    """Bytes of the draft layer that are read where it guesses, and not for its entries."""
+    draft = weights.draft
+    if draft is None:
+        return 0
+    rows = draft.attention.in_proj.last_rows(2 * config.kv_heads * config.head_dim)
+    return sum(tensor.nbytes for tensor in tensors(draft)) - draft.fc.nbytes - rows.nbytes
+
+
+class ShapesOnly(PlainSource):
+    """Every tensor that is asked for, without memory behind it."""
+
+    def has(self, name: str) -> bool:
+        return True
+
+    def read(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+    ) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")[part]

@@ -1,0 +1,207 @@
+"""One forward: its rows as tensors, their phase, and hooks between its layers.
+
+One forward's work as tensors: which tokens, which pages and slots they read and write; a decode
+forward, and one that verifies drafts, at fixed addresses, which a captured graph reads every
+time.
+
+What the rows of a forward are for, which decides their precision where weights are quantised.
+
+Where others watch or hold a forward between its layers: the step counter, the layer barrier.
+
+Knows no layer and no memory. Hooks run on the thread of the forward and must not start another one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DecodeBatch:
+    """One token of each of B sequences, of which the first rows[0] count; all int32 on one device.
+
+    positions [B]: of this token. context_lens [B]: positions + 1, what its query sees. page_table
+    [B, pages]: by logical page, what is beyond a context is never read. read_slots, write_slots
+    [B]: no row reads what another writes. rows [1]. Rows past rows[0] may hold anything: operators
+    read and write nothing of the arena for them.
+    """
+
+    positions: Tensor
+    context_lens: Tensor
+    page_table: Tensor
+    read_slots: Tensor
+    write_slots: Tensor
+    rows: Tensor
+
+    @property
+    def size(self) -> int:
+        return self.positions.shape[0]
+
+
+@dataclass(frozen=True)
+class VerifyBatch:
+    """T tokens of each of B sequences, of which the first counts[i] mean something: one of the
+    answer, and drafts behind it. The states behind them are not written. All int32 on one device.
+
+    positions [B * T]: of each token, sequence by sequence; below 0 of those that mean nothing.
+    owners [B * T]: the sequence of each. token_rows [1]: T times rows[0]. counts [B], 1 to T.
+    context_lens [B]: what the query of a sequence's last token sees. page_table [B, pages] and rows
+    [1] as in DecodeBatch; read_slots [B]: no row reads what another row of the same plan writes.
+    turn [1], 0 or 1: of forwards of such batches, one behind the other. Of each row fold_counts [B]
+    tokens of the one before are folded first: those kept at fold_places [B], from the state in
+    fold_slots [B] to the read slot; 0 of rows that fold nothing, whose fold slot is the read slot.
+    """
+
+    positions: Tensor
+    owners: Tensor
+    token_rows: Tensor
+    counts: Tensor
+    context_lens: Tensor
+    page_table: Tensor
+    read_slots: Tensor
+    rows: Tensor
+    turn: Tensor
+    fold_counts: Tensor
+    fold_places: Tensor
+    fold_slots: Tensor
+
+    @property
+    def size(self) -> int:
+        return self.counts.shape[0]
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return self.positions.shape[0] // self.size
+
+
+@dataclass(frozen=True)
+class SequenceSlice:
+    """The tokens of one request in one forward.
+
+    token_ids stand at positions start, start + 1, ...; KV of [0, start) is in `pages` already and
+    the state after `start` tokens in read_slot. The state after the last token goes to write_slot
+    (may be read_slot). checkpoints lists (position, slot): the state after `position` tokens also
+    goes to slot; start < position <= start + len(token_ids). pages covers every position, by
+    logical page.
+
+    stepped: they are an answer's, whose recurrence goes token by token as decode steps would and
+    whose products have the precision of such steps (`Phase.STEP`). write_slot
+    None: no state is stored.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    pages: Sequence[int]
+    read_slot: int
+    write_slot: int | None
+    checkpoints: Sequence[tuple[int, int]] = ()
+    stepped: bool = False
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Slices packed for the operators: T tokens of B sequences laid end to end.
+
+    Sequence i has the rows [cu_seqlens[i], cu_seqlens[i + 1]).
+    token_ids, positions [T] int64; cu_seqlens [B+1] int64; context_lens [B] int64 (tokens before
+    this forward); page_table [B, pages] int64, rows padded with 0; read_slots [B] int64;
+    write_slots: one a sequence; checkpoints per sequence: (tokens of this forward before the mark,
+    slot), ascending; stepped: sequences whose recurrence goes token by token.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    cu_seqlens: torch.Tensor
+    context_lens: torch.Tensor
+    page_table: torch.Tensor
+    read_slots: torch.Tensor
+    write_slots: tuple[int | None, ...]
+    checkpoints: tuple[tuple[tuple[int, int], ...], ...]
+    stepped: frozenset[int] = frozenset()
+
+    def saves(self) -> list[tuple[int, int, int]]:
+        """States that the forward stores: (sequence, tokens of this forward before it, slot). A
+        sequence's final state comes first, then its checkpoints."""
+        lengths = self.cu_seqlens.diff().tolist()
+        return [
+            (sequence, offset, slot)
+            for sequence, (length, final, marks) in enumerate(
+                zip(lengths, self.write_slots, self.checkpoints, strict=True)
+            )
+            for offset, slot in ((length, final), *marks)
+            if slot is not None
+        ]
+
+    @staticmethod
+    def pack(slices: Sequence[SequenceSlice], device: torch.device | str = "cpu") -> "Batch":
+        lengths = [len(item.token_ids) for item in slices]
+        if not lengths or min(lengths) < 1:
+            raise ValueError("a batch needs at least one sequence of at least one token")
+        rows = max(len(item.pages) for item in slices)
+        table = [list(item.pages) + [0] * (rows - len(item.pages)) for item in slices]
+
+        def ints(values: object) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
+        return Batch(
+            token_ids=ints([token for item in slices for token in item.token_ids]),
+            positions=ints([item.start + i for item in slices for i in range(len(item.token_ids))]),
+            cu_seqlens=torch.cat([ints([0]), ints(lengths).cumsum(0)]),
+            context_lens=ints([item.start for item in slices]),
+            page_table=ints(table),
+            read_slots=ints([item.read_slot for item in slices]),
+            write_slots=tuple(item.write_slot for item in slices),
+            checkpoints=tuple(
+                tuple(sorted((position - item.start, slot) for position, slot in item.checkpoints))
+                for item in slices
+            ),
+            stepped=frozenset(row for row, item in enumerate(slices) if item.stepped),
+        )
+
+
+class Phase(Enum):
+    """Precision follows the phase and never the number of rows: else a guess that is verified, or a
+    prompt that was partly known, would give other tokens than the same tokens one by one.
+
+    STEP     one token of an answer after the other, or several that are verified at once:
+             activations as they are.
+    PROMPT   tokens of prompts: activations may be quantised as weights are.
+    """
+
+    STEP = "step"
+    PROMPT = "prompt"
+
+
+class LayerHooks(Protocol):
+    """Called on the thread of the forward for every layer of any kind, in order."""
+
+    def before_layer(self, layer: int) -> None:
+        """The layer has read nothing of the arena yet; may block until its bytes are there."""
+        return
+
+    def mixer_inputs(self, layer: int, projected: Tensor) -> None:
+        """What the layer's mixer is about to read: projected [T, widths], of a draft layer the
+        model's final hidden states; valid during the call only."""
+        return
+
+    def cache_written(self, layer: int) -> None:
+        """What the layer wrote of pages and slots is final (on a GPU: enqueued). Its output
+        projection and feed-forward are still to come, and are a good part of it."""
+        return
+
+    def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:
+        """The layer is computed (on a GPU: enqueued).
+
+        branch + residual, both [T, hidden_size], is the residual stream; valid during the call
+        only. They come apart because the next norm is what adds them.
+        """
+        return
+
+
+class NullHooks(LayerHooks):
+    """Watches nothing."""

@@ -1,1 +1,0 @@
-"""Tensors of safetensors files, as they are stored."""

@@ -1,0 +1,156 @@
+"""Quantised segments laid out as kernels of a GPU read them.
+
+FP8 segments as kernels of a GPU read them: neighbours of one kind are one segment, whose scales
+are one of three grids.
+
+    (128, 128)   blocks of rows and columns, every boundary between parts at a block's
+    (1, 128)     of each row apart, where parts or halves of blocks lie otherwise
+    (1, width)   one a row: also of what has one scale a tensor, and of what is one block wide
+
+Numbers stay what they were: scales are repeated, never computed.
+
+NVFP4 segments as kernels of a GPU read them: neighbours are one segment, and of every 128
+columns the first 64 lie in the low halves of 64 bytes, the last 64 in the high ones.
+
+So a load of consecutive bytes is two tiles of consecutive columns, and 16 bytes are two groups of
+16. Columns are filled up to whole blocks of 128 by zeros. Numbers stay what they were: codes are
+moved, and tensor scales repeated a row, never computed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .matrix import Kind, Segment
+from .quantised_segments import BLOCK, GROUP, Fp8, NvFp4
+
+COLUMNS = 128
+"""Of a block, whose halves share bytes."""
+
+
+@dataclass(frozen=True)
+class NvFp4Halves(Segment):
+    """packed [..., out, blocks * 64] uint8; groups [..., out, blocks * 8] float8_e4m3fn, in the
+    order of columns; factors [..., 2, out] float32: what a row is multiplied by, then what it is
+    divided by. width: columns that there are."""
+
+    packed: Tensor
+    groups: Tensor
+    factors: Tensor
+    width: int
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.NVFP4
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.packed.shape[:-1], self.width)
+
+    def last_rows(self, count: int) -> "NvFp4Halves":
+        first = self.shape[-2] - count
+        factors = self.factors[:, first:].contiguous()
+        return NvFp4Halves(self.packed[first:], self.groups[first:], factors, self.width)
+
+    def rows(self, begin: int, end: int) -> Tensor:
+        low, high = self.packed[begin:end] & 15, self.packed[begin:end] >> 4
+        halves = [half.view(end - begin, -1, 1, COLUMNS // 2) for half in (low, high)]
+        codes = torch.cat(halves, dim=2).view(end - begin, -1)
+        published = NvFp4(
+            codes[:, ::2] | codes[:, 1::2] << 4,
+            self.groups[begin:end],
+            self.factors[0, begin:end],
+            self.factors[1, begin:end],
+        )
+        return published.rows(0, end - begin)[:, : self.width]
+
+
+def in_halves(parts: Sequence[NvFp4]) -> NvFp4Halves:
+    """The rows of all parts in order."""
+    return NvFp4Halves(
+        torch.cat([_packed(part.packed) for part in parts], dim=-2),
+        torch.cat([_groups(part.groups).view(torch.uint8) for part in parts], dim=-2).view(
+            torch.float8_e4m3fn
+        ),
+        torch.cat([_factors(part) for part in parts], dim=-1),
+        parts[0].shape[-1],
+    )
+
+
+def _packed(published: Tensor) -> Tensor:
+    filled = functional.pad(published, (0, -published.shape[-1] % (COLUMNS // 2)))
+    codes = torch.stack([filled & 15, filled >> 4], dim=-1).flatten(-2)
+    halves = codes.view(*codes.shape[:-1], -1, 2, COLUMNS // 2)
+    packed: Tensor = halves[..., 0, :] | halves[..., 1, :] << 4
+    return packed.flatten(-2)
+
+
+def _groups(published: Tensor) -> Tensor:
+    filled = functional.pad(
+        published.view(torch.uint8), (0, -published.shape[-1] % (COLUMNS // GROUP))
+    )
+    return filled.view(torch.float8_e4m3fn)
+
+
+def _factors(part: NvFp4) -> Tensor:
+    out = part.shape[-2]
+    of_rows = [
+        given.repeat_interleave(out // given.shape[-1], -1)
+        for given in (part.multiplier, part.divisor)
+    ]
+    return torch.stack(of_rows, dim=-2)
+
+
+_TILE = 32
+"""Half of the rows of a matrix, gate before up, may not cut what a kernel reads of them at once."""
+
+
+def for_kernels(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """The same rows in the same order, those of NVFP4 as `in_halves` lays them."""
+    found: list[Segment] = []
+    for _, group in groupby(segments, key=lambda segment: segment.kind):
+        same = list(group)
+        fp8 = [segment for segment in same if isinstance(segment, Fp8)]
+        nvfp4 = [segment for segment in same if isinstance(segment, NvFp4)]
+        if fp8:
+            found.append(_merged(fp8))
+        elif nvfp4:
+            found.append(in_halves(nvfp4))
+        else:
+            found.extend(same)
+    return tuple(found)
+
+
+def _merged(parts: Sequence[Fp8]) -> Fp8:
+    values = _joined([part.values for part in parts])
+    rows, width = values.shape[-2:]
+    scales = [part.scales for part in parts]
+    grid = (BLOCK, BLOCK)
+    if all(part.shape[-1] == 1 for part in scales):
+        scales, grid = [_of_each_row(part) for part in parts], (1, width)
+    elif not _is_aligned(parts, rows):
+        scales, grid = [_of_each_row(part) for part in parts], (1, BLOCK)
+    return Fp8(values, _joined(scales), *grid, parts[0].of)
+
+
+def _is_aligned(parts: Sequence[Fp8], rows: int) -> bool:
+    blocks = all((part.block_rows, part.block_columns) == (BLOCK, BLOCK) for part in parts)
+    return blocks and not rows % _TILE and all(part.shape[-2] % BLOCK == 0 for part in parts[:-1])
+
+
+def _of_each_row(part: Fp8) -> Tensor:
+    repeated = part.scales.repeat_interleave(part.block_rows, -2)
+    return repeated[..., : part.shape[-2], :].contiguous()
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    if len(tensors) == 1:
+        return tensors[0]
+    # Bytes, since not every operator knows e4m3.
+    dtype = tensors[0].dtype
+    codes = [tensor.view(torch.uint8) if dtype.itemsize == 1 else tensor for tensor in tensors]
+    return torch.cat(codes, dim=-2).view(dtype)

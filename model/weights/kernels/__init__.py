@@ -1,1 +1,0 @@
-"""Weights laid out as kernels of a GPU read them."""

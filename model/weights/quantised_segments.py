@@ -1,0 +1,120 @@
+"""Segments of quantised weights: FP8 and NVFP4.
+
+FP8 weights: e4m3 values, and a scale for each block, each row, or the whole matrix.
+
+    w = value * scale, both in float32
+
+which is exact but for the product's one rounding. A scale that is published as `weight_scale_inv`
+multiplies too, whatever its name says.
+
+NVFP4 weights: e2m1 values, two a byte, an e4m3 scale for each 16 of a row, and one for a tensor.
+
+    ModelOpt            w = (value * group) * weight_scale_2
+    compressed-tensors  w = (value * group) / weight_global_scale
+
+value * group is exact in float32, so that one rounding is all. The two stay apart, since neither
+number's reciprocal is exact.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .matrix import Kind, Segment
+
+BLOCK = 128
+"""Rows and columns of a block of the published block format; blocks at the edges are smaller."""
+
+
+@dataclass(frozen=True)
+class Fp8(Segment):
+    """values [..., out, in] float8_e4m3fn without NaN; scales [..., grid rows, grid columns]
+    float32, finite: that of (i, j) is scales[i // block_rows, j // block_columns]."""
+
+    values: Tensor
+    scales: Tensor
+    block_rows: int
+    block_columns: int
+    of: Kind
+
+    @property
+    def kind(self) -> Kind:
+        return self.of
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    def last_rows(self, count: int) -> "Segment":
+        first = self.shape[-2] - count
+        scales = self.scales
+        if len(scales) > 1:
+            if first % self.block_rows:
+                return super().last_rows(count)
+            scales = scales[first // self.block_rows :]
+        return replace(self, values=self.values[first:], scales=scales)
+
+    def rows(self, begin: int, end: int) -> Tensor:
+        columns = self.values.shape[-1]
+        scales = self.scales[begin // self.block_rows : (end - 1) // self.block_rows + 1]
+        if scales.shape[-1] > 1:
+            scales = scales.repeat_interleave(self.block_columns, -1)[:, :columns]
+        values = e4m3_values(self.values[begin:end])
+        first = begin // self.block_rows * self.block_rows
+        owner = torch.arange(begin - first, end - first) // self.block_rows
+        return values.mul_(scales[owner.to(scales.device)])
+
+
+def e4m3_values(codes: Tensor) -> Tensor:
+    """float8_e4m3fn of any shape, as float32 in new memory; every one of them is exact. By a table
+    of all 256: on a CPU PyTorch's own conversion takes fifteen times as long."""
+    table = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)
+    index = codes.contiguous().view(torch.uint8).reshape(-1).to(torch.int32)
+    return table.to(codes.device).index_select(0, index).view(codes.shape)
+
+
+GROUP = 16
+"""Columns that share a scale."""
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@dataclass(frozen=True)
+class NvFp4(Segment):
+    """packed [..., out, in / 2] uint8, even columns in the low half; groups [..., out, in / 16]
+    float8_e4m3fn without NaN; multiplier, divisor [..., n] float32, finite, divisor not 0: of n
+    equal ranges of rows. One of the two is 1, by who published the matrix."""
+
+    packed: Tensor
+    groups: Tensor
+    multiplier: Tensor
+    divisor: Tensor
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.NVFP4
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *front, columns = self.packed.shape
+        return (*front, 2 * columns)
+
+    def rows(self, begin: int, end: int) -> Tensor:
+        count, width = self.shape
+        codes = self.packed[begin:end].reshape(-1).to(torch.int32)
+        pairs = _pairs(self.packed.device).index_select(0, codes)
+        values = pairs.view(torch.float32).view(end - begin, width // GROUP, GROUP)
+        values.mul_(e4m3_values(self.groups[begin:end]).unsqueeze(-1))
+        owner = torch.arange(begin, end) // (count // self.multiplier.shape[-1])
+        owner = owner.to(self.packed.device)
+        values.mul_(self.multiplier[owner].view(-1, 1, 1))
+        values.div_(self.divisor[owner].view(-1, 1, 1))
+        return values.view(end - begin, width)
+
+
+def _pairs(device: torch.device) -> Tensor:
+    """[256] float64, each the bits of two float32: the values of a byte, as they lie in a row."""
+    halves = torch.tensor([*_MAGNITUDES, *(-value for value in _MAGNITUDES)])
+    byte = torch.arange(256)
+    both = torch.stack([halves[byte & 15], halves[byte >> 4]], dim=-1)
+    return both.view(torch.float64).view(256).to(device)

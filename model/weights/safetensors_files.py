@@ -1,0 +1,318 @@
+"""Tensors of safetensors files, as they are stored.
+
+One safetensors file: its header, read once, and its tensors as views of the file's own pages.
+
+    8 bytes   length of the header, little endian
+    header    JSON: name -> {"dtype", "shape", "data_offsets": [begin, end)}, and __metadata__
+    data      of all tensors, to the end of the file
+
+A view takes a microsecond or two, which is what a checkpoint of tens of thousands of small tensors
+is read by; bytes come from the disk when they are first touched. A page that somebody writes to is
+copied for them alone. One thread uses it.
+
+Tensors of safetensors files as they are stored: which there are, of what type, and their bytes.
+
+Each file is opened once, and its header read; its pages stay mapped until `close` and as long as a
+view of them lives. Does not know what a tensor means. Counts what was asked for, so that what
+nobody reads can be found. One thread uses it.
+
+Checks of values that were read, many small tensors at a time.
+
+A checkpoint of experts has tens of thousands of scales and codes, of which each alone would take
+longer to check than to read. Small ones wait and are looked through as one; who finds something
+wrong looks again, one by one, and names it. Large ones are checked at once.
+"""
+
+import json
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from operator import index
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .matrix import WHOLE, Part, WeightsError
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_LENGTH = 8
+_MOST_HEADER = 100 * 2**20
+"""As the reference implementation refuses."""
+
+
+class _Entry(NamedTuple):
+    """Of a tensor. A tuple of what is no container, which the garbage collector leaves alone."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class SafetensorsFile:
+    """Stays mapped as long as a tensor of it lives. Raises WeightsError where it is damaged."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except OSError as error:
+            raise WeightsError(f"{path}: cannot be read ({error}); fetch it again") from error
+        except ValueError as error:
+            raise self._damaged(str(error)) from error
+        length = int.from_bytes(mapped[:_LENGTH], "little")
+        if len(mapped) < _LENGTH or length > min(len(mapped) - _LENGTH, _MOST_HEADER):
+            raise self._damaged(f"its header of {length} bytes does not fit into it")
+        self._mapped, self._begin = mapped, _LENGTH + length
+        self._entries = self._read_header(mapped[_LENGTH : self._begin])
+
+    def __iter__(self) -> Iterator[str]:
+        """Names, in the order of the header."""
+        return iter(self._entries)
+
+    def dtype(self, name: str) -> str:
+        """As safetensors names it, such as F8_E4M3."""
+        return self._entries[name].dtype
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entries[name].shape
+
+    def form(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """Dtype and shape."""
+        return self._entries[name][:2]
+
+    def held(self, name: str) -> Tensor:
+        """Its bytes [n] uint8, a view of the file."""
+        _, _, begin, end = self._entries[name]
+        if begin == end:
+            return torch.empty(0, dtype=torch.uint8)
+        offset = self._begin + begin
+        return torch.frombuffer(self._mapped, dtype=torch.uint8, count=end - begin, offset=offset)
+
+    def read(self, name: str, part: Part = WHOLE) -> Tensor:
+        """Contiguous; what is read whole is a view of the file."""
+        found = self._entries[name]
+        dtype = DTYPES.get(found.dtype)
+        if dtype is None:
+            raise WeightsError(
+                f"{self.path}: tensor {name} has dtype {found.dtype}, which is not served; "
+                "convert the checkpoint to BF16"
+            )
+        shape, begin, end = found.shape, self._begin + found.begin, self._begin + found.end
+        if begin == end:
+            return torch.empty(shape, dtype=dtype)[part]
+        if begin % dtype.itemsize:
+            held = bytearray(self._mapped[begin:end])
+            tensor = torch.frombuffer(held, dtype=dtype).view(shape)
+        else:
+            count = (end - begin) // dtype.itemsize
+            tensor = torch.frombuffer(self._mapped, dtype=dtype, count=count, offset=begin)
+            tensor = tensor.view(shape)
+        return tensor[part].contiguous() if part else tensor
+
+    def _read_header(self, header: bytes) -> dict[str, _Entry]:
+        size = len(self._mapped) - self._begin
+        entries: dict[str, _Entry] = {}
+        try:
+            described = json.loads(header)
+            described.pop("__metadata__", None)
+            for name, of in described.items():
+                begin, end = map(index, of["data_offsets"])
+                entry = _Entry(str(of["dtype"]), tuple(map(index, of["shape"])), begin, end)
+                self._check(name, entry, size)
+                entries[name] = entry
+        except WeightsError:
+            raise
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+            raise self._damaged(f"its header cannot be read: {error!r}") from error
+        return entries
+
+    def _check(self, name: str, entry: _Entry, size: int) -> None:
+        """size: of all data."""
+        dtype, shape, begin, end = entry
+        if not 0 <= begin <= end <= size or min(shape, default=0) < 0:
+            raise self._damaged(f"tensor {name} ends at byte {end} of {size}")
+        known = DTYPES.get(dtype)
+        if known is not None and prod(shape) * known.itemsize != end - begin:
+            raise self._damaged(
+                f"tensor {name}, {dtype} of shape {list(shape)}, has {end - begin} bytes"
+            )
+
+    def _damaged(self, what: str) -> WeightsError:
+        return WeightsError(f"{self.path}: is truncated or corrupt ({what}); fetch it again")
+
+
+_SMALL_BYTES = 2**16
+_MOST_BYTES = 2**24
+_NAN = 0x7F
+"""The one NaN of e4m3, but for its sign."""
+
+Error = Callable[[], WeightsError]
+_Waiting = list[tuple[Tensor, Error]]
+
+
+class PendingChecks:
+    """Raises WeightsError, of the first tensor that a check does not hold for, at the latest in
+    done()."""
+
+    def __init__(self) -> None:
+        self._scales: _Waiting = []
+        self._codes: _Waiting = []
+        self._bytes = 0
+
+    def finite(self, scales: Tensor, error: Error) -> None:
+        """And not negative. scales: float32."""
+        self._add(self._scales, scales, error)
+
+    def without_nan(self, codes: Tensor, error: Error) -> None:
+        """codes: e4m3."""
+        self._add(self._codes, codes, error)
+
+    def done(self) -> None:
+        """All that were added hold."""
+        scales, codes = self._scales, self._codes
+        self._scales, self._codes, self._bytes = [], [], 0
+        _check(scales, _are_finite)
+        _check(codes, _are_numbers)
+
+    def _add(self, waiting: _Waiting, tensor: Tensor, error: Error) -> None:
+        if tensor.is_meta:
+            return
+        waiting.append((tensor, error))
+        self._bytes += tensor.nbytes
+        if tensor.nbytes > _SMALL_BYTES or self._bytes > _MOST_BYTES:
+            self.done()
+
+
+def _check(waiting: _Waiting, holds: Callable[[Sequence[Tensor]], bool]) -> None:
+    if waiting and not holds([tensor for tensor, _ in waiting]):
+        raise next(error() for tensor, error in waiting if not holds([tensor]))
+
+
+def _are_finite(scales: Sequence[Tensor]) -> bool:
+    joined = _joined(scales)
+    return bool(((joined >= 0) & (joined < torch.inf)).all())
+
+
+def _are_numbers(codes: Sequence[Tensor]) -> bool:
+    joined = _joined([code.view(torch.uint8) for code in codes])
+    # A piece at a time: a layer's experts are gigabytes.
+    pieces = torch.split(joined, _MOST_BYTES)
+    return all(not len(piece) or int((piece & _NAN).max()) != _NAN for piece in pieces)
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    if len(tensors) == 1:
+        return tensors[0].reshape(-1)
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+class StoredTensors:
+    """checks: of what was read, which is looked through many tensors at a time. Raises
+    WeightsError."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.checks = PendingChecks()
+        self._files: dict[str, SafetensorsFile] = {}
+        for path in files:
+            file = SafetensorsFile(path)
+            for name in file:
+                if name in self._files:
+                    raise WeightsError(
+                        f"{path}: tensor {name} is in {self.path(name).name} too, and only one of "
+                        "the two can be meant: move files that are not of the model out of the "
+                        "folder"
+                    )
+                self._files[name] = file
+        self._unread = dict.fromkeys(self._files)
+        self._closed = False
+
+    def close(self) -> None:
+        """Nothing is read any more. Idempotent."""
+        self._closed = True
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def path(self, name: str) -> Path:
+        """Of the file that holds it. REQUIRES: it is there."""
+        return self._files[name].path
+
+    def dtype(self, name: str) -> str:
+        """As safetensors names it, such as F8_E4M3. REQUIRES: it is there."""
+        return self._files[name].dtype(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """REQUIRES: it is there."""
+        return self._files[name].shape(name)
+
+    def read(self, name: str, part: Part = WHOLE) -> Tensor:
+        """Contiguous. What was read whole keeps the pages of its own bytes. REQUIRES: it is
+        there."""
+        self._check_open(name)
+        self.took(name)
+        return self._files[name].read(name, part)
+
+    def _check_open(self, name: str) -> None:
+        if self._closed:
+            raise WeightsError(f"{self.path(name)}: is closed; open the folder again to read it")
+
+    def are_alike(self, names: Sequence[str]) -> bool:
+        """Whether they have one dtype and shape. REQUIRES: they are there."""
+        first = self._files[names[0]].form(names[0])
+        return all(self._files[name].form(name) == first for name in names)
+
+    def read_stack(self, names: Sequence[str]) -> Tensor:
+        """One below the other in a new first dimension, in new memory. REQUIRES: they are alike,
+        and of a dtype that is served."""
+        self._check_open(names[0])
+        held = [self._files[name].held(name) for name in names]
+        for name in names:
+            self.took(name)
+        dtype = DTYPES[self.dtype(names[0])]
+        return torch.cat(held).view(dtype).view(len(names), *self.shape(names[0]))
+
+    def took(self, name: str) -> None:
+        """It is known, and needs no reading."""
+        self._unread.pop(name, None)
+
+    def unread(self) -> Iterator[str]:
+        """Names that nobody asked for, in file order."""
+        return iter(self._unread)
+
+
+class StoredShapes(StoredTensors):
+    """Of the headers alone: every tensor that is asked for, without memory behind it."""
+
+    def read(self, name: str, part: Part = WHOLE) -> Tensor:
+        self.took(name)
+        dtype = DTYPES.get(self.dtype(name), torch.uint8)
+        return torch.empty(self.shape(name), dtype=dtype, device="meta")[part]
+
+    def read_stack(self, names: Sequence[str]) -> Tensor:
+        for name in names:
+            self.took(name)
+        dtype = DTYPES[self.dtype(names[0])]
+        return torch.empty((len(names), *self.shape(names[0])), dtype=dtype, device="meta")

@@ -1,1 +1,0 @@
-"""What of a model's weights each of several ranks has."""

@@ -1,0 +1,69 @@
+"""`python -m scripts.docs.error_table`: the table of docs/errors.md, written from the errors.
+
+Pure functions. Lists every ServerError that its imports define.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tasuki.engine.messages import ErrorKind, RequestError
+from tasuki.server.errors import RateLimited, RequestRejected, Retry, ServerError, error_classes
+from tasuki.server.http.errors import error_body, error_status
+
+_REJECTED = {
+    ErrorKind.INVALID: "The engine refused the request: its prompt is empty or no prompt.",
+    ErrorKind.TOO_LONG: "The engine's memory or the model's context cannot hold it.",
+    ErrorKind.DRAINING: "The node takes no new requests: it is being stopped or changes its role.",
+    ErrorKind.QUEUE_TIMEOUT: "Its prompt was not begun within `--queue-timeout`, or its deadline.",
+    ErrorKind.OVERLOADED: "It is expected to miss its targets, or the node's `--ttft-target`.",
+    ErrorKind.NOT_HANDED_BACK: "What the node holds of a session did not reach a prefill node.",
+    ErrorKind.INTERNAL: "A forward failed or the engine died; the node's log has the cause.",
+}
+
+_HEAD = """\
+| kind | gRPC status | HTTP | code over HTTP | retry | when |
+| --- | --- | --- | --- | --- | --- |
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    kind: str
+    status: str
+    http: int
+    code: str
+    retry: Retry
+    meaning: str
+
+
+def rows() -> list[Row]:
+    """One a kind, the first class that has it: by status, then by kind."""
+    found: dict[str, Row] = {}
+    for error, meaning in _errors():
+        code = error_body(error)["error"]["code"]
+        row = Row(error.kind, error.status.name, error_status(error), code, error.retry, meaning)
+        found.setdefault(error.kind, row)
+    return sorted(found.values(), key=lambda row: (row.http, row.kind))
+
+
+def table() -> str:
+    """A row for each kind."""
+    lines = (
+        f"| `{row.kind}` | {row.status} | {row.http} | `{row.code}` | `{row.retry.value}` "
+        f"| {row.meaning} |\n"
+        for row in rows()
+    )
+    return _HEAD + "".join(lines)
+
+
+def _errors() -> Iterator[tuple[ServerError, str]]:
+    for kind_of in error_classes():
+        if "kind" in vars(kind_of):
+            blank = RateLimited("", 0) if kind_of is RateLimited else kind_of("")
+            yield blank, " ".join((kind_of.__doc__ or "").split())
+    for kind, meaning in _REJECTED.items():
+        yield RequestRejected(RequestError(kind, "")), meaning
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -1,0 +1,175 @@
+"""Who calls: callers and their scopes, API keys, and the access rules of a daemon's servers.
+
+Caller: Has no part in keys themselves or transports. Pure.
+
+ApiKeys: The file of keys, and the caller of each key. Owns the keys, which never leave it: not by
+repr, not by a log, not by an error. Pure but for reading the file.
+
+Access: TLS, API keys, bounds, and whether plain text may leave the host.
+"""
+
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+
+from tasuki.utils.tls import ServerTls
+
+
+class Scope(Enum):
+    """A right that a key has. No scope includes another: a key lists every one it has."""
+
+    CALLER = "caller"
+    """Prompts, sessions, own requests."""
+    METRICS = "metrics"
+    """Numbers about all requests, and no content: /metrics."""
+    GATEWAY = "gateway"
+    """The gateway's engine protocol; a call may name its tenant."""
+    OPERATOR = "operator"
+    """The node itself: its cache, its role, its drain, and every caller's requests."""
+
+
+EVERY_SCOPE = frozenset(Scope)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """name: may be logged. tenant: its prompts share cached prefixes among themselves; None: they
+    share with all other callers without a tenant."""
+
+    name: str
+    scopes: frozenset[Scope] = frozenset({Scope.CALLER})
+    tenant: str | None = None
+
+    def may(self, scope: Scope) -> bool:
+        return scope in self.scopes
+
+    @property
+    def is_one_of_many(self) -> bool:
+        """Whether it has one key of a file, so that its use takes from other callers."""
+        return self.name not in RESERVED_NAMES
+
+
+ANYBODY = Caller("anybody", EVERY_SCOPE)
+"""Every caller of a node without keys, which only loopback serves."""
+
+NOBODY = Caller("nobody", frozenset())
+"""A caller without a key, on a node with keys: it may use what is open to all."""
+
+CERTIFIED = Caller("certified", frozenset({Scope.CALLER, Scope.METRICS, Scope.GATEWAY}))
+"""Every caller of a node without keys off loopback: a certificate admits it and names nobody."""
+
+OWNER = Caller("default", EVERY_SCOPE)
+"""The caller with the key of --api-key."""
+
+RESERVED_NAMES = frozenset(caller.name for caller in (ANYBODY, NOBODY, CERTIFIED, OWNER))
+"""No key of a file may be called so."""
+
+
+class ApiKeyError(ValueError):
+    """The file of keys cannot be used; the message names the line and the mend, never a key."""
+
+
+class ApiKeys:
+    def __init__(self, keys: Mapping[Caller, str], keyless: Caller = ANYBODY) -> None:
+        """keyless: the caller of every call where there are no keys."""
+        self._keyless = keyless
+        self._keys = keys
+        self._bearers = {caller: f"Bearer {key}".encode() for caller, key in keys.items()}
+
+    @staticmethod
+    def load(path: Path) -> "ApiKeys":
+        """A line has a name, a key and, separated by commas, the key's scopes; none: caller. `#`
+        begins a comment. Each is a tenant of its own. Raises ApiKeyError."""
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ApiKeyError(f"api_keys {path} cannot be read: {error}") from error
+        keys: dict[Caller, str] = {}
+        for number, line in enumerate(lines, 1):
+            words = line.partition("#")[0].split()
+            if not words:
+                continue
+            place = f"api_keys {path}:{number}"
+            if len(words) not in (2, 3):
+                raise ApiKeyError(f"{place}: write a name and a key, and scopes behind them")
+            name, key = words[:2]
+            if name in RESERVED_NAMES:
+                raise ApiKeyError(f"{place}: the name {name} is taken: choose another")
+            if name in (caller.name for caller in keys):
+                raise ApiKeyError(f"{place}: {name} has a key already")
+            if key in keys.values():
+                raise ApiKeyError(f"{place}: {name}'s key is another's too")
+            keys[_caller(place, name, words[2:])] = key
+        if not keys:
+            raise ApiKeyError(f"api_keys {path} has none: leave the setting out, or add a line")
+        return ApiKeys(keys)
+
+    def __bool__(self) -> bool:
+        return bool(self._bearers)
+
+    def joined(self, other: "ApiKeys") -> "ApiKeys":
+        return ApiKeys({**self._keys, **other._keys}, self._keyless)
+
+    def sharing(self) -> "ApiKeys":
+        """The same keys, whose bearers share cached prefixes."""
+        shared = {replace(caller, tenant=None): key for caller, key in self._keys.items()}
+        return ApiKeys(shared, self._keyless)
+
+    def caller(self, authorization: Sequence[str | bytes]) -> Caller | None:
+        """The caller of the one authorization header; None where its key is unknown, or where there
+        is not exactly one header. Takes the same time whichever key matches."""
+        if not self._bearers:
+            return self._keyless
+        if len(authorization) != 1:
+            return None
+        (given,) = authorization
+        if isinstance(given, str):
+            given = given.encode(errors="surrogateescape")
+        found = None
+        for caller, wanted in self._bearers.items():
+            if hmac.compare_digest(given, wanted):
+                found = caller
+        return found
+
+
+def _caller(place: str, name: str, scopes: list[str]) -> Caller:
+    """Raises ApiKeyError."""
+    if not scopes:
+        return Caller(name, tenant=name)
+    try:
+        return Caller(name, frozenset(map(Scope, scopes[0].split(","))), name)
+    except ValueError as error:
+        known = ",".join(scope.value for scope in Scope)
+        raise ApiKeyError(f"{place}: {name}'s scopes must be some of {known}") from error
+
+
+NO_KEYS = ApiKeys({})
+
+
+@dataclass(frozen=True)
+class Access:
+    """tls: None serves plain text, which only loopback gets unless `insecure`. api_key: callers of
+    gRPC and HTTP must bear it, or one of more_keys; where there is no key every call is `keyless`.
+    max_message_bytes: of one message or body. max_connections: of HTTP, and of gRPC. allowed_hosts:
+    names that HTTP may be called by besides the address that it serves. allowed_origins: of the web
+    pages that may call HTTP."""
+
+    tls: ServerTls | None = None
+    api_key: str = field(default="", repr=False)
+    insecure: bool = False
+    more_keys: ApiKeys = NO_KEYS
+    max_message_bytes: int = 32 * 2**20
+    keyless: Caller = ANYBODY
+    max_connections: int = 1024
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> ApiKeys:
+        own = ApiKeys({OWNER: self.api_key} if self.api_key else {}, self.keyless)
+        return own.joined(self.more_keys)
+
+
+LOOPBACK_ONLY = Access()

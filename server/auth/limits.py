@@ -1,0 +1,344 @@
+"""Limits by caller: requests and watches at once, requests and tokens a minute, bytes in memory.
+
+ConcurrencyCaps owns a count for each caller that holds any. One event loop's thread. Invariants: a
+refusal counts for nothing; what is held is given back exactly once. A key's cap applies where there
+are several keys: the only key takes from nobody.
+
+RateLimits owns an allowance for each caller's name, which refills evenly and never holds more than
+one minute's worth. One event loop's thread. Invariants: a request is charged before its body is
+read, its prompt before it is computed, its answer as it is written, so that a long answer may leave
+a debt that later requests wait for. A refusal takes nothing from an allowance.
+
+HeldBytes owns the counts. One event loop's thread. Invariants: the bytes of all holds never exceed
+the bound; one of several keys has at most half of the bound, so that a key cannot take the memory
+of the other keys; a hold that ends gives all of its bytes back; a refusal changes no count; after a
+large hold the process gives its free memory back to the system.
+
+submit_bytes() and its siblings: How many bytes of memory a request keeps until its reply ends. Pure
+functions; any thread. Invariant: each takes time linear in what it measures.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tasuki.engine.messages import Submit
+from tasuki.server.errors import Busy, InvalidRequest, PromptTooLong, RateLimited, ServerError
+from tasuki.utils.free_memory import FreeMemory
+
+from .callers import Caller, Scope
+
+
+class ConcurrencyCaps:
+    def __init__(
+        self,
+        refusal: type[ServerError],
+        what: str,
+        per_key: int,
+        in_all: int = 0,
+        uncapped: frozenset[Scope] = frozenset(),
+    ) -> None:
+        """refusal: what is raised beyond a cap. what: the held thing's name in messages. per_key,
+        in_all: caps; 0 sets none. uncapped: keys of these scopes stand for many callers."""
+        self._refusal = refusal
+        self._what = what
+        self._per_key = per_key
+        self._in_all = in_all
+        self._uncapped = uncapped
+        self._held: Counter[str] = Counter()
+
+    @contextmanager
+    def held(self, caller: Caller, count: int = 1) -> Iterator[None]:
+        """So many more, inside `with`. Raises the refusal."""
+        self.check(caller, count)
+        self._held[caller.name] += count
+        try:
+            yield
+        finally:
+            self._held[caller.name] -= count
+            if not self._held[caller.name]:
+                del self._held[caller.name]
+
+    def check(self, caller: Caller, count: int = 1) -> None:
+        """Raises the refusal where the caller may not hold so many more now."""
+        held = self._held[caller.name]
+        if self._is_capped(caller) and held + count > self._per_key:
+            if count > 1:
+                raise self._refusal(
+                    f"{caller.name} asks for {count} at once and has {held} {self._what}, of "
+                    f"{self._per_key} that one key may: ask for fewer"
+                )
+            raise self._refusal(
+                f"{caller.name} has {self._per_key} {self._what}, as many as one key may: end one "
+                "first"
+            )
+        if self._in_all and self._held.total() + count > self._in_all:
+            raise self._refusal(
+                f"this node has {self._in_all} {self._what}, as many as it may: ask again later"
+            )
+
+    def _is_capped(self, caller: Caller) -> bool:
+        return (
+            self._per_key > 0 and caller.is_one_of_many and self._uncapped.isdisjoint(caller.scopes)
+        )
+
+
+_MINUTE = 60.0
+
+
+@dataclass
+class _Allowance:
+    """level: what is left, below zero a debt; at `at` seconds of the limits' clock."""
+
+    level: float
+    at: float
+
+
+class _Rate:
+    """One unit's allowances. per_minute: 0 sets no limit."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._allowances: dict[str, _Allowance] = {}
+
+    def seconds_until(self, caller: Caller, amount: float) -> float:
+        """How long until that much is there; 0 where it is now. Costs nothing."""
+        if not self.per_minute:
+            return 0.0
+        missing = amount - self._refilled(caller).level
+        return max(0.0, missing * _MINUTE / self.per_minute)
+
+    def spend(self, caller: Caller, amount: float) -> None:
+        if self.per_minute:
+            self._refilled(caller).level -= amount
+
+    def _refilled(self, caller: Caller) -> _Allowance:
+        now, full = self._clock(), float(self.per_minute)
+        allowance = self._allowances.setdefault(caller.name, _Allowance(full, now))
+        gained = (now - allowance.at) * full / _MINUTE
+        allowance.level = min(full, allowance.level + gained)
+        allowance.at = now
+        return allowance
+
+
+class RateLimits:
+    def __init__(
+        self, requests_per_minute: int, tokens_per_minute: int, clock: Callable[[], float]
+    ) -> None:
+        """0: no such limit. clock: seconds, monotone."""
+        self._requests = _Rate(requests_per_minute, clock)
+        self._tokens = _Rate(tokens_per_minute, clock)
+
+    def admit_request(self, caller: Caller, count: int = 1) -> None:
+        """Take requests from the caller's allowance, whatever they will ask. Raises RateLimited,
+        with the seconds after which they would be admitted; PromptTooLong where they never
+        would."""
+        per_minute = self._requests.per_minute
+        if per_minute and count > per_minute:
+            raise PromptTooLong(
+                f"prompt holds {count + 1} prompts, and {per_minute} requests are allowed a "
+                "minute: send fewer"
+            )
+        self._take(self._requests, caller, count, "requests")
+
+    def admit_prompt(self, caller: Caller, tokens: int) -> None:
+        """Take a prompt from the caller's allowance. Raises RateLimited as above, PromptTooLong."""
+        per_minute = self._tokens.per_minute
+        if per_minute and tokens > per_minute:
+            raise PromptTooLong(
+                f"prompt has {tokens} tokens, and {per_minute} are allowed a minute: send less"
+            )
+        self._take(self._tokens, caller, tokens, "tokens")
+
+    def _take(self, rate: _Rate, caller: Caller, amount: int, unit: str) -> None:
+        seconds = rate.seconds_until(caller, amount)
+        if seconds > 0:
+            raise RateLimited(
+                f"{caller.name} has used its {rate.per_minute} {unit} a minute: ask again in "
+                f"{seconds:.1f} s",
+                seconds,
+            )
+        rate.spend(caller, amount)
+
+    @property
+    def count_tokens(self) -> bool:
+        """Whether there is a limit on them, or nobody needs to report an answer's."""
+        return self._tokens.per_minute > 0
+
+    def answered(self, caller: Caller, tokens: int) -> None:
+        """So many tokens of an answer."""
+        self._tokens.spend(caller, tokens)
+
+
+def no_limits() -> RateLimits:
+    return RateLimits(0, 0, lambda: 0.0)
+
+
+_MIB = 2**20
+_LARGEST_MESSAGES = 16
+"""The bound in messages of the largest size: one of several keys may hold eight."""
+_MOST = _LARGEST_MESSAGES * 32 * _MIB
+_LARGE = _MIB
+"""Of one hold: what it held is worth a look through the heap."""
+
+
+class HeldBytes:
+    def __init__(self, most: int = _MOST, memory: FreeMemory | None = None) -> None:
+        """most: bytes of all holds together. memory: of this process, which is the default."""
+        self._most = most
+        self._memory = memory or FreeMemory()
+        self._held: Counter[str] = Counter()
+        self._total = 0
+
+    @staticmethod
+    def for_messages(max_message_bytes: int) -> "HeldBytes":
+        """Return counts whose bound fits a server that takes messages of that size."""
+        return HeldBytes(_LARGEST_MESSAGES * max_message_bytes)
+
+    @property
+    def total(self) -> int:
+        """Bytes of all holds."""
+        return self._total
+
+    def of(self, caller: Caller) -> int:
+        """Return the bytes of the caller's holds."""
+        return self._held[caller.name]
+
+    @contextmanager
+    def hold(self, caller: Caller, size: int = 0) -> Iterator["Hold"]:
+        """Count `size` bytes inside `with`, or what resize() sets. Raises as resize() does."""
+        held = Hold(self, caller)
+        try:
+            held.resize(size)
+            yield held
+        finally:
+            held.resize(0)
+            if held.largest > _LARGE:
+                self._memory.give_back_later()
+
+    def check(self, caller: Caller, more: int, already: int = 0) -> None:
+        """Raise where the caller may not hold so many more bytes now.
+
+        more: bytes beside those of all holds. already: bytes of the same hold, among these.
+        Raises InvalidRequest where the hold alone exceeds what the caller may have, so that
+        waiting would not help, and Busy where other holds leave too little.
+        """
+        of_caller = self._most // 2 if caller.is_one_of_many else self._most
+        if already + more > of_caller:
+            raise InvalidRequest(
+                f"the request would hold {_mib(already + more)} of memory, and one may hold "
+                f"{_mib(of_caller)}: send less, or ask for less"
+            )
+        if self._held[caller.name] + more > of_caller:
+            raise Busy(
+                f"requests of {caller.name} hold {_mib(self._held[caller.name])} of the "
+                f"{_mib(of_caller)} that one key may: ask again when some have ended"
+            )
+        if self._total + more > self._most:
+            raise Busy(
+                f"requests hold {_mib(self._total)} of the {_mib(self._most)} that this node "
+                "allows: ask again in a moment, or another node"
+            )
+
+    def _add(self, caller: Caller, more: int) -> None:
+        self._total += more
+        self._held[caller.name] += more
+        if not self._held[caller.name]:
+            del self._held[caller.name]
+
+
+class Hold:
+    """The bytes that one request holds. Made by HeldBytes.hold()."""
+
+    def __init__(self, counts: HeldBytes, caller: Caller) -> None:
+        self._counts = counts
+        self._caller = caller
+        self.size = 0
+        """Bytes."""
+        self.largest = 0
+        """Bytes: the largest size so far."""
+
+    def resize(self, size: int) -> None:
+        """Count `size` bytes from now on. Raises Busy and InvalidRequest as HeldBytes.check()
+        does, and then the size stays what it was; a smaller size is never refused."""
+        more = size - self.size
+        if more > 0:
+            self._counts.check(self._caller, more, self.size)
+        self._counts._add(self._caller, more)
+        self.size = size
+        self.largest = max(self.largest, size)
+
+    def grow(self, more: int) -> None:
+        """Count `more` bytes beside those that are counted. Raises as resize() does."""
+        self.resize(self.size + more)
+
+    def check(self, size: int) -> None:
+        """Raise as resize() would, and count nothing."""
+        if size > self.size:
+            self._counts.check(self._caller, size - self.size, self.size)
+
+
+def _mib(size: int) -> str:
+    return f"{size / _MIB:.1f} MiB"
+
+
+ANSWER_BYTES = 1 << 15
+"""Of each answer: its tasks, its parser, its reply's head, and what waits in its connection."""
+
+_NUMBER_BYTES = 48
+"""Of a number in a tuple, with the tuple's share."""
+_PAIR_BYTES = 120
+_SCORE_BYTES = 12
+"""Of a token id and a float64 in the engine's columns; of a logprob and a rank too."""
+_WRITTEN_SCORE_BYTES = 200
+"""Of one token's logprob in the reply's JSON, while the reply is written."""
+
+
+def submit_bytes(submit: Submit) -> int:
+    """Return the memory of a request to the engine, and of each of its answers."""
+    sampling = submit.sampling
+    arrays = submit.prompt.nbytes + submit.prediction.nbytes
+    numbers = len(submit.marks) + len(sampling.stop_token_ids) + len(sampling.allowed_token_ids)
+    numbers += sum(1 + len(word) for word in sampling.bad_words)
+    source = 0 if sampling.grammar is None else sys.getsizeof(sampling.grammar.source)
+    answers = ANSWER_BYTES * len(submit.answer_ids)
+    pairs = _PAIR_BYTES * len(sampling.logit_bias)
+    return arrays + _NUMBER_BYTES * numbers + pairs + source + answers
+
+
+def score_bytes(submit: Submit, written: int = 0) -> int:
+    """Return the memory of the scores of the prompt's tokens; 0 where none are asked for.
+
+    written: how often the reply holds them in JSON.
+    """
+    if submit.prompt_logprobs is None:
+        return 0
+    scores = len(submit.prompt) * (submit.prompt_logprobs + 1)
+    return scores * (_SCORE_BYTES + _WRITTEN_SCORE_BYTES * written)
+
+
+def ids_bytes(prompts: Sequence[msgspec.Raw] | None) -> int:
+    """Return the memory of prompts' token ids as JSON, and of their copies in a reply. None: they
+    are not shown."""
+    return 0 if prompts is None else sum(2 * len(bytes(ids)) for ids in prompts)
+
+
+def value_bytes(value: Any) -> int:
+    """Return the memory of a JSON value's objects, each counted as often as it is named."""
+    size = 0
+    waiting: list[Any] = [value]
+    while waiting:
+        found = waiting.pop()
+        size += sys.getsizeof(found)
+        if isinstance(found, dict):
+            size += sum(map(sys.getsizeof, found))
+            waiting.extend(found.values())
+        elif isinstance(found, Sequence) and not isinstance(found, str | bytes):
+            waiting.extend(found)
+    return size

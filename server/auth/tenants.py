@@ -1,0 +1,200 @@
+"""Tenants: a request's caller and tenant, the salts between tenants, and the usage each may see.
+
+RequestContext: A request's caller, tenant, trace and kind, once the request was admitted. Pure.
+
+Salts: Tenants share cached prefixes with nobody else. Uses keys' names and scopes, never keys; has
+no part in transports or the tree. Pure.
+
+A prompt's salt is made of the tenant's name and the client's own salt:
+
+    no tenant    the client's salt as it stands; empty where it gave none
+    a tenant     MARK + SHA-256("tasuki tenant v1" + length of name + name + client's salt)
+
+Invariants: two pairs of name and client's salt have two salts, since the length (4 bytes, highest
+first) fixes where the name ends and no client's salt may begin with MARK; so no client reaches
+another tenant's prompts by a choice of its salt. The same pair has the same salt on every node, so
+that a prefill node keeps apart what its decode nodes do. A name is no secret: a tenant's salt keeps
+prompts apart, it does not hide the names of prefixes from who may watch them (docs/security.md).
+
+Visible usage: The length of the cached prefix reveals whether another caller's prompt begins the
+same way. So the counts are as fine as the caller's right to see whose prompts are cached:
+
+    operators            every count, exactly
+    a tenant's callers   usable tokens exactly, since every cached token is the tenant's own; the
+                         unusable ones by whole pages
+    callers that share   the counts of a cache of whole pages, and nothing that follows from exact
+                         counts: neither where the prompt was computed nor why
+
+Pure. Invariants: usable + causes == prompt in every view; two prompts that share the same whole
+pages with the cache get the same view where callers share it. Only operators see evictions, since
+an eviction names other callers' requests, and why a prefill node was chosen, since its bids show
+what others make nodes do.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tasuki.engine.messages import (
+    CAUSES_IN_ORDER,
+    NOT_PULLED,
+    TEMPLATE_CHANGED,
+    Eviction,
+    Finished,
+    HitBreakdown,
+    Usage,
+)
+from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.server.errors import InvalidField, PermissionDenied
+
+from .callers import ANYBODY, Caller, Scope
+
+TRACE_HEADER = "traceparent"
+"""As W3C names it, in HTTP headers and in gRPC metadata."""
+
+
+CHAT, TEXT_COMPLETION = "chat", "text_completion"
+"""Values of OpenTelemetry's gen_ai.operation.name."""
+
+
+@dataclass(frozen=True)
+class RequestContext:
+    """traceparent: the caller's span in W3C's form; empty where there is none. tenant: from
+    tenant_of(). operation: as OpenTelemetry names it."""
+
+    caller: Caller = ANYBODY
+    traceparent: str = ""
+    tenant: str | None = None
+    operation: str = TEXT_COMPLETION
+
+    @property
+    def line(self) -> str:
+        """Among whose requests it stands, wherever callers take turns."""
+        return self.tenant or self.caller.name
+
+
+ANONYMOUS = RequestContext()
+
+
+TENANT_KEY = "x-tasuki-tenant"
+"""In HTTP headers and in gRPC metadata."""
+
+EVERY_TENANT = "*"
+"""What a watcher of blocks may name in a tenant's place."""
+
+MAX_SALT = 256
+
+_DOMAIN = b"tasuki tenant v1"
+_MARK = b"\0tasuki tenant\0"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}")
+
+
+@dataclass(frozen=True)
+class WatchScope:
+    """The prompts whose blocks a watcher sees. tenant: of the watcher's own prompts. others:
+    whether it sees every other tenant's blocks too."""
+
+    caller: Caller
+    tenant: str | None
+    others: bool
+
+
+def tenant_of(caller: Caller, named: Sequence[str]) -> str | None:
+    """The tenant of a call's prompts; None: they share cached prefixes with all other calls without
+    a tenant. named: the values of TENANT_KEY. Raises PermissionDenied, InvalidField."""
+    if not named:
+        return caller.tenant
+    _check_may_name(caller)
+    (name, *more) = named
+    if more or not _NAME.fullmatch(name):
+        raise InvalidField(
+            TENANT_KEY,
+            "must be one name of 1 to 64 letters, digits and ._:@- that begins with a letter or a "
+            "digit",
+        )
+    return name
+
+
+def watch_scope(caller: Caller, named: Sequence[str]) -> WatchScope:
+    """What a subscriber sees. named: as in tenant_of(), or EVERY_TENANT alone. Raises
+    PermissionDenied, InvalidField."""
+    if list(named) != [EVERY_TENANT]:
+        return WatchScope(caller, tenant_of(caller, named), others=False)
+    _check_may_name(caller)
+    return WatchScope(caller, caller.tenant, others=True)
+
+
+def salt_of(tenant: str | None, cache_salt: bytes) -> bytes:
+    """The salt of a prompt in the engine. cache_salt: the client's own. Raises InvalidField."""
+    if len(cache_salt) > MAX_SALT:
+        raise InvalidField("cache_salt", f"has {len(cache_salt)} bytes: send at most {MAX_SALT}")
+    if tenant is None:
+        if cache_salt.startswith(_MARK):
+            raise InvalidField("cache_salt", "begins as a tenant's does: choose another")
+        return cache_salt
+    name = tenant.encode()
+    content = _DOMAIN + len(name).to_bytes(4, "big") + name + cache_salt
+    return _MARK + hashlib.sha256(content).digest()
+
+
+def _check_may_name(caller: Caller) -> None:
+    if not (caller.may(Scope.GATEWAY) or caller.may(Scope.OPERATOR)):
+        raise PermissionDenied(
+            f"{TENANT_KEY} is for keys of the scope gateway or operator, and {caller.name}'s has "
+            "neither: leave it out"
+        )
+
+
+HIDDEN_NODE = ""
+"""Replaces the name of the node that computed the prompt."""
+
+
+def visible_end(end: Finished, request_context: RequestContext) -> Finished:
+    """With visible_usage(), and without the request's states where these would show which node
+    computed the prompt."""
+    life = end.life if _sees_exact_hits(request_context) else ()
+    return replace(end, usage=visible_usage(end.usage, request_context), life=life)
+
+
+def visible_evictions(
+    evictions: tuple[Eviction, ...], request_context: RequestContext
+) -> tuple[Eviction, ...]:
+    return evictions if request_context.caller.may(Scope.OPERATOR) else ()
+
+
+def visible_usage(usage: Usage, request_context: RequestContext) -> Usage:
+    if request_context.caller.may(Scope.OPERATOR):
+        return usage
+    usage = replace(usage, prefill_choice=None)
+    if _sees_exact_hits(request_context):
+        return replace(usage, hit=None if usage.hit is None else _by_pages(usage.hit))
+    return replace(
+        usage,
+        hit=None if usage.hit is None else usage.hit.in_pages,
+        transfer=None,
+        prefilled_on=HIDDEN_NODE,
+        local_fallback=False,
+        pulled=None,
+        route=None,
+    )
+
+
+def _sees_exact_hits(request_context: RequestContext) -> bool:
+    """Whether every cached prefix of its prompts is the caller's own, or open to it."""
+    return request_context.tenant is not None or request_context.caller.may(Scope.OPERATOR)
+
+
+def _by_pages(hit: HitBreakdown) -> HitBreakdown:
+    """The same hit in whole pages: a cause ends where a page ends; a page's rest counts as new."""
+    causes = dict.fromkeys(hit.causes, 0)
+    end = done = hit.usable_tokens
+    for cause in (NOT_PULLED, *CAUSES_IN_ORDER[:-1], TEMPLATE_CHANGED):
+        end += hit.causes.get(cause, 0)
+        whole = max(done, end // PAGE_TOKENS * PAGE_TOKENS)
+        if cause in causes:
+            causes[cause] = whole - done
+        done = whole
+    causes["new"] = hit.prompt_tokens - done
+    kv = max(hit.usable_tokens, hit.kv_tokens // PAGE_TOKENS * PAGE_TOKENS)
+    return replace(hit, kv_tokens=kv, causes=causes, lost=None, in_pages=None)

@@ -1,0 +1,168 @@
+"""The life of a node that prefills and decodes: startup, main loop, drain."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from functools import partial
+
+from tasuki.engine import messages as m
+from tasuki.engine.assembly.engines import BuildParts, asked_model, build_cache, build_fused_engine
+from tasuki.engine.config import EngineConfig, Role
+from tasuki.server.config import ServerConfig
+from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.traces import open_tracing
+from tasuki.server.workers.links import NodeSockets, node_sockets
+from tasuki.server.workers.pool import NodeWorkers
+from tasuki.transfer.liveness.link_status import HandoverStatus
+from tasuki.utils.logs import configure_logging, progress_bar
+
+from .client_front import ClientFront, node_codec, with_trials
+from .engine_host import EngineHost, host_engine
+from .engine_process import EngineProcess
+from .engine_process import serve_apart as live_apart
+from .node import Node, about_node
+from .node_watch import NodeFiles, folders_of
+from .running_engine import NearEngine, RunningEngine
+from .shutdown import StopRequest
+from .startup import announce_ready, spare_collections
+
+
+def run(
+    engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts, name: str
+) -> None:
+    """Blocks until the node has drained. name: the node's, on pages. Raises EngineConfigError and
+    the typed errors of what is built."""
+    apart = server_config.engine_apart(engine_config.device, engine_config.tensor_parallel)
+    serving = serve_apart if apart else serve
+    asyncio.run(serving(engine_config, server_config, build, name))
+
+
+async def serve(
+    engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts, name: str
+) -> None:
+    """Startup, main loop, drain; the engine on a thread."""
+    side = FusedSide(engine_config, build)
+    codec = node_codec(engine_config, server_config, side.model, side.grammars)
+    engine = side.engine
+    front = ClientFront(
+        engine_config,
+        server_config,
+        side.model,
+        codec,
+        engine.max_request_tokens,
+        engine.max_batch,
+    )
+    node = _front(NearEngine(engine), engine_config, server_config, front, codec, name)
+    async with StopRequest(
+        exit_with_parent=server_config.exit_with_parent, hurry=node.hurry
+    ) as stop:
+        address = await node.startup()
+        spare_collections()
+        announce_ready(address, node.http_address)
+        await stop.wait()
+        await node.shutdown()
+
+
+async def serve_apart(
+    engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts, name: str
+) -> None:
+    """As serve(), the engine in a process of its own, and front workers where there are some."""
+    with node_sockets(server_config) as sockets:
+        engine = await EngineProcess.launch(
+            partial(run_engine, engine_config, server_config, build, sockets)
+        )
+        model = asked_model(engine_config)
+        codec = node_codec(engine_config, server_config, model)
+        sizes = await engine.stands()
+        codec = with_trials(codec, sizes.trials)
+        front = ClientFront(
+            engine_config, server_config, model, codec, sizes.max_request_tokens, sizes.max_batch
+        )
+        workers = front.workers(engine, sockets)
+        node = _front(engine, engine_config, server_config, front, codec, name, workers)
+        await live_apart(engine, node, server_config)
+
+
+def run_engine(
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    build: BuildParts,
+    sockets: NodeSockets | None,
+    connection: socket.socket,
+) -> int:
+    """The engine's process. sockets: of a node with front workers. connection: to its front.
+    Returns the exit status."""
+    configure_logging(server_config.log_format, server_config.log_level)
+
+    def side(front: EngineHost) -> FusedSide:
+        return FusedSide(engine_config, build, front.end)
+
+    return host_engine(connection, side, None if sockets is None else sockets.engine)
+
+
+class FusedSide:
+    """The engine's side of a node that hands nothing over: an engine, and nothing to start or
+    end. As EngineSide."""
+
+    handover_address = None
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        build: BuildParts,
+        end: Callable[[str], None] | None = None,
+    ) -> None:
+        """end: ends this process, for a reason. REQUIRES: it is given where there are ranks."""
+        parts = build(config, progress_bar("weights"), Role.FUSED)
+        self._ranks = parts.ranks
+        if self._ranks is not None:
+            assert end is not None, "ranks outlive no engine on a thread"
+            self._ranks.on_loss(end)
+        self.model = parts.model_config
+        self.grammars = parts.grammars.trials
+        self.engine = build_fused_engine(
+            config, parts, build_cache(config, parts), progress_bar("decode graphs")
+        )
+
+    def deliver(self, message: m.Outbox) -> None:
+        raise TypeError(f"{type(message).__name__} came from an engine that hands nothing over")
+
+    def status(self) -> HandoverStatus:
+        return HandoverStatus()
+
+    async def start(self) -> None:
+        return
+
+    async def retire(self) -> None:
+        return
+
+    async def end_handover(self) -> None:
+        return
+
+    async def stop(self) -> None:
+        if self._ranks is not None:
+            await asyncio.to_thread(self._ranks.close)
+
+
+def _front(
+    engine: RunningEngine,
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    front: ClientFront,
+    codec: TextCodec,
+    name: str,
+    workers: NodeWorkers | None = None,
+) -> Node:
+    about = about_node(name, "fused", front.folder, server_config)
+    return Node(
+        engine,
+        server_config,
+        front.services,
+        routes=front.routes,
+        about=about,
+        tracing=open_tracing(server_config.otlp_endpoint, name, "fused", about["model"]),
+        chat_tokens=codec.chat_tokens,
+        workers=workers,
+        grammars=codec.grammars,
+        files=NodeFiles(folders=folders_of(engine_config)),
+    )

@@ -1,1 +1,0 @@
-"""What a node that ends does for others first."""

@@ -1,0 +1,132 @@
+"""How a daemon ends: the requests to stop it, and the time it leaves states to its heirs.
+
+StopRequest owns the process's signal handlers while a StopRequest is entered. One event loop's
+thread.
+
+TimeForHeirs: How long a node that drains leaves states to prefill nodes, its heirs. One event
+loop's thread. Invariants: it begins with the drain, beside the requests in flight; it ends within
+the drain's timeout, and at most alone_seconds() after the last of them.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+
+from tasuki.engine import messages as m
+from tasuki.server.engine_client import EngineClient
+from tasuki.server.errors import RequestAborted, RequestRejected
+from tasuki.utils.system import report_stopping
+
+_STDIN = 0
+
+
+class StopRequest:
+    """`async with` it around a daemon's life. The first SIGTERM or SIGINT requests a drain. Another
+    one skips the grace before the drain, where there is one; the next exits at once."""
+
+    def __init__(
+        self, *, exit_with_parent: bool = False, hurry: Callable[[], bool] = lambda: False
+    ) -> None:
+        """exit_with_parent: the end of stdin requests a drain too, so that no child outlives its
+        launcher. hurry: skips the grace, and returns whether there was one."""
+        self._exit_with_parent = exit_with_parent
+        self._hurry = hurry
+        self._signalled = False
+        self._asked = asyncio.Event()
+
+    async def __aenter__(self) -> "StopRequest":
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        if self._exit_with_parent:
+            loop.add_reader(_STDIN, self._on_stdin)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        if self._exit_with_parent:
+            loop.remove_reader(_STDIN)
+
+    async def wait(self) -> None:
+        await self._asked.wait()
+
+    def ask(self) -> None:
+        self._asked.set()
+
+    def _on_signal(self, number: int) -> None:
+        if self._signalled and self._hurry():
+            return
+        # Also where a change of the role was asked for: it would outlive the signal.
+        if self._asked.is_set():
+            os._exit(128 + number)
+        self._signalled = True
+        report_stopping("drains")
+        self.ask()
+
+    def _on_stdin(self) -> None:
+        if not os.read(_STDIN, 4096):
+            asyncio.get_running_loop().remove_reader(_STDIN)
+            self.ask()
+
+
+log = logging.getLogger(__name__)
+
+MOST_SECONDS = 10.0
+_PART_OF_DRAIN = 3
+_REPORT_SECONDS = 1.0
+"""For an engine that is told that the time is over to say what became of it."""
+
+
+def alone_seconds(drain_timeout: float) -> float:
+    """For heirs alone, once no request is in flight."""
+    return min(MOST_SECONDS, drain_timeout / _PART_OF_DRAIN)
+
+
+class TimeForHeirs:
+    """Begins when it is made, on the event loop; end() ends it."""
+
+    def __init__(self, engine: EngineClient, drain_timeout: float) -> None:
+        """drain_timeout: from now on, in seconds."""
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._until = self._loop.time() + drain_timeout
+        self._alone = alone_seconds(drain_timeout)
+        self._left = self._loop.create_task(engine.leave_to_heirs(), name="heirs")
+
+    async def end(self) -> None:
+        """Requests in flight have ended, or were cut: wait for what is left of the time."""
+        began = self._loop.time()
+        await self._wait(min(self._alone, self._until - began))
+        if not self._left.done():
+            self._engine.end_leaving()
+            await self._wait(_REPORT_SECONDS)
+        if not self._left.done():
+            self._left.cancel()
+            log.warning("the engine does not say what it left to prefill nodes")
+            return
+        try:
+            _log(self._left.result(), self._loop.time() - began)
+        except (RequestRejected, RequestAborted) as error:
+            log.warning("nothing more is left to prefill nodes: %s", error)
+
+    async def _wait(self, seconds: float) -> None:
+        await asyncio.wait([self._left], timeout=max(0.0, seconds))
+
+
+def _log(left: m.LeftToHeirs, seconds: float) -> None:
+    if not (left.states or left.untried):
+        return
+    outcomes = {outcome.value: count for outcome, count in left.states.items()}
+    fields = {
+        **outcomes,
+        "tokens": left.tokens,
+        "bytes": left.bytes,
+        "untried": left.untried,
+        "alone_seconds": round(seconds, 3),
+    }
+    taken = left.states.get(m.HeirOutcome.TAKEN, 0)
+    log.info("prefill nodes took %d states of %d tokens", taken, left.tokens, extra=fields)

@@ -1,1 +1,0 @@
-"""What a node says while it starts."""

@@ -1,0 +1,155 @@
+"""How a daemon starts: its checkpoint, the line about what it loads, its banner, its ready line."""
+
+import contextlib
+import gc
+import ipaddress
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tasuki.engine.config import AUTO_DTYPE, EngineConfig, EngineConfigError
+from tasuki.model.hub_checkpoint import hub_checkpoint, is_hub_name
+from tasuki.server.bind import join_address
+from tasuki.server.config import ServerConfig
+from tasuki.utils.logs import writes_json
+from tasuki.utils.system import report_ready
+
+
+def with_local_checkpoint(
+    engine_config: EngineConfig, server_config: ServerConfig
+) -> tuple[EngineConfig, ServerConfig]:
+    """The same with a folder as the model; a model from huggingface.co keeps its name for HTTP
+    clients. Blocks while it downloads. Raises HubError, EngineConfigError."""
+    name, revision = engine_config.model, engine_config.revision
+    if not name:
+        raise EngineConfigError(
+            "model is not set: give the folder of a checkpoint, or its name on huggingface.co, as "
+            "Qwen/Qwen3.5-9B"
+        )
+    if not is_hub_name(name):
+        if revision:
+            raise EngineConfigError(
+                f"revision {revision}: model {name!r} is a folder or no name of huggingface.co, "
+                "and only those have revisions: leave it out"
+            )
+        return engine_config, server_config
+    folder = str(hub_checkpoint(name, revision))
+    served = server_config.served_model_name or name
+    return (
+        replace(engine_config, model=folder, revision=""),
+        replace(server_config, served_model_name=served),
+    )
+
+
+log = logging.getLogger(__name__)
+
+
+def log_loading(config: EngineConfig) -> None:
+    """REQUIRES: the model is a folder."""
+    log.info(
+        "loading %s as %s on %s%s",
+        *(config.model, config.compute_dtype, config.device, _reason(config)),
+    )
+
+
+def _reason(config: EngineConfig) -> str:
+    """Why auto is that dtype; empty where it was given."""
+    if config.dtype != AUTO_DTYPE:
+        return ""
+    if config.device.split(":")[0] != "cpu":
+        return ", as GPUs multiply it"
+    has = "no bf16 units" if config.compute_dtype == "float32" else "bf16 units"
+    return f", since this CPU has {has} (--dtype says otherwise)"
+
+
+_QUESTION = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}
+_MIDDLE_BEFORE_FULL = 200
+"""Collections of the middle generation, of which a few requests make one, before a full one is
+considered; Python's own is 10. Cycles that are garbage and old wait for it: some megabytes."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """grpc, http: HOST:PORT as bound; http None: there is none. about: as about_node()."""
+
+    about: Mapping[str, str]
+    grpc: str
+    http: str | None
+    tls: bool
+    keyed: bool
+
+    def announce(self) -> None:
+        """On stderr: lines for people, or one record where the log is for machines."""
+        if writes_json():
+            places = {"grpc": self.grpc, "http": self.http, "page": self.page}
+            log.info("ready", extra={**self.about, **places})
+            return
+        # A log that is full or closed ends no node.
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write("".join(f"{line}\n" for line in self.lines()))
+            sys.stderr.flush()
+
+    def lines(self) -> list[str]:
+        rows = []
+        if self.http is not None:
+            rows.append(("page", f"{self.page}"))
+            if self._answers:
+                rows.append(("OpenAI, Anthropic", f"{self.page}v1"))
+        rows.append(("gRPC", self.grpc))
+        if self.http is not None and self._answers:
+            rows.append(("try", self._curl()))
+        about = self.about
+        head = f"{about['node']} ({about['role']}) is ready: {about['model']}"
+        return [head, *(f"  {name:<18} {where}" for name, where in rows)]
+
+    @property
+    def page(self) -> str | None:
+        if self.http is None:
+            return None
+        return f"{'https' if self.tls else 'http'}://{reachable(self.http)}/"
+
+    @property
+    def _answers(self) -> bool:
+        return self.about["role"] != "prefill"
+
+    def _curl(self) -> str:
+        more = " --cacert CA.pem" if self.tls else ""
+        more += " -H 'Authorization: Bearer KEY'" if self.keyed else ""
+        kind = "-H 'Content-Type: application/json'"
+        return f"curl {self.page}v1/chat/completions{more} {kind} -d '{json.dumps(_QUESTION)}'"
+
+
+def reachable(address: str) -> str:
+    """HOST:PORT by which this machine reaches what is bound there: an unspecified host is every
+    one, loopback's among them."""
+    host, _, port = address.rpartition(":")
+    bare = host.strip("[]")
+    try:
+        unspecified = ipaddress.ip_address(bare).is_unspecified
+    except ValueError:
+        unspecified = False
+    loopback = "::1" if ":" in bare else "127.0.0.1"
+    return join_address(loopback, int(port)) if unspecified else address
+
+
+def announce_ready(address: str, http: str | None = None, handover: str | None = None) -> None:
+    """The one line a daemon writes to stdout: {"ready": "HOST:PORT"}, once it takes calls. A
+    service manager that waits for it gets a message. http, handover: HOST:PORT of the servers for
+    HTTP and for decode nodes, where it has them apart."""
+    addresses = {"ready": address, "http": http, "handover": handover}
+    known = {name: where for name, where in addresses.items() if where is not None}
+    sys.stdout.write(json.dumps(known) + "\n")
+    sys.stdout.flush()
+    report_ready(", ".join(f"{name} at {where}" for name, where in known.items()))
+
+
+def spare_collections() -> None:
+    """Once, when a daemon stands: what it holds by now stays until its end, and a full collection
+    that went through it would hold every thread for a fifth of a second. One that goes through a
+    thousand streams takes as long, and by default their number need only grow by a quarter."""
+    gc.collect()
+    gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, _MIDDLE_BEFORE_FULL)

@@ -1,1 +1,0 @@
-"""What a node's front watches beside its requests."""

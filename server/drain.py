@@ -1,0 +1,110 @@
+"""What a node's drain goes by: its place in load balancers' rotation, and calls in progress.
+
+Rotation: Whether load balancers are to send this node requests, and the grace once they are not. A
+node out of rotation is not ready and still takes requests; after the grace it may refuse them. One
+event loop's thread, but for `left`, which any may read. Invariant: a node that came back owes a
+whole grace again.
+
+CallsInProgress: The calls that answer requests, until their clients were sent the end, and those
+that failed. One event loop's thread.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from .errors import error_kinds
+
+
+class Rotation:
+    def __init__(self, grace_seconds: float = 0.0) -> None:
+        """grace_seconds: from leave() until requests may be refused."""
+        self._grace_seconds = grace_seconds
+        self._left_at: float | None = None
+        self._hurried = False
+        self._changed = asyncio.Event()
+        self._watchers: list[Callable[[], None]] = []
+
+    @property
+    def left(self) -> bool:
+        return self._left_at is not None
+
+    def watch(self, call: Callable[[], None]) -> None:
+        """Call it whenever the node has left or come back."""
+        self._watchers.append(call)
+
+    def leave(self) -> None:
+        """Once out of rotation, it changes nothing."""
+        if self._left_at is None:
+            self._left_at = asyncio.get_running_loop().time()
+            self._show()
+
+    def come_back(self) -> None:
+        """Whoever waits for the grace is woken."""
+        if self._left_at is not None:
+            self._left_at = None
+            self._show()
+
+    def hurry(self) -> bool:
+        """End the grace, also one that is still to begin. Returns whether it skipped any."""
+        if self._hurried or self._owed() <= 0:
+            return False
+        self._hurried = True
+        self._wake()
+        return True
+
+    async def grace(self) -> None:
+        """Return once requests may be refused, or the node has come back."""
+        while self.left and not self._hurried and (owed := self._owed()) > 0:
+            changed = self._changed
+            try:
+                await asyncio.wait_for(changed.wait(), owed)
+            except TimeoutError:
+                return
+
+    def _owed(self) -> float:
+        """Seconds of grace that are left."""
+        if self._left_at is None:
+            return self._grace_seconds
+        return self._left_at + self._grace_seconds - asyncio.get_running_loop().time()
+
+    def _show(self) -> None:
+        self._wake()
+        for call in self._watchers:
+            call()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class CallsInProgress:
+    """failures: calls that an error ended or refused, by the error's kind; kinds of which there was
+    none yet are 0, so that a rate shows the first."""
+
+    def __init__(self) -> None:
+        self.failures: Counter[str] = Counter(dict.fromkeys(error_kinds(), 0))
+        self._count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Around all that a call does."""
+        self._count += 1
+        self._none.clear()
+        try:
+            yield
+        finally:
+            self._count -= 1
+            if self._count == 0:
+                self._none.set()
+
+    def failed(self, kind: str) -> None:
+        """Count a call. kind: one of docs/errors.md."""
+        self.failures[kind] += 1
+
+    async def over(self) -> None:
+        """Returns when none is in progress."""
+        await self._none.wait()

@@ -1,0 +1,301 @@
+"""The messages of one request of tasuki.v1: reads what it asks, writes its answer.
+
+Requests: Reads requests of tasuki.v1 from proto messages, or refuses them with the field and the
+mend. Pure functions of the message and the checkpoint's codec, whose threads run what may take
+long; the engine checks again what depends on its arena.
+
+Answers: Writes one answer to a client: what the engine answers in, GenerateResponse out. Knows
+neither sessions nor prompts. Whatever ends it early (a cancelled call, a failed write, a deadline)
+closes the engine's iterator, which aborts the request.
+"""
+
+import math
+from array import array
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from tasuki.engine import messages as m
+from tasuki.engine.messages import Targets, Tokens
+from tasuki.engine.messages.proto import finished_to_proto
+from tasuki.model.grammar.grammar import Grammar, GrammarKind
+from tasuki.model.ops.sampling.params import MAX_ALLOWED_TOKENS, MAX_BIASES, SamplingParams
+from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
+from tasuki.proto import inference_pb2 as pb
+from tasuki.server.errors import InvalidRequest, PromptTooLong
+from tasuki.server.request_checks import (
+    MAX_CHOICES,
+    MAX_STOP_TOKENS,
+    asked_sampling,
+    check_length,
+    check_seconds,
+    check_vocabulary,
+)
+from tasuki.server.text.chat_message import ChatMessage
+from tasuki.server.text.chat_renderer import MAX_MESSAGES, ChatRenderer
+from tasuki.server.text.grammars.asked_grammar import (
+    AskedGrammar,
+    check_followable,
+    of_choices,
+    of_schema,
+    of_text,
+    placed,
+    thinking_at_end,
+)
+from tasuki.server.text.rendering.chat_template import RenderedPrompt
+from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.text.token_options import placed_budget, read_bad_words
+from tasuki.server.text.tokenizer import IncrementalDetokenizer
+from tasuki.server.unread_answer import AnswerPart
+
+_MOST_NAMED = {"logit_bias": MAX_BIASES, "allowed_token_ids": MAX_ALLOWED_TOKENS}
+
+
+def read_prompt(request: pb.GenerateRequest, salt: bytes, codec: TextCodec) -> RenderedPrompt:
+    """The whole prompt. salt: of the prompt in the engine."""
+    kind = request.WhichOneof("input")
+    if kind == "messages":
+        rendered = ChatRenderer(codec).conversation(
+            read_messages(request.messages), open_answer=True, salt=salt
+        )
+    else:
+        rendered = RenderedPrompt(read_plain_input(request, codec))
+    tokens = rendered.tokens
+    if not len(tokens):
+        raise InvalidRequest(
+            "prompt is empty: send text, token_ids or messages with at least one token"
+        )
+    check_length("prompt", len(tokens), codec)
+    asked = read_marks(request.marks, len(tokens))
+    return replace(rendered, marks=tuple(sorted({*rendered.marks, *asked})))
+
+
+def read_plain_input(
+    request: pb.GenerateRequest | pb.SessionAppendRequest, codec: TextCodec
+) -> Tokens:
+    """int32 [T] of `text` or `token_ids`, empty where neither is set."""
+    if request.WhichOneof("input") == "text":
+        return ChatRenderer(codec).text("text", request.text)
+    return read_token_ids("token_ids", request.token_ids.ids, codec)
+
+
+def read_token_ids(field: str, ids: Sequence[int], codec: TextCodec) -> Tokens:
+    tokens = np.array(ids, dtype=np.int32)
+    check_vocabulary(field, tokens, codec.vocab_size)
+    return tokens
+
+
+def read_messages(messages: pb.Messages) -> list[ChatMessage]:
+    if not messages.items:
+        raise InvalidRequest("messages is empty: send at least one message")
+    if len(messages.items) > MAX_MESSAGES:
+        raise PromptTooLong(
+            f"messages has {len(messages.items)}: send at most {MAX_MESSAGES}, or join some"
+        )
+    return [ChatMessage(item.role, item.content) for item in messages.items]
+
+
+def read_marks(marks: Sequence[int], prompt_tokens: int) -> tuple[int, ...]:
+    for mark in marks:
+        if not 0 < mark <= prompt_tokens:
+            raise InvalidRequest(
+                f"marks has {mark}, which is outside the prompt: use counts in [1, {prompt_tokens}]"
+            )
+    if any(left >= right for left, right in pairwise(marks)):
+        raise InvalidRequest("marks must ascend: sort them and drop repeats")
+    return tuple(marks)
+
+
+def read_choices(request: pb.GenerateRequest) -> int:
+    """How many answers the prompt gets."""
+    if not 0 <= request.n <= MAX_CHOICES:
+        raise InvalidRequest(f"n must be in [0, {MAX_CHOICES}], not {request.n}")
+    return max(request.n, 1)
+
+
+async def with_text_rules(
+    params: SamplingParams, sampling: pb.Sampling, prompt: Tokens, codec: TextCodec, line: str
+) -> SamplingParams:
+    """Return the params with the grammar and the thinking budget that the client's sampling names,
+    if any, once the grammar has passed its trial. line: as of WorkThreads.run(). Raises
+    InvalidField, Busy."""
+    bounds_thinking = sampling.HasField("thinking_token_budget")
+    if sampling.WhichOneof("constraint") is None and not bounds_thinking:
+        return params
+
+    def read() -> tuple[AskedGrammar | None, Grammar | None, ThinkingBudget | None]:
+        asked = _asked_grammar(sampling)
+        thinking = thinking_at_end(prompt, codec)
+        most = sampling.thinking_token_budget if bounds_thinking else None
+        budget = placed_budget("sampling.thinking_token_budget", most, thinking, codec)
+        return asked, placed(asked, thinking, codec), budget
+
+    asked, grammar, budget = await codec.work.run(line, read)
+    await check_followable(asked, codec, line)
+    return replace(params, grammar=grammar, thinking=budget)
+
+
+def _asked_grammar(sampling: pb.Sampling) -> AskedGrammar | None:
+    field = f"sampling.{sampling.WhichOneof('constraint')}"
+    match sampling.WhichOneof("constraint"):
+        case "json_schema":
+            return of_schema(field, sampling.json_schema)
+        case "regex":
+            return of_text(field, GrammarKind.REGEX, sampling.regex)
+        case "grammar":
+            return of_text(field, GrammarKind.LARK, sampling.grammar)
+        case "choices":
+            return of_choices(field, sampling.choices.texts)
+        case _:
+            return None
+
+
+def read_targets(targets: pb.Targets) -> Targets:
+    """Raises InvalidField."""
+    given = {field.name: seconds for field, seconds in targets.ListFields()}
+    return Targets(
+        **{
+            name.removesuffix("_seconds"): check_seconds(
+                f"targets.{name}", seconds, f"seconds, not {seconds}"
+            )
+            for name, seconds in given.items()
+        }
+    )
+
+
+def read_sampling(
+    sampling: pb.Sampling, codec: TextCodec, least_new_tokens: int = 1
+) -> SamplingParams:
+    """least_new_tokens: 0 where the answer may have none."""
+    if not math.isfinite(sampling.temperature):
+        raise InvalidRequest("sampling.temperature must be finite: use 0 for greedy")
+    if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
+        raise InvalidRequest(f"sampling.stop_token_ids: send at most {MAX_STOP_TOKENS}")
+    stops = np.array(sampling.stop_token_ids, dtype=np.int64)
+    check_vocabulary("sampling.stop_token_ids", stops, codec.vocab_size)
+    # Before they are copied: a message holds millions, and this runs on an event loop.
+    for name, most in _MOST_NAMED.items():
+        if len(getattr(sampling, name)) > most:
+            count = len(getattr(sampling, name))
+            raise InvalidRequest(f"sampling.{name} must hold at most {most} tokens, not {count}")
+    absent = SamplingParams()
+
+    def given(name: str) -> Any:
+        return getattr(sampling if sampling.HasField(name) else absent, name)
+
+    try:
+        return asked_sampling(
+            codec.vocab_size,
+            max_new_tokens=given("max_new_tokens"),
+            temperature=given("temperature"),
+            top_k=given("top_k"),
+            top_p=given("top_p"),
+            seed=given("seed"),
+            stop_token_ids=tuple(stops.tolist()),
+            ignore_eos=sampling.ignore_eos,
+            min_p=given("min_p"),
+            presence_penalty=given("presence_penalty"),
+            frequency_penalty=given("frequency_penalty"),
+            repetition_penalty=given("repetition_penalty"),
+            logit_bias=tuple(sorted(sampling.logit_bias.items())),
+            min_tokens=sampling.min_tokens,
+            bad_words=read_bad_words("sampling.bad_words", sampling.bad_words, codec),
+            allowed_token_ids=tuple(sampling.allowed_token_ids),
+            top_logprobs=sampling.top_logprobs,
+            least_new_tokens=least_new_tokens,
+        )
+    except ValueError as error:
+        raise InvalidRequest(f"sampling.{error}") from error
+
+
+REQUEST_ID_KEY = "tasuki-request-id"
+
+_SCORES_A_MESSAGE = 1024
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A finished answer; token_ids includes the end token where reason is STOP.
+
+    finished is the last message, not yet written: once it is, the client may act on it.
+    """
+
+    token_ids: "array[int]"
+    reason: m.FinishReason
+    finished: pb.GenerateResponse
+
+
+async def write_tokens(
+    parts: AsyncGenerator[AnswerPart, None],
+    write: Callable[[pb.GenerateResponse], Awaitable[None]],
+    detokenizer: IncrementalDetokenizer,
+    scores: Sequence[m.PromptScored] = (),
+) -> Answer:
+    """A message for all tokens that wait together. scores: of the prompt, which have come before
+    the first part, and are written before it. Raises what the parts raise (ServerError)."""
+    token_ids = array("i")
+    unscored = True
+    async with aclosing(parts):
+        async for part in parts:
+            if unscored:
+                unscored = False
+                for response in _scored(scores):
+                    await write(response)
+            if isinstance(part, m.Finished):
+                rest = detokenizer.finish()
+                if rest:
+                    await write(pb.GenerateResponse(chunk=pb.TokenChunk(text=rest)))
+                finished = pb.GenerateResponse(finished=finished_to_proto(part))
+                return Answer(token_ids, part.reason, finished)
+            response = pb.GenerateResponse()
+            _fill(response.chunk, part, detokenizer)
+            token_ids.extend([token.token for token in part])
+            await write(response)
+    raise AssertionError("an engine's answer ended without Finished")
+
+
+def _scored(scores: Sequence[m.PromptScored]) -> Iterator[pb.GenerateResponse]:
+    """In messages that are far below gRPC's bound."""
+    for piece in scores:
+        for start in range(0, len(piece), _SCORES_A_MESSAGE):
+            some = slice(start, start + _SCORES_A_MESSAGE)
+            tops = zip(piece.top_tokens[some], piece.top_logprobs[some], strict=True)
+            yield pb.GenerateResponse(
+                prompt_logprobs=pb.PromptLogprobs(
+                    first=piece.first + start,
+                    logprobs=piece.logprobs[some],
+                    ranks=piece.ranks[some],
+                    top=[
+                        pb.TopLogprobs(token_ids=tokens, logprobs=logprobs)
+                        for tokens, logprobs in tops
+                    ]
+                    if piece.top_tokens.shape[1]
+                    else None,
+                )
+            )
+
+
+def _fill(
+    chunk: pb.TokenChunk, tokens: Sequence[m.TokenOut], detokenizer: IncrementalDetokenizer
+) -> None:
+    """The message is filled in place, at a third of what its constructors take."""
+    text = ""
+    for token in tokens:
+        text += detokenizer.push(token.token)
+        chunk.token_ids.append(token.token)
+        chunk.logprobs.append(token.logprob)
+        chunk.margins.append(token.margin)
+    chunk.text = text
+    if any(token.top for token in tokens):
+        chunk.top.extend([_top(token) for token in tokens])
+
+
+def _top(token: m.TokenOut) -> pb.TopLogprobs:
+    return pb.TopLogprobs(
+        token_ids=[alternative for alternative, _ in token.top],
+        logprobs=[logprob for _, logprob in token.top],
+    )

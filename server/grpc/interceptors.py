@@ -1,0 +1,294 @@
+"""What each gRPC call passes before its method: keys, typed errors, methods that are not served.
+
+RequireScope: Checks each gRPC call against surfaces.py before the method's message is read. Uses
+methods' names alone. A key is never logged. One event loop's thread.
+
+MalformedRequests: Ends a call by the status of the ServerError that its method raises, and answers
+bytes that are not the expected message with INVALID_ARGUMENT instead of UNKNOWN. gRPC itself
+reports both as a crash of the method, with a traceback. Reads no message's fields.
+
+UnimplementedMethods: Refuses, with the mend, tasuki's methods that this node does not serve, and
+OpenAI's paths on a node that answers no clients. gRPC's own refusal names no mend. Uses services'
+names alone. One event loop's thread.
+"""
+
+import inspect
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+from aiohttp import web
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from tasuki.engine.messages import Targets
+from tasuki.server.auth.callers import OWNER, ApiKeys, Caller
+from tasuki.server.auth.surfaces import GRPC, Unscoped, denial, suffices
+from tasuki.server.auth.tenants import (
+    TENANT_KEY,
+    TRACE_HEADER,
+    RequestContext,
+    WatchScope,
+    tenant_of,
+    watch_scope,
+)
+from tasuki.server.errors import (
+    CallContext,
+    InvalidApiKey,
+    InvalidRequest,
+    NotServedHere,
+    ServerError,
+    refusals,
+)
+from tasuki.server.request_checks import read_targets
+
+Failed = Callable[[str], None]
+
+
+class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Wraps unary and async-generator methods; leaves others (reflection) as they are."""
+
+    def __init__(self, failed: Failed) -> None:
+        """failed: counts a call by the kind of the error that ended it."""
+        self._failed = failed
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_deserializer is None:
+            return handler
+        method, build = method_of(handler)
+        if inspect.isasyncgenfunction(method):
+            guarded = _guarded_generator(method, handler.request_streaming, self._failed)
+        elif inspect.iscoroutinefunction(method):
+            guarded = _guarded_coroutine(method, handler.request_streaming, self._failed)
+        elif handler.unary_unary is not None:
+            # What a servicer leaves out is its stub's plain function, which only refuses.
+            guarded = _guarded_coroutine(_awaitable(method), False, self._failed)
+        else:
+            return handler
+        return build(
+            guarded,
+            request_deserializer=_tolerant(handler.request_deserializer),
+            response_serializer=handler.response_serializer,
+        )
+
+
+class _Malformed:
+    """Stands for a message that could not be read."""
+
+    def __init__(self, reason: str) -> None:
+        self.error = InvalidRequest(f"the request is not the expected message: {reason}")
+
+
+def refusing(error: ServerError, failed: Failed) -> Any:
+    """A handler that ends every call with the error; its messages stay bytes, and unread."""
+
+    async def refuse(request: Any, context: CallContext) -> None:
+        async with refusals(context, failed):
+            raise error
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def method_of(handler: Any) -> tuple[Any, Any]:
+    """The servicer's method, and what builds a handler of its kind."""
+    if handler.request_streaming and handler.response_streaming:
+        return handler.stream_stream, grpc.stream_stream_rpc_method_handler
+    if handler.request_streaming:
+        return handler.stream_unary, grpc.stream_unary_rpc_method_handler
+    if handler.response_streaming:
+        return handler.unary_stream, grpc.unary_stream_rpc_method_handler
+    return handler.unary_unary, grpc.unary_unary_rpc_method_handler
+
+
+def _awaitable(method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    async def call(request: Any, context: CallContext) -> Any:
+        try:
+            return method(request, context)
+        except NotImplementedError as error:
+            raise NotServedHere("this method is not served here: leave it out") from error
+
+    return call
+
+
+def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            return _Malformed(str(error))
+
+    return read
+
+
+def _guarded_coroutine(
+    method: Callable[..., Awaitable[Any]], streaming: bool, failed: Failed
+) -> Any:
+    async def guarded(request: Any, context: CallContext) -> Any:
+        async with refusals(context, failed):
+            return await method(_checked(request, streaming), context)
+
+    return guarded
+
+
+def _guarded_generator(
+    method: Callable[..., AsyncGenerator[Any, None]], streaming: bool, failed: Failed
+) -> Any:
+    async def guarded(request: Any, context: CallContext) -> AsyncIterator[Any]:
+        async with (
+            refusals(context, failed),
+            aclosing(method(_checked(request, streaming), context)) as responses,
+        ):
+            async for response in responses:
+                yield response
+
+    return guarded
+
+
+def _checked(request: Any, streaming: bool) -> Any:
+    """The request or request stream itself, but raising InvalidRequest at what was malformed."""
+    if streaming:
+        return _checked_stream(request)
+    if isinstance(request, _Malformed):
+        raise request.error
+    return request
+
+
+async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        if isinstance(request, _Malformed):
+            raise request.error
+        yield request
+
+
+_AUTHORIZATION = "authorization"
+
+
+def grpc_caller(keys: ApiKeys, metadata: Iterable[tuple[str, str | bytes]] | None) -> Caller | None:
+    """The caller whose key is in the metadata; None where it has no known key."""
+    return keys.caller([value for name, value in metadata or () if name == _AUTHORIZATION])
+
+
+def patience_of(context: CallContext) -> float:
+    """Seconds until the call's deadline; infinite where it has none."""
+    left = context.time_remaining()
+    return math.inf if left is None else left
+
+
+def metadata_targets(context: CallContext) -> Targets:
+    """What the caller or a proxy of its wants an answer within. Raises InvalidField."""
+    return read_targets(lambda name: _values(context, name))
+
+
+class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Refuses a call unless its metadata has `authorization: Bearer API_KEY` with a key of the
+    method's scope."""
+
+    def __init__(self, keys: ApiKeys, failed: Failed) -> None:
+        """failed: as MalformedRequests."""
+        self._keys = keys
+        self._failed = failed
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        # A method of a foreign service keeps gRPC's own refusal.
+        refusal = None if handler is None else self._refusal(handler_call_details)
+        return handler if refusal is None else refusing(refusal, self._failed)
+
+    def _refusal(self, details: grpc.HandlerCallDetails) -> ServerError | None:
+        method = details.method
+        caller = grpc_caller(self._keys, details.invocation_metadata)
+        needs = GRPC.get(method, Unscoped.ANY_KEY)
+        if not suffices(needs, caller):
+            if caller is None:
+                return InvalidApiKey(
+                    "send this node's key as the metadata `authorization: Bearer KEY`"
+                )
+            return denial(method, needs, caller)
+        if method not in GRPC:
+            return NotServedHere(
+                f"{method} is not served here: ask a node of that role and of the caller's version"
+            )
+        return None
+
+
+def grpc_request_context(keys: ApiKeys, context: CallContext) -> RequestContext:
+    """REQUIRES: the interceptor has let the call in. Raises PermissionDenied, InvalidField."""
+    caller = _caller(keys, context)
+    traceparent = "".join(_values(context, TRACE_HEADER)[-1:])
+    return RequestContext(caller, traceparent, tenant_of(caller, _values(context, TENANT_KEY)))
+
+
+def grpc_watch_scope(keys: ApiKeys, context: CallContext) -> WatchScope:
+    """Whose blocks a subscriber sees. Raises PermissionDenied, InvalidField."""
+    return watch_scope(_caller(keys, context), _values(context, TENANT_KEY))
+
+
+def named_tenant(context: CallContext) -> str | None:
+    """The tenant that an operator's call names; None: no tenant. Raises InvalidField."""
+    return tenant_of(OWNER, _values(context, TENANT_KEY))
+
+
+def _caller(keys: ApiKeys, context: CallContext) -> Caller:
+    caller = grpc_caller(keys, context.invocation_metadata())
+    assert caller is not None
+    return caller
+
+
+def _values(context: CallContext, name: str) -> list[str]:
+    """gRPC allows bytes only where a name ends in -bin."""
+    return [str(value) for key, value in context.invocation_metadata() or () if key == name]
+
+
+_CLIENTS = "clients ask decode nodes, or `tasuki serve`"
+_MENDS = {
+    "/tasuki.v1.Inference/": _CLIENTS,
+    "/tasuki.v1.Session/": _CLIENTS,
+    "/tokenspeed.": "start this node with --gateway",
+    "/tasuki.handover.": "name a prefill node with --prefill",
+    "/tasuki.": "ask a node of that role and of the caller's version",
+}
+
+
+class UnimplementedMethods(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Methods of foreign services keep gRPC's own refusal."""
+
+    def __init__(self, failed: Failed) -> None:
+        """failed: as MalformedRequests."""
+        self._failed = failed
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is not None or not method.startswith(tuple(_MENDS)):
+            return handler
+
+        mend = next(_MENDS[prefix] for prefix in _MENDS if method.startswith(prefix))
+        return refusing(_unimplemented(method, mend), self._failed)
+
+
+def unimplemented_routes() -> list[web.RouteDef]:
+    """OpenAI's paths on a node that answers no clients."""
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        raise _unimplemented(request.path, _CLIENTS)
+
+    paths = ("/v1/{path:.*}", "/tokenize", "/detokenize", "/tokenizer_info")
+    return [web.route("*", path, refuse) for path in paths]
+
+
+def _unimplemented(what: str, mend: str) -> NotServedHere:
+    return NotServedHere(f"{what} is not served here: {mend}")

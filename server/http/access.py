@@ -1,0 +1,199 @@
+"""Which HTTP requests are let in: by Host, by key and scope, and by a browser page's origin.
+
+require_host(): The names by which a request may address this server. A foreign name that resolves
+to this address makes a web page of one origin with this server in a browser (DNS rebinding); only
+the Host header shows it. Pure.
+
+require_scope(): Checks each HTTP request against surfaces.py before its body is read. Uses routes'
+patterns alone. A key is never logged. One event loop's thread.
+
+AllowedOrigins: Cross-origin requests: the pages in browsers that may call this server's API
+(--allowed-origins). Pure. A browser asks by a preflight before it sends what a page wants to send;
+preflights bear no key, and are answered before one is looked for. Invariant: without allowed
+origins nothing is answered or added, so that a page of another origin reads nothing.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from aiohttp import web
+from aiohttp.abc import AbstractMatchInfo
+from aiohttp.typedefs import Middleware
+
+from tasuki.server.auth.callers import NOBODY, ApiKeys, Caller
+from tasuki.server.auth.surfaces import HTTP, Unscoped, denial, suffices
+from tasuki.server.auth.tenants import (
+    CHAT,
+    TENANT_KEY,
+    TEXT_COMPLETION,
+    TRACE_HEADER,
+    RequestContext,
+    tenant_of,
+)
+from tasuki.server.bind import is_loopback
+from tasuki.server.errors import InvalidApiKey, NotServedHere
+
+from .errors import HttpRefusal
+from .headers import REQUEST_ID_HEADER
+
+ANY_HOST = "*"
+# Probes address a pod by its IP address, and their answers hold no data.
+_OPEN_PATHS = frozenset({"/health", "/healthz", "/ping", "/ready"})
+
+
+def require_host(bound: str, allowed: Sequence[str]) -> Middleware:
+    """Middleware that refuses a Host that is not served. bound: the served address; allowed: more
+    names, without ports. Off loopback every name is served where none is listed."""
+    checked = ANY_HOST not in allowed and (bool(allowed) or is_loopback(bound))
+    names = frozenset(name.strip("[]").lower() for name in (bound, *allowed))
+
+    @web.middleware
+    async def check(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if checked and request.path not in _OPEN_PATHS:
+            name = host_name(request.headers.get("Host", ""))
+            if name not in names and not is_loopback(name):
+                raise HttpRefusal(
+                    421, "wrong_host", f"Host {name:.80} is not served here: see --allowed-hosts"
+                )
+        return await handler(request)
+
+    return check
+
+
+def host_name(header: str) -> str:
+    """A Host header without its port and brackets, in lower case. Ports are no secret, and a tunnel
+    changes them."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0].lower()
+    return header.partition(":")[0].lower().removesuffix(".")
+
+
+_CHATS = ("/v1/chat/", "/v1/messages", "/v1/responses")
+_CALLER = web.RequestKey("caller", Caller)
+
+
+def http_caller(request: web.Request) -> Caller:
+    """The caller of a request that require_scope() has admitted."""
+    caller: Caller = request.get(_CALLER, NOBODY)
+    return caller
+
+
+def require_scope(keys: ApiKeys) -> Middleware:
+    """Middleware that refuses a request unless it bears a key of the route's scope:
+    `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients do."""
+
+    @web.middleware
+    async def check(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        caller = keys.caller(_borne(request))
+        surface = surface_of(request.match_info)
+        # Which paths exist is shown to callers with a key only.
+        needs = HTTP.get(surface, Unscoped.ANY_KEY) if surface else Unscoped.ANY_KEY
+        if not suffices(needs, caller):
+            if caller is None:
+                raise InvalidApiKey(
+                    "send this node's key as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+                )
+            raise denial(f"{request.method} {request.path}", needs, caller)
+        if surface is not None and surface not in HTTP:
+            raise NotServedHere(f"{request.method} {request.path} is not served here")
+        request[_CALLER] = caller or NOBODY
+        return await handler(request)
+
+    return check
+
+
+def _borne(request: web.Request) -> list[str]:
+    """The request's key as ApiKeys reads it; more than one where two headers differ. The scheme's
+    case means nothing in HTTP."""
+    borne = []
+    for value in request.headers.getall("Authorization", []):
+        scheme, space, key = value.partition(" ")
+        borne.append(f"Bearer{space}{key}" if scheme.lower() == "bearer" else value)
+    named = [f"Bearer {key}" for key in request.headers.getall("x-api-key", [])]
+    # Clients with a key and a token that are the same send both.
+    return borne if borne == named else [*borne, *named]
+
+
+def surface_of(match: AbstractMatchInfo) -> tuple[str, str] | None:
+    """The row's key in surfaces.HTTP; None for a path or method without a route."""
+    if not isinstance(match, web.UrlMappingMatchInfo) or match.http_exception is not None:
+        return None
+    route = match.route
+    assert route.resource is not None
+    return "GET" if route.method == "HEAD" else route.method, route.resource.canonical
+
+
+def http_request_context(request: web.Request) -> RequestContext:
+    """Raises PermissionDenied, InvalidField."""
+    caller = http_caller(request)
+    tenant = tenant_of(caller, request.headers.getall(TENANT_KEY, []))
+    operation = CHAT if request.path.startswith(_CHATS) else TEXT_COMPLETION
+    return RequestContext(caller, request.headers.get(TRACE_HEADER, ""), tenant, operation)
+
+
+ANY_ORIGIN = "*"
+
+_METHODS = "GET, POST, DELETE, OPTIONS"
+_EXPOSED = f"{REQUEST_ID_HEADER}, Retry-After"
+# Browsers keep a preflight's answer so long, and ask nothing meanwhile.
+_MAX_AGE_SECONDS = "600"
+
+
+class AllowedOrigins:
+    def __init__(self, allowed: Sequence[str], paths: tuple[str, ...]) -> None:
+        """allowed: origins as browsers send them, or ANY_ORIGIN. paths: what the paths of clients'
+        routes begin with; the operator's page and its data are for their own origin."""
+        self._allowed = frozenset(origin.rstrip("/").lower() for origin in allowed)
+        self._paths = paths
+
+    def middleware(self) -> Middleware:
+        """Answers preflights, and refuses WebSockets of other origins' pages: browsers ask for no
+        leave before they open one, and let the page read it."""
+
+        @web.middleware
+        async def answer(
+            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        ) -> web.StreamResponse:
+            if "websocket" in request.headers.get("Upgrade", "").lower():
+                self._check_socket(request)
+            asked = request.headers.get("Access-Control-Request-Method")
+            if request.method != "OPTIONS" or asked is None or not self._allows(request):
+                return await handler(request)
+            # Headers beside Authorization could be "*"; named, they cover it too.
+            wanted = request.headers.get("Access-Control-Request-Headers", "")
+            return web.Response(
+                status=204,
+                headers={
+                    "Access-Control-Allow-Methods": _METHODS,
+                    "Access-Control-Max-Age": _MAX_AGE_SECONDS,
+                    **({"Access-Control-Allow-Headers": wanted} if wanted else {}),
+                },
+            )
+
+        return answer
+
+    async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
+        """For `on_response_prepare`: the leave to read the answer."""
+        if self._allowed and request.path.startswith(self._paths):
+            response.headers.add("Vary", "Origin")
+            if self._allows(request):
+                response.headers["Access-Control-Allow-Origin"] = request.headers["Origin"]
+                response.headers["Access-Control-Expose-Headers"] = _EXPOSED
+
+    def _check_socket(self, request: web.Request) -> None:
+        """Raises HttpRefusal. What is no browser mostly sends no origin."""
+        origin = request.headers.get("Origin")
+        own = f"{request.scheme}://{request.host}".lower()
+        if origin is not None and origin.lower() != own and not self._allows(request):
+            raise HttpRefusal(
+                403, "origin_not_allowed", f"Origin {origin:.80} may not: see --allowed-origins"
+            )
+
+    def _allows(self, request: web.Request) -> bool:
+        origin = request.headers.get("Origin")
+        if origin is None or not request.path.startswith(self._paths):
+            return False
+        return ANY_ORIGIN in self._allowed or origin.lower() in self._allowed

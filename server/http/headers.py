@@ -1,0 +1,75 @@
+"""Headers of every HTTP answer: its request's id, and those that its handler adds.
+
+Request ids: The client's `x-request-id` where it can be used, or one of our own. One event loop's
+thread. Invariant: every answer, a refusal too, carries its request's id. Of one caller's requests
+in progress no two have the same (EngineClient.admitted), so that a proxy may send a request twice
+at a time.
+
+add_header(): Of a request's handler. One event loop's thread, but before the answer begins any.
+"""
+
+from collections.abc import Awaitable, Callable
+from uuid import uuid4
+
+from aiohttp import hdrs, web
+
+from tasuki.engine.messages import RequestId
+from tasuki.server.request_checks import MAX_REQUEST_ID
+from tasuki.utils.program import package_version
+
+REQUEST_ID_HEADER = "x-request-id"
+_ANTHROPIC_HEADER = "request-id"
+_ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/")
+
+_ID = web.RequestKey("request_id", str)
+
+
+@web.middleware
+async def name_request(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Before any middleware that may refuse the request."""
+    given = request.headers.get(REQUEST_ID_HEADER, "")
+    usable = 0 < len(given) <= MAX_REQUEST_ID and given.isascii() and given.isprintable()
+    request[_ID] = given if usable else uuid4().hex
+    return await handler(request)
+
+
+def http_request_id(request: web.Request) -> RequestId:
+    """The id under which the answer is found: in its header, in logs, by `tasuki explain`."""
+    return RequestId(request[_ID])
+
+
+def rename_request(request: web.Request, request_id: RequestId) -> None:
+    """Give the answer another id: its own one was taken."""
+    request[_ID] = request_id
+
+
+def asks_as_anthropic(request: web.Request) -> bool:
+    """Whether the request came to a route of Anthropic's API."""
+    return request.path == _ANTHROPIC_PATHS[0] or request.path.startswith(_ANTHROPIC_PATHS[1])
+
+
+async def send_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    """For `on_response_prepare`."""
+    if _ID in request:
+        response.headers[REQUEST_ID_HEADER] = request[_ID]
+        if asks_as_anthropic(request):
+            response.headers[_ANTHROPIC_HEADER] = request[_ID]
+
+
+SERVER = f"tasuki/{package_version().strip('()').replace(' ', '-')}"
+"""The value of `Server`, in place of aiohttp's and Python's."""
+
+_HEADERS = web.RequestKey("answer_headers", dict[str, str])
+
+
+def add_header(request: web.Request, name: str, value: str) -> None:
+    """Have the answer bear it. value: printable ASCII. REQUIRES: the answer has not begun."""
+    request.setdefault(_HEADERS, {})[name] = value
+
+
+async def send_added_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """For `on_response_prepare`."""
+    response.headers[hdrs.SERVER] = SERVER
+    response.headers.update(request.get(_HEADERS, {}))

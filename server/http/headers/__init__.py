@@ -1,1 +1,0 @@
-"""Headers that handlers add to their answers."""

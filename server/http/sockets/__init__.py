@@ -1,1 +1,0 @@
-"""WebSockets: how many are open, and what each may cost."""

@@ -1,0 +1,167 @@
+"""WebSockets: how many are open, and one client's texts and events.
+
+OpenSockets owns the count. One event loop's thread. Invariants: sockets take half of the server's
+connections at most, and one of several keys an eighth, so that plain requests find a connection.
+
+TextSocket owns the connection behind its upgrade, and the count of what has come of a text. One
+event loop's thread. Invariants: nothing is inflated; what has come of a text that is not whole
+counts against its caller; a client that reads slowly is waited for, and one that does not answer
+pings is cut off.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from tasuki.server.auth.callers import Caller
+from tasuki.server.auth.limits import ConcurrencyCaps, Hold
+from tasuki.server.errors import ServerError, SocketLimit
+
+from .connections import HttpConnections
+from .errors import HttpRefusal
+from .headers import add_header
+
+_SHARE = 2
+_SHARE_OF_KEY = 8
+
+
+class OpenSockets:
+    def __init__(self, connections: HttpConnections, most_connections: int) -> None:
+        """connections: of the server, which are most_connections at most."""
+        self.connections = connections
+        self._caps = ConcurrencyCaps(
+            *(SocketLimit, "WebSockets open"),
+            *(max(1, most_connections // _SHARE_OF_KEY), max(1, most_connections // _SHARE)),
+        )
+        self.ending = asyncio.Event()
+        """Of the sockets that open now. Once set, those without a response in progress close."""
+
+    def held(self, caller: Caller) -> AbstractContextManager[None]:
+        """One more, inside `with`. Raises SocketLimit."""
+        return self._caps.held(caller)
+
+    def leave(self) -> None:
+        """The node has left the rotation, or come back: sockets that are open have had their last
+        response, or the one in progress is it. Those that open from now on stay."""
+        self.ending.set()
+        self.ending = asyncio.Event()
+
+    async def end(self, application: web.Application) -> None:
+        """For `on_shutdown`."""
+        self.ending.set()
+
+
+OPEN_SOCKETS = web.AppKey("open_sockets", OpenSockets)
+"""Of this application."""
+
+
+_PING_SECONDS = 40.0
+"""Of silence; the client then has half of it to answer. Proxies end connections after 60 s."""
+_CLOSE_SECONDS = 1.0
+_HIGH_WATER_BYTES = 1 << 14
+"""As of streams (EventStream)."""
+_FRAMES_BYTES = 1 << 16
+"""Around a text of the largest size."""
+_LARGEST_TEXT_BYTES = 2 << 20
+"""The loop unmasks and copies a text in one callback: 4 ms for one of this size, and all that end
+at once come in one round. As many letters as a context of half a million tokens has."""
+_PIECE_BYTES = 64
+"""Memory of a read's objects, beside its bytes, until its frame is whole."""
+_TEXTS = (WSMsgType.TEXT, WSMsgType.BINARY)
+_BEATS = (WSMsgType.PING, WSMsgType.PONG)
+
+
+class TextSocket:
+    def __init__(self, request: web.Request, sockets: OpenSockets, inbox: Hold) -> None:
+        """inbox: counts what has come of a text."""
+        self._request = request
+        self._sockets = sockets
+        self._inbox = inbox
+        self.refused: asyncio.Future[ServerError | HttpRefusal] = (
+            asyncio.get_running_loop().create_future()
+        )
+        """Why no more of the text that comes is taken."""
+        self._came = 0
+        """Bytes since the last text."""
+        self.response = web.WebSocketResponse(
+            timeout=_CLOSE_SECONDS,
+            heartbeat=_PING_SECONDS,
+            # Its receive() would answer all pings of a read without a wait.
+            autoping=False,
+            compress=False,
+            # What it would refuse itself, a client would not read why.
+            max_msg_size=0,
+            writer_limit=_HIGH_WATER_BYTES,
+            decode_text=False,
+        )
+
+    async def open(self) -> None:
+        """Once, before all else. Afterwards cut() must be called. Raises HttpRefusal."""
+        request = self._request
+        if not self.response.can_prepare(request):
+            add_header(request, "Upgrade", "websocket")
+            raise HttpRefusal(
+                426, "no_websocket", f"GET {request.path} opens a WebSocket: upgrade, or use POST"
+            )
+        await self.response.prepare(request)
+        assert request.transport is not None
+        request.transport.set_write_buffer_limits(_HIGH_WATER_BYTES)
+        self._sockets.connections.count_received(request.transport, self._wanted)
+
+    async def text(self) -> bytearray | None:
+        """Wait for the next text and return it as UTF-8; None: no more comes. One task waits.
+        Raises ConnectionError where the client has gone while a ping of it is answered."""
+        while (message := await self.response.receive()).type in _BEATS:
+            if message.type is WSMsgType.PING:
+                await self.response.pong(message.data)
+            # One read brings tens of thousands: others have their turns between them.
+            await asyncio.sleep(0)
+        # The start of a next text may have come with it, which is some KiB.
+        self._came = 0
+        self._inbox.resize(0)
+        return bytearray(message.data) if message.type in _TEXTS else None
+
+    async def send(self, texts: Iterable[bytes]) -> None:
+        """Send each as one message. Waits for a slow client. Raises ConnectionError where it has
+        gone."""
+        for text in texts:
+            await self.response.send_frame(text, WSMsgType.TEXT)
+
+    async def sent(self) -> None:
+        """Return once nearly all has left."""
+        await self._request.writer.drain()
+
+    async def close(self, code: WSCloseCode, reason: str) -> None:
+        """Say goodbye, and wait a moment for the client's. reason: 123 bytes at most."""
+        try:
+            async with asyncio.timeout(2 * _CLOSE_SECONDS):
+                await self.response.close(code=code, message=reason.encode())
+        except TimeoutError:
+            pass
+
+    def cut(self) -> None:
+        """End the connection, whatever waits in it: a client that does not read never takes it."""
+        transport = self._request.transport
+        if isinstance(transport, asyncio.WriteTransport):
+            if transport.get_write_buffer_size():
+                transport.abort()
+            else:
+                transport.close()
+
+    def _wanted(self, received: int) -> bool:
+        """Bytes behind a refusal are thrown away: the client reads the cause."""
+        if self.refused.done():
+            return False
+        most = min(self._request.client_max_size, _LARGEST_TEXT_BYTES)
+        self._came += received
+        try:
+            self._inbox.grow(received + _PIECE_BYTES)
+        except ServerError as error:
+            self.refused.set_result(error)
+        else:
+            if self._came > most + _FRAMES_BYTES:
+                refusal = HttpRefusal(413, "body_too_large", f"send at most {most} bytes at once")
+                self.refused.set_result(refusal)
+        return not self.refused.done()

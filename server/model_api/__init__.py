@@ -1,1 +1,0 @@
-"""What clients ask about the served model itself: its names, and its tokens of a text."""

@@ -1,0 +1,314 @@
+"""What replies show of tokens: how many, which ones, and how likely they were.
+
+TokenIds: The token ids of one choice and of its prompt, as vLLM's `return_token_ids` shows them.
+Owns the choice's ids so far. One answer, one thread. Invariant: of a stream's choices each id is in
+one, in their order, whether its text came with it or later.
+
+token_logprob(): A token's logprob and those of the likeliest in its place, as chats and responses
+show them. Pure functions and immutable values.
+
+LogprobColumns: A completion's logprobs in OpenAI's shape, by columns, as the tokens come. One
+answer, one thread. Invariant: they are kept as JSON, a fifth of the memory of objects.
+
+ScoredPrompt: How likely a prompt's tokens were, as it becomes known piece by piece, and as vLLM
+shows it. Owns the pieces. One event loop's thread until all have come, then any.
+
+usage(): Usage in OpenAI's shape. Pure functions. `cached_tokens` counts usable tokens: those that
+were not computed again. Requests with the header `x-tasuki-hit: 1` get the whole hit breakdown as
+`prompt_tokens_details.hybrid`.
+"""
+
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from tasuki.engine import messages as m
+from tasuki.engine.messages import PromptScored, Submit, Tokens
+from tasuki.model.ops.sampling.params import TopLogprobs
+from tasuki.server.errors import InvalidField
+from tasuki.server.text.tokenizer import Tokenizer
+
+_PROMPT = "prompt_token_ids"
+_ANSWER = "token_ids"
+
+
+def prompt_ids(tokens: Tokens) -> msgspec.Raw:
+    """Return a prompt's ids as JSON. On any thread: a long prompt holds it for milliseconds."""
+    return msgspec.Raw(msgspec.json.encode(tokens.tolist()))
+
+
+class TokenIds:
+    def __init__(self, prompt: msgspec.Raw, *, streamed: bool) -> None:
+        """prompt: its ids as JSON. streamed: nothing is kept for `whole`."""
+        self._prompt = prompt
+        self._streamed = streamed
+        self._ids = array("i")
+        """Of a stream those that no choice has yet, else all."""
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._ids.itemsize * len(self._ids)
+
+    def add(self, token: int) -> None:
+        self._ids.append(token)
+
+    def of_prompt(self) -> dict[str, Any]:
+        """The prompt's, as a field."""
+        return {_PROMPT: self._prompt}
+
+    def of_answer(self) -> dict[str, Any]:
+        """Those of the whole answer, as a field; of a stream, those that no choice had yet."""
+        ids = self._ids.tolist()
+        if self._streamed:
+            self._ids = array("i")
+        return {_ANSWER: ids}
+
+
+@dataclass(frozen=True)
+class TokenNames:
+    """How logprobs name tokens. as_ids: by their ids, which differ where texts do not, as vLLM's
+    `return_tokens_as_token_ids` has it; else by their texts."""
+
+    tokenizer: Tokenizer | None
+    as_ids: bool = False
+
+    def name(self, token: int) -> str:
+        """A torn character as U+FFFD; nothing for a special token."""
+        return f"token_id:{token}" if self.as_ids else self.text(token)
+
+    def text(self, token: int) -> str:
+        return self.content(token).decode(errors="replace")
+
+    def content(self, token: int) -> bytes:
+        return b"" if self.tokenizer is None else self.tokenizer.token_bytes(token)
+
+
+def token_logprob(token: m.TokenOut, names: TokenNames) -> dict[str, Any]:
+    """With the likeliest tokens, as many as the engine has."""
+    top = [_entry(other, logprob, names) for other, logprob in token.top]
+    return {**_entry(token.token, token.logprob, names), "top_logprobs": top}
+
+
+def _entry(token: int, logprob: float, names: TokenNames) -> dict[str, Any]:
+    content = list(names.content(token))
+    return {"token": names.name(token), "logprob": json_logprob(logprob), "bytes": content}
+
+
+def json_logprob(logprob: float) -> float:
+    """JSON has no NaN and no infinity; OpenAI's own stand-in for a token that cannot be."""
+    return logprob if math.isfinite(logprob) else -9999.0
+
+
+_NAMES = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+_encode = msgspec.json.Encoder().encode
+
+
+class LogprobColumns:
+    def __init__(self) -> None:
+        self._columns = (bytearray(), bytearray(), bytearray(), bytearray())
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(map(len, self._columns))
+
+    def add(
+        self,
+        text: str,
+        logprob: float | None,
+        alternatives: dict[str, float] | None,
+        offset: int,
+    ) -> None:
+        """Add a token. alternatives: by their texts. offset: of the token's text, in letters."""
+        values: tuple[Any, ...] = (text, logprob, alternatives, offset)
+        for column, value in zip(self._columns, values, strict=True):
+            column += _encode(value)
+            column += b","
+
+    def json(self) -> msgspec.Raw:
+        """Return the columns as a JSON object of lists."""
+        lists = [
+            b'"%b":[' % name.encode() + column.removesuffix(b",") + b"]"
+            for name, column in zip(_NAMES, self._columns, strict=True)
+        ]
+        return msgspec.Raw(b"{%b}" % b",".join(lists))
+
+
+MAX_REPLY_SCORES = 1 << 20
+"""Numbers of prompts' scores in one reply, about 80 MB of JSON."""
+
+_LEAST = -9999.0
+
+
+@dataclass(frozen=True)
+class ScoredToken:
+    """top: the likeliest in its place, with their logprobs; it need not be among them."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: TopLogprobs
+
+
+class ScoredPrompt:
+    def __init__(self, tokens: Tokens) -> None:
+        """tokens: the prompt."""
+        self.tokens = tokens
+        self._pieces: list[PromptScored] = []
+
+    def take(self, piece: PromptScored) -> None:
+        """Pieces come in order."""
+        self._pieces.append(piece)
+
+    def scored(self, top: int) -> Iterator[ScoredToken]:
+        """The prompt's tokens from the second on, with so many of the likeliest at most."""
+        for piece in self._pieces:
+            places = range(piece.first, piece.first + len(piece))
+            columns = (
+                self.tokens[places.start : places.stop].tolist(),
+                piece.logprobs.tolist(),
+                piece.ranks.tolist(),
+                piece.top_tokens[:, :top].tolist(),
+                piece.top_logprobs[:, :top].tolist(),
+            )
+            for token, logprob, rank, tokens, logprobs in zip(*columns, strict=True):
+                yield ScoredToken(token, logprob, rank, tuple(zip(tokens, logprobs, strict=True)))
+
+
+def check_scores(field: str, submits: Sequence[Submit], written: int) -> None:
+    """Raise InvalidField where a reply would be too long.
+
+    field: to blame. written: how often the reply holds the scores of each prompt.
+    """
+    numbers = sum(
+        len(submit.prompt) * (submit.prompt_logprobs + 1)
+        for submit in submits
+        if submit.prompt_logprobs is not None
+    )
+    if numbers * written > MAX_REPLY_SCORES:
+        raise InvalidField(
+            field,
+            f"would have {numbers * written} logprobs, and a reply may have {MAX_REPLY_SCORES}: "
+            "ask for fewer, or send fewer prompts",
+        )
+
+
+def json_prompt_logprobs(
+    prompt: ScoredPrompt, top: int, tokenizer: Tokenizer | None
+) -> msgspec.Raw:
+    """Return vLLM's `prompt_logprobs` as JSON: an object by token ids for each place, and null for
+    the first, which stands behind nothing.
+
+    Each place is written before the next is made: as objects they would take several times the
+    memory.
+    """
+    written = bytearray(b"[null")
+    for scored in prompt.scored(top):
+        written += b","
+        written += msgspec.json.encode(_place(scored, tokenizer))
+    written += b"]"
+    return msgspec.Raw(written)
+
+
+def _place(scored: ScoredToken, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    found = {str(scored.token): _prompt_entry(scored.token, scored.logprob, scored.rank, tokenizer)}
+    for rank, (token, logprob) in enumerate(scored.top, 1):
+        found.setdefault(str(token), _prompt_entry(token, logprob, rank, tokenizer))
+    return found
+
+
+def _prompt_entry(
+    token: int, logprob: float, rank: int, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    text = "" if tokenizer is None else tokenizer.token_bytes(token).decode(errors="replace")
+    # JSON has no infinity.
+    return {"logprob": max(logprob, _LEAST), "rank": rank, "decoded_token": text}
+
+
+HIT_HEADER = "x-tasuki-hit"
+
+
+def wants_hit(request: web.Request) -> bool:
+    return request.headers.get(HIT_HEADER) == "1"
+
+
+def usage(
+    prompts: Sequence[m.Usage],
+    completion: int,
+    reasoning_tokens: int | None,
+    answers: Sequence[m.Usage],
+    *,
+    with_hit: bool,
+) -> dict[str, Any]:
+    """Of a reply's prompts together, and of so many tokens of all its choices. reasoning_tokens:
+    None where answers of that kind have none. answers: of each choice. with_hit: explain a prompt's
+    hit where it is the only one."""
+    hits = [prompt.hit for prompt in prompts if prompt.hit is not None]
+    details: dict[str, Any] = {"cached_tokens": sum(hit.usable_tokens for hit in hits)}
+    if with_hit and len(prompts) == len(hits) == 1:
+        details["hybrid"] = hybrid_hit(hits[0])
+    prompt = sum(prompt.prompt_tokens for prompt in prompts)
+    shown: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": details,
+    }
+    completion_details: dict[str, Any] = _predicted(answers) | _drafted(answers)
+    if reasoning_tokens is not None:
+        completion_details["reasoning_tokens"] = reasoning_tokens
+    if completion_details:
+        shown["completion_tokens_details"] = completion_details
+    return shown
+
+
+def usage_so_far(prompt: int, completion: int) -> dict[str, int]:
+    """Of an answer that goes on, in tokens."""
+    total = prompt + completion
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
+
+
+def _predicted(answers: Sequence[m.Usage]) -> dict[str, int]:
+    """How much of the request's prediction held; nothing where it had none."""
+    given = [answer for answer in answers if answer.accepted_prediction_tokens is not None]
+    if not given:
+        return {}
+    return {
+        field: sum(getattr(answer, field) for answer in given)
+        for field in ("accepted_prediction_tokens", "rejected_prediction_tokens")
+    }
+
+
+def _drafted(answers: Sequence[m.Usage]) -> dict[str, Any]:
+    """Tokens that were drafted and those that held, by drafter and by their place in a forward's
+    drafts; nothing where none were."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for use in (use for answer in answers for use in answer.drafts):
+        of_source = found.setdefault(use.source, {"drafted": [], "accepted": []})
+        for name, counts in (("drafted", use.drafted), ("accepted", use.accepted)):
+            sums = zip_longest(of_source[name], counts, fillvalue=0)
+            of_source[name] = [sum(pair) for pair in sums]
+    return {"drafts": found} if found else {}
+
+
+def hybrid_hit(hit: m.HitBreakdown) -> dict[str, Any]:
+    """lost: tokens that might have been cached; reason: why most of them were not. loaded: of the
+    usable ones, by tier, those that came from below the arena; left out where none did."""
+    causes = {cause: count for cause, count in hit.causes.items() if count}
+    changed_at = hit.template_changed_at
+    lost = {cause: count for cause, count in causes.items() if cause != "new"}
+    return {
+        "kv_match": hit.kv_tokens,
+        "usable": hit.usable_tokens,
+        "lost": sum(lost.values()),
+        "reason": max(lost, key=lost.__getitem__) if lost else None,
+        "causes": causes,
+        "checkpoint_source": hit.checkpoint_source,
+        **({} if changed_at is None else {"template_changed_at": changed_at}),
+        **({"loaded": hit.loaded} if hit.loaded else {}),
+    }

@@ -1,0 +1,162 @@
+"""Fields of POST /v1/chat/completions, /v1/completions, /tokenize and /detokenize. Pure.
+
+`messages`, `tools` and `tool_choice` are the schemas of what server/openai/messages.py reads.
+"""
+
+from tasuki.server.text.chat_renderer import MAX_MESSAGES, MAX_TOOLS
+
+from .common_fields import OF_BOTH, REFUSED_OF_CHATS, SALT, TOP_LOGPROBS
+from .shapes import (
+    FLAG,
+    NOTHING,
+    NULL,
+    STRING,
+    TEXT,
+    TOKEN_ID,
+    Fields,
+    Schema,
+    array,
+    either,
+    integer,
+    nonnull_array,
+    object_of,
+    one_of,
+    or_null,
+)
+
+_TEXT_PART: Schema = either(
+    STRING,
+    object_of(
+        {"type": one_of(["text", "input_text", "output_text"]), "text": STRING}, ["type", "text"]
+    ),
+    object_of({"type": one_of(["refusal"]), "refusal": STRING}, ["type", "refusal"]),
+)
+CONTENT: Schema = either(STRING, nonnull_array(_TEXT_PART))
+_NO_CALLS: Schema = array(most=0)
+_CALL: Schema = object_of(
+    {
+        "function": object_of(
+            {"name": STRING, "arguments": {"type": ["string", "object", "null"]}}, ["name"]
+        )
+    },
+    ["function"],
+)
+_ASKED: Schema = object_of(
+    {
+        "role": one_of(["system", "developer", "user"]),
+        "content": CONTENT,
+        "tool_calls": _NO_CALLS,
+    },
+    ["role", "content"],
+)
+_ANSWERED: Schema = object_of(
+    {
+        "role": one_of(["assistant"]),
+        "content": either(CONTENT, NULL),
+        "reasoning_content": TEXT,
+        "reasoning": TEXT,
+        "tool_calls": array(_CALL),
+    },
+    ["role"],
+)
+_RETURNED: Schema = object_of(
+    {"role": one_of(["tool"]), "content": either(CONTENT, NULL), "tool_calls": _NO_CALLS}, ["role"]
+)
+MESSAGES: Schema = nonnull_array(either(_ASKED, _ANSWERED, _RETURNED), least=1, most=MAX_MESSAGES)
+_FUNCTION: Schema = object_of({"name": STRING, "strict": FLAG}, ["name"])
+TOOLS: Schema = array(
+    object_of({"type": one_of([None, "function"]), "function": _FUNCTION}, ["function"]),
+    most=MAX_TOOLS,
+)
+_NAMED: Schema = object_of(
+    {"type": one_of(["function"]), "function": object_of({"name": STRING}, ["name"])},
+    ["type", "function"],
+)
+MODES: Schema = one_of(["auto", "required"])
+TOOL_CHOICE: Schema = either(
+    one_of([None, "auto", "none", "required"]),
+    _NAMED,
+    object_of(
+        {
+            "type": one_of(["allowed_tools"]),
+            "allowed_tools": object_of(
+                {"mode": MODES, "tools": nonnull_array(_NAMED, least=1)}, ["mode", "tools"]
+            ),
+        },
+        ["type", "allowed_tools"],
+    ),
+)
+
+
+TAKEN_VARIABLES = ("messages", "tools", "add_generation_prompt", "chat_template", "tokenize")
+"""Of a template: a rendering sets them itself."""
+VARIABLES: Fields = {
+    "chat_template_kwargs": or_null(object_of(dict.fromkeys(TAKEN_VARIABLES, NOTHING))),
+    "enable_thinking": FLAG,
+    "preserve_thinking": FLAG,
+}
+_THINKING: Schema = object_of(
+    {
+        "type": one_of([None, "auto", "adaptive", "enabled", "disabled"]),
+        "budget_tokens": integer(1),
+        "clear_thinking": FLAG,
+    },
+    others=NULL,
+)
+_PREDICTION: Schema = object_of(
+    {"type": one_of(["content"]), "content": CONTENT}, ["type", "content"]
+)
+RENDERED: Fields = {
+    **VARIABLES,
+    "add_generation_prompt": FLAG,
+    "continue_final_message": FLAG,
+    "reasoning": or_null(object_of({"effort": TEXT, "enabled": FLAG}, others=NULL)),
+    "reasoning_effort": TEXT,
+    "thinking": or_null(_THINKING),
+    "tools": TOOLS,
+}
+"""What a prompt is made of beside its messages."""
+OF_CHATS: Fields = {
+    **OF_BOTH,
+    **REFUSED_OF_CHATS,
+    **RENDERED,
+    "messages": MESSAGES,
+    "tool_choice": TOOL_CHOICE,
+    "parallel_tool_calls": FLAG,
+    "include_reasoning": FLAG,
+    "prediction": or_null(_PREDICTION),
+    "logprobs": FLAG,
+    "top_logprobs": TOP_LOGPROBS,
+    "max_tokens": integer(1),
+    "max_completion_tokens": integer(1),
+}
+"""That are honoured, refused by their names, or about what no answer depends on. Any other is
+unknown: clients misspell them."""
+CHAT: Schema = object_of(OF_CHATS, ["messages"])
+
+
+MAX_PROMPTS = 1024
+"""A list is one reply, all of whose choices are held until it ends."""
+IDS: Schema = nonnull_array(TOKEN_ID, least=1)
+ONE_PROMPT: Schema = either({**STRING, "minLength": 1}, IDS)
+OF_COMPLETIONS: Fields = {
+    **OF_BOTH,
+    "prompt": either(ONE_PROMPT, nonnull_array(ONE_PROMPT, least=1, most=MAX_PROMPTS)),
+    "echo": FLAG,
+    "logprobs": TOP_LOGPROBS,
+    "max_tokens": integer(0),
+    "max_completion_tokens": integer(0),
+}
+"""As of OF_CHATS."""
+COMPLETION: Schema = object_of(OF_COMPLETIONS, ["prompt"])
+
+
+OF_TOKENIZE: Fields = {"model": TEXT, "return_token_strs": FLAG}
+_PROMPT: Schema = either(ONE_PROMPT, nonnull_array(ONE_PROMPT, least=1, most=1))
+_OF_PROMPT = object_of({**OF_TOKENIZE, "prompt": _PROMPT, "messages": NULL}, ["prompt"])
+_OF_MESSAGES = object_of(
+    {**OF_TOKENIZE, **RENDERED, "messages": MESSAGES, "cache_salt": SALT}, ["messages"]
+)
+TOKENIZE: Schema = either(_OF_PROMPT, _OF_MESSAGES)
+OF_DETOKENIZE: Fields = {"model": TEXT, "tokens": nonnull_array(TOKEN_ID)}
+DETOKENIZE: Schema = object_of(OF_DETOKENIZE, ["tokens"])

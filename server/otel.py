@@ -1,0 +1,179 @@
+"""Requests as OpenTelemetry spans, sent to a collector by OTLP over gRPC.
+
+Names that begin with gen_ai are those of version 1.41.1 of the semantic conventions, the last one
+that defines them; they describe clients' spans there, and a request's span here is the server's.
+
+Owns the exporter and the spans of live requests. Needs the extra `tasuki[otel]`; nothing else
+imports the SDK. Thread rule: the event loop, but for header(), which
+reads one span; the SDK sends from a thread of its own.
+Invariant: every span that is begun is ended, by the message that ends its request or by close().
+"""
+
+import time
+from collections.abc import Sequence
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from tasuki.dashboard.observed import ObservedMessage
+from tasuki.engine import messages as m
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.server.auth.tenants import TRACE_HEADER, RequestContext
+from tasuki.utils.program import package_version
+
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.1"
+PROVIDER = "tasuki"
+_NANOSECONDS = 10**9
+_CLOSE_MILLISECONDS = 5000
+_SPAN_OF = {
+    m.RequestPhase.WAITING: "queue",
+    m.RequestPhase.AWAITING_PREFILL: "handshake",
+    m.RequestPhase.RECEIVING: "windows",
+    m.RequestPhase.LOADING: "load",
+    m.RequestPhase.AWAITING_GRANT: "await grant",
+    m.RequestPhase.PULLING: "pull",
+    m.RequestPhase.PREFILLING: "prefill",
+    m.RequestPhase.HANDING_OVER: "hand over",
+    m.RequestPhase.DECODING: "decode",
+}
+"""Other phases last no time."""
+
+
+class OtelTracing:
+    def __init__(self, endpoint: str, node: str, role: str, model: str) -> None:
+        """endpoint: of a collector, http://HOST:PORT; https: by TLS. node: this one's name. model:
+        as clients name it."""
+        self._model = model
+        resource = Resource.create(
+            {
+                "service.name": "tasuki",
+                "service.version": package_version(),
+                "service.instance.id": node,
+                "tasuki.role": role,
+            }
+        )
+        self._provider = TracerProvider(resource=resource)
+        exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("tasuki", package_version(), SCHEMA_URL)
+        self._propagator = TraceContextTextMapPropagator()
+        self._live: dict[m.RequestId, Span] = {}
+        self._rooms: dict[m.RoomId, Span] = {}
+
+    def begin(self, request: m.RequestId, request_context: RequestContext) -> None:
+        operation = request_context.operation
+        self._live[request] = self._tracer.start_span(
+            f"{operation} {self._model}",
+            self._beneath(request_context.traceparent),
+            SpanKind.SERVER,
+            {
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": PROVIDER,
+                "gen_ai.request.model": self._model,
+                "gen_ai.response.model": self._model,
+                "tasuki.request_id": request,
+                "tasuki.caller": request_context.caller.name,
+            },
+        )
+
+    def begin_room(self, room: m.RoomId, request: str, traceparent: str) -> None:
+        if traceparent:
+            self._rooms[room] = self._tracer.start_span(
+                "room", self._beneath(traceparent), SpanKind.SERVER, {"tasuki.request_id": request}
+            )
+
+    def header(self, request: m.RequestId) -> str:
+        span = self._live.get(request)
+        if span is None:
+            return ""
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier, set_span_in_context(span))
+        return carrier.get(TRACE_HEADER, "")
+
+    def observe(self, message: ObservedMessage) -> None:
+        match message:
+            case m.Submit(request_id=request, sampling=sampling):
+                if (span := self._live.get(request)) is not None:
+                    span.set_attributes(_asked(sampling))
+            case m.Finished(request_id=request):
+                if (span := self._live.pop(request, None)) is not None:
+                    _describe(span, message.usage)
+                    span.set_attribute("gen_ai.response.finish_reasons", [message.reason.value])
+                    self._end(span, message.life, message.usage.seconds)
+            case m.Rejected(request_id=request, error=error):
+                if (span := self._live.pop(request, None)) is not None:
+                    span.set_status(Status(StatusCode.ERROR, error.message))
+                    span.set_attribute("error.type", error.kind.value)
+                    span.end()
+            case m.RoomEnded(room=room):
+                if (span := self._rooms.pop(room, None)) is not None:
+                    span.set_attribute("tasuki.handed_on", message.handed_on)
+                    last = message.life[-1].at if message.life else 0.0
+                    self._end(span, message.life, last)
+
+    def _end(self, span: Span, life: Sequence[m.LifeMark], seconds: float) -> None:
+        """End the span, with a child span for each state. seconds: from arrival to end; the end is
+        taken as now."""
+        ended = time.time_ns()
+        began = ended - int(seconds * _NANOSECONDS)
+        marks = [m.LifeMark(m.RequestPhase.WAITING, 0.0), *life]
+        ends = [*(mark.at for mark in marks[1:]), seconds]
+        for mark, end in zip(marks, ends, strict=True):
+            if mark.state in _SPAN_OF:
+                phase = self._tracer.start_span(
+                    _SPAN_OF[mark.state],
+                    set_span_in_context(span),
+                    start_time=began + int(mark.at * _NANOSECONDS),
+                )
+                phase.end(began + int(end * _NANOSECONDS))
+        span.end(ended)
+
+    def _beneath(self, traceparent: str) -> Context:
+        return self._propagator.extract({TRACE_HEADER: traceparent})
+
+    def close(self) -> None:
+        for span in (*self._live.values(), *self._rooms.values()):
+            span.end()
+        self._live.clear()
+        self._rooms.clear()
+        self._provider.force_flush(_CLOSE_MILLISECONDS)
+        self._provider.shutdown()
+
+
+def _asked(sampling: SamplingParams) -> dict[str, int | float]:
+    """Attributes of what the answer is drawn by."""
+    found: dict[str, int | float] = {
+        "gen_ai.request.max_tokens": sampling.max_new_tokens,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+        "gen_ai.request.presence_penalty": sampling.presence_penalty,
+        "gen_ai.request.seed": sampling.seed,
+    }
+    if sampling.top_k:
+        found["gen_ai.request.top_k"] = sampling.top_k
+    return found
+
+
+def _describe(span: Span, usage: m.Usage) -> None:
+    """Attributes from the usage, by OpenTelemetry's names where it has them."""
+    hit, transfer = usage.hit, usage.transfer
+    span.set_attributes(
+        {
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": usage.completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": 0 if hit is None else hit.usable_tokens,
+            "tasuki.prefilled_on": usage.prefilled_on,
+            "tasuki.local_fallback": usage.local_fallback,
+            "tasuki.first_token_seconds": usage.time_to_first_token,
+            "tasuki.transfer.bytes": 0 if transfer is None else transfer.bytes,
+            "tasuki.transfer.exposed_seconds": 0.0
+            if transfer is None
+            else transfer.exposed_seconds,
+        }
+    )

@@ -1,0 +1,180 @@
+"""The requests that a front knows by id: those in flight, and how the last ones ended.
+
+RequestNames: Request ids: each caller has a namespace of its own, and the engine one for all
+callers. Owns the ids of requests in flight, of remembered ended ones, and of calls that may yet
+ask. One event loop's thread. Invariants: an id in flight is taken for its caller and free for
+everybody else; the engine uses the caller's own id for a request unless another caller's request
+has that id; no two calls of a caller have reserved the same id.
+
+RequestLog: How the last requests ended, by id: the source of `explain`. Owns a bounded memory: the
+oldest goes first. An end is kept as bytes, a tenth of what its objects hold, since few are ever
+asked for. Timelines, the largest part of an end, are kept of fewer requests. One event loop's
+thread.
+"""
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from uuid import uuid4
+
+from tasuki.engine.messages import Evicted, Eviction, Finished, Rejected, RequestId
+from tasuki.engine.messages.types import packer, reader_of
+from tasuki.server.auth.callers import Caller, Scope
+
+_Owned = tuple[str, RequestId]
+"""The caller's name, and its id for the request."""
+
+
+class RequestNames:
+    def __init__(self, remembered: int = 4096) -> None:
+        """remembered: how many ended requests keep their names."""
+        self._remembered = remembered
+        self._owners: dict[RequestId, _Owned] = {}
+        self._names: dict[_Owned, RequestId] = {}
+        self._ended: OrderedDict[RequestId, None] = OrderedDict()
+        self._reserved: set[_Owned] = set()
+
+    @contextmanager
+    def reserved(self, caller: Caller, given: RequestId) -> Iterator[RequestId]:
+        """Inside, an id that no other call of the caller has, nor a request of it in flight:
+        `given` where that is free."""
+        if (caller.name, given) in self._reserved or self.is_in_flight(caller, given):
+            given = RequestId(uuid4().hex)
+        self._reserved.add((caller.name, given))
+        try:
+            yield given
+        finally:
+            self._reserved.discard((caller.name, given))
+
+    def is_in_flight(self, caller: Caller, given: RequestId) -> bool:
+        """Whether a request of this caller with the id `given` is in flight."""
+        name = self._names.get((caller.name, given))
+        return name is not None and name not in self._ended
+
+    def take(self, caller: Caller, given: RequestId) -> RequestId:
+        """The engine's id for the caller's request. REQUIRES: not is_in_flight."""
+        owned = (caller.name, given)
+        name = self._names.get(owned) or self._unused(given)
+        self._ended.pop(name, None)
+        self._owners[name], self._names[owned] = owned, name
+        return name
+
+    def end(self, name: RequestId) -> None:
+        """The engine has ended the request. Ids that take() did not give are ignored."""
+        if name not in self._owners:
+            return
+        self._ended[name] = None
+        self._ended.move_to_end(name)
+        if len(self._ended) > self._remembered:
+            oldest, _ = self._ended.popitem(last=False)
+            del self._names[self._owners.pop(oldest)]
+
+    def find(self, caller: Caller, given: str) -> RequestId | None:
+        """The engine's id for the caller's request; None where there is none, also where the id is
+        another caller's. Operators may give any id of the engine's."""
+        own = self._names.get((caller.name, RequestId(given)))
+        if own is None and caller.may(Scope.OPERATOR):
+            return RequestId(given)
+        return own
+
+    def _unused(self, given: RequestId) -> RequestId:
+        if given not in self._owners:
+            return given
+        others = (RequestId(f"{given}~{number}") for number in itertools.count(2))
+        return next(name for name in others if name not in self._owners)
+
+
+_pack = packer().encode
+_READ = {kind: reader_of(kind) for kind in (Finished, Rejected)}
+
+_MOST_EVICTIONS = 256
+"""Of one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    kind: type[Finished | Rejected]
+    end: bytes
+    ended_at: float
+
+
+@dataclass(frozen=True)
+class EndedRequest:
+    """ended_at: seconds of the log's clock."""
+
+    end: Finished | Rejected
+    ended_at: float
+
+
+class RequestLog:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        capacity: int = 4096,
+        timelines: int = 256,
+        evictions: int = 16384,
+    ) -> None:
+        """evictions: of all requests together."""
+        self._clock = clock
+        self._capacity = capacity
+        self._most_timelines = timelines
+        self._most_evictions = evictions
+        self._ended: OrderedDict[str, _Packed] = OrderedDict()
+        self._with_timeline: OrderedDict[str, bytes] = OrderedDict()
+        self._took: OrderedDict[str, list[Eviction]] = OrderedDict()
+        self._evictions = 0
+
+    def add(self, end: Finished | Rejected) -> None:
+        """An id that is used again names its last request."""
+        name = end.request_id
+        self._with_timeline.pop(name, None)
+        bare = _without_timeline(end)
+        if bare is not end:
+            self._with_timeline[name] = _pack(end)
+        self._ended[name] = _Packed(type(end), _pack(bare), self._clock())
+        self._ended.move_to_end(name)
+        if len(self._ended) > self._capacity:
+            self._ended.popitem(last=False)
+        if len(self._with_timeline) > self._most_timelines:
+            self._with_timeline.popitem(last=False)
+
+    def evicted(self, message: Evicted) -> None:
+        """Remember for whom the cache made room."""
+        for eviction in message.evictions:
+            if eviction.taken_by is None:
+                continue
+            took = self._took.setdefault(eviction.taken_by, [])
+            took.append(eviction)
+            self._evictions += 1
+            if len(took) > _MOST_EVICTIONS:
+                del took[0]
+                self._evictions -= 1
+        while len(self._took) > self._capacity or self._evictions > self._most_evictions:
+            _, forgotten = self._took.popitem(last=False)
+            self._evictions -= len(forgotten)
+
+    def took(self, request_id: str) -> tuple[Eviction, ...]:
+        """What the cache gave up for the request, oldest first; the last of very many."""
+        return tuple(self._took.get(request_id, ()))
+
+    def find(self, request_id: str) -> tuple[EndedRequest, float] | None:
+        """The request and how many seconds ago it ended; None where it is not remembered."""
+        found = self._ended.get(request_id)
+        if found is None:
+            return None
+        end = _READ[found.kind](self._with_timeline.get(request_id, found.end))
+        return EndedRequest(end, found.ended_at), self._clock() - found.ended_at
+
+
+def _without_timeline(end: Finished | Rejected) -> Finished | Rejected:
+    """The same object where it has none."""
+    if isinstance(end, Rejected) or (transfer := end.usage.transfer) is None:
+        return end
+    if transfer.timeline is None:
+        return end
+    # What was pulled was pulled for a hand-over, which has a timeline too.
+    pulled = None if end.usage.pulled is None else replace(end.usage.pulled, timeline=None)
+    bare = replace(end.usage, transfer=replace(transfer, timeline=None), pulled=pulled)
+    return replace(end, usage=bare)

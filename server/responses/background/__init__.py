@@ -1,1 +1,0 @@
-"""Responses that are made whether or not a client waits for them."""

@@ -1,1 +1,0 @@
-"""Texts that items carry, encoded."""

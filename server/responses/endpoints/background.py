@@ -1,0 +1,314 @@
+"""Responses in the background (`background: true`): made, fetched, followed, cancelled.
+
+BackgroundResponses owns their tasks, and their events until some time behind their ends. One event
+loop's thread. Invariants: each counts as a request in progress and as one of its key's; its memory
+counts against its caller as long as its events are kept; it is its key's and tenant's alone; what
+ends is stored.
+
+EventLog: The events of one response, kept for clients that come back for them. Owns the events. One
+event loop's thread. Invariant: the event of number N is at place N.
+"""
+
+import asyncio
+import logging
+from contextlib import ExitStack
+
+import msgspec
+from aiohttp import web
+
+from tasuki.engine.messages import Finished
+from tasuki.server.auth.limits import Hold
+from tasuki.server.auth.tenants import RequestContext
+from tasuki.server.engine_client import Answering
+from tasuki.server.errors import InvalidField, ServerError
+from tasuki.server.http.access import http_request_context
+from tasuki.server.http.errors import HttpRefusal, count_failure
+from tasuki.server.http.reply import KEEP_ALIVE_COMMENT, EventStream
+from tasuki.server.http.web_sockets import OPEN_SOCKETS
+from tasuki.server.openai.generation import ServedModel, asked_choices
+from tasuki.server.responses.response_request import AskedResponse
+from tasuki.server.responses.response_writer import ResponseWriter
+
+_EVENT_BYTES = 64
+"""Of an event's object and its place."""
+_AT_ONCE = 64
+_AT_ONCE_BYTES = 1 << 16
+"""Events, and bytes of several, that are copied for one client."""
+
+
+class EventLog:
+    def __init__(self) -> None:
+        self._events: list[bytes] = []
+        self._more = asyncio.Event()
+        self.size = 0
+        """Bytes of memory."""
+        self.closed = False
+        """Nothing comes any more."""
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def add(self, events: bytes) -> int:
+        """Put whole server-sent events behind the others, and return how much memory they take."""
+        added = [event + b"\n\n" for event in events.split(b"\n\n")[:-1]]
+        self._events += added
+        grown = len(events) + _EVENT_BYTES * len(added)
+        self.size += grown
+        self._wake()
+        return grown
+
+    def close(self) -> None:
+        self.closed = True
+        self._wake()
+
+    def drop(self) -> None:
+        """Forget the events. Who follows them is at their end."""
+        self._events = []
+        self.size = 0
+        self.close()
+
+    def since(self, place: int) -> tuple[bytes, int]:
+        """Return events from that place on, and the place behind them. A long one comes alone, and
+        uncopied: what waits for a client is counted here."""
+        some: list[bytes] = []
+        left = _AT_ONCE_BYTES
+        for event in self._events[place : place + _AT_ONCE]:
+            left -= len(event)
+            if some and left < 0:
+                break
+            some.append(event)
+        return (some[0] if len(some) == 1 else b"".join(some)), place + len(some)
+
+    async def grown(self) -> None:
+        """Return when an event comes, or the end."""
+        if not self.closed:
+            await self._more.wait()
+
+    def _wake(self) -> None:
+        self._more.set()
+        self._more = asyncio.Event()
+
+
+_FALSE = ("false", "0", "")
+_TRUE = ("true", "1")
+
+
+def asks_for_stream(request: web.Request) -> bool:
+    """Raises InvalidField."""
+    asked = request.query.get("stream", "").lower()
+    if asked not in (*_FALSE, *_TRUE):
+        raise InvalidField("stream", f"must be true or false, not {asked:.20}")
+    return asked in _TRUE
+
+
+def first_place(request: web.Request) -> int:
+    """Return the number of the first event that is asked for. Raises InvalidField."""
+    after = request.query.get("starting_after")
+    if after is None:
+        return 0
+    if not (after.isascii() and after.isdigit() and len(after) < 16):
+        raise InvalidField("starting_after", f"must be an event's number, not {after:.20}")
+    return int(after) + 1
+
+
+async def follow(request: web.Request, events: EventLog, place: int) -> web.StreamResponse:
+    """Send the events from that place on, as they come, to the last. A client that leaves ends
+    nothing but this."""
+    stream = EventStream(request, lambda: KEEP_ALIVE_COMMENT)
+    await stream.prepare()
+    try:
+        while True:
+            some, place = events.since(place)
+            if some:
+                await stream.write(some)
+            elif events.closed:
+                break
+            else:
+                await events.grown()
+    except ConnectionError:
+        return stream.response
+    finally:
+        stream.keep_no_longer()
+    await stream.end(b"")
+    return stream.response
+
+
+class _Background(msgspec.Struct):
+    background: bool = False
+
+
+def is_of_background(body: bytes) -> bool:
+    """Whether a stored response was made so. body: its JSON, which is looked through."""
+    return msgspec.json.decode(body, type=_Background).background
+
+
+def not_in_background(name: str) -> HttpRefusal:
+    return HttpRefusal(
+        400, "not_in_background", f"response {name!r:.100} was not made with background: true"
+    )
+
+
+log = logging.getLogger(__name__)
+
+_FOLLOWED_SECONDS = 300.0
+"""Behind its end a response's events can be asked for again."""
+_RESPONSE_BYTES = 4096
+"""Of an ended response's objects, and of its places in tables."""
+
+
+class BackgroundResponse:
+    """ended: nothing of it is made any more. Its writer and its work, with what they keep of the
+    request, are held until then."""
+
+    def __init__(self, context: RequestContext, writer: ResponseWriter, memory: ExitStack) -> None:
+        """memory: ends the count of what is held here."""
+        self.id = writer.id
+        self.owner = context.caller.name, context.tenant
+        self.events = EventLog()
+        self.ended = asyncio.Event()
+        self.work: asyncio.Task[None] | None = None
+        self.dropping: asyncio.TimerHandle | None = None
+        self._writer: ResponseWriter | None = writer
+        self._body = b""
+        self._memory = memory
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory, once it has ended."""
+        return _RESPONSE_BYTES + len(self._body) + self.events.size
+
+    def body(self) -> bytes:
+        """Return the response as it stands, as JSON."""
+        return self._body if self._writer is None else self._writer.body()
+
+    async def cancel(self) -> None:
+        """Return once it has ended, as it may have before."""
+        if self.work is not None:
+            self.work.cancel()
+        await self.ended.wait()
+
+    def conclude(self) -> Exception | None:
+        """Return the error that ended the work. REQUIRES: the work has ended, and conclude() was
+        not called."""
+        writer, work = self._writer, self.work
+        assert writer is not None and work is not None
+        error = None if work.cancelled() else work.exception()
+        if work.cancelled():
+            self.events.add(writer.cancellation())
+        elif isinstance(error, Exception):
+            if not isinstance(error, ServerError | HttpRefusal):
+                log.error("%s failed", writer.id, exc_info=error)
+            self.events.add(writer.failure(error))
+        if work.cancelled() or error is not None:
+            writer.keep_without_answer()
+        self.events.close()
+        self._body, self._writer, self.work = writer.body(), None, None
+        self.ended.set()
+        return error if isinstance(error, Exception) else None
+
+    def drop(self) -> None:
+        """Forget the events. REQUIRES: it has ended."""
+        if self.dropping is not None:
+            self.dropping.cancel()
+        self.events.drop()
+        self._memory.close()
+
+
+class BackgroundResponses:
+    def __init__(self, engine: Answering, model: ServedModel) -> None:
+        self._engine = engine
+        self._model = model
+        self._kept: dict[str, BackgroundResponse] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, request: web.Request, asked: AskedResponse) -> BackgroundResponse:
+        """Have the response made from now on. Raises Busy and InvalidRequest where its memory is
+        too much."""
+        with ExitStack() as stack:
+            hold = stack.enter_context(self._model.hold(request))
+            hold.resize(asked.kept_bytes + _RESPONSE_BYTES)
+            memory = ExitStack()
+            response = BackgroundResponse(http_request_context(request), asked.writer, memory)
+            hold.grow(response.events.add(asked.writer.queued_opening()))
+            memory.push(stack.pop_all())
+        self._kept[response.id] = response
+        loop = asyncio.get_running_loop()
+        response.work = loop.create_task(self._answer(request, asked, response.events, hold))
+        task = loop.create_task(self._live(request, response, response.work, hold))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return response
+
+    def find(self, context: RequestContext, response_id: str) -> BackgroundResponse | None:
+        """Return the caller's response of that id, while its events are kept."""
+        found = self._kept.get(response_id)
+        is_callers = found is not None and found.owner == (context.caller.name, context.tenant)
+        return found if is_callers else None
+
+    async def delete(self, context: RequestContext, response_id: str) -> bool:
+        """Cancel and drop the caller's response of that id, and return whether there was one."""
+        found = self.find(context, response_id)
+        if found is None:
+            return False
+        await found.cancel()
+        self._drop(found)
+        return True
+
+    def _drop(self, response: BackgroundResponse) -> None:
+        """REQUIRES: it has ended."""
+        self._kept.pop(response.id, None)
+        response.drop()
+
+    async def _live(
+        self,
+        request: web.Request,
+        response: BackgroundResponse,
+        work: "asyncio.Task[None]",
+        hold: Hold,
+    ) -> None:
+        """Until it has ended; its events go later. work: makes them."""
+        loop = asyncio.get_running_loop()
+        ending = request.app[OPEN_SOCKETS].ending
+        server_ends = loop.create_task(ending.wait())
+        try:
+            with self._engine.calls.one():
+                await asyncio.wait((work, server_ends), return_when=asyncio.FIRST_COMPLETED)
+                await _cancelled(work)
+                error = response.conclude()
+                if error is not None:
+                    count_failure(request, error)
+            hold.resize(min(hold.size, response.size))
+        except BaseException:
+            work.cancel()
+            self._drop(response)
+            raise
+        finally:
+            server_ends.cancel()
+        if ending.is_set():
+            self._drop(response)
+        elif self._kept.get(response.id) is response:
+            response.dropping = loop.call_later(_FOLLOWED_SECONDS, self._drop, response)
+
+    async def _answer(
+        self, request: web.Request, asked: AskedResponse, events: EventLog, hold: Hold
+    ) -> None:
+        engine, submits = self._engine, [asked.submit]
+        (choice,) = await asked_choices(
+            *(engine, self._model, request, hold, submits), asked.options, [asked.writer]
+        )
+        context = http_request_context(request)
+        async with engine.generate_all(submits, context, [None], [None]) as (parts,):
+            async for part in parts:
+                if asked.writer.is_queued:
+                    hold.grow(events.add(asked.writer.leave_queue()))
+                if isinstance(part, Finished):
+                    # What is not counted now is, as stored.
+                    events.add(choice.ending(part))
+                    return
+                hold.grow(events.add(choice.written(part)))
+
+
+async def _cancelled(work: "asyncio.Task[None]") -> None:
+    """Return once it has ended."""
+    work.cancel()
+    await asyncio.wait((work,))

@@ -1,0 +1,235 @@
+"""POST /v1/responses/compact: a conversation made shorter, by a summary of the served model's own.
+
+The prompt is the conversation, with the question for its summary behind it. With the instructions
+and tools of the conversation's turns the prompt begins as theirs, so that the cache has nearly all
+of it. It is read on any thread.
+
+CompactionWriter: A model's summary as OpenAI's `response.compaction`: what stays, and the summary's
+item. Owns the summary so far. One answer, one thread.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+from aiohttp import web
+
+from tasuki.engine.messages import Submit
+from tasuki.server.auth.limits import submit_bytes, value_bytes
+from tasuki.server.errors import InvalidField, PromptTooLong
+from tasuki.server.http.access import http_request_context
+from tasuki.server.http.errors import HttpRefusal
+from tasuki.server.openai.generation import ServedModel, prompt_salt, read_submit
+from tasuki.server.openai.request_fields import RequestFields, check_account_fields
+from tasuki.server.openai.sampling import AnswerOptions, read_options
+from tasuki.server.openapi.responses_fields import OF_COMPACT
+from tasuki.server.responses.asked_turn import (
+    PromptSettings,
+    previous_response,
+    template_variables,
+    turn_prompt,
+)
+from tasuki.server.responses.input_items import SUMMARY_LEAD, compaction_item, read_input
+from tasuki.server.responses.response_writer import response_usage
+from tasuki.server.responses.stored_responses import Responses, StoredItems, StoredTurn, item_id
+from tasuki.server.responses.tools import read_response_tools
+from tasuki.server.text.chat_message import ChatMessage
+from tasuki.server.text.parsing.answer_parser import AnswerParser
+from tasuki.server.text.rendering.chat_template import RenderedPrompt
+from tasuki.server.text.text_answer import AnswerItem, Content, Ending, GrowingText, Piece
+
+_KEPT_OF_LETTER = 4
+"""Bytes, while the reply is written too."""
+
+
+class CompactionWriter:
+    """An AnswerWriter of a reply that is never streamed."""
+
+    keeps = True
+
+    def __init__(
+        self, response_id: str, kept: Sequence[dict[str, Any]], parser: AnswerParser
+    ) -> None:
+        """kept: the items that stay. parser: of the summary, whose thoughts and calls are left
+        out."""
+        self.id = response_id
+        self.may_complete = parser.may_complete
+        self._kept = kept
+        self._parser = parser
+        self._summary = GrowingText()
+        self._usage: dict[str, Any] = {}
+        self._letters = 0
+
+    @property
+    def complete(self) -> bool:
+        return self._parser.complete
+
+    @property
+    def kept_bytes(self) -> int:
+        return _KEPT_OF_LETTER * self._letters
+
+    def opening(self) -> bytes:
+        return b""
+
+    def piece(self, piece: Piece) -> bytes:
+        self._add(self._parser.push(piece))
+        return b""
+
+    def ending(self, rest: Piece, ending: Ending) -> bytes:
+        self._add(self._parser.push(rest))
+        self._add(self._parser.finish(ending))
+        self._usage = response_usage(self._parser.ending(ending), with_hit=False)
+        return b""
+
+    def failure(self, error: Exception) -> bytes:
+        return b""
+
+    def keep_alive(self) -> bytes:
+        return b""
+
+    def whole(self) -> dict[str, Any]:
+        """Raises HttpRefusal where the model wrote no summary: nothing would stand for the rest."""
+        summary = str(self._summary).strip()
+        if not summary:
+            raise HttpRefusal(
+                500, "no_summary", "the model wrote no summary: ask again, or send fewer tools"
+            )
+        item = compaction_item(item_id("cmp", self.id, len(self._kept)), summary)
+        return {
+            "id": self.id,
+            "object": "response.compaction",
+            "created_at": int(time.time()),
+            "output": [*self._kept, item],
+            "usage": self._usage,
+        }
+
+    def _add(self, items: list[AnswerItem]) -> None:
+        for item in items:
+            if isinstance(item, Content):
+                self._summary.add(item.text)
+                self._letters += len(item.text)
+
+
+_QUESTION = ChatMessage(
+    "user",
+    "Summarise our conversation so far, for yourself: you will go on from the summary and from "
+    "some of my messages alone. State what I want, what was decided and done, which names, paths, "
+    "numbers and lines of code are needed later, what tools returned, and what is left to do. "
+    "Write the summary alone, and call no tool.",
+)
+_QUIET = {"enable_thinking": False}
+_MOST_TOKENS = 4096
+_SHARE = 4
+"""The summary has a quarter of the context at most."""
+
+
+@dataclass(frozen=True)
+class AskedCompaction:
+    """kept_bytes: memory that these take until the reply's end."""
+
+    submit: Submit
+    options: AnswerOptions
+    writer: CompactionWriter
+    kept_bytes: int
+
+
+def read_compact_request(
+    model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
+) -> AskedCompaction:
+    """Raises InvalidRequest, PromptTooLong, PermissionDenied, HttpRefusal."""
+    fields.refuse_unknown(OF_COMPACT)
+    check_account_fields(fields)
+    previous = previous_response(store, request, fields)
+    before = None if previous is None else previous.turn
+    old = () if before is None else before.messages()
+    given = fields.get("input")
+    stored = StoredItems(store, http_request_context(request))
+    messages = read_input([] if given is None else given, old, stored)
+    if not messages:
+        raise InvalidField("input", "is empty: send at least one item")
+    tools = read_response_tools(fields)
+    asked = PromptSettings(
+        fields.text("instructions"), tools.definitions, template_variables(model.codec, fields)
+    )
+    limit = min(_MOST_TOKENS, max(1, model.max_tokens // _SHARE))
+    salt = prompt_salt(request, fields)
+    prompt = _prompt(model, asked, messages, before, len(old), salt, model.max_tokens - limit)
+    options = read_options(
+        RequestFields({"temperature": 0, "max_tokens": limit}),
+        *(model.codec, limit, model.sampling_defaults, 0),
+    )
+    submit = read_submit(request, fields, prompt, options, model)
+    response_id = f"resp_{uuid4().hex}"
+    kept = _kept_items(response_id, messages, model.max_tokens)
+    parser = model.parser(prompt.thinking, tools.definitions, parallel_calls=True)
+    writer = CompactionWriter(response_id, kept, parser)
+    size = submit_bytes(submit) + value_bytes(tools.definitions) + value_bytes(kept)
+    return AskedCompaction(submit, options, writer, size)
+
+
+def _prompt(
+    model: ServedModel,
+    asked: PromptSettings,
+    messages: Sequence[ChatMessage],
+    before: StoredTurn | None,
+    old: int,
+    salt: bytes,
+    most: int,
+) -> RenderedPrompt:
+    """Return the prompt of the conversation and the question. most: tokens; of what is longer the
+    older half is left out until it fits. Raises PromptTooLong where no message fits."""
+    quiet = replace(asked, variables={**asked.variables, **_QUIET})
+    if before is not None and before.context == asked.digest:
+        # The question alone is rendered otherwise, behind the turn's own tokens.
+        before = replace(before, context=quiet.digest)
+    while True:
+        try:
+            prompt = turn_prompt(model.codec, quiet, [*messages, _QUESTION], before, old, salt)
+            if len(prompt.tokens) <= most:
+                return prompt
+            error = PromptTooLong(
+                f"input has {len(prompt.tokens)} tokens, and a summary of it needs room: send less"
+            )
+        except PromptTooLong as too_long:
+            error = too_long
+        messages, before, old = _newer_half(messages), None, 0
+        if not messages:
+            raise error
+
+
+def _newer_half(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+    """Begins with a question, since templates refuse what answers none."""
+    later = messages[len(messages) // 2 + len(messages) % 2 :]
+    questions = (place for place, message in enumerate(later) if message.role == "user")
+    first = next(questions, None)
+    return () if first is None else later[first:]
+
+
+def _kept_items(
+    response_id: str, messages: Sequence[ChatMessage], letters: int
+) -> list[dict[str, Any]]:
+    """Return the first system message and the user's newest messages, as far as these have so many
+    letters: about a quarter of the context. Summaries of before are in the new one."""
+    kept: list[ChatMessage] = []
+    for message in reversed(messages):
+        if message.role != "user" or message.content.startswith(SUMMARY_LEAD):
+            continue
+        letters -= len(message.content)
+        if letters < 0:
+            break
+        kept.append(message)
+    if messages[0].role == "system":
+        kept.append(messages[0])
+    kept.reverse()
+    return [
+        {
+            "id": item_id("msg", response_id, place),
+            "type": "message",
+            "status": "completed",
+            "role": "developer" if message.role == "system" else "user",
+            "content": [{"type": "input_text", "text": message.content}],
+        }
+        for place, message in enumerate(kept)
+    ]

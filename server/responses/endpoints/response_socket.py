@@ -1,0 +1,367 @@
+"""GET /v1/responses: a WebSocket, on which a client asks for one response after the other.
+
+ResponseSocket owns the socket's turn in progress. One event loop's thread. Invariants: one response
+is made at a time; each is let in, counted and named as a request of its own; a client that leaves
+ends what is made for it; every wait for a client has a bound.
+
+SocketReply: A response on its way to its WebSocket: the events of a stream, each a message. One
+event loop's thread. Invariant: while nothing else is sent, something is every KEEP_ALIVE_SECONDS,
+since some clients count no pings.
+
+read_create(): What a client's message on a WebSocket asks: a response, or that a prompt be computed
+beforehand. On any thread.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from aiohttp import WSCloseCode, web
+
+from tasuki.engine.messages import Finished, RequestId
+from tasuki.server.auth.limits import Hold
+from tasuki.server.engine_client import Answering
+from tasuki.server.errors import InvalidField, ServerError
+from tasuki.server.http.access import http_caller, http_request_context
+from tasuki.server.http.errors import (
+    RETRIED,
+    HttpRefusal,
+    count_failure,
+    error_body,
+    error_status,
+    retry_seconds,
+)
+from tasuki.server.http.headers import http_request_id, rename_request
+from tasuki.server.http.reply import (
+    FIRST_LOOK_SECONDS,
+    KEEP_ALIVE_SECONDS,
+    AnswerWriter,
+    Choice,
+    bodies_of,
+)
+from tasuki.server.http.web_sockets import OPEN_SOCKETS, TextSocket
+from tasuki.server.openai.generation import ServedModel, asked_choices
+from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.request_checks import MAX_REQUEST_ID
+from tasuki.server.responses.response_request import (
+    AskedResponse,
+    TooLongResponse,
+    read_response_request,
+)
+from tasuki.server.responses.stored_responses import Responses
+from tasuki.server.text.text_answer import first_looks
+from tasuki.server.unread_answer import AnswerPart
+
+from .socket_turns import EmptyResponse, SocketTurns, read_warm_up
+
+log = logging.getLogger(__name__)
+
+_SILENCE_SECONDS = 0.75 * KEEP_ALIVE_SECONDS
+
+
+class SocketReply:
+    def __init__(self, socket: TextSocket, writer: AnswerWriter) -> None:
+        self._socket = socket
+        self._writer = writer
+        self.failed: Exception | None = None
+        """The error that ended the response behind its first events."""
+        self.ends = False
+        """The last event is on its way, and the client may ask for the next response."""
+        self._is_silent = False
+
+    async def send_at_once(self, last: Callable[[], bytes]) -> None:
+        """Send a response that has no answer. last: makes its last event. Raises
+        ConnectionError."""
+        self.ends = True
+        await self._send(self._writer.opening() + last())
+        await self._socket.sent()
+
+    async def send(
+        self, choice: Choice, answers: Sequence[AsyncGenerator[AnswerPart, None]]
+    ) -> None:
+        """Send what the answer, which is one, becomes. Raises ServerError where it failed before
+        its first event, and ConnectionError."""
+        writer, last = self._writer, b""
+        async with first_looks(answers, FIRST_LOOK_SECONDS) as (parts,):
+            keeping = asyncio.create_task(self._keep_alive())
+            try:
+                await self._send(writer.opening())
+                last = await self._sent_parts(choice, parts)
+            except ConnectionError:
+                raise
+            except Exception as error:
+                if not isinstance(error, ServerError):
+                    log.exception("%s failed", writer.id)
+                self.failed = error
+                last = writer.failure(error)
+            finally:
+                keeping.cancel()
+            self.ends = True
+            await self._send(last)
+            await self._socket.sent()
+
+    async def _sent_parts(self, choice: Choice, parts: AsyncIterator[AnswerPart]) -> bytes:
+        """Return what ends the response."""
+        async for part in parts:
+            if isinstance(part, Finished):
+                return choice.ending(part)
+            await self._send(choice.written(part))
+        raise AssertionError("an answer ended without its ending")
+
+    async def _send(self, events: bytes) -> None:
+        self._is_silent = False
+        await self._socket.send(bodies_of(events))
+
+    async def _keep_alive(self) -> None:
+        """Two halves of a silence: one marks it, one ends it."""
+        while True:
+            self._is_silent = True
+            await asyncio.sleep(_SILENCE_SECONDS)
+            if self._is_silent:
+                try:
+                    await self._send(self._writer.keep_alive())
+                except ConnectionError:
+                    return
+
+
+def error_message(error: Exception) -> bytes:
+    """Return a message that ends a request without a response. Some clients look for the seconds to
+    wait among headers, where HTTP has them."""
+    status = error_status(error)
+    headers = {"headers": {"retry-after": str(retry_seconds(error))}} if status in RETRIED else {}
+    return msgspec.json.encode({"type": "error", "status": status, **error_body(error), **headers})
+
+
+_CREATE = "response.create"
+
+
+Asked = AskedResponse | TooLongResponse | EmptyResponse
+
+
+def previous_id(fields: RequestFields) -> str | None:
+    """Return the previous response's id; None: it is no text."""
+    name = fields.get("previous_response_id")
+    return name if isinstance(name, str) else None
+
+
+def read_create(
+    model: ServedModel, turns: SocketTurns, request: web.Request, fields: RequestFields
+) -> Asked:
+    """Raises as read_response_request()."""
+    kind = fields.get("type")
+    if kind != _CREATE:
+        raise InvalidField("type", f"must be {_CREATE}, not {kind!r:.60}")
+    if fields.get("stream") is not None and not fields.flag("stream"):
+        raise InvalidField("stream", "must be left out: a socket has every response as events")
+    is_asked = fields.get("generate") is None or fields.flag("generate")
+    fields.refuse_but("background", (False,))
+    model.named(fields.text("model"))
+    body = fields.changed(type=None, generate=None, stream=True)
+    if is_asked:
+        return read_response_request(model, turns, request, body)
+    return read_warm_up(model, turns, request, body)
+
+
+_LONGEST_SECONDS = 3600.0
+"""Of a socket, as of OpenAI's."""
+_IDLE_SECONDS = 900.0
+"""Without a message, while nothing is made."""
+_NUMBER_LETTERS = 12
+_IN_PROGRESS = HttpRefusal(
+    409, "response_in_progress", "a response is made on this socket: await its end, or open another"
+)
+_TOO_OLD = HttpRefusal(
+    400, "websocket_connection_limit_reached", "this socket has been open for an hour: open another"
+)
+
+
+class ResponseSockets:
+    def __init__(self, engine: Answering, model: ServedModel, store: Responses) -> None:
+        self._engine = engine
+        self._model = model
+        self._store = store
+
+    async def open(self, request: web.Request) -> web.StreamResponse:
+        """The route's handler. Raises SocketLimit, HttpRefusal."""
+        sockets, model = request.app[OPEN_SOCKETS], self._model
+        with (
+            sockets.held(http_caller(request)),
+            model.hold(request) as inbox,
+            model.hold(request) as kept,
+        ):
+            socket = TextSocket(request, sockets, inbox)
+            await socket.open()
+            turns = SocketTurns(self._store, kept)
+            served = ResponseSocket(self._engine, model, turns, request, socket, sockets.ending)
+            try:
+                await served.serve()
+            except ConnectionError:
+                log.debug("%s: the client has gone", http_request_id(request))
+            finally:
+                socket.cut()
+            return socket.response
+
+
+class ResponseSocket:
+    """One client's, once it is open."""
+
+    def __init__(
+        self,
+        engine: Answering,
+        model: ServedModel,
+        turns: SocketTurns,
+        request: web.Request,
+        socket: TextSocket,
+        ending: asyncio.Event,
+    ) -> None:
+        """request: that opened it. ending: set when the server ends. Build it inside a running
+        event loop."""
+        self._engine = engine
+        self._model = model
+        self._turns = turns
+        self._request = request
+        self._socket = socket
+        self._ending = ending
+        self._caller = http_caller(request)
+        self._opened_as = http_request_id(request)[: MAX_REQUEST_ID - _NUMBER_LETTERS]
+        self._count = 0
+        self._previous: str | None = None
+        """Which response the one in progress goes on from."""
+        self._reply: SocketReply | None = None
+        self._is_refused = False
+        self._reading = self._next_text()
+
+    async def serve(self) -> None:
+        """Return when the socket is to be cut. Raises ConnectionError."""
+        loop = asyncio.get_running_loop()
+        closes_at = loop.time() + _LONGEST_SECONDS
+        ending = loop.create_task(self._ending.wait())
+        try:
+            while True:
+                left = max(0.0, closes_at - loop.time())
+                await asyncio.wait(
+                    (self._reading, self._socket.refused, ending),
+                    timeout=min(left, _IDLE_SECONDS),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if self._socket.refused.done():
+                    error = self._socket.refused.result()
+                    await self._send_error(error)
+                    return await self._socket.close(_code_of(error), "send less")
+                if loop.time() >= closes_at:
+                    await self._send_error(_TOO_OLD)
+                    return await self._socket.close(WSCloseCode.OK, str(_TOO_OLD))
+                if not self._reading.done():
+                    code = WSCloseCode.GOING_AWAY if ending.done() else WSCloseCode.OK
+                    reason = "this node is draining" if ending.done() else "no message came"
+                    return await self._socket.close(code, reason)
+                body = self._reading.result()
+                if body is None:
+                    return None
+                self._reading = self._next_text()
+                await self._answer_beside_reading(body)
+        finally:
+            await _ended(self._reading, ending)
+
+    def _next_text(self) -> "asyncio.Task[bytearray | None]":
+        return asyncio.get_running_loop().create_task(self._socket.text())
+
+    async def _answer_beside_reading(self, body: bytearray) -> None:
+        """Return once the message is answered, or the client has left. What else comes meanwhile is
+        refused, but for a message that comes while the last event leaves."""
+        self._reply, self._is_refused = None, False
+        turn = asyncio.get_running_loop().create_task(self._answer(body))
+        refused = self._socket.refused
+        try:
+            while not turn.done() and not refused.done():
+                waits: list[asyncio.Future[Any]] = [turn, refused]
+                if self._reading.done():
+                    if self._reading.result() is None:
+                        return
+                    if not self._is_ending:
+                        self._reading = self._next_text()
+                        await self._send_error(_IN_PROGRESS)
+                        continue
+                else:
+                    waits.append(self._reading)
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if turn.done():
+                turn.result()
+        finally:
+            await _ended(turn)
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._is_refused or (self._reply is not None and self._reply.ends)
+
+    async def _answer(self, body: bytearray) -> None:
+        """Raises ConnectionError."""
+        self._count += 1
+        given = RequestId(f"{self._opened_as}.{self._count}")
+        self._previous = None
+        try:
+            async with self._engine.admitted(self._caller, given) as request_id:
+                rename_request(self._request, request_id)
+                with self._engine.calls.one(), self._model.hold(self._request) as hold:
+                    hold.resize(len(body))
+                    await self._send_response(body, hold)
+        except ConnectionError:
+            raise
+        except Exception as error:
+            if not isinstance(error, ServerError | HttpRefusal):
+                log.exception("%s failed", given)
+            count_failure(self._request, error)
+            self._turns.drop(self._previous)
+            self._is_refused = True
+            await self._send_error(error)
+
+    async def _send_response(self, body: bytearray, hold: Hold) -> None:
+        request, model = self._request, self._model
+        asked = await model.take_apart(request, hold, body, self._read)
+        self._reply = reply = SocketReply(self._socket, asked.writer)
+        if isinstance(asked, TooLongResponse | EmptyResponse):
+            hold.resize(0)
+            if isinstance(asked, EmptyResponse):
+                return await reply.send_at_once(partial(asked.writer.unanswered, None))
+            self._turns.drop(self._previous)
+            return await reply.send_at_once(partial(asked.writer.failure, asked.error))
+        hold.resize(asked.kept_bytes)
+        engine, submits = self._engine, [asked.submit]
+        (choice,) = await asked_choices(
+            *(engine, model, request, hold, submits), asked.options, [asked.writer]
+        )
+        context = http_request_context(request)
+        async with engine.generate_all(submits, context, [None], [None]) as answers:
+            await reply.send(choice, answers)
+        if reply.failed is not None:
+            count_failure(request, reply.failed)
+            self._turns.drop(self._previous)
+        return None
+
+    def _read(self, fields: RequestFields) -> Asked:
+        """On a thread of the codec's."""
+        self._previous = previous_id(fields)
+        return read_create(self._model, self._turns, self._request, fields)
+
+    async def _send_error(self, error: Exception) -> None:
+        """Raises ConnectionError."""
+        await self._socket.send([error_message(error)])
+
+
+def _code_of(error: Exception) -> WSCloseCode:
+    return (
+        WSCloseCode.MESSAGE_TOO_BIG if error_status(error) == 413 else WSCloseCode.TRY_AGAIN_LATER
+    )
+
+
+async def _ended(*tasks: "asyncio.Task[Any]") -> None:
+    """Cancel the tasks, and return once they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # retrieved, or asyncio logs it

@@ -1,1 +1,0 @@
-"""The Responses API over a WebSocket: one response after the other on a connection."""

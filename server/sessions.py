@@ -1,0 +1,442 @@
+"""Sessions: the server's copy of a conversation as tokens, and what a call does with it.
+
+TokenLog: A conversation's tokens. It grows at the end and is read without a copy.
+
+SessionStore owns the token logs and their cursors in the engine. Has no part in proto, text or
+templates. One event loop's thread. Invariants: a log only grows, except that a turn which did not
+finish is taken back; one turn at a time per session; every cursor opened is closed once; a cursor
+stands for tokens of its log alone, so it ends with a turn that is taken back; a session is unknown
+to every caller but the one who opened it.
+
+Sessions: Read a log's end, append to it, have a turn answered. It is the same whether the logs are
+in this process (HeldSessions) or in the node's registry (server/workers). One event loop's thread.
+"""
+
+import itertools
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType, Protocol
+
+import numpy as np
+
+from tasuki.engine.messages import Tokens
+from tasuki.server.auth.callers import Caller
+from tasuki.server.auth.tenants import TENANT_KEY
+from tasuki.server.text.chat_renderer import ChatRenderer
+from tasuki.server.text.text_codec import TextCodec
+
+from .engine_client import EngineClient
+from .errors import InvalidField, InvalidRequest, SessionBusy, SessionLimit, UnknownSession
+from .request_checks import check_length
+
+
+class TokenLog:
+    """Owns int32 tokens and the marks among them. One thread writes.
+
+    Invariants: tokens once read through `tokens()` never change under the reader, on any thread;
+    the buffer is at most twice as long as the log has been, or 256, however often it was truncated.
+    """
+
+    def __init__(self) -> None:
+        self._buffer: Tokens = np.empty(256, dtype=np.int32)
+        self._marks: list[int] = []
+        self._read = 0
+        self.length = 0
+
+    def append(self, tokens: Tokens, marks: tuple[int, ...] = ()) -> None:
+        """marks: token counts within `tokens`, ascending."""
+        end = self.length + len(tokens)
+        if end > len(self._buffer):
+            self._move(max(end, 2 * len(self._buffer)))
+        elif self.length < self._read:
+            self._move(len(self._buffer))
+        self._buffer[self.length : end] = tokens
+        self._marks += [self.length + mark for mark in marks]
+        self.length = end
+
+    def _move(self, size: int) -> None:
+        """Go on in a buffer of that size; readers keep theirs."""
+        buffer = np.empty(size, dtype=np.int32)
+        buffer[: self.length] = self._buffer[: self.length]
+        self._buffer = buffer
+        self._read = self.length
+
+    def truncate(self, length: int) -> None:
+        """Take back what came after `length` tokens."""
+        self.length = length
+        while self._marks and self._marks[-1] > length:
+            self._marks.pop()
+
+    def tokens(self) -> Tokens:
+        """Read-only int32 [length], sharing memory."""
+        view = self._buffer[: self.length]
+        view.flags.writeable = False
+        self._read = max(self._read, self.length)
+        return view
+
+    def ends_with(self, token: int) -> bool:
+        return self.length > 0 and int(self._buffer[self.length - 1]) == token
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the memory held now has room for."""
+        return len(self._buffer)
+
+    @property
+    def marks(self) -> tuple[int, ...]:
+        return tuple(self._marks)
+
+    def copy(self) -> "TokenLog":
+        """An independent log with the same content."""
+        twin = TokenLog()
+        twin.append(self._buffer[: self.length])
+        twin._marks = [*self._marks]
+        return twin
+
+
+SessionId = NewType("SessionId", str)
+
+
+class Tail(Enum):
+    """What stands at the log's end, which decides how chat messages join it."""
+
+    EMPTY = "empty"
+    TOKENS = "tokens"
+    MESSAGES = "messages"
+    ANSWER = "answer"
+
+
+@dataclass
+class Session:
+    """owner: the name of the caller who opened it. busy: a turn is being answered, and nothing else
+    may touch the log until it ends. cursor: None after a turn that was taken back, until the next
+    one. label: its name for operators, as its id is a secret. tenant: of its prompts; the salt is
+    made of it."""
+
+    id: SessionId
+    owner: str
+    log: TokenLog
+    salt: bytes
+    cursor: int | None
+    tail: Tail
+    last_used: float
+    label: str
+    tenant: str | None
+    busy: bool = False
+
+
+class Turn:
+    """One turn. The session is busy inside `with`; at its end the log is cut back to its length
+    before the turn, unless `keep` was called."""
+
+    def __init__(self, session: Session, finish: Callable[[Session, bool], None]) -> None:
+        """finish(session, kept) is called at the end."""
+        self.session = session
+        self._length = session.log.length
+        self._tail = session.tail
+        self._finish = finish
+        self._kept = False
+
+    def __enter__(self) -> "Turn":
+        self.session.busy = True
+        return self
+
+    def keep(self, answer: Sequence[int]) -> None:
+        """The answer joins the log."""
+        self.session.log.append(np.array(answer, dtype=np.int32))
+        self.session.tail = Tail.ANSWER
+        self._kept = True
+
+    def __exit__(self, *_: object) -> None:
+        self.session.busy = False
+        if not self._kept:
+            self.session.log.truncate(self._length)
+            self.session.tail = self._tail
+        self._finish(self.session, self._kept)
+
+
+class SessionStore:
+    def __init__(
+        self,
+        engine: EngineClient,
+        clock: Callable[[], float],
+        max_sessions: int = 1024,
+        idle_seconds: float = 3600.0,
+        sessions_per_key: int = 0,
+    ) -> None:
+        """idle_seconds: a session unused that long may be closed to make room for a new one.
+        sessions_per_key: of each, where there are several keys; 0: no such cap."""
+        self._engine = engine
+        self._clock = clock
+        self._max_sessions = max_sessions
+        self._idle_seconds = idle_seconds
+        self._sessions: dict[SessionId, Session] = {}
+        self._per_key = sessions_per_key
+        self._opening: Counter[str] = Counter()
+        self._numbers = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    async def open(self, caller: Caller, salt: bytes, tenant: str | None = None) -> Session:
+        """Raises SessionLimit."""
+        with self._room_for(caller):
+            cursor = await self._engine.open_cursor(salt)
+        return self._add(caller, TokenLog(), salt, cursor, Tail.EMPTY, tenant)
+
+    async def fork(self, caller: Caller, session_id: str) -> Session:
+        """A new session with the same log as it stands now. Raises SessionLimit, and as idle()."""
+        origin = self.idle(caller, session_id)
+        log, tail = origin.log.copy(), origin.tail
+        with self._room_for(caller):
+            if origin.cursor is None:
+                cursor = await self._engine.open_cursor(origin.salt)
+            else:
+                cursor = await self._engine.fork_cursor(origin.cursor)
+        return self._add(caller, log, origin.salt, cursor, tail, origin.tenant)
+
+    def idle(self, caller: Caller, session_id: str) -> Session:
+        """The session, to change its log now. Raises UnknownSession, SessionBusy."""
+        session = self._find(caller, session_id)
+        if session.busy:
+            raise SessionBusy(
+                f"session_id {session_id!r} is answering: wait for Finished or cancel that call"
+            )
+        session.last_used = self._clock()
+        return session
+
+    def turn(self, caller: Caller, session_id: str) -> Turn:
+        """Enter it to hold the session while its log is answered. Raises as idle()."""
+        return Turn(self.idle(caller, session_id), self._turn_ended)
+
+    async def cursor(self, session: Session) -> int:
+        """The session's place in the engine's tree. REQUIRES: its turn is entered."""
+        if session.cursor is None:
+            session.cursor = await self._engine.open_cursor(session.salt)
+        return session.cursor
+
+    def close(self, caller: Caller, session_id: str) -> None:
+        """A turn in progress goes on to its end, and the cursor closes with it. Raises
+        UnknownSession."""
+        self._close(self._find(caller, session_id))
+
+    def _close(self, session: Session) -> None:
+        del self._sessions[session.id]
+        if not session.busy:
+            self._drop_cursor(session)
+
+    def _find(self, caller: Caller, session_id: str) -> Session:
+        session = self._sessions.get(SessionId(session_id))
+        if session is None or session.owner != caller.name:
+            raise UnknownSession(
+                f"session_id {session_id!r} is unknown (never opened, closed, or idle too long): "
+                "open one"
+            )
+        return session
+
+    def _add(
+        self,
+        caller: Caller,
+        log: TokenLog,
+        salt: bytes,
+        cursor: int,
+        tail: Tail,
+        tenant: str | None,
+    ) -> Session:
+        session_id = SessionId(secrets.token_hex(16))
+        label = f"session {next(self._numbers)}"
+        session = Session(
+            session_id, caller.name, log, salt, cursor, tail, self._clock(), label, tenant
+        )
+        self._sessions[session_id] = session
+        return session
+
+    def _turn_ended(self, session: Session, kept: bool) -> None:
+        session.last_used = self._clock()
+        if not kept or session.id not in self._sessions:
+            # The engine may have published what the log has just lost.
+            self._drop_cursor(session)
+
+    def _drop_cursor(self, session: Session) -> None:
+        if session.cursor is not None:
+            self._engine.close_cursor(session.cursor)
+            session.cursor = None
+
+    @contextmanager
+    def _room_for(self, caller: Caller) -> Iterator[None]:
+        """A place, taken while the engine opens the session's cursor. Raises SessionLimit."""
+        if caller.is_one_of_many and self._per_key:
+            self._make_room(
+                self._per_key,
+                caller.name,
+                f"{caller.name} has {self._per_key} sessions open, as many as one key may: close "
+                "some",
+            )
+        self._make_room(
+            self._max_sessions,
+            None,
+            f"{self._max_sessions} sessions are open: close some, or raise --max-sessions",
+        )
+        self._opening[caller.name] += 1
+        try:
+            yield
+        finally:
+            self._opening[caller.name] -= 1
+            if not self._opening[caller.name]:
+                del self._opening[caller.name]
+
+    def _make_room(self, most: int, owner: str | None, complaint: str) -> None:
+        """owner: whose sessions count; None: everybody's."""
+        if self._count(owner) < most:
+            return
+        deadline = self._clock() - self._idle_seconds
+        for session in [*self._sessions.values()]:
+            is_meant = owner in (None, session.owner)
+            if is_meant and not session.busy and session.last_used < deadline:
+                self._close(session)
+        if self._count(owner) >= most:
+            raise SessionLimit(complaint)
+
+    def _count(self, owner: str | None) -> int:
+        """Those being opened count."""
+        if owner is None:
+            return len(self._sessions) + self._opening.total()
+        mine = sum(session.owner == owner for session in self._sessions.values())
+        return mine + self._opening[owner]
+
+
+@dataclass(frozen=True)
+class SessionInput:
+    """tail: of the log afterwards. closing: tokens that end the answer before; the first of them is
+    left out where the log already ends with it. marks: token counts within `tokens`."""
+
+    tail: Tail
+    tokens: Tokens
+    marks: tuple[int, ...] = ()
+    closing: tuple[int, ...] = ()
+
+    def behind(self, log: TokenLog) -> tuple[Tokens, tuple[int, ...]]:
+        """The tokens to append to that log, and marks among them."""
+        closing = self.closing
+        if closing and log.ends_with(closing[0]):
+            closing = closing[1:]
+        tokens = np.concatenate([np.array(closing, dtype=np.int32), self.tokens])
+        return tokens, tuple(len(closing) + mark for mark in self.marks)
+
+
+@dataclass(frozen=True)
+class LogEnd:
+    """What decides how messages join a log. salt: of the session."""
+
+    tail: Tail
+    salt: bytes
+
+
+@dataclass(frozen=True)
+class Appended:
+    """Tokens: that were added, and of the whole log."""
+
+    tokens: int
+    total: int
+
+
+@dataclass(frozen=True)
+class TurnPrompt:
+    """What a turn asks of the engine, as in Submit. label: the session's name for operators."""
+
+    tokens: Tokens
+    salt: bytes
+    cursor: int
+    marks: tuple[int, ...]
+    label: str
+
+
+class OpenTurn(Protocol):
+    prompt: TurnPrompt
+
+    def keep(self, answer: Sequence[int]) -> None:
+        """The answer joins the log as the turn ends; without it the turn is taken back."""
+
+
+class Sessions(Protocol):
+    async def end(self, caller: Caller, session_id: str) -> LogEnd:
+        """Raises UnknownSession, SessionBusy."""
+
+    async def append(
+        self, caller: Caller, session_id: str, after: Tail, added: SessionInput
+    ) -> Appended:
+        """after: the tail under which `added` was read. Raises UnknownSession, SessionBusy,
+        PromptTooLong, InvalidRequest."""
+
+    def turn(
+        self, caller: Caller, tenant: str | None, session_id: str
+    ) -> AbstractAsyncContextManager[OpenTurn]:
+        """Inside, the session is held. tenant: of the call. Raises UnknownSession, SessionBusy,
+        InvalidRequest."""
+
+
+class HeldSessions:
+    """As Sessions, of a store in this process."""
+
+    def __init__(self, store: SessionStore, codec: TextCodec) -> None:
+        self._store = store
+        self._codec = codec
+
+    async def end(self, caller: Caller, session_id: str) -> LogEnd:
+        session = self._store.idle(caller, session_id)
+        return LogEnd(session.tail, session.salt)
+
+    async def append(
+        self, caller: Caller, session_id: str, after: Tail, added: SessionInput
+    ) -> Appended:
+        session = self._store.idle(caller, session_id)
+        # Other calls may have changed it since it was read.
+        if session.tail is not after:
+            raise SessionBusy(
+                "session_id has changed while this was read: append one thing after the other"
+            )
+        before = session.log.length
+        tokens, marks = added.behind(session.log)
+        check_length("session", before + len(tokens), self._codec)
+        if added.tail is Tail.ANSWER:
+            self._open_answer(session)
+        session.log.append(tokens, marks)
+        session.tail = added.tail
+        return Appended(session.log.length - before, session.log.length)
+
+    @asynccontextmanager
+    async def turn(
+        self, caller: Caller, tenant: str | None, session_id: str
+    ) -> AsyncIterator["_HeldTurn"]:
+        with self._store.turn(caller, session_id) as turn:
+            session = turn.session
+            if tenant != session.tenant:
+                raise InvalidField(
+                    TENANT_KEY, "must name the tenant that the session was opened for"
+                )
+            self._open_answer(session)
+            log = session.log
+            tokens, marks = log.tokens(), log.marks
+            cursor = await self._store.cursor(session)
+            yield _HeldTurn(turn, TurnPrompt(tokens, session.salt, cursor, marks, session.label))
+
+    def _open_answer(self, session: Session) -> None:
+        """After messages, append the opening of the assistant's turn. A turn that is taken back
+        takes the opening with it."""
+        if session.tail is Tail.EMPTY:
+            raise InvalidRequest("session has no tokens: append text, token_ids or messages first")
+        if session.tail is Tail.MESSAGES:
+            session.log.append(ChatRenderer(self._codec).answer_opening())
+
+
+class _HeldTurn:
+    def __init__(self, turn: Turn, prompt: TurnPrompt) -> None:
+        self._turn = turn
+        self.prompt = prompt
+
+    def keep(self, answer: Sequence[int]) -> None:
+        self._turn.keep(answer)

@@ -1,0 +1,255 @@
+"""Reads JSON of clients and models: within bounds, and a call's arguments even where broken.
+
+Bounds: Bounds on the number and depth of values in clients' JSON, so that parsing costs no more
+than its bytes suggest. Pure; any thread. Counts in slices, between which other threads can run.
+
+read_arguments(): Reads the arguments of a tool call as the object that their text stands for. Pure
+functions; any thread. Invariants: every text is read as an object, since a call that was cut off by
+the answer's length would else end its conversation for good. What was cut off is closed where it
+ends, so that it is rendered as far as it was written. The cost is linear in the text: it is scanned
+once, and parsed at most 5 times.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+MAX_DEPTH = 64
+MAX_VALUES = 1 << 20
+"""As many as a prompt of a million token ids needs."""
+
+_HOLDERS = frozenset({dict, list})
+_MANY = 16
+_SLICE = 1 << 18
+_BLOCK = 1 << 11
+"""Letters. Less than half of the digits that json takes in one number, so that a longer number
+fills a block."""
+
+Letters: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
+_SEPARATORS = (b",", b"[", b"{")
+_QUOTE, _BACKSLASH = b'"', b"\\"
+# By byte: how many levels deeper the text is behind it.
+_STEPS = np.zeros(256, dtype=np.int8)
+_STEPS[[*b"[{"]] = 1
+_STEPS[[*b"]}"]] = -1
+
+
+def holds_too_many_values(body: bytes | bytearray) -> bool:
+    """Return whether the JSON in `body` has over MAX_VALUES commas, objects and lists.
+
+    No value is built. Text that is no JSON is counted as if it were."""
+    if sum(body.count(mark, at, at + _SLICE) for at in _slices(body) for mark in _SEPARATORS) <= (
+        MAX_VALUES
+    ):
+        return False
+    # Too many, unless they are letters of strings.
+    values = 0
+    for outside in _outside_strings(body):
+        values += sum(int(np.count_nonzero(outside == ord(mark))) for mark in _SEPARATORS)
+        if values > MAX_VALUES:
+            return True
+    return False
+
+
+def is_json(text: str) -> bool:
+    """Return whether the text is one JSON value. None of its values is built: a megabyte takes
+    milliseconds."""
+    try:
+        msgspec.json.decode(text.encode(), type=msgspec.Raw)
+    except (UnicodeEncodeError, msgspec.DecodeError, RecursionError):
+        return False
+    return True
+
+
+def nested_too_deeply(value: Any) -> bool:
+    """Return whether objects and lists are in each other over MAX_DEPTH levels deep."""
+    level = [value] if type(value) in _HOLDERS else []
+    for _ in range(MAX_DEPTH):
+        deeper: list[Any] = []
+        for item in level:
+            children = item.values() if type(item) is dict else item
+            # A prompt's thousands of token ids are not looked at one by one.
+            if len(children) <= _MANY or not _HOLDERS.isdisjoint(map(type, children)):
+                deeper += [child for child in children if type(child) in _HOLDERS]
+        if not deeper:
+            return False
+        level = deeper
+    return True
+
+
+def _slices(body: bytes | bytearray) -> range:
+    return range(0, len(body), _SLICE)
+
+
+def _outside_strings(body: bytes | bytearray) -> Iterator[Letters]:
+    """Yield the bytes outside of strings, slice by slice."""
+    strings = _Strings()
+    for begin in _slices(body):
+        yield strings.outside(body[begin : begin + _SLICE])
+
+
+class _Strings:
+    """The strings of a JSON text that comes in pieces. One thread."""
+
+    def __init__(self) -> None:
+        self._in_string = np.uint8(0)
+        # A backslash whose letter is still to come.
+        self._escape = b""
+
+    def outside(self, piece: bytes | bytearray) -> Letters:
+        """Return the piece's bytes that are in no string."""
+        piece = self._escape + piece
+        self._escape = b""
+        if (len(piece) - len(piece.rstrip(_BACKSLASH))) % 2:
+            piece, self._escape = piece[:-1], _BACKSLASH
+        # Every quote that is left begins or ends a string.
+        piece = piece.replace(_BACKSLASH * 2, b"").replace(_BACKSLASH + _QUOTE, b"")
+        letters = np.frombuffer(piece, dtype=np.uint8)
+        inside = np.bitwise_xor.accumulate((letters == ord(_QUOTE)).view(np.uint8))
+        inside ^= self._in_string
+        if len(inside):
+            self._in_string = inside[-1]
+        outside: Letters = letters[inside == 0]
+        return outside
+
+
+class JsonDepth:
+    """The depth of a JSON text that comes in pieces, without its values. One thread.
+
+    Text is looked at in blocks, so that neither a token nor the end costs much."""
+
+    def __init__(self) -> None:
+        self._strings = _Strings()
+        self._waiting: list[str] = []
+        self._letters = 0
+        self._level = 0
+        self._deepest = 0
+        self._has_long_number = False
+
+    def add(self, text: str) -> None:
+        """Take the next piece."""
+        self._waiting.append(text)
+        self._letters += len(text)
+        if self._letters >= _BLOCK:
+            self._look()
+
+    def is_bounded(self) -> bool:
+        """Return whether the text so far nests at most MAX_DEPTH levels, and has no number of over
+        some thousand digits, which json refuses."""
+        self._look()
+        return self._deepest <= MAX_DEPTH and not self._has_long_number
+
+    def _look(self) -> None:
+        block = "".join(self._waiting)
+        self._waiting.clear()
+        self._letters = 0
+        for begin in range(0, len(block), _BLOCK):
+            piece = block[begin : begin + _BLOCK]
+            self._has_long_number |= len(piece) == _BLOCK and piece.isdecimal()
+            steps = _STEPS[self._strings.outside(piece.encode(errors="surrogatepass"))]
+            if len(steps):
+                levels = np.cumsum(steps, dtype=np.int32)
+                self._deepest = max(self._deepest, self._level + int(levels.max()))
+                self._level += int(levels[-1])
+
+
+_CLOSING = {"{": "}", "[": "]"}
+# Begins the escape of every half of a character.
+_HALF = "\\ud"
+# The next letter that has a meaning outside of strings: a quote is one whose string does not end.
+# Without a letter the match ends at the text's end, or where other threads may run.
+_SIGN = re.compile(
+    r'(?:[^"{}\[\],]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"){0,4096}+(["{}\[\],]?)', re.DOTALL
+)
+UNREAD = "arguments"
+"""The one key of arguments that are no object's text, whose value they are."""
+
+
+def read_arguments(text: str) -> Mapping[str, Any]:
+    """Return the object that the text of a call's arguments stands for; without text an empty one.
+
+    Text that is no object's, or nests deeper than MAX_DEPTH, is the value of UNREAD."""
+    if not text.strip():
+        return {}
+    for candidate in _readings(text):
+        try:
+            value = json.loads(candidate)
+        except (ValueError, RecursionError):
+            continue
+        if value is None:
+            return {}
+        if isinstance(value, dict) and not nested_too_deeply(value):
+            return _whole_characters(value) if _HALF in text.lower() else value
+        break
+    return {UNREAD: text}
+
+
+def read_whole_arguments(text: str) -> dict[str, Any]:
+    """Return the object of a text that was not cut off; an empty one for all other text, and for an
+    object that nests deeper than MAX_DEPTH."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(value, dict) or nested_too_deeply(value):
+        return {}
+    return _whole_characters(value) if _HALF in text.lower() else value
+
+
+def _readings(text: str) -> Iterator[str]:
+    """Yield the text itself, then the texts that it may be if the answer's end cut it off."""
+    yield text
+    yield from _closed(text)
+
+
+def _whole_characters(value: dict[str, Any]) -> dict[str, Any]:
+    """Put U+FFFD for each half of a character, which no tokenizer could encode."""
+    text = json.dumps(value, ensure_ascii=False).encode("utf-16-le", "surrogatepass")
+    whole: dict[str, Any] = json.loads(text.decode("utf-16-le", "replace"))
+    return whole
+
+
+def _closed(text: str) -> Iterator[str]:
+    """Yield the text closed where it ends, then closed where its last whole value ends.
+
+    Yields none where the brackets do not match, or nest deeper than MAX_DEPTH."""
+    closing: list[str] = []
+    # The last place at which the text could be closed.
+    whole = 0
+    in_string = False
+    for sign in _SIGN.finditer(text):
+        letter = sign[1]
+        if letter == '"':
+            in_string = True
+            break
+        if letter == ",":
+            whole = sign.start(1)
+        elif letter:
+            whole = sign.end()
+            if letter in _CLOSING:
+                closing.append(_CLOSING[letter])
+                if len(closing) > MAX_DEPTH:
+                    return
+            elif not closing or closing.pop() != letter:
+                return
+    # Behind the last place no bracket came: both are closed by the same letters.
+    end = "".join(reversed(closing))
+    if in_string:
+        yield from (f'{cut}"{end}' for cut in _without_escape(text))
+    else:
+        yield text + end
+    yield text[:whole] + end
+
+
+def _without_escape(text: str) -> Iterator[str]:
+    """Yield the text, then the text without an escape that its end may have torn: at most 5
+    letters, a backslash first."""
+    yield text
+    torn = text.rfind("\\", max(len(text) - 5, 0))
+    if torn >= 0:
+        yield text[:torn]
+        yield text[: torn - 1]

@@ -1,0 +1,196 @@
+"""What is remembered of rendered conversations: tokens of pieces, and texts of beginnings.
+
+EncodedPieces: Encodes the pieces of rendered conversations that stand between special tokens, and
+remembers their tokens. Owns what is remembered. Thread rule: any thread. Invariants: tokens are
+remembered by the very text that they are of and by the caller's salt, so that an answer is what
+encoding would give, whatever template, tools or messages the piece came from; a conversation that
+grows, forks or changes in its middle is encoded as far as it is new; and nobody learns by time what
+another salt's callers sent.
+
+ConversationParts: The texts of beginnings of conversations, each rendered alone, remembered as far
+as comparing them with another text needs. Invariants: a part is found by all that its text depends
+on, and by its salt, so that nobody profits from another's conversations; nothing of a text but its
+length and a digest is held.
+"""
+
+import hashlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasuki.engine.messages import Tokens
+from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError
+from tasuki.server.text.tokenizer import Tokenizer, TooManyTokens
+from tasuki.utils.bounded_cache import BoundedCache
+
+from .compiled_template import MessagePlaces
+
+# Encoded at once: a few milliseconds.
+_BATCH_CHARACTERS = 1 << 16
+
+
+class EncodedPieces:
+    """encoded, remembered: tokens given out so far, by whether they were encoded for it."""
+
+    def __init__(self, tokenizer: Tokenizer, capacity: int) -> None:
+        """capacity: bytes of texts and tokens to remember."""
+        self._tokenizer = tokenizer
+        self._cache: BoundedCache[tuple[bytes, str], Tokens] = BoundedCache(capacity)
+        # One text of a client does not drive out all others'.
+        self._largest = capacity // 16
+        self._lock = threading.Lock()
+        self.encoded = self.remembered = 0
+
+    @property
+    def used(self) -> int:
+        """Bytes."""
+        return self._cache.used
+
+    def tokens(self, salt: bytes, pieces: Sequence[str], most: int | None) -> dict[str, Tokens]:
+        """The tokens of each piece, int32 [T], not to be written. most: tokens of all pieces that
+        are worth making; more raise TooManyTokens."""
+        found: dict[str, Tokens] = {}
+        missing = []
+        for piece in dict.fromkeys(pieces):
+            known = self._cache.get((salt, piece))
+            if known is None:
+                missing.append(piece)
+            else:
+                found[piece] = known
+        count = sum(map(len, found.values()))
+        for batch in _batches(missing):
+            made = self._tokenizer.encode_all(batch, most, count)
+            for piece, tokens in zip(batch, made, strict=True):
+                tokens.setflags(write=False)
+                found[piece] = tokens
+                count += len(tokens)
+        _check(sum(len(found[piece]) for piece in pieces), most)
+        self._remember(salt, missing, found)
+        return found
+
+    def _remember(self, salt: bytes, missing: Sequence[str], found: Mapping[str, Tokens]) -> None:
+        for piece in missing:
+            tokens = found[piece]
+            size = sys.getsizeof(piece) + tokens.nbytes
+            if size <= self._largest:
+                self._cache.put((salt, piece), tokens, size)
+        encoded = sum(len(found[piece]) for piece in missing)
+        with self._lock:
+            self.encoded += encoded
+            self.remembered += sum(map(len, found.values())) - encoded
+
+
+def _batches(pieces: Sequence[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    characters = 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece)
+        if characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _check(tokens: int, most: int | None) -> None:
+    if most is not None and tokens > most:
+        raise TooManyTokens(tokens)
+
+
+PARTS_BYTES = 4 << 20
+"""For some ten thousand parts; a turn of a long conversation adds two or three."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Values; any thread."""
+
+    length: int
+    digest: bytes
+
+    def begins(self, text: str) -> bool:
+        return len(text) >= self.length and self.digest == _digest(text[: self.length])
+
+
+# Ends the name of a part that was rendered to be answered.
+_ASKED = b"asked"
+# Of a part that the template refuses: no text has its digest.
+_REFUSED = Part(0, b"")
+
+
+class ConversationParts:
+    """The parts of one conversation. One thread."""
+
+    def __init__(
+        self,
+        remembered: "BoundedCache[bytes, Part]",
+        salt: bytes,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+    ) -> None:
+        """remembered: of all conversations. REQUIRES: it is one template's. variables: of the
+        request, which a template may ask for anywhere."""
+        self._remembered = remembered
+        self._messages = messages
+        self._rolling = hashlib.blake2b(
+            repr((salt, tools, variables)).encode(errors="surrogatepass"), digest_size=16
+        )
+        # By a count of messages.
+        self._names = [self._rolling.digest()]
+
+    def begins(self, count: int, text: str, render: Callable[[], str]) -> int | None:
+        """The length of the first `count` messages rendered alone, where `text` begins with that;
+        None where it does not, or the template refuses them. render: renders them, if they are not
+        remembered; may raise ChatTemplateError."""
+        part = self._remembered.get(self._name(count))
+        if part is None:
+            try:
+                part = self.remember(count, render())
+            except ChatTemplateError:
+                part = self._put(count, _REFUSED)
+        return part.length if part.begins(text) else None
+
+    def remember(self, count: int, text: str) -> Part:
+        """text: of the first `count` messages alone."""
+        return self._put(count, Part(len(text), _digest(text)))
+
+    def remember_asked(self, text: str) -> None:
+        """text: of all messages, with an answer's opening behind them."""
+        name = self._name(len(self._messages)) + _ASKED
+        part = Part(len(text), _digest(text))
+        self._remembered.put(name, part, len(name) + len(part.digest))
+
+    def was_changed(
+        self, answered: int, answer: Mapping[str, Any], text: str, places: MessagePlaces
+    ) -> bool:
+        """Whether `text` has the conversation otherwise than when its first `answered` messages
+        were to be answered, as far as that is remembered and shows: they begin it otherwise, or it
+        leaves out what was thought in the answer. answer: the message behind them, as the template
+        was given it. places: of `text`."""
+        asked = self._remembered.get(self._name(answered) + _ASKED)
+        end = places.ends.get(answered + 1)
+        if asked is None or end is None:
+            return False
+        thought = answer.get("reasoning_content", "").strip()
+        begin = places.ends.get(answered, 0)
+        return not asked.begins(text) or thought not in text[begin:end]
+
+    def _put(self, count: int, part: Part) -> Part:
+        name = self._name(count)
+        self._remembered.put(name, part, len(name) + len(part.digest))
+        return part
+
+    def _name(self, count: int) -> bytes:
+        for message in self._messages[len(self._names) - 1 : count]:
+            value = (message.role, message.content, message.tool_calls, message.reasoning)
+            self._rolling.update(repr(value).encode())
+            self._names.append(self._rolling.digest())
+        return self._names[count]
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()

@@ -1,0 +1,352 @@
+"""Renders messages as tokens by the checkpoint's own jinja template.
+
+Owns the compiled template, and what is remembered of conversations: the tokens of their pieces, and
+how their beginnings compare. Any thread. Invariants: special tokens come from the template only,
+never from a message; a conversation is rendered whole, whatever is remembered, so that a template
+may look ahead as it likes and no prompt is stale; what is remembered changes no result; marks cost
+a bounded number of messages more; the result of `continuation` depends on the new messages alone,
+so a log of tokens only ever grows and its prefix stays cached.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasuki.engine.messages import Tokens
+from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError
+from tasuki.server.text.parsing.call_reader import FUNCTION_TAG
+from tasuki.server.text.text_answer import END_OF_THINK, Thinking, thinking_behind
+from tasuki.server.text.tokenizer import Tokenizer
+from tasuki.utils.bounded_cache import BoundedCache
+
+from .chat_cache import PARTS_BYTES, ConversationParts, EncodedPieces, Part
+from .compiled_template import (
+    MARK_BEGIN,
+    MARK_END,
+    CompiledTemplate,
+    SpecialTokenGuard,
+    any_of,
+    matches,
+)
+from .resume_points import TurnEnds, message_ends
+
+DEFAULT_CACHE_BYTES = 64 << 20
+SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+GENERAL_CLASS = "PreTrainedTokenizerFast"
+"""Transformers' class for any tokenizer.json."""
+"""As tokenizer_config.json and templates name them."""
+
+# Stands for an answer whose text does not matter.
+_PROBE = f"{MARK_BEGIN}answer{MARK_END}"
+_NO_VARIABLES: Mapping[str, Any] = {}
+_NO_TOKENS: Tokens = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """tokens: int32 [T]. marks: token counts at which a message ends and a special token or the end
+    follows, ascending. thinking: of an answer to the prompt. changed: the tokens [begin, end) of
+    the conversation that the turn before had otherwise, as the template then rendered it; None
+    where it had the same, or nothing is remembered of it. message_end: tokens before the answer's
+    opening, where the next turn may go on from there and not from this one's exact end."""
+
+    tokens: Tokens
+    marks: tuple[int, ...] = ()
+    thinking: Thinking = Thinking.NEVER
+    changed: tuple[int, int] | None = None
+    message_end: int | None = None
+
+
+class ChatTemplate:
+    def __init__(
+        self,
+        source: str,
+        tokenizer: Tokenizer,
+        variables: Mapping[str, str],
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        tokenizer_class: str = GENERAL_CLASS,
+    ) -> None:
+        """source: jinja text; variables: bos_token and its like, as the template names them.
+        cache_bytes: to remember tokens of conversations in. tokenizer_class: as transformers names
+        what reads the checkpoint's tokenizer. Raises ChatTemplateError."""
+        self.source = source
+        self.tokenizer_class = tokenizer_class
+        self.variables = variables
+        self._template = CompiledTemplate(source, variables)
+        self._turn_ends = TurnEnds(self._template)
+        self._guard = SpecialTokenGuard(tokenizer)
+        self._added = any_of(tokenizer.added_tokens)
+        self._special_ids = {
+            name: np.array([token], dtype=np.int32)
+            for name, token in tokenizer.added_tokens.items()
+        }
+        self._longest = max(map(len, tokenizer.added_tokens), default=1)
+        self.pieces = EncodedPieces(tokenizer, cache_bytes)
+        self._parts: BoundedCache[bytes, Part] = BoundedCache(PARTS_BYTES)
+        with suppress(ChatTemplateError):
+            # Sessions ask for it on an event loop, which is no place to render.
+            self.answer_opening()
+
+    @property
+    def calls_in_tags(self) -> bool:
+        """Whether it teaches the model to write arguments between tags, not as JSON."""
+        return FUNCTION_TAG in self.source
+
+    @staticmethod
+    def load(
+        model_dir: Path, tokenizer: Tokenizer, cache_bytes: int = DEFAULT_CACHE_BYTES
+    ) -> "ChatTemplate | None":
+        """From chat_template.jinja, else tokenizer_config.json; None where neither has a
+        template."""
+        config: dict[str, Any] = {}
+        config_path = model_dir / "tokenizer_config.json"
+        if config_path.exists():
+            try:
+                config = json.loads(_read(config_path))
+            except ValueError as error:
+                raise ChatTemplateError(
+                    f"{config_path} is not JSON ({error}): copy the file again"
+                ) from error
+            if not isinstance(config, dict):
+                raise ChatTemplateError(f"{config_path} is not a JSON object: copy the file again")
+        template_path = model_dir / "chat_template.jinja"
+        source = config.get("chat_template")
+        if template_path.exists():
+            source = _read(template_path)
+        if not isinstance(source, str):
+            return None
+        named = config.get("tokenizer_class")
+        tokenizer_class = named if isinstance(named, str) else GENERAL_CLASS
+        names = _special_names(config)
+        return ChatTemplate(source, tokenizer, names, cache_bytes, tokenizer_class)
+
+    def prompt(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        open_answer: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = _NO_VARIABLES,
+        salt: bytes = b"",
+        most: int | None = None,
+        breakpoints: Sequence[int] = (),
+    ) -> RenderedPrompt:
+        """A whole conversation. open_answer: end with the opening of the assistant's turn.
+
+        tools: definitions as OpenAI's clients send them, for the template's `tools` variable.
+        variables: more of them by name, as `enable_thinking`; those that every rendering sets
+        cannot be set so. salt: of the callers that may profit from each other's conversations.
+        most: tokens that are worth counting; more raise TooManyTokens. breakpoints: counts of
+        messages whose ends are the marks, in place of those chosen here; what the template shows no
+        end of is left out.
+        """
+        shown, definitions = self._guard.messages(messages), self._guard.tools(tools)
+        asked = self._guard.variables(variables)
+        text, places = self._template.text_and_places(shown, open_answer, definitions, asked)
+        parts = ConversationParts(self._parts, salt, messages, tools, variables)
+        if places.closed is not None:
+            parts.remember(len(messages), text[: places.closed])
+
+        def part(count: int) -> int | None:
+            return parts.begins(
+                count, text, lambda: self._template.text(shown[:count], False, definitions, asked)
+            )
+
+        ends = {places.ends[count] for count in breakpoints if count in places.ends}
+        ends = ends or message_ends(shown, places, part)
+        rendered = self._encode(salt, text, ends, most)
+        if not open_answer:
+            return rendered
+        changed = None
+        answered = last_answer(messages)
+        if parts.was_changed(answered, shown[answered], text, places):
+            with suppress(ChatTemplateError):
+                before = self._template.text(shown[: answered + 1], False, definitions, asked)
+                until = text[: places.ends[answered + 1]]
+                changed = self._difference(salt, before, rendered.tokens, until)
+        parts.remember_asked(text)
+        thinking = thinking_behind(text, self.source)
+        closed = part(len(messages)) if places.closed is None else places.closed
+        message_end = None
+        if closed is not None and self._turn_ends.may_be_lost(messages, thinking, asked):
+            message_end = self._without(salt, rendered.tokens, text[closed:])
+        return replace(rendered, thinking=thinking, changed=changed, message_end=message_end)
+
+    def _without(self, salt: bytes, tokens: Tokens, end: str) -> int | None:
+        """How many tokens stand before those of `end`; None where its tokens are not the last."""
+        ending = self._encode(salt, end, set()).tokens
+        left = len(tokens) - len(ending)
+        return left if left > 0 and np.array_equal(tokens[left:], ending) else None
+
+    def _difference(
+        self, salt: bytes, before: str, tokens: Tokens, until: str
+    ) -> tuple[int, int] | None:
+        """From the first token that differs from those of `before` to the end of `until`, with
+        which the tokens' text begins."""
+        earlier = self._encode(salt, before, set()).tokens
+        both = min(len(earlier), len(tokens))
+        differing = np.flatnonzero(earlier[:both] != tokens[:both])
+        begin = int(differing[0]) if len(differing) else both
+        end = len(self._encode(salt, until, set()).tokens)
+        return (begin, end) if begin < end else None
+
+    def takes(self, variables: Mapping[str, Any]) -> bool:
+        """Whether a question can be rendered with them. variables: as for prompt()."""
+        asked = self._guard.variables(variables)
+        try:
+            self._template.text([{"role": "user", "content": "?"}], True, variables=asked)
+        except ChatTemplateError:
+            return False
+        return True
+
+    def continuation(
+        self, messages: Sequence[ChatMessage], *, salt: bytes = b"", most: int | None = None
+    ) -> RenderedPrompt:
+        """The tokens that `messages` add after any closed turn. salt, most: as for prompt()."""
+        text = self._after_answer(self._guard.messages(messages), False)
+        closing = self._closing
+        if not text.startswith(closing):
+            raise ChatTemplateError(
+                "messages: the chat template rewrites earlier turns: send the whole conversation"
+            )
+        return self._encode(salt, text[len(closing) :], {len(text) - len(closing)}, most)
+
+    def without_closing(self, rendered: RenderedPrompt) -> RenderedPrompt:
+        """A conversation that ends with an assistant's message, rendered whole, for an answer that
+        goes on in that message's content. Raises ChatTemplateError."""
+        closing = self.answer_closing()
+        left = len(rendered.tokens) - len(closing)
+        if left < 0 or not np.array_equal(rendered.tokens[left:], closing):
+            raise ChatTemplateError(
+                "messages: the chat template ends the last message as no other: it cannot go on"
+            )
+        marks = tuple(mark for mark in rendered.marks if mark <= left)
+        return RenderedPrompt(rendered.tokens[:left], marks, Thinking.NEVER)
+
+    def next_turn(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        variables: Mapping[str, Any] = _NO_VARIABLES,
+        salt: bytes = b"",
+        most: int | None = None,
+    ) -> RenderedPrompt:
+        """As continuation(), and the opening of an answer behind it. variables: as for prompt()."""
+        shown, asked = self._guard.messages(messages), self._guard.variables(variables)
+        closed, opened = (self._after_answer(shown, flag, asked) for flag in (False, True))
+        closing = self._closing
+        if not closed.startswith(closing) or not opened.startswith(closed):
+            raise ChatTemplateError(
+                "messages: the chat template rewrites earlier turns: send the whole conversation"
+            )
+        ends = {len(closed) - len(closing)}
+        rendered = self._encode(salt, opened[len(closing) :], ends, most)
+        return replace(rendered, thinking=thinking_behind(opened, self.source))
+
+    def answer_opening(self) -> Tokens:
+        """int32 [T]: what opens the assistant's turn after a closed one."""
+        return self._opening
+
+    def answer_closing(self) -> Tokens:
+        """int32 [T]: what stands after an answer's text, the end token that a model samples among
+        it."""
+        return self._encode(b"", self._closing, set()).tokens
+
+    @cached_property
+    def thought_end(self) -> str:
+        """What stands between a thought's text and its closing tag; a line's end where the template
+        shows no thought."""
+        answer = {"role": "assistant", "content": "?", "reasoning_content": _PROBE}
+        try:
+            text = self._template.text([{"role": "user", "content": "?"}, answer], False)
+        except ChatTemplateError:
+            return "\n"
+        _, found, behind = text.rpartition(_PROBE)
+        end, closed, _ = behind.partition(END_OF_THINK)
+        return end if found and closed and not end.strip() else "\n"
+
+    @cached_property
+    def _opening(self) -> Tokens:
+        question = [{"role": "user", "content": "?"}]
+        closed, opened = (self._after_answer(question, flag) for flag in (False, True))
+        if not opened.startswith(closed):
+            raise ChatTemplateError("the chat template has no opening for an answer: append tokens")
+        return self._encode(b"", opened[len(closed) :], set()).tokens
+
+    @cached_property
+    def _closing(self) -> str:
+        return self._after_answer([], False)
+
+    def _after_answer(
+        self,
+        messages: list[dict[str, Any]],
+        open_answer: bool,
+        variables: Mapping[str, Any] = _NO_VARIABLES,
+    ) -> str:
+        """The text that the template writes after an answer's when `messages` follow it."""
+        answer = {"role": "assistant", "content": _PROBE}
+        question = {"role": "user", "content": "?"}
+        text = self._template.text([question, answer, *messages], open_answer, variables=variables)
+        _, found, after = text.rpartition(_PROBE)
+        if not found:
+            raise ChatTemplateError("the chat template drops an answer's text: append tokens")
+        return after
+
+    def _encode(
+        self, salt: bytes, text: str, ends: set[int], most: int | None = None
+    ) -> RenderedPrompt:
+        """Special tokens split a text: what stands between two of them is encoded alone, so that
+        equal pieces have equal tokens wherever they stand."""
+        specials = list(matches(self._added, text, self._longest))
+        begins = [0, *(special.end() for special in specials)]
+        stops = [*(special.start() for special in specials), len(text)]
+        pieces = [
+            self._guard.restore(text[begin:stop]) for begin, stop in zip(begins, stops, strict=True)
+        ]
+        left = None if most is None else most - len(specials)
+        encoded = self.pieces.tokens(salt, [piece for piece in pieces if piece], left)
+        parts: list[Tokens] = []
+        marks = []
+        count = 0
+        for piece, stop, special in zip_longest(pieces, stops, specials):
+            if piece:
+                parts.append(encoded[piece])
+                count += len(encoded[piece])
+            if stop in ends:
+                marks.append(count)
+            if special is not None:
+                parts.append(self._special_ids[special.group()])
+                count += 1
+        tokens = np.concatenate(parts) if parts else _NO_TOKENS
+        return RenderedPrompt(tokens, tuple(sorted(set(marks) - {0})))
+
+
+def last_answer(messages: Sequence[ChatMessage]) -> int:
+    """How many messages stand before the last of an assistant; 0 where there is none."""
+    roles = [message.role for message in messages]
+    return len(roles) - 1 - roles[::-1].index("assistant") if "assistant" in roles else 0
+
+
+def _special_names(config: dict[str, Any]) -> dict[str, str]:
+    names = {}
+    for name in SPECIAL_NAMES:
+        value = config.get(name)
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str):
+            names[name] = content
+    return names
+
+
+def _read(path: Path) -> str:
+    """Raises ChatTemplateError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ChatTemplateError(f"{path} cannot be read ({error}): copy the file again") from error

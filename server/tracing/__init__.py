@@ -1,1 +1,0 @@
-"""OpenTelemetry spans of requests and hand-overs."""

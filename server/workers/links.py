@@ -1,0 +1,198 @@
+"""Links between the processes of one node with front workers.
+
+NodeSockets: The Unix sockets by which the processes of one node reach each other: a folder of this
+user's.
+
+Frames: Frames between a front worker and the node's registry, as between a front and its engine
+(engine/apart/frames.py). Pure; one thread at a time for each reader.
+
+RegistryLink: A worker's end of the socket to the node's registry. Thread rule: the worker's event
+loop. Invariants: an ask ends with its reply, typed, or with the socket; an ask that its caller
+gives up leaves at once, and its reply is dropped; messages arrive in the order in which they were
+sent, so an ask's number is higher than those before it; the end of the socket is the end of the
+process, since the registry is the node.
+
+EngineSocket: A front worker's own socket to the engine's process. Thread rule: the worker's event
+loop.
+"""
+
+import asyncio
+import itertools
+import logging
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tasuki.engine.apart.frames import FrameProtocol, FrameReader, frame_of, framed, values_of
+from tasuki.engine.apart.front_links import NUMBER_BYTES
+from tasuki.engine.messages.types import reader_of
+from tasuki.server.config import ServerConfig
+from tasuki.server.errors import ServerError
+
+from . import messages as w
+from .messages import KINDS, error_of
+
+
+@dataclass(frozen=True)
+class NodeSockets:
+    """folder: this user's alone, as long as the node lives."""
+
+    folder: str
+
+    @property
+    def engine(self) -> str:
+        """Where front workers connect to the engine."""
+        return str(Path(self.folder) / "engine")
+
+    @property
+    def grpc(self) -> str:
+        """The registry's services."""
+        return str(Path(self.folder) / "grpc")
+
+    @property
+    def http(self) -> str:
+        """The registry's routes."""
+        return str(Path(self.folder) / "http")
+
+
+@contextmanager
+def node_sockets(config: ServerConfig) -> Iterator[NodeSockets | None]:
+    """For as long as the node lives; None where one process is its front."""
+    if config.front_workers == 1:
+        yield None
+        return
+    with TemporaryDirectory(prefix="tasuki-") as folder:
+        yield NodeSockets(folder)
+
+
+_NUMBER_OF = {kind: number for number, kind in enumerate(KINDS)}
+_READ = tuple(map(reader_of, KINDS))
+
+
+def worker_frame(messages: Sequence[Any]) -> bytearray:
+    """Raises KeyError of what is no message, and msgspec's errors of what is no plain value."""
+    return framed([(_NUMBER_OF[type(message)], message) for message in messages])
+
+
+def worker_frames() -> FrameReader:
+    return FrameReader(lambda body: [value for _, value in values_of(body, _READ)])
+
+
+log = logging.getLogger(__name__)
+
+_GONE = "this front has lost its node's registry; ask again"
+
+
+class RegistryLink(FrameProtocol):
+    def __init__(self, take: Callable[[Any], None], on_end: Callable[[], None]) -> None:
+        """take: what comes unasked. on_end: the registry is gone."""
+        super().__init__("the registry", worker_frames(), self._take_all, self._ended)
+        self._take_unasked = take
+        self._on_gone = on_end
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, tuple[asyncio.Future[Any], Callable[[Any], None] | None]] = {}
+        self._closed = asyncio.Event()
+        self._closes = False
+
+    @classmethod
+    async def over(
+        cls, connection: socket.socket, take: Callable[[Any], None], on_end: Callable[[], None]
+    ) -> "RegistryLink":
+        loop = asyncio.get_running_loop()
+        _, link = await loop.create_unix_connection(lambda: cls(take, on_end), sock=connection)
+        return link
+
+    def number(self) -> int:
+        """Return the number of an ask, which must be sent before the next number is taken."""
+        return next(self._numbers)
+
+    @property
+    def waiting(self) -> int:
+        """Return how many asks wait for their reply."""
+        return len(self._waiting)
+
+    def notify(self, note: w.FromWorker) -> None:
+        """Send a message for whose reply, if it has one, no caller waits."""
+        self.write(worker_frame([note]))
+
+    def ask(
+        self, ask: w.Ask, at_once: Callable[[Any], None] | None = None
+    ) -> "asyncio.Future[Any]":
+        """Send the ask now, and return its reply to come; cancel that to give the ask up. at_once:
+        called with the reply before any message behind it is taken, unless the ask was given up.
+
+        Raises the errors of worker_frame(), and then nothing was asked. The future raises the
+        refusal's error, and the error of `at_once`."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._closed.is_set():
+            future.set_exception(ServerError(_GONE))
+            return future
+        self.write(worker_frame([ask]))
+        self._waiting[ask.call] = future, at_once
+        future.add_done_callback(lambda _: self._waiting.pop(ask.call, None))
+        return future
+
+    async def end(self) -> None:
+        """Send what still waits, and close; on_end is not called."""
+        self._closes = True
+        self.close()
+        await self._closed.wait()
+
+    def _take_all(self, messages: Sequence[Any]) -> None:
+        for message in messages:
+            self._taken(message)
+
+    def _taken(self, message: Any) -> None:
+        if not isinstance(message, w.Reply):
+            self._take_unasked(message)
+            return
+        future, at_once = self._waiting.get(message.call, (None, None))
+        if future is None or future.done():
+            return
+        if isinstance(message, w.Refused):
+            future.set_exception(error_of(message))
+            return
+        try:
+            if at_once is not None:
+                at_once(message)
+        except Exception as error:
+            log.exception("what a reply was for failed")
+            future.set_exception(ServerError(f"the engine could not be asked: {error!r}"))
+            return
+        future.set_result(message)
+
+    def _ended(self, why: Exception | None) -> None:
+        self._closed.set()
+        for future, _ in [*self._waiting.values()]:
+            if not future.done():
+                future.set_exception(ServerError(_GONE))
+        if not self._closes:
+            self._on_gone()
+
+
+class EngineSocket(FrameProtocol):
+    def __init__(self, take: Callable[[Sequence[Any]], None], on_end: Callable[[], None]) -> None:
+        """take: a step's messages for this worker. on_end: the engine takes no more."""
+        super().__init__("the engine", FrameReader(), take, lambda why: on_end())
+
+    @classmethod
+    async def to(
+        cls,
+        path: str,
+        number: int,
+        take: Callable[[Sequence[Any]], None],
+        on_end: Callable[[], None],
+    ) -> "EngineSocket":
+        """path: as NodeSockets.engine. number: this worker's."""
+        loop = asyncio.get_running_loop()
+        _, link = await loop.create_unix_connection(lambda: cls(take, on_end), path)
+        link.write(number.to_bytes(NUMBER_BYTES, "little"))
+        return link
+
+    def post(self, messages: Sequence[Any]) -> None:
+        """In order. Raises what frame_of() raises."""
+        self.write(frame_of(messages))

@@ -1,0 +1,228 @@
+"""What one transfer reports: bytes, digests, and when each side did what.
+
+`SendReport`: What a finished hand-over says of itself: bytes, digests and how much of its time was
+hidden.
+
+`HandoverTimeline`: When what happened in one hand-over or one pull, as each side saw it on its own
+clock.
+Two tracks that are never merged: the clocks of two hosts cannot be subtracted, so each track counts
+seconds from its own side's start (the sender's: Reserve came; the receiver's: Reserve left; of a
+pull, where the roles are swapped: Pull came and left), on that side's monotonic clock. Windows are
+kept apart by their sequence number, which both tracks share. Holds no room and no thread; plain
+values, bounded by KEPT_WINDOWS a track.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from tasuki.transfer.windows.window import WindowHeader
+
+
+class Drain(Enum):
+    """How a stopped room's posted transfers ended."""
+
+    DRAINED = "all of them finished or failed: no write can land any more"
+    FORCED = "given up after a deadline, or the wire broke: a write may still land"
+
+
+@dataclass(frozen=True)
+class WindowDigest:
+    header: WindowHeader
+    digest: int
+
+
+@dataclass(frozen=True)
+class WindowTiming:
+    """Seconds of the sender's monotonic clock: KV and state of each of its layers written, sending
+    begun, given to the transport, flushed."""
+
+    sequence: int
+    layers_finished: tuple[float, ...]
+    begun: float
+    posted: float
+    flushed: float
+    bytes: int
+
+    @property
+    def finished(self) -> float:
+        """From then on it could be sent."""
+        return self.layers_finished[-1]
+
+
+@dataclass(frozen=True)
+class SendReport:
+    """pages: distinct logical pages sent. hidden_seconds: time spent sending before the room's last
+    forward ended; exposed_seconds: from there to the last flush."""
+
+    bytes: int
+    windows: int
+    pages: int
+    hidden_seconds: float
+    exposed_seconds: float
+    digests: tuple[WindowDigest, ...]
+    timeline: tuple[WindowTiming, ...]
+
+
+def split_time(timeline: Sequence[WindowTiming], forward_end: float) -> tuple[float, float]:
+    """(hidden, exposed) seconds; overlapping windows count once, idle time between windows not at
+    all. forward_end: of the room's last forward; math.inf while it runs."""
+    hidden, covered = 0.0, float("-inf")
+    for window in sorted(timeline, key=lambda w: w.begun):
+        start = max(window.begun, covered)
+        end = min(window.flushed, forward_end)
+        if end > start:
+            hidden += end - start
+        covered = max(covered, window.flushed)
+    return hidden, max(0.0, covered - forward_end)
+
+
+KEPT_WINDOWS = 256
+"""A track keeps that many windows, the last ones: what is exposed is at a hand-over's end."""
+
+
+class Phase(Enum):
+    """A step of the three-phase commit that both sides pass. A pull is granted with its ask, sends
+    no token, and its receiver learns of no start: GRANTED, ACCEPTED at the sender, DONE, VERIFIED.
+    """
+
+    ACCEPTED = "the sender is about to start"
+    GRANTED = "the receiver's pages and slot are sent"
+    READY = "the first token is sent"
+    DONE = "the final status is sent: every window is flushed"
+    VERIFIED = "every window landed and every digest is equal"
+
+
+@dataclass(frozen=True)
+class PhaseMark:
+    phase: Phase
+    at: float
+
+
+@dataclass(frozen=True)
+class SentWindow:
+    """Layers [first_layer, first_layer + len(layers_finished)), logical pages [first_page,
+    first_page + pages), with the state or not.
+
+    layers_finished[i]: when KV and state of layer first_layer + i were written; begun_at: sending
+    was begun; posted_at: the transport had it; flushed_at: it was in the receiver's memory. A
+    window with first_layer 0 begins a forward. Layers that were finished long ago, as all of a
+    pull are, count as finished when their window was begun.
+    """
+
+    sequence: int
+    first_layer: int
+    layers_finished: tuple[float, ...]
+    first_page: int
+    pages: int
+    carries_state: bool
+    bytes: int
+    begun_at: float
+    posted_at: float
+    flushed_at: float
+
+    @property
+    def end_layer(self) -> int:
+        return self.first_layer + len(self.layers_finished)
+
+
+@dataclass(frozen=True)
+class LandedWindow:
+    """landed_at: its notification was taken; verified_at: its digest was known."""
+
+    sequence: int
+    landed_at: float
+    verified_at: float
+
+
+@dataclass(frozen=True)
+class BarrierWait:
+    """Somebody was held at the layer barrier."""
+
+    layer: int
+    began_at: float
+    ended_at: float
+
+
+@dataclass(frozen=True)
+class SenderTrack:
+    phases: tuple[PhaseMark, ...]
+    windows: tuple[SentWindow, ...]
+
+
+@dataclass(frozen=True)
+class ReceiverTrack:
+    phases: tuple[PhaseMark, ...]
+    windows: tuple[LandedWindow, ...]
+    waits: tuple[BarrierWait, ...]
+
+
+@dataclass(frozen=True)
+class HandoverTimeline:
+    """Of a hand-over, or of a pull."""
+
+    sender: SenderTrack
+    receiver: ReceiverTrack
+
+
+class PhaseClock:
+    """One side's start of a room, and when it passed each phase. Thread rule: one thread.
+
+    Invariant: a phase is marked once; what comes again changes nothing.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._marks: dict[Phase, float] = {}
+        self.began = clock()
+        """Seconds of the clock; what the tracks count from."""
+
+    def mark(self, phase: Phase) -> None:
+        self._marks.setdefault(phase, self._clock() - self.began)
+
+    @property
+    def marks(self) -> tuple[PhaseMark, ...]:
+        """In the order in which they were passed."""
+        return tuple(PhaseMark(phase, at) for phase, at in self._marks.items())
+
+
+def sender_track(report: SendReport, phases: PhaseClock) -> SenderTrack:
+    """REQUIRES: the report's times are of the clock that phases counts on."""
+    headers = {window.header.sequence: window.header for window in report.digests}
+    began = phases.began
+    windows = []
+    for timing in report.timeline[-KEPT_WINDOWS:]:
+        header = headers[timing.sequence]
+        windows.append(
+            SentWindow(
+                sequence=timing.sequence,
+                first_layer=header.first_layer,
+                layers_finished=tuple(at - began for at in timing.layers_finished),
+                first_page=header.first_page,
+                pages=header.pages,
+                carries_state=header.carries_state,
+                bytes=timing.bytes,
+                begun_at=timing.begun - began,
+                posted_at=timing.posted - began,
+                flushed_at=timing.flushed - began,
+            )
+        )
+    return SenderTrack(phases.marks, tuple(windows))
+
+
+def receiver_track(
+    landings: Sequence[LandedWindow], waits: Sequence[BarrierWait], phases: PhaseClock
+) -> ReceiverTrack:
+    """Landings and waits come in seconds of the clock that phases counts on."""
+    began = phases.began
+    return ReceiverTrack(
+        phases.marks,
+        tuple(
+            LandedWindow(item.sequence, item.landed_at - began, item.verified_at - began)
+            for item in landings
+        ),
+        tuple(
+            BarrierWait(wait.layer, wait.began_at - began, wait.ended_at - began) for wait in waits
+        ),
+    )

@@ -1,0 +1,232 @@
+"""Where a sender's windows leave from, and the thread that digests them.
+
+`WindowSource`: From where in the arena a sender's windows leave: the pages and the slot themselves,
+as here, or an encoded copy (encoding_source.py).
+Thread rule: windows() and sizes from any thread, the rest on the transfer thread; a loaded window's
+digestible() on any one. Invariant: a loaded window's bytes stay as they are until release().
+
+`DigestThread`: Digests windows that leave, beside their transfers: all that wait, in one call.
+Owns a thread and what was asked of it. Knows no rooms and no links. Thread rule: start() and stop()
+once each, ask() from one thread; `changed` is called on the digests' thread and must not wait.
+Invariants: what was asked is answered, stop() included; a window that cannot be digested fails
+alone.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from tasuki.pycache._cpp_cache import WindowGeometry
+from tasuki.pycache.layout import CacheLayout
+from tasuki.transfer.ranks.ranked_source import RankedSource
+from tasuki.transfer.ranks.region import RankSpans
+from tasuki.transfer.windows.descriptors import Pieces, UnitSizes
+from tasuki.transfer.windows.digest import ArenaWindow, Digester, Digestible, window_geometry
+from tasuki.transfer.windows.window import (
+    Destination,
+    FinishedLayers,
+    Run,
+    Window,
+    cut,
+    granted_pages,
+)
+from tasuki.utils.system import name_this_thread
+
+
+class LoadedWindow(Protocol):
+    """One window, ready to be posted."""
+
+    def pieces(self, destination: Destination) -> Pieces:
+        """Where its bytes are here, and go there."""
+
+    def digestible(self, room: int, generation: int) -> Digestible:
+        """The bytes that are posted, as the source's digester takes them."""
+
+    def release(self) -> None:
+        """Exactly once: nothing of it is in flight, or the room's end was forced."""
+
+
+class WindowSource(Protocol):
+    @property
+    def sizes(self) -> UnitSizes:
+        """Of what is posted."""
+
+    @property
+    def code(self) -> int:
+        """Of the precision, as notifications carry it."""
+
+    @property
+    def digester(self) -> Digester:
+        """Of the arena that windows leave from."""
+
+    @property
+    def in_place(self) -> bool:
+        """Whether windows leave from where they lie and are digested as ArenaWindows: one that is
+        loaded before its tick is the same then."""
+
+    @property
+    def most_together(self) -> int:
+        """Windows that are worth loading before the first of them is posted."""
+
+    def toward(self, theirs: RankSpans, slabs: int) -> "WindowSource":
+        """What sends to arenas there. slabs: of the arena here. Raises ValueError where this cannot
+        reach them."""
+
+    def windows(
+        self, plan: FinishedLayers, runs: Sequence[Run], first_sequence: int
+    ) -> list[Window]:
+        """Of a forward that is to leave in those runs of layers; each can be loaded at once."""
+
+    def has_room(self, peer: str) -> bool:
+        """Whether a window for that peer may be loaded now; if not, one will be released."""
+
+    def load(self, peer: str, window: Window) -> LoadedWindow:
+        """REQUIRES: has_room(peer)."""
+
+
+class DirectSource:
+    """Bytes leave from where they lie: nothing is copied and nothing is waited for."""
+
+    code = 0
+    in_place = True
+    most_together = 64
+
+    def __init__(self, layout: CacheLayout, digester: Digester) -> None:
+        """digester: of whole units."""
+        self.digester = digester
+        self._layout = layout
+        self._geometry = window_geometry(layout)
+
+    @property
+    def sizes(self) -> UnitSizes:
+        return self._layout
+
+    def toward(self, theirs: RankSpans, slabs: int) -> WindowSource:
+        if theirs.ranks == 1:
+            return self
+        return RankedSource(RankSpans(self._layout, 1, slabs), theirs, self.digester)
+
+    def windows(
+        self, plan: FinishedLayers, runs: Sequence[Run], first_sequence: int
+    ) -> list[Window]:
+        return cut(plan, runs, first_sequence)
+
+    def has_room(self, peer: str) -> bool:
+        return True
+
+    def load(self, peer: str, window: Window) -> "_WindowInPlace":
+        return _WindowInPlace(self._geometry, window)
+
+
+class _WindowInPlace:
+    def __init__(self, geometry: WindowGeometry, window: Window) -> None:
+        self._geometry = geometry
+        self._window = window
+
+    def pieces(self, destination: Destination) -> Pieces:
+        """As descriptors.window_pieces, its twin."""
+        window, header = self._window, self._window.header
+        here, there = window.local_slot, destination.slot
+        return self._geometry.pieces(
+            header.first_layer,
+            header.end_layer,
+            (window.local_pages, granted_pages(destination, header)),
+            None if here is None or there is None else (here, there),
+        )
+
+    def digestible(self, room: int, generation: int) -> ArenaWindow:
+        window = self._window
+        return ArenaWindow(room, generation, window.header, window.local_pages, window.local_slot)
+
+    def release(self) -> None:
+        """Pages and slot are the engine's."""
+
+
+_MOST_AT_ONCE = 64
+"""Windows of a call: the first of them waits for the last."""
+
+
+@dataclass(eq=False)
+class AskedDigest:
+    """A window's digest, now or later. digester: of the window's source."""
+
+    digester: Digester
+    loaded: LoadedWindow
+    room: int
+    generation: int
+    answer: int | Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.answer is not None
+
+    def result(self) -> int:
+        """Raises what digesting raised. REQUIRES: done."""
+        assert self.answer is not None
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class DigestThread:
+    def __init__(self, changed: Callable[[], None]) -> None:
+        """changed: some of what was asked is answered."""
+        self._changed = changed
+        self._asked: SimpleQueue[Sequence[AskedDigest] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name="tasuki-digests", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Blocks until all is answered. REQUIRES: start; nothing is asked after it."""
+        self._asked.put(None)
+        self._thread.join()
+
+    def ask(self, asked: Sequence[AskedDigest]) -> None:
+        """The windows' bytes stay as they are until they are done."""
+        self._asked.put(asked)
+
+    def _loop(self) -> None:
+        name_this_thread()
+        while (first := self._asked.get()) is not None:
+            batch = [*first]
+            over = False
+            while not over and len(batch) < _MOST_AT_ONCE:
+                try:
+                    more = self._asked.get_nowait()
+                except Empty:
+                    break
+                over = more is None
+                if more is not None:
+                    batch += more
+            _answer_all(batch)
+            self._changed()
+            if over:
+                return
+
+
+def _answer_all(batch: Sequence[AskedDigest]) -> None:
+    for digester in {id(asked.digester): asked.digester for asked in batch}.values():
+        of_it = [asked for asked in batch if asked.digester is digester]
+        try:
+            found = digester.digest_each(
+                [asked.loaded.digestible(asked.room, asked.generation) for asked in of_it]
+            )
+        except Exception:
+            for asked in of_it:
+                _answer(asked)
+        else:
+            for asked, digest in zip(of_it, found, strict=True):
+                asked.answer = digest
+
+
+def _answer(asked: AskedDigest) -> None:
+    """By itself, so that what is wrong with it befalls no other."""
+    try:
+        loaded = asked.loaded.digestible(asked.room, asked.generation)
+        (asked.answer,) = asked.digester.digest_each([loaded])
+    except Exception as error:
+        asked.answer = error

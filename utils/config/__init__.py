@@ -1,1 +1,0 @@
-"""Typed options, from a file and from the command line."""

@@ -1,1 +1,0 @@
-"""Event loops on threads of their own."""

@@ -1,0 +1,59 @@
+"""What the program is: its commands, its version, and how it shows an error that ends it.
+
+The commands of `tasuki` and the modules that hold them.
+
+Which version of the package this is.
+
+How an error that ends a process is shown: one line, and a traceback where it is a bug.
+"""
+
+from importlib import metadata
+
+PACKAGE = (__package__ or "tasuki").split(".")[0]
+
+COMMANDS = {
+    "demo": ("cli.demo", "ten turns of an agent through a prefill and a decode daemon"),
+    "generate": ("cli.generate", "answer prompts and print tokens, text and cache hits"),
+    "serve": ("server.daemon.fused", "one process that prefills and decodes"),
+    "prefill": ("prefill_node.main", "a prefill daemon"),
+    "decode": ("decode_node.main", "a decode daemon, the front door of a pair"),
+    "role": ("cli.role", "make a prefill node decode, or the reverse"),
+    "quantise": ("cli.quantise", "a BF16 checkpoint into a published FP8 or NVFP4 format"),
+    "bench": ("bench.main", "how near the hardware's floor kernels and models run"),
+    "chat": ("cli.chat", "a conversation in this terminal, with what each turn had cached"),
+    "explain": ("cli.explain", "one request's story: what was cached, what was not and why"),
+    "top": ("cli.top", "a node's hits, arena and faults, live in the terminal"),
+    "dashboard": ("cli.fleet.main", "one page for many nodes"),
+    "completion": ("cli.completion", "a script that completes this command in your shell"),
+    "record": ("cli.recording.record", "what happens at a node, kept in a file"),
+    "replay": ("cli.recording.replay_page", "the page of a recording, without the node"),
+    "trace-export": ("cli.recording.trace_export", "recorded traffic as an anonymous trace"),
+    "doctor": ("cli.doctor.main", "what would keep a daemon from working here, and the mend"),
+    "conformance": (
+        "cli.conformance.main",
+        "whether an endpoint answers as its APIs say, any server's",
+    ),
+    "ray": ("cli.ray.main", "nodes on the machines of a Ray cluster"),
+    "simulate": ("bench.fleet.main", "a trace through a fleet of prefill nodes, in virtual time"),
+    "replay-trace": (
+        "bench.replay.main",
+        "hit rate of the cache on a trace, and its misses by cause",
+    ),
+}
+
+
+def package_version() -> str:
+    try:
+        return metadata.version("tasuki")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def is_expected(error: Exception) -> bool:
+    """tasuki's typed errors and the system's name the mend; anything else is a bug with a
+    traceback."""
+    return isinstance(error, OSError) or type(error).__module__.startswith(f"{PACKAGE}.")
+
+
+def line_of(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
