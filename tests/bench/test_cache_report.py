@@ -1,4 +1,4 @@
-"""`make bench-cache` with measurements that are given."""
+"""`python bench/cache/main.py` with measurements that are given."""
 
 import json
 import runpy

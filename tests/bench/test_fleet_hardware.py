@@ -9,9 +9,12 @@ import pytest
 
 from scripts.fleet_hardware.__main__ import main
 from scripts.fleet_hardware.agents_trace import agents_trace
-from scripts.fleet_hardware.comparison import compare
+from scripts.fleet_hardware.comparison import (
+    compare,
+    tokens_behind_answers,
+    tokens_not_returned,
+)
 from scripts.fleet_hardware.record import read_record
-from scripts.fleet_hardware.returned_answers import tokens_behind_answers, tokens_not_returned
 from tasuki.bench.errors import BenchError
 from tasuki.bench.fleet.workload import Workload
 from tasuki.bench.load.client.loads import Agents

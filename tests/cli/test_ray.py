@@ -1,6 +1,6 @@
 """Nodes on a Ray cluster of several machines (on this one): placed, restarted, found again.
 
-`make ray-test` installs Ray beside the package and runs this.
+`python -m scripts.clients.install ray` installs Ray beside the package; its Python runs this.
 """
 
 import os
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: make ray-test")
+ray = pytest.importorskip("ray", reason="Ray is not installed: scripts.clients.install ray")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
