@@ -74,7 +74,7 @@ class TreeConfig:
         max_ghost_nodes: int = 4096,
         policy: str = "lru",
         attention_cost: float = 0.0,
-        tiers: list[TierConfig] = ...,
+        tiers: Sequence[TierConfig] = ...,
         ranks: int = 1,
     ) -> None: ...
     slabs: Final[int]
