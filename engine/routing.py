@@ -2,7 +2,7 @@
 
 `Rates`: How fast things were, and what that says about a prompt: compute it here or have it handed
 over; and over there, fetch the answer's prefix or compute it again.
-Values and pure functions; who measures is cost_learner.py. Whoever knows decides: the decode node
+Values and pure functions; `CostLearner` measures. Whoever knows decides: the decode node
 between here and there, the prefill node between pulling and computing, since only it knows what its
 tree holds. Seconds, tokens, bytes. Invariant: equal arguments, equal decisions; without measured
 rates a constant number of tokens decides, as configured.

@@ -45,7 +45,7 @@ _RENAMED = {
 
 
 def translated(families: Iterable[Metric], dialect: str) -> Iterator[Metric]:
-    """Families to add to our own. dialect: one of dialects.DIALECTS, of which gen_ai_metrics.py
+    """Families to add to our own. dialect: one of dialects.DIALECTS, of which GenAiMetrics
     counts its own."""
     if dialect not in _RENAMED:
         return

@@ -244,7 +244,7 @@ def _drafts(
     model: ModelConfig, config: EngineConfig, layout: CacheLayout, role: Role, batch: int
 ) -> int:
     """Of graphs of rows with drafts: the graphs, their activations, the logits and a copy, parts of
-    attention, and what is kept of each token for folds (runner/verify). A prefill node has none."""
+    attention, and what is kept of each token for folds. A prefill node has none."""
     if not config.drafts_on_gpu or role is Role.PREFILL:
         return 0
     width, rows, size = (
@@ -263,7 +263,7 @@ def _drafts(
 
 
 def _guesses(model: ModelConfig, config: EngineConfig, layout: CacheLayout, rows: int) -> int:
-    """Of the draft layer's graphs, likewise (runner/guesses), and the part of the head that drafts
+    """Of the draft layer's graphs, likewise, and the part of the head that drafts
     are drawn from (model/draft_layer.py)."""
     head = min(model.vocab, FIRST_IDS) * model.hidden * itemsize(config.compute_dtype)
     logits = 2 * rows * model.vocab * itemsize(config.compute_dtype)

@@ -2,7 +2,7 @@
 
 `exchange_kernel()`: What all ranks computed, summed or side by side on each of them, by stores into
 peers' memory.
-Every rank has a mailbox that its peers have mapped (mailboxes.py). Program b of a rank stores its
+Every rank has a mailbox that its peers have mapped (`Mailboxes`). Program b of a rank stores its
 chunk into place b of every peer's mailbox, raises its flag there, and waits for the flags of
 program b of all peers: programs of other numbers it never waits for. A flag is a number that grows
 by one a round, and is released and acquired at system scope.

@@ -2,7 +2,7 @@
 
 `DraftLimit`: How many drafts the answers of the next step may have: the protocol, and a limit that
 stays.
-A limit decides how long steps take, never which tokens come of them: see drafter.py.
+A limit decides how long steps take, never which tokens come of them: see drafting.py.
 
 `MeasuredLimit`: As many drafts a step as make the most tokens a second, by what steps took and what
 held.

@@ -105,7 +105,7 @@ _Owner = tuple[str, str | None]
 @dataclass(frozen=True, slots=True)
 class StoredTurn:
     """tokens: the prompt and its answer, int32 [T]. conversation: the same as a template takes it,
-    without instructions, as stored_messages.py writes it. context: a digest of all else that the
+    without instructions, as written_messages() writes it. context: a digest of all else that the
     prompt's text depends on."""
 
     tokens: Tokens

@@ -13,16 +13,12 @@ import torch
 
 from tasuki.bench.errors import BenchError
 from tasuki.bench.measure import report
-from tasuki.bench.measure.draft_pair import DraftPair, Turns
-from tasuki.bench.measure.drafted_turns import DraftedTurns
-from tasuki.bench.measure.floors import Floors, measure_floors
-from tasuki.bench.measure.known_answers import known_answer
-from tasuki.bench.measure.model_floor import ModelFloor
+from tasuki.bench.measure.draft_turns import DraftedTurns, DraftPair, Turn, TurnLimit, Turns
+from tasuki.bench.measure.floors import Floors, ModelFloor, measure_floors
+from tasuki.bench.measure.gpu_timeline import KernelTime, Work, gaps, kernel_times
 from tasuki.bench.measure.report import Row, as_line, reported
-from tasuki.bench.measure.scripted_drafts import Script, ScriptedSpeculation
+from tasuki.bench.measure.scripted_drafts import Script, ScriptedSpeculation, known_answer
 from tasuki.bench.measure.timing import turn_seconds
-from tasuki.bench.measure.turn_limit import Turn, TurnLimit
-from tasuki.bench.steps.gpu_timeline import KernelTime, Work, gaps, kernel_times
 from tasuki.bench.workload import Point
 from tasuki.cli import main as cli
 from tasuki.engine.config import EngineConfig

@@ -7,12 +7,11 @@ import grpc
 import pytest
 
 from tasuki.client.aio import AsyncClient
-from tasuki.client.conversation import Conversation
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.retry import RetryPolicy
 from tasuki.client.session import Client, Session
-from tasuki.client.session_protocol import Call, Over, Pause, SessionLife, advance
+from tasuki.client.session_protocol import Call, Conversation, Over, Pause, SessionLife, advance
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
 from tests.harness.daemons import random_prompt

@@ -1,6 +1,6 @@
-"""The model of `make clients` on a fused node and on a pair: it calls the tool that a request
-names, of three, with the request's values. It was never trained on these names and values, which
-training draws at random (scripts/train_tool_caller)."""
+"""The model of `python -m scripts.clients` on a fused node and on a pair: it calls the tool that a
+request names, of three, with the request's values. It was never trained on these names and values,
+which training draws at random (tools/tool_caller)."""
 
 import json
 import random

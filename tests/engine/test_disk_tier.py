@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from scripts.tiers.ids_and_bytes import LAYOUT, Turns
+from scripts.chaos.tier_turns import LAYOUT, Turns
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.handover.base import HandoverContext

@@ -1,6 +1,6 @@
 """Random requests with thinking budgets: kept exactly, the same tokens in every cut of the work.
 
-TASUKI_BUDGETS: how many requests; `make budgets` asks for 1,000.
+TASUKI_BUDGETS: how many requests; minutes with 1,000.
 """
 
 import os

@@ -27,7 +27,7 @@ LEVEL = {
     "utils": 1,
     "proto": 0,
 }
-SCRIPTS = {ROOT / "bench" / "cache", ROOT / "bench" / "traces"}
+SCRIPTS = {ROOT / "bench" / "cache"}
 SOURCES = sorted(
     path
     for room in LEVEL
@@ -143,7 +143,7 @@ def test_no_folder_has_a_circle() -> None:
 
 # What another process will be: only its package of messages, and what describes it, may be named
 # from outside. The assembly of a daemon is excepted, which builds the engine that it runs.
-ENGINE_SURFACE = {("engine", "messages"), ("engine", "config"), ("engine", "role")}
+ENGINE_SURFACE = {("engine", "messages"), ("engine", "config")}
 ASSEMBLY = {
     ("server", "daemon"),
     ("server", "workers"),

@@ -30,3 +30,20 @@ def test_every_fault_has_its_test() -> None:
         script = path.parent / "scripts" / f"{path.stem.removeprefix('test_')}.txt"
         titles = [test.name for test in read(script)] if script.exists() else []
         assert f"def {name}(" in path.read_text(encoding="utf-8") or name in titles, (file, name)
+
+
+def test_commands_that_pages_name_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    targets = set(listed.split())
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    named = re.findall(r"`make ([a-z][a-z -]*[a-z])`", text)
+    assert {target for some in named for target in some.split()} <= targets
+    modules = set(re.findall(r"python -m ((?:scripts|tools|tasuki)(?:\.\w+)+)", text))
+    paths = {name: ROOT.joinpath(*name.removeprefix("tasuki.").split(".")) for name in modules}
+    assert len(modules) > 20
+    assert not [
+        name
+        for name, path in paths.items()
+        if not path.with_suffix(".py").exists() and not (path / "__main__.py").exists()
+    ]

@@ -107,7 +107,7 @@ class OutgoingRoom:
     aborted: bool = False
     next_sequence: int = 0
     served_until: int = 0
-    """Bytes of virtual time: fair_queue.py."""
+    """Bytes of virtual time: `FairQueue`."""
     _planned_end: int | None = None
     _last_planned: bool = False
     _last_tick: int = 0

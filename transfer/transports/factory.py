@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def build_transport(kind: str, name: str, device: torch.device) -> Transport:
-    """kind: of kinds.KINDS, the same on both nodes of a pair. name: the node's. device: of the
+    """kind: of TRANSPORTS, the same on both nodes of a pair. name: the node's. device: of the
     arena.
 
     auto takes peer_copy where both nodes are on one host and their GPUs reach each other, else

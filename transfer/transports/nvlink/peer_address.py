@@ -57,7 +57,7 @@ class PeerArena:
 @dataclass(frozen=True)
 class PeerAddress:
     """arenas: the memory to write to, of each of the node's ranks `size` bytes, `stride` apart in
-    its region; gate: see write_gate.py."""
+    its region; gate: as `PeerGate` (cuda_ipc.py)."""
 
     process: ProcessIdentity
     arenas: tuple[PeerArena, ...]
