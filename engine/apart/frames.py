@@ -18,6 +18,8 @@ from tasuki.engine.messages.types import BodyReader, packer, reader_of
 
 from .control import ENGINE_CONTROL, FRONT_CONTROL
 
+log = logging.getLogger(__name__)
+
 _LENGTH = Struct("<I")
 _TOKENS = 0
 _KINDS: tuple[type, ...] = (
@@ -111,9 +113,6 @@ def values_of(body: bytes, readers: Sequence[BodyReader]) -> list[tuple[int, Any
         return [(kind, readers[kind](raw)) for kind, raw in _BODIES.decode(body)]
     except (msgspec.MsgspecError, IndexError, TypeError, ValueError) as error:
         raise BrokenFrame(str(error)) from error
-
-
-log = logging.getLogger(__name__)
 
 
 class FrameProtocol(asyncio.Protocol):

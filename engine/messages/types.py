@@ -1,6 +1,6 @@
 """The base of all messages: their plain values, and one message to MessagePack and back.
 
-Pure. It imports no other module of messages.
+Plain, immutable values and pure functions.
 """
 
 from collections.abc import Callable

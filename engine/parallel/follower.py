@@ -1,6 +1,6 @@
 """A follower: its life, its reports and its watch over the leader.
 
-Owns the socket to the leader and a thread each for plans, results and beats. A follower decides
+Owns the socket to the leader. Plans, results and heartbeats have a thread each. A follower decides
 nothing. Any error ends its process, after a line to the leader.
 """
 
@@ -32,6 +32,8 @@ from . import messages as r
 from .messages import START_SECONDS, checksum
 from .shared_arenas import Report
 from .tiers import FollowerTiers
+
+log = logging.getLogger(__name__)
 
 BEATS_A_TIMEOUT = 10
 _LOOKS = 5
@@ -151,8 +153,6 @@ class ReportedResults:
             self._error = error
             self._on_error()
 
-
-log = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 18
 _END_SECONDS = 0.2

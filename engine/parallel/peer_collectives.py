@@ -1,7 +1,8 @@
 """Exchange between ranks that have a GPU each, through memory that all of them map.
 
-`exchange_kernel()`: What all ranks computed, summed or side by side on each of them, by stores into
-peers' memory.
+`exchange_kernel()` sums what all ranks computed, or lays it side by side, on each of them, by stores
+into peers' memory.
+
 Every rank has a mailbox that its peers have mapped (`Mailboxes`). Program b of a rank stores its
 chunk into place b of every peer's mailbox, raises its flag there, and waits for the flags of
 program b of all peers: programs of other numbers it never waits for. A flag is a number that grows

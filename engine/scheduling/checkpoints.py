@@ -1,6 +1,6 @@
 """States kept in the tree: where a prefill leaves them, and what a request leaves at its end.
 
-Thread rule: the engine loop's. States are kept at positions that later turns can resume from.
+Thread rule: the engine loop's.
 """
 
 import json

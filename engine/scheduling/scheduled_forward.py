@@ -1,6 +1,6 @@
 """What one forward computes, kept by the engine until that forward lands.
 
-Thread rule: the engine loop's. Requests and rows are those of the plan until it lands.
+Thread rule: the engine loop's.
 """
 
 from collections.abc import Sequence

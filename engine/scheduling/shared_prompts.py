@@ -1,6 +1,6 @@
 """Requests over one prompt: siblings that arrive together, and answers forked from one request.
 
-Thread rule: the engine loop's. Followers wait only for a leader that runs.
+Thread rule: the engine loop's.
 """
 
 from collections.abc import Collection, Iterable, Sequence

@@ -1,6 +1,7 @@
 """What every store below host memory has in common: its interface, rows, threads and bounds.
 
-Calls that may hang have a bound, and a store that fails repeatedly is not asked for a while.
+A call that may hang can be given a bound, and a store that fails too often in a row is no longer
+asked.
 """
 
 import hashlib

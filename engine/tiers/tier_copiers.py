@@ -1,6 +1,6 @@
 """The copiers of each tier below an arena.
 
-Owns one thread for each tier, the nearest tier first.
+Each tier has one copying thread (copy_thread.py). The nearest tier comes first.
 """
 
 from typing import Protocol

@@ -1,6 +1,7 @@
 """Rooms on the sending side: the life of one, whose window leaves next, and what all have sent.
 
-Thread rule: the transfer thread changes these, any thread reads the counters.
+Thread rule: Sender calls rooms under its lock, and the transfer thread has the queue and counts;
+any thread reads the counters.
 """
 
 from collections import deque

@@ -18,6 +18,8 @@ from typing import Any
 from tasuki.engine.tiers.store import PREFIX, contract_digest, folder_of
 from tasuki.model.weights.safetensors_folder import file_digest, weights_digest
 
+log = logging.getLogger(__name__)
+
 
 class DiskFailed(OSError):
     """The disk did not do what it was asked; what it was asked for is computed instead."""
@@ -114,8 +116,6 @@ def _lock(descriptor: int, path: Path) -> None:
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         return
 
-
-log = logging.getLogger(__name__)
 
 _NAME = "weights.json"
 _SETTLED_SECONDS = 2.0
