@@ -1,13 +1,11 @@
-"""What a daemon tells while it runs: its log, and the progress of long work at its start.
+"""A daemon's log, and the progress of long work at its start.
 
-How a daemon writes its log: lines for people, or one JSON object a line for machines.
+Log records are lines for people, or one JSON object a line for machines. A record's extras
+(`extra={"request_id": ...}`) become fields of the object, and follow the text. This module owns the
+root logger's handler, once a process.
 
-Owns the root logger's handler, once a process. A record's extras
-(`extra={"request_id": ...}`) become fields of the object, and stand behind the text.
-
-The progress of long work at start: a bar on a terminal, lines of the log elsewhere.
-
-A bar owns the last line of a terminal until the work is done. One thread.
+Progress is a bar on a terminal and lines of the log elsewhere. A bar owns the last line of a
+terminal until the work is done. Thread rule of a bar: one thread.
 """
 
 import json

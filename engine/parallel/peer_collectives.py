@@ -1,7 +1,7 @@
 """Exchange between ranks that have a GPU each, through memory that all of them map.
 
-`exchange_kernel()` sums what all ranks computed, or lays it side by side, on each of them, by stores
-into peers' memory.
+`exchange_kernel()` sums the ranks' results, or lays them side by side, on each rank, by stores into
+peers' memory.
 
 Every rank has a mailbox that its peers have mapped (`Mailboxes`). Program b of a rank stores its
 chunk into place b of every peer's mailbox, raises its flag there, and waits for the flags of

@@ -1,9 +1,10 @@
 """Windows: layers of one forward that are sent together, when they leave, where they go.
 
-Plain, immutable values, but for `StepCounter`: the number of layers, of any kind, whose KV and state
-an engine has written for good since it started. It is compiled (cpp_cache/steps/step_counter.h),
-since it is ticked and awaited where nobody may wait for the interpreter. Thread rule of the counter:
-one thread ticks, any thread reads, waits and sets alarms. Invariant: its value only grows.
+Plain, immutable values, but for `StepCounter`: the number of layers, of any kind, whose KV and
+state an engine has written for good since it started. It is compiled
+(cpp_cache/steps/step_counter.h), since it is ticked and awaited where nobody may wait for the
+interpreter. Thread rule of the counter: one thread ticks, any thread reads, waits and sets alarms.
+Invariant: its value only grows.
 """
 
 import struct
