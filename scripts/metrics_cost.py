@@ -30,7 +30,8 @@ from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.observed import NodeReport, ObservedMessage
 from tasuki.engine.assembly.engines import build_cache, build_fused_engine, build_parts
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.messages import RequestId, Submit
+from tasuki.engine.messages.requests import Submit
+from tasuki.engine.messages.types import RequestId
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.daemon.node_recorder import NodeRecorder
 from tasuki.server.engine_client import EngineClient

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from scripts.common.command import head, show
 from scripts.common.command import row as table_row
-from tasuki.bench.cases.case import Case
-from tasuki.bench.cases.stage import Stage
+from tasuki.bench.cases.case import Case, Stage
 from tasuki.bench.kernels import FAMILIES
 from tasuki.bench.measure.timing import turn_seconds
 from tasuki.utils.flags import parse_config

@@ -22,7 +22,7 @@ from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.retry import RetryPolicy
 from tasuki.client.session import Client
-from tasuki.engine.messages import Usage
+from tasuki.engine.messages.reports import Usage
 from tasuki.utils.options import option
 from tests.harness.daemons import Question, flags
 

@@ -22,8 +22,8 @@ from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.arena import Arena, run_copies
 from tasuki.pycache.layout import PAGE_TOKENS, ArenaKey, CacheLayout, LayerKind, Place
 from tasuki.pycache.prefix_cache import HybridPrefixCache
-from tests.harness.manual_clock import ManualClock
 from tests.harness.tiers import Fault, FaultyCopies, FaultyDisk
+from tests.harness.waiting import ManualClock
 
 LAYOUT = CacheLayout(
     (LayerKind.GDN, LayerKind.FULL, LayerKind.FULL),

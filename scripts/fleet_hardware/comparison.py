@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tasuki.bench.errors import BenchError
-from tasuki.bench.fleet.nodes.measured_prefills import measured
+from tasuki.bench.fleet.node_model import measured
 from tasuki.bench.fleet.settings import FleetSettings
 from tasuki.bench.fleet.simulate import simulate
 from tasuki.bench.load.client.loads import Agents
@@ -73,7 +73,7 @@ def _check_measured(record: Record) -> None:
     if found is None or found.device != record.device:
         raise BenchError(
             f"{record.name}: prefills of {record.model} on {record.device} were not measured: add "
-            "them to bench/fleet/nodes/measured_prefills.py"
+            "them to bench/fleet/node_model.py"
         )
 
 

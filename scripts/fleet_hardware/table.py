@@ -79,7 +79,8 @@ def _first_tokens(row: Row) -> list[str]:
 
 
 def _name(row: Row) -> str:
-    return f"[{row['name'].removeprefix('serving_gpu_')}]({row['name']}.md)"
+    run = row["name"].removeprefix("serving_gpu_")
+    return f"[{run}](serving_gpu.md#{run})"
 
 
 def _marked(text: str, is_over: bool) -> str:

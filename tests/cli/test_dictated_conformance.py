@@ -14,10 +14,10 @@ from tasuki.cli.conformance import catalogue
 from tasuki.cli.conformance.check import Caller
 from tasuki.cli.conformance.endpoint import Endpoint, Reply, open_endpoint
 from tasuki.cli.conformance.outcome import Outcome, Row
-from tests.harness.command_line import exit_status
 from tests.harness.daemons import Node
 from tests.harness.damaged_endpoint import DamagedEndpoint, said
 from tests.harness.forked_daemon import ForkedDaemon
+from tests.harness.programs import exit_status
 from tests.harness.running_nodes import HTTP, running
 from tests.harness.tool_caller import tool_caller
 

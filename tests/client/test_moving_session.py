@@ -16,7 +16,7 @@ from tasuki.client.retry import RetryPolicy
 from tasuki.client.session_protocol import Call, Conversation, Over, Pause, Steps, advance
 from tasuki.engine.messages import FinishReason, Usage
 from tasuki.proto import inference_pb2 as pb
-from tests.harness.manual_clock import ManualClock
+from tests.harness.waiting import ManualClock
 
 FAST = RetryPolicy(attempts=3, first_pause=0.001)
 GONE = ClientError("refused", grpc.StatusCode.UNAVAILABLE, None)

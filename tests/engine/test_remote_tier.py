@@ -44,11 +44,10 @@ from tasuki.engine.tiers.store import MOST_FAILURES, Patience
 from tasuki.engine.tiers.tier_prices import CPU_LINK
 from tests.harness.engines import alone, prompt, submit, tiny_parts
 from tests.harness.kept_goldens import RemoteGoldens
-from tests.harness.manual_clock import ManualClock
 from tests.harness.s3_server import BUCKET, S3Server, running_s3
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.tiers import FaultyDisk, TieredEngine
-from tests.harness.waiting import until
+from tests.harness.waiting import ManualClock, until
 
 PROMPT = prompt(600, seed=1)
 NEXT = PROMPT + alone(PROMPT, 2) + prompt(40, seed=2)

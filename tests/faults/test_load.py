@@ -18,9 +18,8 @@ from scripts.chaos.world import World
 from scripts.common.tally import MemoryTrail, Tally
 from tests.harness.daemons import asked, random_prompt
 from tests.harness.http_calls import JSON, connect
-from tests.harness.processor_time import processor_seconds
 from tests.harness.running_nodes import require_nixl
-from tests.harness.waiting import until
+from tests.harness.waiting import processor_seconds, until
 
 STORM = 500
 ENDLESS = 5000

@@ -15,8 +15,8 @@ from scripts.chaos.load import Users
 from scripts.common.tally import Tally
 from tests.harness.daemons import Node, flags
 from tests.harness.etcd_process import EtcdProcess, running_etcd
-from tests.harness.host_programs import daemon_of
 from tests.harness.namespaces import DEVICE, host_address
+from tests.harness.programs import daemon_of
 from tests.harness.waiting import until
 
 NAMES = ("p1", "p2", "d1", "d2")

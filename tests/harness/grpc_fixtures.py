@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -124,6 +124,15 @@ class ScriptedEngine:
                 lambda: len(self.of(kind)) >= count, timeout=HANG_SECONDS
             ), f"only {len(self.of(kind))} of {count} {kind.__name__} came"
         return self.of(kind)
+
+    def wait_aborted(self, requests: Collection[m.RequestId]) -> None:
+        """Wait until each of these requests and no other was aborted, once or more."""
+        wanted = {*requests}
+        with self.arrived:
+            assert self.arrived.wait_for(
+                lambda: {abort.request_id for abort in self.of(m.Abort)} == wanted,
+                timeout=HANG_SECONDS,
+            ), f"{self.of(m.Abort)} came, not aborts of {wanted}"
 
     def _run(self) -> None:
         while (message := self._inbox.get()) is not None:

@@ -20,7 +20,7 @@ from tasuki.server.sessions import HeldSessions, OpenTurn, Session, SessionStore
 from tasuki.server.workers import messages as w
 from tasuki.server.workers.registry import Registry
 from tests.harness.grpc_fixtures import TOKENS_ONLY, usage
-from tests.harness.manual_clock import ManualClock
+from tests.harness.waiting import ManualClock
 
 ANN = Caller("ann")
 OF_ANN = RequestContext(ANN)

@@ -24,10 +24,9 @@ from tasuki.engine.parallel.ranks import RankLost, RankProcess, Ranks
 from tasuki.engine.parallel.shared_arenas import AgreedSteps
 from tasuki.engine.runner.base import DrawnTokens, Event
 from tasuki.model.ops.sampling.reference import Sampled
-from tests.harness.manual_clock import ManualClock
 from tests.harness.processes import ended
 from tests.harness.rank_engines import rank_process
-from tests.harness.waiting import HANG_SECONDS, until
+from tests.harness.waiting import HANG_SECONDS, ManualClock, until
 
 
 def obey(connection: Connection) -> None:

@@ -73,30 +73,27 @@ def test_the_likeliest_tokens_stay_with_their_token() -> None:
     assert [*columns(plain, plain).each()] == [plain, plain]
 
 
-def test_the_tokens_of_many_requests_are_columns_of_one_message() -> None:
-    async def answered() -> dict[str, list[object]]:
-        counts: list[int] = []
-        front = EngineClient(
-            lambda message: None, asyncio.get_running_loop(), count_tokens=counts.append
-        )
-        answers: dict[str, list[object]] = {}
+async def test_the_tokens_of_many_requests_are_columns_of_one_message() -> None:
+    counts: list[int] = []
+    front = EngineClient(
+        lambda message: None, asyncio.get_running_loop(), count_tokens=counts.append
+    )
+    answers: dict[str, list[object]] = {}
 
-        async def read(name: str) -> None:
-            submit = m.Submit(m.RequestId(name), np.array([5], dtype=np.int32), SamplingParams())
-            answers[name] = [part async for part in front.generate(submit)]
+    async def read(name: str) -> None:
+        submit = m.Submit(m.RequestId(name), np.array([5], dtype=np.int32), SamplingParams())
+        answers[name] = [part async for part in front.generate(submit)]
 
-        readers = [asyncio.ensure_future(read(name)) for name in "ab"]
-        await asyncio.sleep(0)
-        ends = [m.Finished(m.RequestId(name), m.FinishReason.LENGTH, usage(9, 2)) for name in "ab"]
-        # Of a request that is gone there is nobody to take it, and the others get theirs.
-        front.deliver([columns(token(0), token(0, "gone"), token(0, "b")), token(1)])
-        front.deliver([columns(token(2), token(1, "b")), *ends])
-        await asyncio.gather(*readers)
-        assert counts == [4, 2]
-        assert [ends[0]] == answers["a"][-1:] and [ends[1]] == answers["b"][-1:]
-        return {name: [t for part in parts[:-1] for t in part] for name, parts in answers.items()}
-
-    told = asyncio.run(asyncio.wait_for(answered(), HANG_SECONDS))
+    readers = [asyncio.ensure_future(read(name)) for name in "ab"]
+    await asyncio.sleep(0)
+    ends = [m.Finished(m.RequestId(name), m.FinishReason.LENGTH, usage(9, 2)) for name in "ab"]
+    # Of a request that is gone there is nobody to take it, and the others get theirs.
+    front.deliver([columns(token(0), token(0, "gone"), token(0, "b")), token(1)])
+    front.deliver([columns(token(2), token(1, "b")), *ends])
+    await asyncio.gather(*readers)
+    assert counts == [4, 2]
+    assert [ends[0]] == answers["a"][-1:] and [ends[1]] == answers["b"][-1:]
+    told = {name: [t for part in parts[:-1] for t in part] for name, parts in answers.items()}
     assert told == {"a": [token(0), token(1), token(2)], "b": [token(0, "b"), token(1, "b")]}
 
 

@@ -25,8 +25,7 @@ from tasuki.transfer.fencing.writer_fence import Escalation, WriterFence
 from tasuki.transfer.fencing.writer_liveness import WriterLife
 from tasuki.transfer.node_identity import ProcessIdentity
 from tasuki.transfer.reports import Drain
-from tests.harness.manual_clock import ManualClock
-from tests.harness.waiting import HANG_SECONDS, until
+from tests.harness.waiting import HANG_SECONDS, ManualClock, until
 
 CHILD = """
 import sys
