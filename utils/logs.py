@@ -1,9 +1,11 @@
-"""Output of a running daemon: its log, and the progress of long work at its start.
+"""A daemon's log, and the progress of long work at its start.
 
-The log has lines for people, or one JSON object a line for machines. The root logger has one
-handler a process, owned here. A record's extras (`extra={"request_id": ...}`) become fields of the
-object, or follow the text. Progress is a bar on a terminal, and lines of the log elsewhere. A bar
-owns the terminal's last line until the work is done. One thread.
+Log records are lines for people, or one JSON object a line for machines. A record's extras
+(`extra={"request_id": ...}`) become fields of the object, and follow the text. This module owns the
+root logger's handler, once a process.
+
+Progress is a bar on a terminal and lines of the log elsewhere. A bar owns the last line of a
+terminal until the work is done. Thread rule of a bar: one thread.
 """
 
 import json

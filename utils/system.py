@@ -1,11 +1,14 @@
-"""Settings of the operating system and the interpreter, reports to the service manager, CPU units.
+"""This process and its system: thread names, the interpreter's lock, the service manager, the CPU.
 
-- Threads and processes: their names (shown by `top -H`, perf and /proc), and death with the parent.
-  Python itself gives its thread names to the system from 3.14 on only.
-- The interpreter's lock: how long a computing thread keeps it while others wait.
-- The service manager (systemd's Type=notify): a datagram to the socket in NOTIFY_SOCKET, nothing
-  without it. Any thread. Nothing waits or fails: an unreachable manager is logged once a message.
-- The CPU: the number types that it multiplies in units of its own.
+`top -H`, perf and /proc show a thread's name. Python gives its own names to the system from 3.14 on
+only. A child may be set to die with its parent. A switch interval sets how long a computing thread
+keeps the interpreter's lock where others wait for it.
+
+Reports to the service manager that started this process (systemd's Type=notify) are datagrams to
+the socket that NOTIFY_SOCKET names; without one nothing is sent. Thread rule: any thread. Nothing
+waits, and nothing fails: a manager that cannot be reached is logged once a message.
+
+The CPU's number formats are those that it multiplies in units of its own.
 """
 
 import ctypes

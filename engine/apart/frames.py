@@ -1,17 +1,7 @@
 """Frames between two processes: messages to bytes and back, and an event loop's end of a socket.
 
-`frame_of()`: Messages to bytes and back: one frame for all that one side has at a time.
-A frame is its length, 4 bytes little-endian, and MessagePack: a list of [kind, body]. A kind is a
-place in the table that both processes make of the same code, so no name travels; tokens that follow
-each other are one body, written and read by msgspec without an object of Python for each field.
-Why msgspec: it is a dependency already, reads bodies straight into the messages' types (so a frame
-that is none of them is refused, where pickle would run it), and a token costs 0.1 to 0.3 us a side.
-Pure; one thread at a time for each FrameReader.
-
-`FrameProtocol`: One end of a socket of frames, in an event loop.
-Owns its transport and what has come of a frame that is not whole. Thread rule: the loop's.
-Invariants: on_end is called once, and nothing is taken behind it; behind what is no frame nothing
-is taken.
+Owns no socket but FrameProtocol's transport. Thread rule: one thread at a time for each
+FrameReader, the event loop for FrameProtocol.
 """
 
 import asyncio
@@ -27,6 +17,8 @@ from tasuki.engine import messages as m
 from tasuki.engine.messages.types import BodyReader, packer, reader_of
 
 from .control import ENGINE_CONTROL, FRONT_CONTROL
+
+log = logging.getLogger(__name__)
 
 _LENGTH = Struct("<I")
 _TOKENS = 0
@@ -49,7 +41,17 @@ _READ = (msgspec.msgpack.Decoder(list[m.TokenOut]).decode, *map(reader_of, _KIND
 
 
 def frame_of(messages: Sequence[Any]) -> bytearray:
-    """Raises KeyError of what is no message, and msgspec's errors of what is no plain value."""
+    """Messages to bytes and back: one frame for all that one side has at a time.
+
+    A frame is its length, 4 bytes little-endian, and MessagePack: a list of [kind, body]. A kind is
+    a place in the table that both processes make of the same code, so no name travels; tokens that
+    follow each other are one body, written and read by msgspec without an object of Python for each
+    field. Why msgspec: it is a dependency already, reads bodies straight into the messages' types
+    (so a frame that is none of them is refused, where pickle would run it), and a token costs 0.1
+    to 0.3 us a side. Pure; one thread at a time for each FrameReader.
+
+    Raises KeyError of what is no message, and msgspec's errors of what is no plain value.
+    """
     bodies: list[tuple[int, Any]] = []
     for kind, same in groupby(messages, type):
         if kind is m.TokenOut:
@@ -113,10 +115,14 @@ def values_of(body: bytes, readers: Sequence[BodyReader]) -> list[tuple[int, Any
         raise BrokenFrame(str(error)) from error
 
 
-log = logging.getLogger(__name__)
-
-
 class FrameProtocol(asyncio.Protocol):
+    """One end of a socket of frames, in an event loop.
+
+    Owns its transport and what has come of a frame that is not whole. Thread rule: the loop's.
+    Invariants: on_end is called once, and nothing is taken behind it; behind what is no frame
+    nothing is taken.
+    """
+
     def __init__(
         self,
         peer: str,

@@ -1,19 +1,7 @@
 """The engine's ends of sockets: to the front that started it, and to front workers.
 
-`FrontLink`: The engine's end of the socket to a front in another process.
-Owns the socket and one thread, which reads. Thread rule: send() from any thread, never waits and
-never raises for what became of the front; `receive` and `on_end` are called on the link's thread.
-Invariants: frames leave whole and in the order of send(); what waits for a front that does not read
-is bounded, and a front with more than that is dead; on_end comes once, after the last receive.
-
-`WorkerLinks`: The engine's ends of the sockets to front workers, beside the one to the front that
-started it.
-Owns a FrontLink for each worker, and which worker a request came from. Thread rule: add() from any
-thread, split() from the engine's; `receive` and `gone` are called on the links' threads. Both
-tables change and are copied under the lock; split() looks single keys up without it. Invariants:
-what a request is answered goes to the worker that submitted it, its end to the front too, and to
-the front first; a worker that is gone has its requests aborted, and gone(number, requests) comes
-behind every end that the front was sent before.
+Owns one socket and one reading thread for each front. send() may be called from any thread and
+never waits. Frames keep their order, and what waits for a slow front is bounded.
 """
 
 import asyncio
@@ -41,6 +29,15 @@ _LAST_WRITES_SECONDS = 1.0
 
 
 class FrontLink:
+    """The engine's end of the socket to a front in another process.
+
+    Owns the socket and one thread, which reads. Thread rule: send() from any thread, never waits
+    and never raises for what became of the front; `receive` and `on_end` are called on the link's
+    thread. Invariants: frames leave whole and in the order of send(); what waits for a front that
+    does not read is bounded, and a front with more than that is dead; on_end comes once, after the
+    last receive.
+    """
+
     def __init__(self, connection: socket.socket, limit_bytes: int = LIMIT_BYTES) -> None:
         """limit_bytes: that may wait for the front to read, beside what the kernel holds."""
         connection.setblocking(False)
@@ -184,6 +181,18 @@ def opened_door(path: str) -> socket.socket:
 
 
 class WorkerLinks:
+    """The engine's ends of the sockets to front workers, beside the one to the front that started
+    it.
+
+    Owns a FrontLink for each worker, and which worker a request came from. Thread rule: add() from
+    any thread, split() from the engine's; `receive` and `gone` are called on the links' threads.
+    Both tables change and are copied under the lock; split() looks single keys up without it.
+    Invariants:
+    what a request is answered goes to the worker that submitted it, its end to the front too, and
+    to the front first; a worker that is gone has its requests aborted, and gone(number, requests)
+    comes behind every end that the front was sent before.
+    """
+
     def __init__(
         self,
         receive: Callable[[Sequence[Any]], None],

@@ -1,20 +1,7 @@
 """A follower: its life, its reports and its watch over the leader.
 
-`LeaderWatch`: Whether the leader still reads what this rank sends it: one that stands still does
-not, and what was sent lies unread in the socket.
-Owns a handle of the leader's process. Thread rule: one thread ticks; plans_may_come() from any.
-Invariant: a gap of this rank's own does not count as the leader's (Silence).
-
-`ReportedResults`: What a follower's forwards drew, said to its leader as each ends, while the next
-is launched.
-Owns one thread, which waits for forwards in their order; the follower's own launches them. close()
-is that one's. Invariant: the first error ends the waiting for plans, and is raised by close().
-
-`follow()`: A follower's life: load, meet the others, run plans in their order, end.
-It decides nothing: what it computes is in the plans, and it ends when its leader says so, or is
-gone. Owns the socket to the leader. Thread rule: one thread launches plans, so that the next one is
-on its way to the device while one runs; another one waits for their ends, a third one sends beats.
-Invariant: an error of any kind ends the process, and the leader has its line first.
+Owns the socket to the leader. Plans, results and heartbeats have a thread each. A follower decides
+nothing. Any error ends its process, after a line to the leader.
 """
 
 import fcntl
@@ -46,6 +33,8 @@ from .messages import START_SECONDS, checksum
 from .shared_arenas import Report
 from .tiers import FollowerTiers
 
+log = logging.getLogger(__name__)
+
 BEATS_A_TIMEOUT = 10
 _LOOKS = 5
 """At the socket, before what lies there counts as unread: some may just have been sent."""
@@ -55,6 +44,13 @@ _COUNT = struct.Struct("i")
 
 
 class LeaderWatch:
+    """Whether the leader still reads what this rank sends it: one that stands still does not, and
+    what was sent lies unread in the socket.
+
+    Owns a handle of the leader's process. Thread rule: one thread ticks; plans_may_come() from any.
+    Invariant: a gap of this rank's own does not count as the leader's (Silence).
+    """
+
     def __init__(
         self,
         connection: socket.socket,
@@ -109,9 +105,16 @@ def _unread(connection: socket.socket) -> int:
 
 
 class ReportedResults:
-    """report: called with a plan's number and the checksum of what it drew, if it drew anything, on
+    """What a follower's forwards drew, said to its leader as each ends, while the next is launched.
+
+    Owns one thread, which waits for forwards in their order; the follower's own launches them.
+    close() is that one's. Invariant: the first error ends the waiting for plans, and is raised by
+    close().
+
+    report: called with a plan's number and the checksum of what it drew, if it drew anything, on
     the thread. check: called before; raises where what was drawn is worthless. on_error: called
-    once, on the thread, where any of them has raised."""
+    once, on the thread, where any of them has raised.
+    """
 
     def __init__(
         self,
@@ -150,8 +153,6 @@ class ReportedResults:
             self._error = error
             self._on_error()
 
-
-log = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 18
 _END_SECONDS = 0.2
@@ -272,8 +273,17 @@ class LeaderLink:
 
 
 def follow(connection: socket.socket, load: Callable[[], LoadedRank], timeout: float) -> int:
-    """The process's main; returns its exit status. timeout: seconds of silence after which the
-    leader gives this rank up, and this rank the leader."""
+    """A follower's life: load, meet the others, run plans in their order, end.
+
+    It decides nothing: what it computes is in the plans, and it ends when its leader says so, or is
+    gone. Owns the socket to the leader. Thread rule: one thread launches plans, so that the next
+    one is on its way to the device while one runs; another one waits for their ends, a third one
+    sends beats. Invariant: an error of any kind ends the process, and the leader has its line
+    first.
+
+    The process's main; returns its exit status. timeout: seconds of silence after which the leader
+    gives this rank up, and this rank the leader.
+    """
     link = LeaderLink(connection, timeout)
     link.beat()
     try:

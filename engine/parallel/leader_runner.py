@@ -1,16 +1,7 @@
 """The leader's side of a forward: plans go to all ranks, and it draws some tokens for all.
 
-`LeaderDraws`: Tokens of rows whose requests change their logits, which the leader draws for every
-rank.
-What such a draw takes, a compiled grammar or the tokens before, the leader alone has: whether a
-grammar can be compiled in time may differ from process to process, and then ranks would. All other
-rows each rank draws itself, from the same bits. Thread rule: that of the forward.
-
-`LeaderRunner`: Runs plans on all ranks: each goes to the followers first, and then to this rank's
-own runner.
-As any runner to the engine. Thread rule: one thread. Invariants: every rank gets every plan, in the
-same order; where a plan fails on any rank, ranks no longer agree, and no other one is run: an error
-is the node's, never one request's.
+Thread rule: the one thread of the forward. Every rank gets every plan in one order, and an error on
+any rank is the node's.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +20,14 @@ from .ranks import Ranks
 
 
 class LeaderDraws:
-    """As DrawnTogether."""
+    """Tokens of rows whose requests change their logits, which the leader draws for every rank.
+
+    What such a draw takes, a compiled grammar or the tokens before, the leader alone has: whether a
+    grammar can be compiled in time may differ from process to process, and then ranks would. All
+    other rows each rank draws itself, from the same bits. Thread rule: that of the forward.
+
+    As DrawnTogether.
+    """
 
     def __init__(self, collectives: Collectives, rank: int) -> None:
         self._collectives = collectives
@@ -82,6 +80,14 @@ class LeaderForward:
 
 
 class LeaderRunner:
+    """Runs plans on all ranks: each goes to the followers first, and then to this rank's own
+    runner.
+
+    As any runner to the engine. Thread rule: one thread. Invariants: every rank gets every plan, in
+    the same order; where a plan fails on any rank, ranks no longer agree, and no other one is run:
+    an error is the node's, never one request's.
+    """
+
     def __init__(
         self,
         runner: Runner,

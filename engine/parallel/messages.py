@@ -1,9 +1,6 @@
 """Messages between a leader and its followers, their frames and their checksum.
 
-`checksum()`: What a rank drew, as one number: ranks whose numbers differ compute different things.
-
-`frame()`: What the leader and a follower send each other, and the frames that carry it.
-Plain, immutable values; a plan travels as ForwardPlan.encode() made it.
+Plain, immutable values and pure functions.
 """
 
 from collections.abc import Sequence
@@ -19,7 +16,10 @@ from tasuki.engine.tiers.copy_job import CopyJob, JobEnd
 
 
 def checksum(drawn: DrawnTokens) -> int:
-    """Of all tokens and drafts of a forward."""
+    """What a rank drew, as one number: ranks whose numbers differ compute different things.
+
+    Of all tokens and drafts of a forward.
+    """
     behind = {row: [token.token for token in found] for row, found in drawn.behind.items()}
     total = crc32(drawn.tokens.astype("<i4", copy=False).tobytes())
     for kind, lists in enumerate((behind, drawn.guessed)):
@@ -136,6 +136,10 @@ _READ = tuple(map(reader_of, _KINDS))
 
 
 def frame(message: Message) -> bytes:
+    """What the leader and a follower send each other, and the frames that carry it.
+
+    Plain, immutable values; a plan travels as ForwardPlan.encode() made it.
+    """
     return bytes(framed([(_NUMBER_OF[type(message)], message)]))
 
 

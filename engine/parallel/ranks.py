@@ -1,14 +1,7 @@
 """A leader's followers: their processes, their sockets and their loss.
 
-`RankProcess`: A follower's process as its leader sees it.
-
-`Ranks`: The leader's followers: what goes to them, and the thread that notices when one is no more.
-Owns their processes, and one thread, which reads what they send. Thread rule: send(), drew() and
-blame() are the engine's thread's; loaded(), join(), joined() and close() are of the thread that
-builds; `on_loss` is called once, on whichever thread saw the loss. Invariants: the first loss is
-the reason, and every follower is killed with it, so that no rank waits for one that is gone;
-nothing waits without a bound: a rank that dies is noticed by its pidfd, one that stands still by
-its silence.
+Owns the followers' processes and the thread that reads what they send. The first loss is the
+reason, and every follower is killed with it. Nothing waits without a bound.
 """
 
 import os
@@ -37,8 +30,11 @@ from .shared_arenas import AgreedSteps
 
 @dataclass
 class RankProcess:
-    """Owns the process and this end of its socket. child: where this process started it. handle: of
-    pidfd_open(2), readable once it has ended."""
+    """A follower's process as its leader sees it.
+
+    Owns the process and this end of its socket. child: where this process started it. handle: of
+    pidfd_open(2), readable once it has ended.
+    """
 
     pid: int
     connection: socket.socket
@@ -132,6 +128,16 @@ class _Follower:
 
 
 class Ranks:
+    """The leader's followers: what goes to them, and the thread that notices when one is no more.
+
+    Owns their processes, and one thread, which reads what they send. Thread rule: send(), drew()
+    and blame() are the engine's thread's; loaded(), join(), joined() and close() are of the thread
+    that builds; `on_loss` is called once, on whichever thread saw the loss. Invariants: the first
+    loss is the reason, and every follower is killed with it, so that no rank waits for one that is
+    gone; nothing waits without a bound: a rank that dies is noticed by its pidfd, one that stands
+    still by its silence.
+    """
+
     def __init__(
         self,
         processes: Sequence[RankProcess],

@@ -1,16 +1,6 @@
 """Tiers below arenas of several ranks: each rank copies its own part of every page and state.
 
-`FollowerTiers`: A follower's part of the tiers: it copies what the leader says, and says how each
-copy ended.
-Owns a copier a tier, and one thread that sends ends. Thread rule: handle() is of the thread that
-runs plans, so that a copy begins behind those that came before it.
-
-`RankCopier`: Copies of a tier on all ranks, as one copier: a copy has ended when it has on every
-rank, and is good where it was on each.
-Thread rule: as `Copier`, the engine loop's; ended() is called on the thread that reads what
-followers send. Invariants: a follower is sent a copy behind all plans that the copy is behind here,
-and takes both in that order; each rank is awaited once, whatever the others said; what is given up
-here is cancelled there.
+Owns a copier for each tier on every follower. A copy is good where it was good on each rank.
 """
 
 import threading
@@ -33,6 +23,12 @@ _CLOSE_SECONDS = 5.0
 
 
 class FollowerTiers:
+    """A follower's part of the tiers: it copies what the leader says, and says how each copy ended.
+
+    Owns a copier a tier, and one thread that sends ends. Thread rule: handle() is of the thread
+    that runs plans, so that a copy begins behind those that came before it.
+    """
+
     def __init__(self, copiers: Sequence[CopyThread], send: Callable[[r.CopyEnded], None]) -> None:
         """copiers: by tier. send: to the leader; raises OSError or a LeaderGone once it is gone."""
         self._copiers = copiers
@@ -96,6 +92,15 @@ class _Awaited:
 
 
 class RankCopier:
+    """Copies of a tier on all ranks, as one copier: a copy has ended when it has on every rank, and
+    is good where it was on each.
+
+    Thread rule: as `Copier`, the engine loop's; ended() is called on the thread that reads what
+    followers send. Invariants: a follower is sent a copy behind all plans that the copy is behind
+    here, and takes both in that order; each rank is awaited once, whatever the others said; what is
+    given up here is cancelled there.
+    """
+
     def __init__(self, own: CopyThread, tier: int, ranks: Ranks) -> None:
         """own: of the leader's arena. tier: its place."""
         self._own = own

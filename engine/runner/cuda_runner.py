@@ -1,16 +1,7 @@
 """The runner of GPUs.
 
-`LayerEvents`: Ticks the step counter when a GPU has written a layer's KV and state.
-Owns what waits for the event behind each layer's writes and ticks, on a thread of its own that
-never holds the interpreter's lock (cpp_cache/dataplane/stream_ticks.h): the thread of the forward
-only records. Thread rule: hooks on the engine loop's thread; the thread there is the only one that
-ticks the counter.
-
-`CudaRunner`: Runs plans on a GPU: decoding rows by a captured graph, those with drafts by another
-one, prompts eagerly behind them; then the draft layer guesses what follows.
-Owns the last tokens, the rows and the block table; shares model and arena. Everything joins one
-stream, the current one, and nothing waits for the GPU but InFlightForward.result(). Thread rule:
-the engine loop's.
+Owns the last tokens, the rows, the block table and the thread of layer events. Thread rule: the
+engine loop's. All work joins one stream, and only InFlightForward.result() waits for the GPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +41,15 @@ from .rows import ResolvedRows, SequenceStates
 
 
 class LayerEvents(LayerHooks):
-    """launched: the counter's value once all recorded events passed."""
+    """Ticks the step counter when a GPU has written a layer's KV and state.
+
+    Owns what waits for the event behind each layer's writes and ticks, on a thread of its own that
+    never holds the interpreter's lock (cpp_cache/dataplane/stream_ticks.h): the thread of the
+    forward only records. Thread rule: hooks on the engine loop's thread; the thread there is the
+    only one that ticks the counter.
+
+    launched: the counter's value once all recorded events passed.
+    """
 
     def __init__(self, steps: StepCounter, layers: int) -> None:
         """layers: of a forward."""
@@ -139,6 +138,14 @@ class CudaForward:
 
 
 class CudaRunner:
+    """Runs plans on a GPU: decoding rows by a captured graph, those with drafts by another one,
+    prompts eagerly behind them; then the draft layer guesses what follows.
+
+    Owns the last tokens, the rows and the block table; shares model and arena. Everything joins one
+    stream, the current one, and nothing waits for the GPU but InFlightForward.result(). Thread
+    rule: the engine loop's.
+    """
+
     def __init__(
         self,
         model: Qwen35Model,

@@ -1,18 +1,7 @@
 """Drafts on a GPU: rows with drafts are verified, and the draft layer guesses the next ones.
 
-`DraftVerifier`: Computes rows with drafts on a GPU, and folds what of them holds.
-Owns their numbers on the device, their pages' table, their graphs and what is kept of their last
-steps for folds; shares model, arena and samplers with the runner. A row that goes on with drafts
-folds its last step on the way (model/ops/gdn/verify/rows.py), any other at once: the engine folds
-before it drafts again, since it drafts behind what is there. Thread rule: the runner's; one stream.
-
-`LayerDrafter`: Lets the model's draft layer guess on a GPU, behind what a forward draws or before
-it begins: one graph, in which each guess takes what the one before drew. The drafts stay on the
-rows' lanes.
-Owns the rows' numbers, their pages' table and the graphs; shares model, arena, last tokens and the
-lanes' drafts with the runner. A draft is drawn with the temperature, cuts and noise of its
-position, as the model will draw there (model/qwen3_5.py is the CPU's). Thread rule: the
-runner's; one stream.
+Owns the rows' numbers, page tables and graphs; shares model and arena with the runner. Thread rule:
+the runner's; one stream.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -59,6 +48,15 @@ class _Held:
 
 
 class DraftVerifier:
+    """Computes rows with drafts on a GPU, and folds what of them holds.
+
+    Owns their numbers on the device, their pages' table, their graphs and what is kept of their
+    last steps for folds; shares model, arena and samplers with the runner. A row that goes on with
+    drafts folds its last step on the way (model/ops/gdn/verify/rows.py), any other at once: the
+    engine folds before it drafts again, since it drafts behind what is there. Thread rule: the
+    runner's; one stream.
+    """
+
     def __init__(
         self,
         model: Qwen35Model,
@@ -292,6 +290,16 @@ class DraftVerifier:
 
 
 class LayerDrafter:
+    """Lets the model's draft layer guess on a GPU, behind what a forward draws or before it begins:
+    one graph, in which each guess takes what the one before drew. The drafts stay on the rows'
+    lanes.
+
+    Owns the rows' numbers, their pages' table and the graphs; shares model, arena, last tokens and
+    the lanes' drafts with the runner. A draft is drawn with the temperature, cuts and noise of its
+    position, as the model will draw there (model/qwen3_5.py is the CPU's). Thread rule: the
+    runner's; one stream.
+    """
+
     def __init__(
         self,
         model: Qwen35Model,

@@ -1,15 +1,7 @@
 """Where a sender's windows leave from, and the thread that digests them.
 
-`WindowSource`: From where in the arena a sender's windows leave: the pages and the slot themselves,
-as here, or an encoded copy (encoding_source.py).
-Thread rule: windows() and sizes from any thread, the rest on the transfer thread; a loaded window's
-digestible() on any one. Invariant: a loaded window's bytes stay as they are until release().
-
-`DigestThread`: Digests windows that leave, beside their transfers: all that wait, in one call.
-Owns a thread and what was asked of it. Knows no rooms and no links. Thread rule: start() and stop()
-once each, ask() from one thread; `changed` is called on the digests' thread and must not wait.
-Invariants: what was asked is answered, stop() included; a window that cannot be digested fails
-alone.
+Thread rule: sizes and windows() from any thread, the rest on the transfer thread. Digests have a
+thread of their own.
 """
 
 import threading
@@ -49,6 +41,14 @@ class LoadedWindow(Protocol):
 
 
 class WindowSource(Protocol):
+    """From where in the arena a sender's windows leave: the pages and the slot themselves, as here,
+    or an encoded copy (encoding_source.py).
+
+    Thread rule: windows() and sizes from any thread, the rest on the transfer thread; a loaded
+    window's digestible() on any one. Invariant: a loaded window's bytes stay as they are until
+    release().
+    """
+
     @property
     def sizes(self) -> UnitSizes:
         """Of what is posted."""
@@ -171,6 +171,14 @@ class AskedDigest:
 
 
 class DigestThread:
+    """Digests windows that leave, beside their transfers: all that wait, in one call.
+
+    Owns a thread and what was asked of it. Knows no rooms and no links. Thread rule: start() and
+    stop() once each, ask() from one thread; `changed` is called on the digests' thread and must not
+    wait. Invariants: what was asked is answered, stop() included; a window that cannot be digested
+    fails alone.
+    """
+
     def __init__(self, changed: Callable[[], None]) -> None:
         """changed: some of what was asked is answered."""
         self._changed = changed

@@ -1,14 +1,6 @@
-"""The folder of a disk tier: one contract's, held by one node at a time, with digests of weights.
+"""The folder of a disk tier: one contract, one node at a time, with digests of weights.
 
-`KeptFolder`: The folder of one contract on a disk: whose it is, and that one node at a time has it.
-What a node keeps is as secret as its prompts: folder and files are its user's alone. Nothing is
-opened through a link, nor of another user. Folders of other contracts are left alone.
-
-`KnownWeights`: Digests of weight files that were read before, in a file beside what a disk keeps.
-A checkpoint of 18 GB takes 10 to 25 s to digest, and each restart would. A file is taken to be the
-one that was read where its path, size, inode and both of its times are: its change time nobody can
-set. One that was changed just before it was read is not noted, since a second change might bear the
-same times.
+Owns the folder's lock until close(), or until the process ends.
 """
 
 import fcntl
@@ -26,6 +18,8 @@ from typing import Any
 from tasuki.engine.tiers.store import PREFIX, contract_digest, folder_of
 from tasuki.model.weights.safetensors_folder import file_digest, weights_digest
 
+log = logging.getLogger(__name__)
+
 
 class DiskFailed(OSError):
     """The disk did not do what it was asked; what it was asked for is computed instead."""
@@ -38,7 +32,13 @@ _POLL_SECONDS = 0.05
 
 
 class KeptFolder:
-    """Locked until close(), or until the object or the process goes."""
+    """The folder of one contract on a disk: whose it is, and that one node at a time has it.
+
+    What a node keeps is as secret as its prompts: folder and files are its user's alone. Nothing is
+    opened through a link, nor of another user. Folders of other contracts are left alone.
+
+    Locked until close(), or until the object or the process goes.
+    """
 
     def __init__(self, parent: Path, contract: Mapping[str, str]) -> None:
         """contract: what must be equal before bytes that were kept are used. Raises DiskFailed:
@@ -117,16 +117,22 @@ def _lock(descriptor: int, path: Path) -> None:
         return
 
 
-log = logging.getLogger(__name__)
-
 _NAME = "weights.json"
 _SETTLED_SECONDS = 2.0
 """Since a file was changed, before its times set it apart from what it becomes."""
 
 
 class KnownWeights:
-    """Thread rule: any, of digest(); one thread of the rest. Raises nothing: what cannot be read or
-    written here is read from the weights."""
+    """Digests of weight files that were read before, in a file beside what a disk keeps.
+
+    A checkpoint of 18 GB takes 10 to 25 s to digest, and each restart would. A file is taken to be
+    the one that was read where its path, size, inode and both of its times are: its change time
+    nobody can set. One that was changed just before it was read is not noted, since a second change
+    might bear the same times.
+
+    Thread rule: any, of digest(); one thread of the rest. Raises nothing: what cannot be read or
+    written here is read from the weights.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _NAME

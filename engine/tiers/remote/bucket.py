@@ -1,11 +1,6 @@
 """Objects of one bucket of an S3 store, and the credentials for it.
 
-`Credentials`: Who this node is to a remote store: from the environment, or from a file.
-Nothing of it is ever printed: not by repr(), nor in an error.
-
-`Bucket`: Objects of one folder in a bucket of an S3 store, each call with a bound.
-The client is obstore: object_store of Apache Arrow, which signs, retries and bounds each request
-and holds no interpreter's lock while bytes move. Thread rule: any.
+Every call has a bound. Credentials are never printed. Thread rule: any.
 """
 
 import configparser
@@ -36,6 +31,11 @@ _PROFILE = "default"
 
 @dataclass(frozen=True)
 class Credentials:
+    """Who this node is to a remote store: from the environment, or from a file.
+
+    Nothing of it is ever printed: not by repr(), nor in an error.
+    """
+
     key: str = field(repr=False)
     secret: str = field(repr=False)
     token: str | None = field(repr=False, default=None)
@@ -98,7 +98,13 @@ def _seconds(meta: "ObjectMeta") -> float:
 
 
 class Bucket:
-    """Each call raises RemoteFailed, at once while the store is not asked."""
+    """Objects of one folder in a bucket of an S3 store, each call with a bound.
+
+    The client is obstore: object_store of Apache Arrow, which signs, retries and bounds each
+    request and holds no interpreter's lock while bytes move. Thread rule: any.
+
+    Each call raises RemoteFailed, at once while the store is not asked.
+    """
 
     def __init__(self, store: "S3Store", patience: Patience | None = None) -> None:
         self._store = store

@@ -1,19 +1,7 @@
 """The remote tier of one node: its size, the probe at the start, and lookups of prompts.
 
-`Lookups`: What a remote store has of prompts that are about to begin, asked beside the engine's
-loop.
-Owns threads that ask; the tree is given what they find, on the engine's loop. Thread rule: begin(),
-advance(), wait() and close() are the engine loop's.
-Invariants:
-1. A lookup is over within LOOKUP_SECONDS, whatever the store does: nobody waits longer. What comes
-   later is of use to the next prompt. After three that were late in a row nobody waits for a while.
-2. The tree is given a state whose manifest is whole, of the same salt, and behind the very tokens
-   that the prompt begins with. What its objects bring is digested when it is loaded.
-3. Nothing is given that was written before a flush of any node, once the store has noted that, nor
-   that was asked for before one of this node.
-
-`remote_memory()`: How much of a remote store a node knows at a time, and that it returns what is
-put there.
+Owns the threads that ask the store. Thread rule: the engine loop's. No prompt waits longer than
+LOOKUP_SECONDS, and found states are checked before use.
 """
 
 import logging
@@ -68,6 +56,19 @@ NO_LOOKUP = Lookup(b"", np.empty(0, np.int32), 0, 0.0, is_over=True)
 
 
 class Lookups:
+    """What a remote store has of prompts that are about to begin, asked beside the engine's loop.
+
+    Owns threads that ask; the tree is given what they find, on the engine's loop. Thread rule:
+    begin(), advance(), wait() and close() are the engine loop's. Invariants:
+    1. A lookup is over within LOOKUP_SECONDS, whatever the store does: nobody waits longer. What
+       comes later is of use to the next prompt. After three that were late in a row nobody waits
+       for a while.
+    2. The tree is given a state whose manifest is whole, of the same salt, and behind the very
+       tokens that the prompt begins with. What its objects bring is digested when it is loaded.
+    3. Nothing is given that was written before a flush of any node, once the store has noted that,
+       nor that was asked for before one of this node.
+    """
+
     def __init__(
         self,
         bucket: Bucket,
@@ -234,8 +235,11 @@ class RemoteMemory:
 def remote_memory(
     config: EngineConfig, layout: CacheLayout, contract: Callable[[], Mapping[str, str]]
 ) -> RemoteMemory | None:
-    """None where the config asks for none. contract: what must be equal before bytes are used that
-    another node wrote. Raises EngineConfigError where the store cannot be used."""
+    """How much of a remote store a node knows at a time, and that it returns what is put there.
+
+    None where the config asks for none. contract: what must be equal before bytes are used that
+    another node wrote. Raises EngineConfigError where the store cannot be used.
+    """
     if config.remote_cache is None or config.remote_cache_gib is None:
         return None
     slabs = int(config.remote_cache_gib * GIB) // layout.slab_bytes
