@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tasuki.server.errors import InvalidField, PromptTooLong
-from tasuki.server.openapi.openai_fields import TAKEN_VARIABLES
+from tasuki.server.openapi.openai_fields import REASONING, TAKEN_VARIABLES, THINKING, THINKING_TYPES
 from tasuki.server.text.chat_message import ROLES, ChatMessage, ConversationBuilder, ToolCall
 from tasuki.server.text.chat_renderer import MAX_MESSAGES, MAX_TOOLS
 from tasuki.server.text.grammars.call_grammar import OfferedTool, ToolChoice
@@ -23,11 +23,10 @@ from tasuki.server.text.json_reading import (
 )
 from tasuki.server.text.token_options import effort_of_budget
 
-from .request_fields import RequestFields
+from .request_fields import RequestFields, optional
 
 _FLAGS = ("enable_thinking", "preserve_thinking")
 _EFFORT = "reasoning_effort"
-_THINKING_TYPES = {None: None, "auto": None, "adaptive": None, "enabled": True, "disabled": False}
 NO_EFFORT = "none"
 
 
@@ -55,16 +54,13 @@ def read_template_variables(fields: RequestFields) -> dict[str, Any]:
 def _of_thinking(fields: RequestFields) -> dict[str, Any]:
     """What the object of DeepSeek's and GLM's APIs, and of Anthropic's, stands for. Raises
     InvalidField."""
-    thinking = fields.fields("thinking")
-    for name, value in fields.items_by_name("thinking").items():
-        if name not in ("type", "budget_tokens", "clear_thinking") and value is not None:
-            raise InvalidField(f"thinking.{name:.80}", "is not supported here: leave it out")
+    thinking = fields.fields("thinking", THINKING)
     kind = thinking.text("type")
-    if kind not in _THINKING_TYPES:
+    if kind not in THINKING_TYPES:
         raise InvalidField("thinking.type", "must be enabled, disabled or auto")
     cleared = thinking.get("clear_thinking")
     variables = {
-        "enable_thinking": _THINKING_TYPES[kind],
+        "enable_thinking": THINKING_TYPES[kind],
         "preserve_thinking": None if cleared is None else not thinking.flag("clear_thinking"),
         _EFFORT: effort_of_budget("thinking.budget_tokens", thinking.integer("budget_tokens")),
     }
@@ -74,10 +70,7 @@ def _of_thinking(fields: RequestFields) -> dict[str, Any]:
 def _effort(fields: RequestFields, variables: dict[str, Any]) -> str | None:
     """SGLang's object for the same: its effort; `enabled` goes to the variables. Raises
     InvalidField."""
-    reasoning = fields.fields("reasoning")
-    for name, value in fields.items_by_name("reasoning").items():
-        if name not in ("effort", "enabled") and value is not None:
-            raise InvalidField(f"reasoning.{name:.80}", "is not supported here: leave it out")
+    reasoning = fields.fields("reasoning", REASONING)
     if reasoning.get("enabled") is not None:
         variables.setdefault("enable_thinking", reasoning.flag("enabled"))
     return reasoning.text("effort")
@@ -136,8 +129,7 @@ def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidField(f"{place}.function", "must be an object with a name")
-        if not isinstance(function.get("strict"), bool | None):
-            raise InvalidField(f"{place}.function.strict", "must be true or false")
+        optional(function, "strict", bool, f"{place}.function")
     if fields.get("tool_choice") == "none":
         return []
     # Templates show a definition as it stands.
@@ -194,7 +186,7 @@ def _function_name(item: Mapping[str, Any]) -> str | None:
 
 def parallel_calls(fields: RequestFields) -> bool:
     """Whether an answer may hold more than one call."""
-    return fields.get("parallel_tool_calls") is None or fields.flag("parallel_tool_calls")
+    return fields.flag("parallel_tool_calls", default=True)
 
 
 def _message(item: Any, place: str) -> ChatMessage:
@@ -218,13 +210,9 @@ def _message(item: Any, place: str) -> ChatMessage:
 
 def _reasoning(item: dict[str, Any], place: str) -> str | None:
     """Under the name that most clients send, or under vLLM's newer one."""
-    found = None
-    for name in ("reasoning", "reasoning_content"):
-        reasoning = item.get(name)
-        if not isinstance(reasoning, str | None):
-            raise InvalidField(f"{place}.{name}", "must be a string")
-        found = found if reasoning is None else reasoning
-    return found
+    reasoning = optional(item, "reasoning", str, place)
+    of_older_name = optional(item, "reasoning_content", str, place)
+    return reasoning if of_older_name is None else of_older_name
 
 
 def read_content(content: Any, place: str, *, optional: bool) -> str:
