@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tasuki.server.errors import InvalidField, PromptTooLong
+from tasuki.server.errors import InvalidField
+from tasuki.server.openai.messages import message_items
 from tasuki.server.openai.request_fields import RequestFields, is_among, required
 from tasuki.server.openapi.anthropic_fields import ABSENT, DISPLAYS
 from tasuki.server.text.chat_message import ChatMessage, ConversationBuilder, ToolCall
-from tasuki.server.text.chat_renderer import MAX_MESSAGES
 from tasuki.server.text.token_options import effort_of_budget
 
 _CARRIED = "tasuki.text."
@@ -165,14 +165,7 @@ class Conversation:
 
 def read_conversation(fields: RequestFields) -> Conversation:
     """Raises InvalidField, PromptTooLong."""
-    messages = fields.items("messages")
-    if not messages:
-        raise InvalidField("messages", "is empty: send at least one message")
-    if len(messages) > MAX_MESSAGES:
-        raise PromptTooLong(
-            f"messages has {len(messages)}: send at most {MAX_MESSAGES}, or join some",
-            "messages",
-        )
+    messages = message_items(fields)
     reader = _Reader()
     if fields.get("system") is not None:
         reader.instructions(fields.get("system"), "system")

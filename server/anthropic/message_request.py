@@ -51,9 +51,7 @@ class MessageTools:
 
 
 def read_message_tools(fields: RequestFields) -> MessageTools:
-    tools = fields.items("tools")
-    if len(tools) > MAX_TOOLS:
-        raise InvalidField("tools", f"may hold at most {MAX_TOOLS}")
+    tools = fields.items("tools", MAX_TOOLS)
     offered = [_offered(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     choice = fields.fields("tool_choice")
     kind = choice.text("type")

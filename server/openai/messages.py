@@ -28,6 +28,7 @@ from .request_fields import RequestFields, optional
 _FLAGS = ("enable_thinking", "preserve_thinking")
 _EFFORT = "reasoning_effort"
 NO_EFFORT = "none"
+NameOf = Callable[[Mapping[str, Any]], str | None]
 
 
 def read_template_variables(fields: RequestFields) -> dict[str, Any]:
@@ -93,18 +94,24 @@ _TEXT_OF_PART = {
 
 def read_chat_messages(fields: RequestFields) -> list[ChatMessage]:
     """Templates take one system message, the first: later ones join the message before them."""
+    read = [
+        _message(item, f"messages[{index}]") for index, item in enumerate(message_items(fields))
+    ]
+    if any(message.role == "system" for message in read[1:]):
+        return _joined(read)
+    return read
+
+
+def message_items(fields: RequestFields) -> list[Any]:
+    """Return the items of `messages`. Raises InvalidField where there is none, PromptTooLong where
+    there are too many."""
     messages = fields.items("messages")
     if not messages:
         raise InvalidField("messages", "is empty: send at least one message")
     if len(messages) > MAX_MESSAGES:
-        raise PromptTooLong(
-            f"messages has {len(messages)}: send at most {MAX_MESSAGES}, or join some",
-            "messages",
-        )
-    read = [_message(item, f"messages[{index}]") for index, item in enumerate(messages)]
-    if any(message.role == "system" for message in read[1:]):
-        return _joined(read)
-    return read
+        complaint = f"has {len(messages)}: send at most {MAX_MESSAGES}, or join some"
+        raise PromptTooLong(f"messages {complaint}", "messages")
+    return messages
 
 
 def _joined(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
@@ -119,9 +126,7 @@ def _joined(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
     """The definitions as they came, each with its type; none where tool_choice is "none"."""
-    tools = fields.items("tools")
-    if len(tools) > MAX_TOOLS:
-        raise InvalidField("tools", f"may hold at most {MAX_TOOLS}")
+    tools = fields.items("tools", MAX_TOOLS)
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
         if not isinstance(tool, dict) or tool.get("type") not in (None, _FUNCTION):
@@ -144,27 +149,30 @@ def read_offered_tools(fields: RequestFields) -> list[OfferedTool]:
 def read_tool_choice(fields: RequestFields) -> ToolChoice:
     """Raises InvalidField."""
     choice = fields.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        allowed = fields.fields("tool_choice").fields("allowed_tools")
+        return read_allowed_tools(allowed, "tool_choice.allowed_tools", _function_name)
+    return read_mode(choice, _function_name, "function")
+
+
+def read_mode(choice: Any, name_of: NameOf, types: str) -> ToolChoice:
+    """Return OpenAI's choice of a mode or of one tool. name_of: the tool's name, None: is wrongly
+    given. types: of tools, in errors. Raises InvalidField."""
     if choice in (None, "auto", "none"):
         return ToolChoice()
     if choice == "required":
         return ToolChoice(forced=True)
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        allowed = fields.fields("tool_choice").fields("allowed_tools")
-        return read_allowed_tools(allowed, "tool_choice.allowed_tools", _function_name)
-    function = choice.get("function") if isinstance(choice, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str) or choice.get("type") != "function":
+    name = name_of(choice) if isinstance(choice, dict) else None
+    if name is None:
         raise InvalidField(
             "tool_choice",
-            'must be "auto", "none", "required", or an object of type function with its name, or '
+            f'must be "auto", "none", "required", or an object of type {types} with its name, or '
             "of type allowed_tools",
         )
     return ToolChoice(forced=True, name=name)
 
 
-def read_allowed_tools(
-    allowed: RequestFields, place: str, name_of: Callable[[Mapping[str, Any]], str | None]
-) -> ToolChoice:
+def read_allowed_tools(allowed: RequestFields, place: str, name_of: NameOf) -> ToolChoice:
     """OpenAI's choice among some of the tools. name_of: one of those that it lists, None: is
     wrongly given. Raises InvalidField."""
     mode = allowed.text("mode")

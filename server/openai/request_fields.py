@@ -105,8 +105,13 @@ class RequestFields:
             raise InvalidField(name, "must be finite")
         return float(value)
 
-    def items(self, name: str) -> list[Any]:
-        return self._of(name, list) or []
+    def items(self, name: str, most: int | None = None) -> list[Any]:
+        """A list's; none where it is absent. Raises InvalidField where it holds more than `most`;
+        None: no bound."""
+        found = self._of(name, list) or []
+        if most is not None and len(found) > most:
+            raise InvalidField(name, f"may hold at most {most}")
+        return found
 
     def items_by_name(self, name: str) -> dict[str, Any]:
         """An object's; none where it is absent."""

@@ -328,10 +328,7 @@ def _sampling(
 
 
 def _stop_tokens(fields: RequestFields, vocab_size: int) -> tuple[int, ...]:
-    given = fields.items("stop_token_ids")
-    if len(given) > MAX_STOP_TOKENS:
-        raise InvalidField("stop_token_ids", f"may hold at most {MAX_STOP_TOKENS}")
-    stops = to_tokens("stop_token_ids", given)
+    stops = to_tokens("stop_token_ids", fields.items("stop_token_ids", MAX_STOP_TOKENS))
     check_vocabulary("stop_token_ids", stops, vocab_size)
     return tuple(stops.tolist())
 

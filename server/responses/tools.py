@@ -10,7 +10,7 @@ from typing import Any
 
 from tasuki.model.grammar.grammar import GrammarKind
 from tasuki.server.errors import InvalidField
-from tasuki.server.openai.messages import parallel_calls, read_allowed_tools
+from tasuki.server.openai.messages import parallel_calls, read_allowed_tools, read_mode
 from tasuki.server.openai.request_fields import RequestFields, is_among, optional, required
 from tasuki.server.openapi.responses_fields import MAX_NAMESPACE
 from tasuki.server.text.chat_renderer import MAX_TOOLS
@@ -83,20 +83,9 @@ def echoed_tools(fields: RequestFields) -> list[dict[str, Any]]:
 
 
 def _choice(choice: Any) -> ToolChoice:
-    if choice in (None, "auto", "none"):
-        return ToolChoice()
-    if choice == "required":
-        return ToolChoice(forced=True)
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         return read_allowed_tools(RequestFields(choice), "tool_choice", _chosen_name)
-    name = _chosen_name(choice) if isinstance(choice, dict) else None
-    if name is None:
-        raise InvalidField(
-            "tool_choice",
-            'must be "auto", "none", "required", or an object of type function or custom with its '
-            "name, or of type allowed_tools",
-        )
-    return ToolChoice(forced=True, name=name)
+    return read_mode(choice, _chosen_name, "function or custom")
 
 
 def _chosen_name(item: Mapping[str, Any]) -> str | None:
