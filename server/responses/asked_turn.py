@@ -36,9 +36,6 @@ from .input_items import read_input
 from .stored_responses import Responses, StoredItems, StoredResponse, StoredTurn
 from .tools import ResponseTools
 
-VARIABLES = ("chat_template_kwargs", "enable_thinking", "preserve_thinking")
-"""Fields that set variables of the template, beside `reasoning`."""
-
 
 @dataclass(frozen=True)
 class PromptSettings:
@@ -52,6 +49,80 @@ class PromptSettings:
     def digest(self) -> bytes:
         content = msgspec.json.encode((self.instructions, self.tools, self.variables))
         return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def turn_prompt(
+    codec: TextCodec,
+    settings: PromptSettings,
+    messages: Sequence[ChatMessage],
+    before: StoredTurn | None,
+    old: int,
+    salt: bytes,
+) -> RenderedPrompt:
+    """Return the prompt of the whole conversation.
+
+    messages: those of the turn before, and then the new ones. old: how many are of that turn.
+    Raises InvalidRequest, PromptTooLong.
+    """
+    new = messages[old:]
+    if not new:
+        raise InvalidField("input", "is empty: send at least one item")
+    if new[-1].role == "assistant":
+        raise InvalidField("input", "must not end with an assistant's: no answer is continued here")
+    goes_on = before is not None and before.context == settings.digest
+    if before is not None and goes_on and new[0].role in ("user", "tool"):
+        exact = _behind(codec, settings, new, before, salt)
+        if exact is not None:
+            return exact
+    return ChatRenderer(codec).conversation(
+        _instructed(settings.instructions, messages),
+        open_answer=True,
+        salt=salt,
+        tools=settings.tools,
+        variables=settings.variables,
+    )
+
+
+def _behind(
+    codec: TextCodec,
+    settings: PromptSettings,
+    new: Sequence[ChatMessage],
+    before: StoredTurn,
+    salt: bytes,
+) -> RenderedPrompt | None:
+    """None where the template cannot go on from a turn."""
+    renderer = ChatRenderer(codec)
+    try:
+        rendered = renderer.next_turn(new, salt=salt, variables=settings.variables)
+        closing = renderer.answer_closing()
+    except PromptTooLong:
+        raise
+    except InvalidRequest:
+        return None
+    begun = _closed(before.tokens, closing)
+    tokens = np.concatenate([begun, rendered.tokens])
+    marks = tuple(len(begun) + mark for mark in rendered.marks)
+    return RenderedPrompt(tokens, marks, rendered.thinking)
+
+
+def _closed(tokens: Tokens, closing: Tokens) -> Tokens:
+    """A model that ended its answer itself wrote the first token of what closes it."""
+    ended = len(closing) > 0 and len(tokens) > 0 and tokens[-1] == closing[0]
+    return np.concatenate([tokens, closing[1:] if ended else closing])
+
+
+def _instructed(instructions: str | None, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+    """Instructions come first, before what the developer wrote."""
+    if instructions is None:
+        return messages
+    if messages[0].role != "system":
+        return [ChatMessage("system", instructions), *messages]
+    joined = f"{instructions}\n\n{messages[0].content}"
+    return [ChatMessage("system", joined), *messages[1:]]
+
+
+VARIABLES = ("chat_template_kwargs", "enable_thinking", "preserve_thinking")
+"""Fields that set variables of the template, beside `reasoning`."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +229,7 @@ def keeper(
 
 def is_stored(fields: RequestFields) -> bool:
     """Whether the response is to be stored. Raises InvalidField."""
-    return fields.get("store") is None or fields.flag("store")
+    return fields.flag("store", default=True)
 
 
 def _check_outputs(messages: Sequence[ChatMessage], old: int) -> None:
@@ -180,80 +251,10 @@ def template_variables(codec: TextCodec, fields: RequestFields) -> dict[str, Any
     context = reasoning.text("context")
     if context not in PRESERVES:
         raise InvalidField("reasoning.context", "must be auto, current_turn or all_turns")
-    asked = {name: fields.get(name) for name in VARIABLES}
-    if asked["preserve_thinking"] is None:
-        asked["preserve_thinking"] = PRESERVES[context]
+    asked = fields.only(*VARIABLES)
+    if asked.get("preserve_thinking") is None:
+        asked = asked.changed(preserve_thinking=PRESERVES[context])
     effort = reasoning.short_text("effort", MAX_ID, "reasoning.effort")
     if effort is not None and effort != NO_EFFORT:
         effort = effort_of_template(codec, "reasoning.effort", effort)
-    return read_template_variables(RequestFields({**asked, EFFORT: effort}))
-
-
-def turn_prompt(
-    codec: TextCodec,
-    settings: PromptSettings,
-    messages: Sequence[ChatMessage],
-    before: StoredTurn | None,
-    old: int,
-    salt: bytes,
-) -> RenderedPrompt:
-    """Return the prompt of the whole conversation.
-
-    messages: those of the turn before, and then the new ones. old: how many are of that turn.
-    Raises InvalidRequest, PromptTooLong.
-    """
-    new = messages[old:]
-    if not new:
-        raise InvalidField("input", "is empty: send at least one item")
-    if new[-1].role == "assistant":
-        raise InvalidField("input", "must not end with an assistant's: no answer is continued here")
-    goes_on = before is not None and before.context == settings.digest
-    if before is not None and goes_on and new[0].role in ("user", "tool"):
-        exact = _behind(codec, settings, new, before, salt)
-        if exact is not None:
-            return exact
-    return ChatRenderer(codec).conversation(
-        _instructed(settings.instructions, messages),
-        open_answer=True,
-        salt=salt,
-        tools=settings.tools,
-        variables=settings.variables,
-    )
-
-
-def _behind(
-    codec: TextCodec,
-    settings: PromptSettings,
-    new: Sequence[ChatMessage],
-    before: StoredTurn,
-    salt: bytes,
-) -> RenderedPrompt | None:
-    """None where the template cannot go on from a turn."""
-    renderer = ChatRenderer(codec)
-    try:
-        rendered = renderer.next_turn(new, salt=salt, variables=settings.variables)
-        closing = renderer.answer_closing()
-    except PromptTooLong:
-        raise
-    except InvalidRequest:
-        return None
-    begun = _closed(before.tokens, closing)
-    tokens = np.concatenate([begun, rendered.tokens])
-    marks = tuple(len(begun) + mark for mark in rendered.marks)
-    return RenderedPrompt(tokens, marks, rendered.thinking)
-
-
-def _closed(tokens: Tokens, closing: Tokens) -> Tokens:
-    """A model that ended its answer itself wrote the first token of what closes it."""
-    ended = len(closing) > 0 and len(tokens) > 0 and tokens[-1] == closing[0]
-    return np.concatenate([tokens, closing[1:] if ended else closing])
-
-
-def _instructed(instructions: str | None, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-    """Instructions come first, before what the developer wrote."""
-    if instructions is None:
-        return messages
-    if messages[0].role != "system":
-        return [ChatMessage("system", instructions), *messages]
-    joined = f"{instructions}\n\n{messages[0].content}"
-    return [ChatMessage("system", joined), *messages[1:]]
+    return read_template_variables(asked.changed(**{EFFORT: effort}))

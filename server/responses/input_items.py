@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tasuki.server.errors import InvalidField, PromptTooLong
+from tasuki.server.openai.request_fields import required
 from tasuki.server.text.chat_message import ChatMessage, ConversationBuilder, ToolCall
 from tasuki.server.text.chat_renderer import MAX_MESSAGES
 from tasuki.server.text.json_reading import holds_too_many_values, read_arguments
@@ -71,9 +72,7 @@ def read_input(
 
 
 def _referred(item: dict[str, Any], place: str, stored: StoredItems) -> dict[str, Any]:
-    name = item.get("id")
-    if not isinstance(name, str):
-        raise InvalidField(f"{place}.id", "must be a string")
+    name = required(item, "id", str, place)
     found = stored.get(name)
     if found is None:
         raise InvalidField(f"{place}.id", f"{name!r:.100} is not stored here: send the item itself")
@@ -122,9 +121,7 @@ def _call(item: dict[str, Any], place: str, builder: ConversationBuilder) -> Non
 
 
 def _custom_call(item: dict[str, Any], place: str, builder: ConversationBuilder) -> None:
-    text = item.get("input")
-    if not isinstance(text, str):
-        raise InvalidField(f"{place}.input", "must be a string")
+    text = required(item, "input", str, place)
     builder.call(ToolCall(_name(item, place), {CUSTOM_INPUT: text}))
 
 
