@@ -26,6 +26,7 @@ from tasuki.model.grammar.trials.client import DRAINS
 from tasuki.pycache._cpp_cache import ImpossibleRequest
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.windows.descriptors import UnitSizes
+from tasuki.utils.signatures import Clock
 
 from . import messages as m
 from .accounting import EvictionLedger, StepTimes
@@ -77,7 +78,7 @@ class Engine:
         max_batch: int,
         weights: str,
         per_token: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
         tiers: MakeTiers | None = None,
         behind: PrefillsBehind | None = None,
     ) -> None:

@@ -24,7 +24,7 @@ were not finite, nothing counts.
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +43,7 @@ from tasuki.engine.speculation.drafting import Drafting
 from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.prefix_cache import HybridPrefixCache
+from tasuki.utils.signatures import Clock
 
 from .forward_plan import Fold
 from .progress import ProgressTable
@@ -63,7 +64,7 @@ _IDLE_SHARE = 0.01
 
 
 class PlanningTime:
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         """clock: seconds."""
         self._clock = clock
         self._seconds: dict[tuple[int, int], deque[float]] = defaultdict(

@@ -28,6 +28,7 @@ from tasuki.server.auth.callers import Caller
 from tasuki.server.auth.tenants import TENANT_KEY
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.text_codec import TextCodec
+from tasuki.utils.signatures import Clock
 
 from .engine_client import EngineClient
 from .errors import InvalidField, InvalidRequest, SessionBusy, SessionLimit, UnknownSession
@@ -163,7 +164,7 @@ class SessionStore:
     def __init__(
         self,
         engine: EngineClient,
-        clock: Callable[[], float],
+        clock: Clock,
         max_sessions: int = 1024,
         idle_seconds: float = 3600.0,
         sessions_per_key: int = 0,

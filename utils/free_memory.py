@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from tasuki.utils.signatures import Clock
+
 _PART = 0.01
 """Of the time, at most: a heap of half a million holes is looked through in 50 ms, each time, and
 who allocates from it waits meanwhile. Where there are few, it takes 0.3 ms."""
@@ -60,7 +62,7 @@ class FreeMemory:
     def __init__(
         self,
         trim: Callable[[int], int] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
         after: Callable[[float, Callable[[], None]], None] = _after,
     ) -> None:
         """trim: as malloc_trim(), which it is by default. after: has a call made in so many

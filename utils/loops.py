@@ -30,6 +30,8 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from tasuki.utils.signatures import Clock
+
 from .system import name_this_thread
 
 log = logging.getLogger(__name__)
@@ -180,7 +182,7 @@ class LoopPulse:
     def __init__(
         self,
         probe: Callable[[Callable[[], None]], object],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         """probe: has the loop call what it is given, and returns at once."""
         self._probe = probe

@@ -17,7 +17,6 @@ Borrows its registry; owns the rooms that wait for their fence. One thread.
 """
 
 import time
-from collections.abc import Callable
 from enum import Enum
 
 from prometheus_client import CollectorRegistry
@@ -36,6 +35,7 @@ from tasuki.engine.messages import (
     StateLeft,
     WriterFenced,
 )
+from tasuki.utils.signatures import Clock
 
 from .families import FENCE, PREFILL, QUEUE, Instruments
 from .request_metrics import prefilled_seconds, queued_seconds
@@ -156,9 +156,7 @@ _REMEMBERED = 4096
 
 
 class FaultMetrics:
-    def __init__(
-        self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, registry: CollectorRegistry, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         made = Instruments(registry)
         self._lost = made.counter(

@@ -75,6 +75,7 @@ from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.descriptors import UnitSizes
 from tasuki.transfer.windows.window import StepCounter
 from tasuki.utils.logs import Progress, no_progress
+from tasuki.utils.signatures import Clock
 
 from .memory_plan import arena_slabs, max_batch
 
@@ -109,7 +110,7 @@ class EngineParts:
     disk: DiskMemory | None = None
     remote: RemoteMemory | None = None
     grammars: GrammarCompiler = field(default_factory=lambda: GrammarCompiler(None))
-    clock: Callable[[], float] = time.monotonic
+    clock: Clock = time.monotonic
     ranks: Ranks | None = None
     together: DrawnTogether | None = None
     shared: SharedArenas | None = None

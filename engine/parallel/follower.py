@@ -39,6 +39,7 @@ from tasuki.engine.messages.types import Message
 from tasuki.engine.runner.base import InFlightForward, Runner
 from tasuki.transfer.liveness.silence import Silence
 from tasuki.utils.program import is_expected, line_of
+from tasuki.utils.signatures import Clock
 from tasuki.utils.system import name_this_thread
 
 from . import messages as r
@@ -59,7 +60,7 @@ class LeaderWatch:
         self,
         connection: socket.socket,
         timeout: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         """connection: of a pair that the leader made. timeout: seconds for which a leader that
         computes may read nothing; one that still loads may for START_SECONDS, at least."""

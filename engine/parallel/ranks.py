@@ -29,6 +29,7 @@ from tasuki.engine.tiers.copy_job import JobEnd
 from tasuki.transfer.liveness.silence import Silence
 from tasuki.utils.child_process import Job, start_child_at_once
 from tasuki.utils.program import PACKAGE, line_of
+from tasuki.utils.signatures import Clock
 from tasuki.utils.system import name_this_thread
 
 from . import messages as r
@@ -136,7 +137,7 @@ class Ranks:
         self,
         processes: Sequence[RankProcess],
         timeout: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         """processes: of ranks 1, 2, ... timeout: seconds of a rank's silence that end the node."""
         self._clock = clock

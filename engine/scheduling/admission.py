@@ -46,6 +46,7 @@ from weakref import ReferenceType, ref
 
 from tasuki.engine import messages as m
 from tasuki.engine.request import Request
+from tasuki.utils.signatures import Clock
 
 _GROWTH = 2
 """So many times the rows that were seen are expected at most."""
@@ -124,7 +125,7 @@ class Seats:
 
 
 class QueueLimit:
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float, clock: Clock = time.monotonic) -> None:
         self.seconds = seconds
         self._clock = clock
         self._times: list[tuple[float, int, ReferenceType[Request]]] = []
@@ -183,7 +184,7 @@ _WINDOWS = 12
 
 
 class FirstTokenOutlook:
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._waiting: dict[Request, None] = {}
         self._speeds: deque[float] = deque(maxlen=_WINDOWS)

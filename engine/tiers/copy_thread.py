@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from tasuki.utils.signatures import Clock
 from tasuki.utils.system import name_this_thread, shorten_lock_turns
 
 from .copy_job import CopyJob, Direction, JobEnd
@@ -51,7 +52,7 @@ class CopyThread:
         self,
         pieces: PieceCopies,
         name: str = "host",
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
         journal: WriteJournal | None = None,
     ) -> None:
         """name: of the tier. clock: of how long a piece takes, seconds. journal: of a tier that

@@ -28,6 +28,7 @@ from tasuki.engine.runner.base import Event, EventRecorder
 from tasuki.engine.tiers.remote.remote_memory import NO_LOOKUP, Lookup, adopt
 from tasuki.pycache._cpp_cache import Allocation, TierStats, TierWrite
 from tasuki.pycache.prefix_cache import HybridPrefixCache
+from tasuki.utils.signatures import Clock
 
 from .copy_job import CopyJob, JobEnd, LoadBarrier, WriteLabel, parts_of_load
 from .digests import TierDigests
@@ -148,7 +149,7 @@ class LowerTiers:
         cache: HybridPrefixCache,
         recorder: EventRecorder,
         tiers: Sequence[LowerTier],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         """tiers: the cache's, the nearest first."""
         self._cache = cache

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.pycache.arena import Arena
+from tasuki.utils.signatures import Clock
 from tasuki.utils.system import name_this_thread
 
 from .digests import page_bytes, slot_bytes
@@ -83,9 +84,7 @@ MOST_FAILURES = 3
 class Patience:
     """Thread rule: any."""
 
-    def __init__(
-        self, seconds: float = float("inf"), clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, seconds: float = float("inf"), clock: Clock = time.monotonic) -> None:
         """seconds: after which it is tried again."""
         self._seconds = seconds
         self._clock = clock

@@ -20,7 +20,7 @@ functions; any thread. Invariant: each takes time linear in what it measures.
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,7 @@ import msgspec
 from tasuki.engine.messages import Submit
 from tasuki.server.errors import Busy, InvalidRequest, PromptTooLong, RateLimited, ServerError
 from tasuki.utils.free_memory import FreeMemory
+from tasuki.utils.signatures import Clock
 
 from .callers import Caller, Scope
 
@@ -102,7 +103,7 @@ class _Allowance:
 class _Rate:
     """One unit's allowances. per_minute: 0 sets no limit."""
 
-    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+    def __init__(self, per_minute: int, clock: Clock) -> None:
         self.per_minute = per_minute
         self._clock = clock
         self._allowances: dict[str, _Allowance] = {}
@@ -128,9 +129,7 @@ class _Rate:
 
 
 class RateLimits:
-    def __init__(
-        self, requests_per_minute: int, tokens_per_minute: int, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, requests_per_minute: int, tokens_per_minute: int, clock: Clock) -> None:
         """0: no such limit. clock: seconds, monotone."""
         self._requests = _Rate(requests_per_minute, clock)
         self._tokens = _Rate(tokens_per_minute, clock)

@@ -27,6 +27,7 @@ from tasuki.engine.messages import (
     Submit,
 )
 from tasuki.server.errors import ServerError
+from tasuki.utils.signatures import Clock
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ _SAMPLE_SECONDS = 1.0
 
 
 class NodeRecorder:
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock) -> None:
         """clock: seconds since 1970."""
         self.history = NodeHistory()
         self._clock = clock

@@ -37,6 +37,7 @@ from tasuki.transfer.liveness.link_status import (
     PrefillNodeState,
     PrefillNodeStatus,
 )
+from tasuki.utils.signatures import Clock
 from tasuki.utils.tls import ServerTls, not_after_dates
 
 
@@ -131,7 +132,7 @@ class LatestCounters:
     def __init__(
         self,
         ask: Callable[[], Awaitable[NodeReport]],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         """ask: the engine, now; raises ServerError where it has died."""
         self._ask = ask

@@ -19,6 +19,7 @@ from tasuki.dashboard.history.node_history import NodeHistory
 from tasuki.dashboard.page_files import INDEX, PageFile
 from tasuki.server.auth.limits import ConcurrencyCaps
 from tasuki.server.errors import WatcherLimit
+from tasuki.utils.signatures import Clock
 
 from .access import http_caller
 from .errors import HttpRefusal
@@ -46,7 +47,7 @@ class DashboardSource:
     prompts' blocks runs. standing: the node's own word, now."""
 
     history: NodeHistory
-    now: Callable[[], float]
+    now: Clock
     tree: TreeSource | None
     about: dict[str, str]
     recording_blocks: Callable[[], AbstractContextManager[None]] = nullcontext

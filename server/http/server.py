@@ -13,14 +13,14 @@ Thread rule: any thread.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.typedefs import Middleware
+from aiohttp.typedefs import Handler, Middleware
 
 from tasuki.engine.messages import RequestId
 from tasuki.server.auth.callers import LOOPBACK_ONLY, NOBODY, Access, Caller
@@ -293,9 +293,7 @@ def _let_in(
     calls: CallsInProgress,
 ) -> Middleware:
     @web.middleware
-    async def count(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
         caller = http_caller(request)
         if caller != NOBODY:
             connections.let_in(request.transport)

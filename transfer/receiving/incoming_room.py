@@ -16,7 +16,7 @@ whose room is forgotten stays open for the layers that had landed, and never ope
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.errors import DigestMismatch, OutOfBounds, WindowsMissing
 from tasuki.transfer.reports import KEPT_WINDOWS, BarrierWait, LandedWindow, WindowDigest
 from tasuki.transfer.windows.window import Destination, WindowHeader
+from tasuki.utils.signatures import Clock
 
 
 class IncomingRoom:
@@ -146,7 +147,7 @@ class IncomingRoom:
 
 
 class LayerBarrier:
-    def __init__(self, incoming: IncomingRoom, clock: Callable[[], float]) -> None:
+    def __init__(self, incoming: IncomingRoom, clock: Clock) -> None:
         self._incoming = incoming
         self._changed = incoming.changed
         self._clock = clock

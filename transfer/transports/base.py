@@ -20,7 +20,7 @@ Thread rule: one thread, the one that calls.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -28,6 +28,7 @@ from tasuki.pycache._cpp_cache import AskedDigest, Bell, GpuDigester, StepCounte
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.windows.descriptors import Pieces, TransferUnits
 from tasuki.transfer.windows.digest import ArenaWindow
+from tasuki.utils.signatures import Clock
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,7 @@ _FIRST_SECONDS = 50e-6
 
 
 class PollBackoff:
-    def __init__(self, processor_time: Callable[[], float] = time.thread_time) -> None:
+    def __init__(self, processor_time: Clock = time.thread_time) -> None:
         self._processor_time = processor_time
         self._wait = _FIRST_SECONDS
         self._began = processor_time()

@@ -33,6 +33,7 @@ from tasuki.engine.tiers.store import Patience, contract_digest, folder_of, with
 from tasuki.pycache._cpp_cache import CheckpointKind
 from tasuki.pycache.layout import CacheLayout
 from tasuki.pycache.prefix_cache import HybridPrefixCache
+from tasuki.utils.signatures import Clock
 from tasuki.utils.system import name_this_thread
 
 from .bucket import Bucket, RemoteFailed, open_bucket, read_credentials
@@ -72,7 +73,7 @@ class Lookups:
         self,
         bucket: Bucket,
         objects: RemoteObjects,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._bucket = bucket
         self._objects = objects

@@ -1,0 +1,13 @@
+"""Named signatures of the calls that several rooms pass to each other."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+Clock: TypeAlias = Callable[[], float]
+"""Returns the time now in seconds. Its owner says from when on, and by which clock."""
+
+Notice: TypeAlias = Callable[[], None]
+"""Called once something has happened that the parameter's name says. Returns at once."""
+
+EndNotice: TypeAlias = Callable[[str], None]
+"""Called with the reason once something has ended for good. Returns at once."""
