@@ -1,7 +1,9 @@
 """Named signatures of the calls that several rooms pass to each other."""
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
+
+Result = TypeVar("Result")
 
 Clock: TypeAlias = Callable[[], float]
 """Returns the time now in seconds. Its owner says from when on, and by which clock."""
@@ -11,3 +13,6 @@ Notice: TypeAlias = Callable[[], None]
 
 EndNotice: TypeAlias = Callable[[str], None]
 """Called with the reason once something has ended for good. Returns at once."""
+
+Work: TypeAlias = Callable[[], Result]
+"""A piece of work for another thread or a later time. Returns its result, or raises."""

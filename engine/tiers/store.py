@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.pycache.arena import Arena
-from tasuki.utils.signatures import Clock
+from tasuki.utils.signatures import Clock, Work
 from tasuki.utils.system import name_this_thread
 
 from .digests import page_bytes, slot_bytes
@@ -56,7 +56,7 @@ def folder_of(digest: str) -> str:
 Found = TypeVar("Found")
 
 
-def within(seconds: float, call: Callable[[], Found], late: OSError) -> Found:
+def within(seconds: float, call: Work[Found], late: OSError) -> Found:
     """Raises what the call raises, and `late` where it has not ended by then: then it hangs a
     thread of nobody."""
     found: list[Found] = []
