@@ -97,7 +97,6 @@ async def run_apart(
             server_config,
             config,
             front,
-            codec,
             engine.status,
             workers=workers,
         )

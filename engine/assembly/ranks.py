@@ -51,12 +51,12 @@ from tasuki.utils.logs import Progress, no_progress
 
 from .engines import (
     EngineParts,
-    RunnerSizes,
     asked_model,
     build_model,
     build_parts,
     build_runner,
     kept_contract,
+    runner_sizes,
     torch_device,
     use_device,
 )
@@ -373,11 +373,5 @@ class RankInMemory:
         """As a follower."""
         # The leader alone has grammars.
         parts = self.meet(join, report)
-        sizes = RunnerSizes.of(self._settings, self._role, parts)
-        return build_runner(
-            parts,
-            sizes.batch,
-            hands_on=self._role is Role.PREFILL,
-            drafts=sizes.drafts,
-            guesses=sizes.guesses,
-        )
+        sizes = runner_sizes(self._settings, self._role, parts)
+        return build_runner(parts, sizes, hands_on=self._role is Role.PREFILL)

@@ -28,7 +28,15 @@ from typing import Any
 import msgspec
 
 from tasuki.engine.messages import Submit
-from tasuki.server.errors import Busy, InvalidRequest, PromptTooLong, RateLimited, ServerError
+from tasuki.server.errors import (
+    Busy,
+    InvalidRequest,
+    PromptTooLong,
+    RateLimited,
+    RequestLimit,
+    ServerError,
+    WatcherLimit,
+)
 from tasuki.utils.free_memory import FreeMemory
 from tasuki.utils.signatures import Clock
 
@@ -175,8 +183,22 @@ class RateLimits:
         self._tokens.spend(caller, tokens)
 
 
-def no_limits() -> RateLimits:
-    return RateLimits(0, 0, lambda: 0.0)
+@dataclass(frozen=True)
+class CallerLimits:
+    """What callers may ask for in a minute, and hold at once: requests in flight, watches."""
+
+    rates: RateLimits
+    requests: ConcurrencyCaps
+    watchers: ConcurrencyCaps
+
+    @staticmethod
+    def none() -> "CallerLimits":
+        """As much as they like."""
+        return CallerLimits(
+            RateLimits(0, 0, lambda: 0.0),
+            ConcurrencyCaps(RequestLimit, "requests in flight", 0),
+            ConcurrencyCaps(WatcherLimit, "watches", 0),
+        )
 
 
 _MIB = 2**20

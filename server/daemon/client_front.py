@@ -113,6 +113,15 @@ class ClientFront:
             engine_config, config, model, max_request_tokens, max_batch, codec
         )
 
+    @property
+    def grammars(self) -> GrammarTrials:
+        """As of NodeFront."""
+        return self._codec.grammars
+
+    def chat_tokens(self) -> dict[str, int]:
+        """As in NodeReport."""
+        return self._codec.chat_tokens()
+
     def services(self, client: EngineClient) -> tuple[Service, ...]:
         store = self._sessions(client)
         ours = grpc_services(
