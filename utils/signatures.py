@@ -1,6 +1,6 @@
 """Named signatures of the calls that several rooms pass to each other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeAlias, TypeVar
 
 Result = TypeVar("Result")
@@ -13,6 +13,9 @@ Notice: TypeAlias = Callable[[], None]
 
 EndNotice: TypeAlias = Callable[[str], None]
 """Called with the reason once something has ended for good. Returns at once."""
+
+Counts: TypeAlias = Callable[[], Mapping[str, int]]
+"""Returns counts so far by name."""
 
 Work: TypeAlias = Callable[[], Result]
 """A piece of work for another thread or a later time. Returns its result, or raises."""
