@@ -10,7 +10,7 @@ Pure; one thread at a time for each FrameReader.
 
 `FrameProtocol`: One end of a socket of frames, in an event loop.
 Owns its transport and what has come of a frame that is not whole. Thread rule: the loop's.
-Invariants: on_end is called once, and nothing is taken behind it; behind what is no frame nothing
+Invariants: ended() is called once, and nothing is taken behind it; behind what is no frame nothing
 is taken.
 """
 
@@ -116,23 +116,30 @@ def values_of(body: bytes, readers: Sequence[BodyReader]) -> list[tuple[int, Any
 log = logging.getLogger(__name__)
 
 
+TakeMessages = Callable[[Sequence[Any]], None]
+"""Takes messages, in order."""
+
+
 class FrameProtocol(asyncio.Protocol):
     def __init__(
         self,
         peer: str,
         reader: FrameReader,
-        take: Callable[[Sequence[Any]], None],
-        on_end: Callable[[Exception | None], None],
     ) -> None:
-        """peer: what the other end is, for the log. take: a frame's messages. on_end: why the
-        socket has ended: a BrokenFrame, the socket's own error, or None where either end closed
-        it."""
+        """peer: what the other end is, for the log."""
         self._peer = peer
         self._reader = reader
-        self._take = take
-        self._on_end = on_end
         self._broken: BrokenFrame | None = None
         self._transport: asyncio.Transport | None = None
+
+    def taken(self, messages: Sequence[Any]) -> None:
+        """Take a frame's messages."""
+        raise NotImplementedError
+
+    def ended(self, why: Exception | None) -> None:
+        """Learn why the socket has ended: a BrokenFrame, the socket's own error, or None where
+        either end closed it."""
+        raise NotImplementedError
 
     def write(self, data: bytes | bytearray) -> None:
         """Goes nowhere while the socket is not there yet."""
@@ -151,7 +158,7 @@ class FrameProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for messages in self._reader.take(data):
-                self._take(messages)
+                self.taken(messages)
         except BrokenFrame as error:
             log.error("%s sent what is no frame: %s", self._peer, error)
             self._broken = error
@@ -159,4 +166,4 @@ class FrameProtocol(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._on_end(self._broken or exc)
+        self.ended(self._broken or exc)

@@ -75,7 +75,7 @@ from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.descriptors import UnitSizes
 from tasuki.transfer.windows.window import StepCounter
 from tasuki.utils.logs import Progress, no_progress
-from tasuki.utils.signatures import Clock
+from tasuki.utils.signatures import Clock, Notice
 
 from .memory_plan import arena_slabs, max_batch
 
@@ -507,7 +507,7 @@ def build_behind(
     return PrefillsBehind(cache, steps, parts.grammars, config.prefill_chunk_tokens)
 
 
-def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Callable[[], None]]:
+def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Notice]:
     """For forwards beside the engine's, of the same weights, and what is to be done on their
     thread before the first."""
     model = parts.model
@@ -521,9 +521,7 @@ def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Callable[[], None]]:
     return Qwen35Model(model.config, model.weights, backend), backend.prepare
 
 
-def build_early_start(
-    parts: EngineParts, barriers: Barriers, on_end: Callable[[], None]
-) -> EarlyStart:
+def build_early_start(parts: EngineParts, barriers: Barriers, on_end: Notice) -> EarlyStart:
     """on_end: called on the thread of the steps after each; must return at once."""
     model, prepare = _model_beside(parts)
     steps = EarlySteps(model, parts.arena, on_end, prepare)
@@ -543,10 +541,9 @@ def build_runner(
     runner = _runner_here(parts, sizes, hands_on, progress)
     if parts.ranks is None:
         return runner
-    check = (lambda: None) if parts.collectives is None else parts.collectives.check
     # The last thing that ranks do together before a plan.
     parts.ranks.joined()
-    return LeaderRunner(runner, parts.ranks, check)
+    return LeaderRunner(runner, parts.ranks, parts.collectives)
 
 
 def _runner_here(

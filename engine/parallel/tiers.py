@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tasuki.engine.messages.types import Message
 from tasuki.engine.tiers.copy_job import CopyJob, JobEnd
 from tasuki.engine.tiers.copy_thread import CopyThread
 from tasuki.engine.tiers.digests import TierDigests
@@ -32,9 +33,13 @@ _LOOK_SECONDS = 0.002
 _CLOSE_SECONDS = 5.0
 
 
+SendToLeader = Callable[[Message], None]
+"""Sends a message to the leader. Raises OSError or a LeaderGone once it is gone."""
+
+
 class FollowerTiers:
-    def __init__(self, copiers: Sequence[CopyThread], send: Callable[[r.CopyEnded], None]) -> None:
-        """copiers: by tier. send: to the leader; raises OSError or a LeaderGone once it is gone."""
+    def __init__(self, copiers: Sequence[CopyThread], send: SendToLeader) -> None:
+        """copiers: by tier."""
         self._copiers = copiers
         self._send = send
         self._under_way = 0

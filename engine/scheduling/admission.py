@@ -248,6 +248,10 @@ def _comes_first(other: Request, request: Request, due: float, now: float) -> bo
     return (other.ordered_by if other.first_due > now else other.due) <= due
 
 
+SecondsElsewhere = Callable[[Request], float]
+"""Returns the seconds of others' work before a request, as of FirstTokenOutlook.seconds."""
+
+
 class EarlyRefusal:
     def __init__(self, own: m.Targets, outlook: FirstTokenOutlook, seats: Seats) -> None:
         """own: the node's, of requests that name none."""
@@ -263,14 +267,12 @@ class EarlyRefusal:
         self,
         request: Request,
         others: Collection[Request],
-        elsewhere: Callable[[Request], float],
+        elsewhere: SecondsElsewhere,
     ) -> m.RequestError | None:
         """others: all that are not over. elsewhere: as of FirstTokenOutlook.seconds."""
         return self._late(request, elsewhere) or self._slow(request, others)
 
-    def _late(
-        self, request: Request, elsewhere: Callable[[Request], float]
-    ) -> m.RequestError | None:
+    def _late(self, request: Request, elsewhere: SecondsElsewhere) -> m.RequestError | None:
         limit, name = min(
             (_or_never(request.targets.first_token), "its target"),
             (_or_never(request.targets.answer), "its target for the whole answer"),

@@ -111,7 +111,9 @@ class Patience:
             self._failures = 0
 
 
-Call = Callable[[], None]
+MakeContract = Callable[[], Mapping[str, str]]
+"""Returns what must be equal before bytes are used that another node wrote. Computed once asked."""
+
 Ends = SimpleQueue[BaseException | None]
 """How each call of one run() ended."""
 
@@ -124,9 +126,9 @@ class IoThreads:
         self._count = count
         self._starting = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._asked: SimpleQueue[tuple[Call, Ends] | None] = SimpleQueue()
+        self._asked: SimpleQueue[tuple[Work[None], Ends] | None] = SimpleQueue()
 
-    def run(self, calls: Sequence[Call]) -> None:
+    def run(self, calls: Sequence[Work[None]]) -> None:
         """Raises what one of them raised, once all have ended."""
         if len(calls) == 1:
             calls[0]()

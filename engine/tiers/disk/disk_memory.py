@@ -27,6 +27,7 @@ from tasuki.engine.config import AUTO_DTYPE, DTYPES, EngineConfig, EngineConfigE
 from tasuki.engine.tiers.store import (
     MOST_FAILURES,
     IoThreads,
+    MakeContract,
     PassingRows,
     Patience,
     Row,
@@ -48,6 +49,10 @@ _IN_FLIGHT = 8
 """Reads or writes at a time, of _PIECE_BYTES at most."""
 _PIECE_BYTES = 1 << 20
 _NAME = "slabs"
+
+
+VectorCall = Callable[[int, list[memoryview], int], int]
+"""os.preadv or os.pwritev: takes a file, memory and the offset. Returns the bytes moved."""
 
 
 class DiskFile:
@@ -94,7 +99,7 @@ class DiskFile:
     def _move_all(
         self,
         what: str,
-        call: Callable[[int, list[memoryview], int], int],
+        call: VectorCall,
         offsets: Sequence[int],
         rows: Rows,
     ) -> None:
@@ -115,7 +120,7 @@ class DiskFile:
     def _move(
         self,
         what: str,
-        call: Callable[[int, list[memoryview], int], int],
+        call: VectorCall,
         memory: memoryview,
         offset: int,
     ) -> None:
@@ -188,7 +193,7 @@ class DiskMemory:
 
 
 def disk_memory(
-    config: EngineConfig, layout: CacheLayout, contract: Callable[[], Mapping[str, str]]
+    config: EngineConfig, layout: CacheLayout, contract: MakeContract
 ) -> DiskMemory | None:
     """None where the config asks for none. layout: of this rank, which takes its part of
     disk_cache_gib. contract: what must be equal before bytes are used that another node wrote, with
