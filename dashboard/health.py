@@ -3,7 +3,7 @@
 Whether a node does well, in a word, and why not: what the top of its page says first. Pure.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -74,6 +74,10 @@ class Standing:
 
     lost: str | None = None
     draining: bool = False
+
+
+AskStanding = Callable[[], Standing]
+"""Returns a node's own word, now."""
 
 
 def health(

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
 from functools import partial
 
 from tasuki.engine import messages as m
@@ -13,6 +12,7 @@ from tasuki.server.workers.links import NodeSockets, node_sockets
 from tasuki.server.workers.pool import NodeWorkers
 from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.utils.logs import configure_logging, progress_bar
+from tasuki.utils.signatures import EndNotice
 
 from .client_front import ClientFront, node_codec, with_trials
 from .engine_host import EngineHost, host_engine
@@ -108,7 +108,7 @@ class FusedSide:
         self,
         config: EngineConfig,
         build: BuildParts,
-        end: Callable[[str], None] | None = None,
+        end: EndNotice | None = None,
     ) -> None:
         """end: ends this process, for a reason. REQUIRES: it is given where there are ranks."""
         parts = build(config, progress_bar("weights"), Role.FUSED)

@@ -21,13 +21,13 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from tasuki.dashboard.health import Standing
+from tasuki.dashboard.health import AskStanding
 from tasuki.dashboard.metrics.exposition import CONTENT_TYPE, Exposition
 from tasuki.dashboard.observed import DiskRoom, FrontReport, NodeReport, NodeState
 from tasuki.engine.config import EngineConfig
@@ -38,7 +38,7 @@ from tasuki.transfer.liveness.link_status import (
     PrefillNodeState,
     PrefillNodeStatus,
 )
-from tasuki.utils.signatures import Clock
+from tasuki.utils.signatures import Clock, Counts
 from tasuki.utils.tls import ServerTls, not_after_dates
 
 from .node_recorder import AskNode
@@ -181,8 +181,8 @@ class NodeWatch:
     def __init__(
         self,
         ask: AskNode,
-        standing: Callable[[], Standing],
-        failures: Callable[[], Mapping[str, int]],
+        standing: AskStanding,
+        failures: Counts,
         files: NodeFiles,
         tls: ServerTls | None,
     ) -> None:

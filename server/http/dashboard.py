@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from tasuki.dashboard.health import Standing
+from tasuki.dashboard.health import AskStanding, Standing
 from tasuki.dashboard.history import views
 from tasuki.dashboard.history.node_history import NodeHistory
 from tasuki.dashboard.page_files import INDEX, PageFile
@@ -35,7 +36,6 @@ _PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TreeSource = Callable[[str | None], Awaitable[list[dict[str, Any]]]]
 
 
@@ -51,7 +51,7 @@ class DashboardSource:
     tree: TreeSource | None
     about: dict[str, str]
     recording_blocks: Callable[[], AbstractContextManager[None]] = nullcontext
-    standing: Callable[[], Standing] = Standing
+    standing: AskStanding = Standing
 
 
 class DashboardHandlers:
@@ -89,10 +89,8 @@ class DashboardHandlers:
     async def _file(self, request: web.Request) -> web.Response:
         return page_file(self._page, request.match_info["name"])
 
-    def _listed(
-        self, view: Callable[[NodeHistory], Any]
-    ) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def handle(request: web.Request) -> web.Response:
+    def _listed(self, view: Callable[[NodeHistory], Any]) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
             return web.json_response(view(self._history))
 
         return handle
