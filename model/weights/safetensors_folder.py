@@ -210,9 +210,7 @@ class Checkpoint:
     ModelConfigError where config.json has a quantization_config that is not served.
     """
 
-    def __init__(
-        self, directory: Path, tensors: Callable[[Sequence[Path]], StoredTensors] = StoredTensors
-    ) -> None:
+    def __init__(self, directory: Path, tensors: type[StoredTensors] = StoredTensors) -> None:
         """tensors: of files. Those of `StoredShapes` have no memory."""
         self._directory = directory
         scheme = QuantizationConfig.load(directory).activation_scheme

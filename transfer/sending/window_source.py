@@ -13,7 +13,7 @@ alone.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -32,6 +32,7 @@ from tasuki.transfer.windows.window import (
     cut,
     granted_pages,
 )
+from tasuki.utils.signatures import Notice
 from tasuki.utils.system import name_this_thread
 
 
@@ -171,7 +172,7 @@ class AskedDigest:
 
 
 class DigestThread:
-    def __init__(self, changed: Callable[[], None]) -> None:
+    def __init__(self, changed: Notice) -> None:
         """changed: some of what was asked is answered."""
         self._changed = changed
         self._asked: SimpleQueue[Sequence[AskedDigest] | None] = SimpleQueue()
