@@ -71,9 +71,9 @@ def framed(bodies: Sequence[tuple[int, Any]]) -> bytearray:
 class FrameReader:
     """What has come and is no whole frame yet."""
 
-    def __init__(self, read: Callable[[bytes], list[Any]] | None = None) -> None:
-        """read: what makes messages of a frame without its length; None: messages_of()."""
-        self._read = read or messages_of
+    def __init__(self, readers: Sequence[BodyReader] | None = None) -> None:
+        """readers: of messages by kind, where frames hold others than messages_of() reads."""
+        self._readers = readers
         self._waiting = bytearray()
 
     def take(self, data: bytes) -> Iterator[list[Any]]:
@@ -88,7 +88,10 @@ class FrameReader:
                     return
                 frame = bytes(memoryview(self._waiting)[body : body + length])
                 start = body + length
-                yield self._read(frame)
+                if self._readers is None:
+                    yield messages_of(frame)
+                else:
+                    yield [value for _, value in values_of(frame, self._readers)]
         finally:
             del self._waiting[:start]
 

@@ -278,7 +278,7 @@ async def serve_apart(
     is attached to it. Raises EngineProcessError where the engine's process has ended unasked, once
     all clients have their error."""
     async with StopRequest(
-        exit_with_parent=server_config.exit_with_parent, hurry=node.hurry
+        exit_with_parent=server_config.exit_with_parent, rotation=node.engine.rotation
     ) as stop:
         engine.on_loss(stop.ask)
         address = await node.startup()

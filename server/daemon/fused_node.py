@@ -52,7 +52,7 @@ async def serve(
     )
     node = _front(NearEngine(engine), engine_config, server_config, front, name)
     async with StopRequest(
-        exit_with_parent=server_config.exit_with_parent, hurry=node.hurry
+        exit_with_parent=server_config.exit_with_parent, rotation=node.engine.rotation
     ) as stop:
         address = await node.startup()
         spare_collections()

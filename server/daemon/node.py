@@ -311,11 +311,6 @@ class Node:
         await self.refuse_and_drain()
         await self.stop()
 
-    def hurry(self) -> bool:
-        """Skip the grace of refuse_and_drain(), whether or not it has begun. Returns False where
-        none is left."""
-        return self.engine.rotation.hurry()
-
     def _show_rotation(self) -> None:
         if self._workers is None:
             return

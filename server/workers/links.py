@@ -33,7 +33,6 @@ from tasuki.engine.apart.frames import (
     TakeMessages,
     frame_of,
     framed,
-    values_of,
 )
 from tasuki.engine.apart.front_links import NUMBER_BYTES
 from tasuki.engine.messages.types import reader_of
@@ -87,7 +86,7 @@ def worker_frame(messages: Sequence[Any]) -> bytearray:
 
 
 def worker_frames() -> FrameReader:
-    return FrameReader(lambda body: [value for _, value in values_of(body, _READ)])
+    return FrameReader(_READ)
 
 
 log = logging.getLogger(__name__)

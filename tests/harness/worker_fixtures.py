@@ -200,18 +200,21 @@ def _running_worker(node: _Node, job: WorkerJob) -> Iterator[None]:
     stands, left = threading.Event(), threading.Event()
 
     async def join() -> WorkerLink:
-        def take(message: Any) -> None:
-            if isinstance(message, w.WorkerStands):
-                seat.stood = True
-                stands.set()
-            else:
-                seat.take(message)
+        class Process:
+            """As a worker's process, to its link."""
 
-        def leave() -> None:
-            node.registry.left(job.number)
-            left.set()
+            def take(self, message: Any) -> None:
+                if isinstance(message, w.WorkerStands):
+                    seat.stood = True
+                    stands.set()
+                else:
+                    seat.take(message)
 
-        link = WorkerLink(take, leave)
+            def link_ended(self) -> None:
+                node.registry.left(job.number)
+                left.set()
+
+        link = WorkerLink(Process())  # type: ignore[arg-type]
         seat = node.registry.seat(job.number, link.send)
         await node.loop.create_unix_connection(lambda: link, sock=ours)
         return link
