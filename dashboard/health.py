@@ -4,7 +4,7 @@ troubles_of() lists the faults for both pages. health() gives the one word and i
 top of a node's page.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -75,6 +75,10 @@ class Standing:
 
     lost: str | None = None
     draining: bool = False
+
+
+AskStanding = Callable[[], Standing]
+"""Returns a node's own word, now."""
 
 
 def health(

@@ -4,7 +4,7 @@ Thread rule: the engine loop's. Each question is answered at once, between two s
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tasuki.engine.handover.base import Handover
 from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
@@ -101,7 +101,7 @@ class CacheQueries:
         scheduler: Scheduler,
         times: StepTimes,
         room: AnsweringRoom,
-        emit: Callable[[m.Outbox], None],
+        emit: m.Emit,
         tiers: LowerTiers | None,
         weights: str,
     ) -> None:

@@ -6,7 +6,7 @@ fold that was decided runs before whatever is launched or recorded next.
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,7 @@ from tasuki.engine.speculation.drafting import Drafting
 from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.prefix_cache import HybridPrefixCache
+from tasuki.utils.signatures import Clock
 
 from .forward_plan import Fold
 from .progress import ProgressTable
@@ -55,7 +56,7 @@ class PlanningTime:
     plan, and shrinks by a thousandth with every other forward: one forward of some 300 begins late.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         """clock: seconds."""
         self._clock = clock
         self._seconds: dict[tuple[int, int], deque[float]] = defaultdict(

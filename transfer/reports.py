@@ -13,11 +13,12 @@ values, bounded by KEPT_WINDOWS a track.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from tasuki.transfer.windows.window import WindowHeader
+from tasuki.utils.signatures import Clock
 
 
 class Drain(Enum):
@@ -172,7 +173,7 @@ class PhaseClock:
     Invariant: a phase is marked once; what comes again changes nothing.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._marks: dict[Phase, float] = {}
         self.began = clock()

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TextIO
 
+from tasuki.utils.signatures import Clock
+
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -90,7 +92,7 @@ def no_progress(done: int, whole: int) -> None:
 def progress_bar(
     name: str,
     stream: TextIO | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Clock = time.monotonic,
 ) -> Progress:
     """stream: standard error where none is given. Where that is no terminal, or the log is for
     machines: a line of the log every five seconds."""

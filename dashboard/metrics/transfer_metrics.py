@@ -11,7 +11,6 @@ that wait for their fence.
 """
 
 import time
-from collections.abc import Callable
 from enum import Enum
 
 from prometheus_client import CollectorRegistry
@@ -30,6 +29,7 @@ from tasuki.engine.messages import (
     StateLeft,
     WriterFenced,
 )
+from tasuki.utils.signatures import Clock
 
 from .families import FENCE, PREFILL, QUEUE, Instruments
 from .request_metrics import prefilled_seconds, queued_seconds
@@ -150,9 +150,7 @@ _REMEMBERED = 4096
 
 
 class FaultMetrics:
-    def __init__(
-        self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, registry: CollectorRegistry, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         made = Instruments(registry)
         self._lost = made.counter(

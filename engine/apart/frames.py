@@ -73,9 +73,9 @@ def framed(bodies: Sequence[tuple[int, Any]]) -> bytearray:
 class FrameReader:
     """What has come and is no whole frame yet."""
 
-    def __init__(self, read: Callable[[bytes], list[Any]] | None = None) -> None:
-        """read: what makes messages of a frame without its length; None: messages_of()."""
-        self._read = read or messages_of
+    def __init__(self, readers: Sequence[BodyReader] | None = None) -> None:
+        """readers: of messages by kind, where frames hold others than messages_of() reads."""
+        self._readers = readers
         self._waiting = bytearray()
 
     def take(self, data: bytes) -> Iterator[list[Any]]:
@@ -90,7 +90,10 @@ class FrameReader:
                     return
                 frame = bytes(memoryview(self._waiting)[body : body + length])
                 start = body + length
-                yield self._read(frame)
+                if self._readers is None:
+                    yield messages_of(frame)
+                else:
+                    yield [value for _, value in values_of(frame, self._readers)]
         finally:
             del self._waiting[:start]
 
@@ -115,6 +118,10 @@ def values_of(body: bytes, readers: Sequence[BodyReader]) -> list[tuple[int, Any
         raise BrokenFrame(str(error)) from error
 
 
+TakeMessages = Callable[[Sequence[Any]], None]
+"""Takes messages, in order."""
+
+
 class FrameProtocol(asyncio.Protocol):
     """One end of a socket of frames, in an event loop.
 
@@ -127,18 +134,21 @@ class FrameProtocol(asyncio.Protocol):
         self,
         peer: str,
         reader: FrameReader,
-        take: Callable[[Sequence[Any]], None],
-        on_end: Callable[[Exception | None], None],
     ) -> None:
-        """peer: what the other end is, for the log. take: a frame's messages. on_end: why the
-        socket has ended: a BrokenFrame, the socket's own error, or None where either end closed
-        it."""
+        """peer: what the other end is, for the log."""
         self._peer = peer
         self._reader = reader
-        self._take = take
-        self._on_end = on_end
         self._broken: BrokenFrame | None = None
         self._transport: asyncio.Transport | None = None
+
+    def taken(self, messages: Sequence[Any]) -> None:
+        """Take a frame's messages."""
+        raise NotImplementedError
+
+    def ended(self, why: Exception | None) -> None:
+        """Learn why the socket has ended: a BrokenFrame, the socket's own error, or None where
+        either end closed it."""
+        raise NotImplementedError
 
     def write(self, data: bytes | bytearray) -> None:
         """Goes nowhere while the socket is not there yet."""
@@ -157,7 +167,7 @@ class FrameProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for messages in self._reader.take(data):
-                self._take(messages)
+                self.taken(messages)
         except BrokenFrame as error:
             log.error("%s sent what is no frame: %s", self._peer, error)
             self._broken = error
@@ -165,4 +175,4 @@ class FrameProtocol(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._on_end(self._broken or exc)
+        self.ended(self._broken or exc)

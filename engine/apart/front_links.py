@@ -15,10 +15,11 @@ from itertools import groupby
 from typing import Any
 
 from tasuki.engine import messages as m
+from tasuki.utils.signatures import EndNotice
 from tasuki.utils.system import name_this_thread
 
 from .control import TokensMade
-from .frames import BrokenFrame, FrameReader, frame_of
+from .frames import BrokenFrame, FrameReader, TakeMessages, frame_of
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +50,10 @@ class FrontLink:
         self._closing = False
         self._wakes: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="tasuki-link", daemon=True)
-        self._receive: Callable[[Sequence[Any]], None]
-        self._on_end: Callable[[str], None]
+        self._receive: TakeMessages
+        self._on_end: EndNotice
 
-    def start(
-        self, receive: Callable[[Sequence[Any]], None], on_end: Callable[[str], None]
-    ) -> None:
+    def start(self, receive: TakeMessages, on_end: EndNotice) -> None:
         """receive: takes the messages of each frame. on_end(reason): the front is gone, or reads
         too little; not after close()."""
         self._receive, self._on_end = receive, on_end
@@ -180,6 +179,10 @@ def opened_door(path: str) -> socket.socket:
     return door
 
 
+WorkerGone = Callable[[int, tuple[m.RequestId, ...]], None]
+"""Takes a worker's number and the requests that it leaves behind in the engine."""
+
+
 class WorkerLinks:
     """The engine's ends of the sockets to front workers, beside the one to the front that started
     it.
@@ -195,9 +198,9 @@ class WorkerLinks:
 
     def __init__(
         self,
-        receive: Callable[[Sequence[Any]], None],
-        to_front: Callable[[Sequence[Any]], None],
-        gone: Callable[[int, tuple[m.RequestId, ...]], None],
+        receive: TakeMessages,
+        to_front: TakeMessages,
+        gone: WorkerGone,
     ) -> None:
         """receive: takes what workers send. to_front: sends to the front. gone: takes a worker's
         number and the requests that it leaves behind in the engine, once they are aborted."""

@@ -4,7 +4,7 @@ Thread rule: the one thread of the forward. Every rank gets every plan in one or
 any rank is the node's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,13 +46,13 @@ class LeaderDraws:
 
 @dataclass(frozen=True)
 class LeaderForward:
-    """`InFlightForward` of this rank; what was drawn is compared with what the others drew. check:
-    raises where another rank did not come to it."""
+    """`InFlightForward` of this rank; what was drawn is compared with what the others drew.
+    collectives: check that every rank came to it; None: there is nothing to check."""
 
     number: int
     own: InFlightForward
     ranks: Ranks
-    check: Callable[[], None]
+    collectives: Collectives | None
 
     @property
     def has_ended(self) -> bool:
@@ -69,7 +69,8 @@ class LeaderForward:
     def result(self) -> DrawnTokens:
         try:
             drawn = self.own.result()
-            self.check()
+            if self.collectives is not None:
+                self.collectives.check()
         except Exception as error:
             self.ranks.blame(error)
             raise
@@ -92,11 +93,11 @@ class LeaderRunner:
         self,
         runner: Runner,
         ranks: Ranks,
-        check: Callable[[], None] = lambda: None,
+        collectives: Collectives | None = None,
     ) -> None:
-        """runner: of this rank, whose collectives reach the others. check: as of LeaderForward."""
+        """runner: of this rank, whose collectives reach the others."""
         self._runner = runner
-        self._check = check
+        self._collectives = collectives
         self._ranks = ranks
         self._launched = 0
 
@@ -125,4 +126,4 @@ class LeaderRunner:
             self._ranks.blame(error)
             raise
         self._launched = plan.number + 1
-        return LeaderForward(plan.number, own, self._ranks, self._check)
+        return LeaderForward(plan.number, own, self._ranks, self._collectives)

@@ -3,13 +3,11 @@
 Plain, immutable values and pure functions.
 """
 
-from collections.abc import Sequence
-from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from tasuki.engine.apart.frames import FrameReader, framed, values_of
+from tasuki.engine.apart.frames import FrameReader, framed
 from tasuki.engine.messages.types import Message, reader_of
 from tasuki.engine.runner.base import DrawnTokens
 from tasuki.engine.tiers.copy_job import CopyJob, JobEnd
@@ -145,9 +143,4 @@ def frame(message: Message) -> bytes:
 
 def frame_reader() -> FrameReader:
     """Of what comes from the other end. Its take() raises BrokenFrame."""
-    return FrameReader(_messages)
-
-
-def _messages(body: bytes) -> list[Any]:
-    found: Sequence[tuple[int, Any]] = values_of(body, _READ)
-    return [message for _, message in found]
+    return FrameReader(_READ)

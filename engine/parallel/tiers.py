@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tasuki.engine.messages.types import Message
 from tasuki.engine.tiers.copy_job import CopyJob, JobEnd
 from tasuki.engine.tiers.copy_thread import CopyThread
 from tasuki.engine.tiers.digests import TierDigests
@@ -22,6 +23,10 @@ _LOOK_SECONDS = 0.002
 _CLOSE_SECONDS = 5.0
 
 
+SendToLeader = Callable[[Message], None]
+"""Sends a message to the leader. Raises OSError or a LeaderGone once it is gone."""
+
+
 class FollowerTiers:
     """A follower's part of the tiers: it copies what the leader says, and says how each copy ended.
 
@@ -29,7 +34,7 @@ class FollowerTiers:
     that runs plans, so that a copy begins behind those that came before it.
     """
 
-    def __init__(self, copiers: Sequence[CopyThread], send: Callable[[r.CopyEnded], None]) -> None:
+    def __init__(self, copiers: Sequence[CopyThread], send: SendToLeader) -> None:
         """copiers: by tier. send: to the leader; raises OSError or a LeaderGone once it is gone."""
         self._copiers = copiers
         self._send = send

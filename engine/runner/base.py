@@ -110,6 +110,16 @@ class InFlightForward(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class RunnerSizes:
+    """batch: the most requests of a forward. drafts, guesses: of a row at most, that are verified
+    and that the draft layer makes."""
+
+    batch: int
+    drafts: int = 0
+    guesses: int = 0
+
+
 Event = Callable[[], bool]
 """Whether all that was launched before it was recorded has ended."""
 

@@ -23,6 +23,7 @@ from tasuki.model.ops.sampling.top_k_top_p import cut
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
 from tasuki.utils.logs import Progress, no_progress
+from tasuki.utils.signatures import Notice
 
 from .device_batch import DeviceBatch, LastTokens
 from .draft_rows import DraftedRows, GuessRows
@@ -144,7 +145,7 @@ class SplitGraph:
 
 
 class _Cut(LayerHooks):
-    def __init__(self, layer: int, cut: Callable[[], None]) -> None:
+    def __init__(self, layer: int, cut: Notice) -> None:
         """cut: called once that layer is captured."""
         self._layer = layer
         self._cut = cut

@@ -6,6 +6,7 @@ they have ended.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from operator import is_
 
 import numpy as np
@@ -20,7 +21,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.sample import Draws
 
 from .base import DrawnTokens
-from .rows import ResolvedRows, SequencePages
+from .rows import ResolvedRows, SequencePages, SequenceStates
 
 
 class BlockTable:
@@ -186,6 +187,23 @@ class SamplingTable:
         lanes = rows.lanes
         wanted = self.cuts[lanes] | self.adjusted(rows) | (self.top_logprobs[lanes] > 0)
         return bool(wanted.any())
+
+
+@dataclass(frozen=True)
+class LaneStates:
+    """What a runner keeps of its requests between forwards, by lane."""
+
+    sequences: SequenceStates
+    sampling: SamplingTable
+    lanes: LastTokens
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """rows: most of a step; pages: most of a row."""
+
+    rows: int
+    pages: int
 
 
 class DeviceBatch:

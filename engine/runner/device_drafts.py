@@ -23,10 +23,10 @@ from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
 
 from .cuda_graphs import GuessGraphs, VerifyGraphs
-from .device_batch import BlockTable, LaneDrafts, LastTokens, SamplingTable
+from .device_batch import BlockTable, LaneDrafts, LaneStates, StepShape
 from .draft_rows import DraftedRows, GuessRows, HeldFold, LastDrawn, VerifiedRows
 from .eager_sampler import EagerSampler
-from .rows import MOST_ROWS, ResolvedRows, SequenceStates, token_rows
+from .rows import MOST_ROWS, ResolvedRows, token_rows
 
 _MOST_TOKENS_BESIDE = 128
 """Tokens of a step up to which its products take as long as its weights' bytes: with more, rows of
@@ -62,28 +62,25 @@ class DraftVerifier:
         model: Qwen35Model,
         backend: TritonBackend,
         arena: Arena,
-        sequences: SequenceStates,
-        sampling: SamplingTable,
+        states: LaneStates,
         eager: EagerSampler,
+        shape: StepShape,
         *,
-        scratch_lane: int,
-        rows: int,
-        pages: int,
         drafts: int,
         on_lanes: LaneDrafts | None,
     ) -> None:
-        """rows, pages: most of a step, and of a row. drafts: of a row at most. on_lanes: those that
+        """shape: of the largest step. drafts: of a row at most. on_lanes: those that
         guesses leave, if anybody makes some. REQUIRES: nothing in the arena is used yet."""
         device = arena.bytes.device
         self._model = model
         self._arena = arena
-        self._sequences = sequences
-        self._sampling = sampling
+        self._sequences = states.sequences
+        self._sampling = states.sampling
         self._eager = eager
         self._device = device
-        self._most = min(rows, MOST_ROWS)
-        self._rows = DraftedRows(self._most, drafts + 1, scratch_lane, device)
-        self._table = BlockTable(self._most, pages, device)
+        self._most = min(shape.rows, MOST_ROWS)
+        self._rows = DraftedRows(self._most, drafts + 1, states.lanes.scratch, device)
+        self._table = BlockTable(self._most, shape.pages, device)
         self._scratch = backend.verify_scratch(self._most, drafts + 1)
         self._on_lanes = on_lanes
         self._graphs = VerifyGraphs(
@@ -305,28 +302,24 @@ class LayerDrafter:
         model: Qwen35Model,
         backend: TritonBackend,
         arena: Arena,
-        sequences: SequenceStates,
-        sampling: SamplingTable,
-        lanes: LastTokens,
+        states: LaneStates,
         verifier: DraftVerifier,
         drafts: LaneDrafts,
-        *,
-        rows: int,
-        pages: int,
+        shape: StepShape,
     ) -> None:
-        """verifier: of the rows that the guesses begin behind. drafts: where they go. rows, pages:
-        most of a step, and of a row. REQUIRES: nothing in the arena is used yet; it has a draft
+        """verifier: of the rows that the guesses begin behind. drafts: where they go. shape: of the
+        largest step. REQUIRES: nothing in the arena is used yet; it has a draft
         layer."""
-        self._sequences = sequences
-        self._sampling = sampling
-        self._lanes = lanes
+        self._sequences = states.sequences
+        self._sampling = states.sampling
+        self._lanes = lanes = states.lanes
         self._verifier = verifier
         self._drafts = drafts
-        self._most = min(rows, MOST_ROWS)
+        self._most = min(shape.rows, MOST_ROWS)
         self._rows = GuessRows(
             self._most, model.config.hidden, lanes, arena.carry[0], verifier.last_drawn
         )
-        self._table = BlockTable(self._most, pages, arena.bytes.device)
+        self._table = BlockTable(self._most, shape.pages, arena.bytes.device)
         self._graphs = GuessGraphs(
             model, backend, arena, self._rows, self._table.table, drafts.tokens
         )

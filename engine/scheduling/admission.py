@@ -14,6 +14,7 @@ from weakref import ReferenceType, ref
 
 from tasuki.engine import messages as m
 from tasuki.engine.request import Request
+from tasuki.utils.signatures import Clock
 
 _GROWTH = 2
 """So many times the rows that were seen are expected at most."""
@@ -115,7 +116,7 @@ class QueueLimit:
     wait and however many different times they name.
     """
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float, clock: Clock = time.monotonic) -> None:
         self.seconds = seconds
         self._clock = clock
         self._times: list[tuple[float, int, ReferenceType[Request]]] = []
@@ -187,7 +188,7 @@ class FirstTokenOutlook:
        have sent to where prompts are computed is another's.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._waiting: dict[Request, None] = {}
         self._speeds: deque[float] = deque(maxlen=_WINDOWS)
@@ -251,6 +252,10 @@ def _comes_first(other: Request, request: Request, due: float, now: float) -> bo
     return (other.ordered_by if other.first_due > now else other.due) <= due
 
 
+SecondsElsewhere = Callable[[Request], float]
+"""Returns the seconds of others' work before a request, as of FirstTokenOutlook.seconds."""
+
+
 class EarlyRefusal:
     """Why a request is not worth beginning: it would not be answered within what it is wanted in.
 
@@ -274,14 +279,12 @@ class EarlyRefusal:
         self,
         request: Request,
         others: Collection[Request],
-        elsewhere: Callable[[Request], float],
+        elsewhere: SecondsElsewhere,
     ) -> m.RequestError | None:
         """others: all that are not over. elsewhere: as of FirstTokenOutlook.seconds."""
         return self._late(request, elsewhere) or self._slow(request, others)
 
-    def _late(
-        self, request: Request, elsewhere: Callable[[Request], float]
-    ) -> m.RequestError | None:
+    def _late(self, request: Request, elsewhere: SecondsElsewhere) -> m.RequestError | None:
         limit, name = min(
             (_or_never(request.targets.first_token), "its target"),
             (_or_never(request.targets.answer), "its target for the whole answer"),

@@ -6,7 +6,7 @@ loop's.
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -233,7 +233,7 @@ class AnswerGrammar:
     """Where one answer is in its grammar."""
 
     def __init__(self, grammar: Grammar, grammars: Grammars) -> None:
-        self._make: Callable[[], Constraint] = lambda: grammars.constraint(grammar, ())
+        self._grammar, self._grammars = grammar, grammars
         self._constraint: Constraint | None = None
         self._seen = 0
 
@@ -241,7 +241,7 @@ class AnswerGrammar:
         """output: at each call what it was at the last one, and maybe more. REQUIRES: it runs, so
         that its grammar is compiled."""
         if self._constraint is None:
-            self._constraint = self._make()
+            self._constraint = self._grammars.constraint(self._grammar, ())
         for token in output[self._seen :]:
             self._constraint.append(token)
         self._seen = len(output)

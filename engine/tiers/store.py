@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.pycache.arena import Arena
+from tasuki.utils.signatures import Clock, Work
 from tasuki.utils.system import name_this_thread
 
 from .digests import page_bytes, slot_bytes
@@ -38,7 +39,7 @@ def folder_of(digest: str) -> str:
 Found = TypeVar("Found")
 
 
-def within(seconds: float, call: Callable[[], Found], late: OSError) -> Found:
+def within(seconds: float, call: Work[Found], late: OSError) -> Found:
     """A call that may hang, with a bound.
 
     Raises what the call raises, and `late` where it has not ended by then: then it hangs a thread
@@ -72,9 +73,7 @@ class Patience:
     Thread rule: any.
     """
 
-    def __init__(
-        self, seconds: float = float("inf"), clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, seconds: float = float("inf"), clock: Clock = time.monotonic) -> None:
         """seconds: after which it is tried again."""
         self._seconds = seconds
         self._clock = clock
@@ -101,7 +100,9 @@ class Patience:
             self._failures = 0
 
 
-Call = Callable[[], None]
+MakeContract = Callable[[], Mapping[str, str]]
+"""Returns what must be equal before bytes are used that another node wrote. Computed once asked."""
+
 Ends = SimpleQueue[BaseException | None]
 """How each call of one run() ended."""
 
@@ -121,9 +122,9 @@ class IoThreads:
         self._count = count
         self._starting = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._asked: SimpleQueue[tuple[Call, Ends] | None] = SimpleQueue()
+        self._asked: SimpleQueue[tuple[Work[None], Ends] | None] = SimpleQueue()
 
-    def run(self, calls: Sequence[Call]) -> None:
+    def run(self, calls: Sequence[Work[None]]) -> None:
         """Raises what one of them raised, once all have ended."""
         if len(calls) == 1:
             calls[0]()

@@ -16,7 +16,7 @@ server's loop loses nothing.
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -29,12 +29,14 @@ from tasuki.server.auth.callers import LOOPBACK_ONLY, Access
 from tasuki.server.auth.surfaces import is_for_peers
 from tasuki.server.bind import BindError, join_address, parse_bind, require_callers_known
 from tasuki.server.drain import CallsInProgress, Rotation
-from tasuki.server.errors import CallContext, LoopBehind
+from tasuki.server.errors import CallContext, Failed, LoopBehind
 from tasuki.utils.loops import run_on
 
 from .interceptors import (
-    Failed,
+    Continuation,
     MalformedRequests,
+    Method,
+    ReadMessage,
     RequireScope,
     UnimplementedMethods,
     method_of,
@@ -90,7 +92,7 @@ class Bridge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         if handler_call_details.method.startswith(self._stay):
@@ -136,15 +138,13 @@ class _Crossing:
         """Raises, as gRPC's does."""
         await self._there(self._context.abort, code, details, trailer)
 
-    async def _there(self, method: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+    async def _there(self, method: Method, *arguments: Any) -> None:
         async def call() -> None:
             await method(*arguments)
 
         await run_on(self._home, call())
 
-    async def requests(
-        self, given: AsyncIterator[bytes], read: Callable[[bytes], Any]
-    ) -> AsyncIterator[Any]:
+    async def requests(self, given: AsyncIterator[bytes], read: ReadMessage) -> AsyncIterator[Any]:
         async def following() -> bytes | None:
             return await anext(given, None)
 

@@ -10,11 +10,12 @@ OpenAI's shape, so that every kind has both. Pure.
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
 from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
 
 from tasuki.server.drain import CallsInProgress
 from tasuki.server.errors import InvalidField, PromptTooLong, ServerError
@@ -102,9 +103,7 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 
 @web.middleware
-async def typed_errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def typed_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware: what a handler raises is the answer."""
     try:
         return await handler(request)

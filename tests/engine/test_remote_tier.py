@@ -325,7 +325,7 @@ def test_a_lookup_before_a_flush_brings_nothing_after_it(written: Bucket) -> Non
             objects.flushed()
             # Until the store has noted that.
             assert lookups.begin(b"", tokens, 0) is NO_LOOKUP
-        lookups.advance(found.append)
+        found.extend(lookups.advance())
         assert lookup.is_over
     assert len(found) == 1
     objects.emptied()
@@ -344,7 +344,7 @@ def test_a_store_that_says_nonsense_ends_no_thread(
     def looked_up() -> None:
         lookups.begin(b"", tokens, 0)
         until(lambda: lookups._any_found.is_set(), "the store did not answer")
-        lookups.advance(found.append)
+        found.extend(lookups.advance())
 
     with monkeypatch.context() as patched:
         patched.setattr(written, "names", lambda folder: [None])
@@ -384,7 +384,7 @@ def test_a_store_that_is_slow_again_and_again_is_waited_for_no_more(
     def is_late() -> bool:
         lookup = lookups.begin(b"", tokens, 0)
         clock.now += LOOKUP_SECONDS + 0.1
-        lookups.advance(lambda manifest: None)
+        assert not [*lookups.advance()]
         return lookup is not NO_LOOKUP
 
     with monkeypatch.context() as patched:
@@ -397,7 +397,7 @@ def test_a_store_that_is_slow_again_and_again_is_waited_for_no_more(
     clock.now += 31.0
     found: list[Manifest] = []
     lookup = lookups.begin(b"", tokens, 0)
-    until(lambda: bool(lookups.advance(found.append) or lookup.is_over), "no answer")
+    until(lambda: bool(found.extend(lookups.advance()) or lookup.is_over), "no answer")
     assert found and lookups.begin(b"", tokens, 0) is not NO_LOOKUP
     lookups.close()
 

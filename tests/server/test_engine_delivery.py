@@ -11,7 +11,7 @@ import pytest
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.engine_client import EngineClient, Observed
-from tests.harness.grpc_fixtures import usage
+from tests.harness.grpc_fixtures import ScriptedObserver, usage
 from tests.harness.waiting import HANG_SECONDS
 
 ROOM = m.RoomId(7)
@@ -40,9 +40,8 @@ def client(
 
     loop.call_soon_threadsafe = call_soon_threadsafe  # type: ignore[assignment,method-assign]
     loop.close()
-    front = EngineClient(
-        lambda message: None, loop, handover, observe=observe, count_tokens=count_tokens
-    )
+    observer = ScriptedObserver(observing=observe, counting=count_tokens)
+    front = EngineClient(lambda message: None, loop, handover, observer)
     return front, woken
 
 
@@ -75,9 +74,9 @@ def test_the_likeliest_tokens_stay_with_their_token() -> None:
 
 async def test_the_tokens_of_many_requests_are_columns_of_one_message() -> None:
     counts: list[int] = []
-    front = EngineClient(
-        lambda message: None, asyncio.get_running_loop(), count_tokens=counts.append
-    )
+    observer = ScriptedObserver(counting=counts.append)
+    loop = asyncio.get_running_loop()
+    front = EngineClient(lambda message: None, loop, observer=observer)
     answers: dict[str, list[object]] = {}
 
     async def read(name: str) -> None:
@@ -119,12 +118,9 @@ def test_an_answer_goes_to_who_asked_whether_it_can_be_observed_or_not(
         raise OSError(f"no space left for {tokens}")
 
     async def answered() -> list[object]:
-        front = EngineClient(
-            lambda message: None,
-            asyncio.get_running_loop(),
-            observe=observe,
-            count_tokens=count,
-        )
+        observer = ScriptedObserver(observing=observe, counting=count)
+        loop = asyncio.get_running_loop()
+        front = EngineClient(lambda message: None, loop, observer=observer)
         submit = m.Submit(m.RequestId("a"), np.array([5], dtype=np.int32), SamplingParams())
         answer = front.generate(submit)
         first = asyncio.ensure_future(anext(answer))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server import errors
 from tasuki.server.auth.callers import Caller
-from tasuki.server.auth.limits import ConcurrencyCaps, RateLimits
+from tasuki.server.auth.limits import CallerLimits, ConcurrencyCaps, RateLimits
 from tasuki.server.auth.tenants import RequestContext
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import RateLimited, RequestLimit, ServerError
@@ -22,7 +22,7 @@ from tasuki.server.workers import messages as w
 from tasuki.server.workers.links import worker_frame, worker_frames
 from tasuki.server.workers.messages import error_of, refused
 from tasuki.server.workers.registry import Registry, WorkerSeat
-from tests.harness.grpc_fixtures import TOKENS_ONLY, usage
+from tests.harness.grpc_fixtures import TOKENS_ONLY, ScriptedObserver, usage
 from tests.harness.waiting import ManualClock
 
 ANN = Caller("ann")
@@ -42,9 +42,12 @@ class Desk:
         self.client = EngineClient(
             self._post,
             asyncio.get_running_loop(),
-            observe=self.observed.append,
-            limits=RateLimits(0, self.tokens_per_minute, ManualClock()),
-            requests=ConcurrencyCaps(RequestLimit, "requests in flight", self.requests_per_key),
+            observer=ScriptedObserver(observing=self.observed.append),
+            limits=replace(
+                CallerLimits.none(),
+                rates=RateLimits(0, self.tokens_per_minute, ManualClock()),
+                requests=ConcurrencyCaps(RequestLimit, "requests in flight", self.requests_per_key),
+            ),
         )
         self.store = SessionStore(self.client, ManualClock())
         responses = ResponseStore(ManualClock(), 1 << 20, 0, 60.0)

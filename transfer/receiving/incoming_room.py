@@ -5,7 +5,7 @@ Owns what of one room has landed. Thread rule of the barrier: one thread waits, 
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.errors import DigestMismatch, OutOfBounds, WindowsMissing
 from tasuki.transfer.reports import KEPT_WINDOWS, BarrierWait, LandedWindow, WindowDigest
 from tasuki.transfer.windows.window import Destination, WindowHeader
+from tasuki.utils.signatures import Clock
 
 
 class IncomingRoom:
@@ -152,7 +153,7 @@ class LayerBarrier:
     the others.
     """
 
-    def __init__(self, incoming: IncomingRoom, clock: Callable[[], float]) -> None:
+    def __init__(self, incoming: IncomingRoom, clock: Clock) -> None:
         self._incoming = incoming
         self._changed = incoming.changed
         self._clock = clock

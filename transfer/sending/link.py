@@ -5,7 +5,7 @@ Thread rule: the transfer thread changes costs, any thread reads them; leases ar
 
 import math
 import threading
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -15,6 +15,7 @@ from tasuki.transfer.ranks.region import RankSpans
 from tasuki.transfer.transports.base import Endpoint, Transport
 from tasuki.transfer.windows.digest import Digester
 from tasuki.transfer.windows.window import StepCounter
+from tasuki.utils.signatures import Clock
 
 from .window_source import DirectSource, WindowSource
 
@@ -196,7 +197,7 @@ class WriteLeases:
     when it was asked, never believes it over before it is.
     """
 
-    def __init__(self, lease_seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(self, lease_seconds: float, clock: Clock) -> None:
         self._lease_seconds = lease_seconds
         self._clock = clock
         self._lock = threading.Lock()

@@ -38,6 +38,7 @@ from tasuki.transfer.windows.window import (
     check_pages,
     check_slot,
 )
+from tasuki.utils.signatures import Clock
 from tasuki.utils.system import name_this_thread
 
 from .link import Link, SourceArena, WriteLeases
@@ -99,7 +100,7 @@ class Sender:
         layout: CacheLayout,
         arenas: Sequence[SourceArena],
         settings: SenderSettings | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         """layout: of one rank that has all. arenas: those that leave from here; a peer has as
         many."""

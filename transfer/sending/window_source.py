@@ -5,7 +5,7 @@ thread of their own.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -24,6 +24,7 @@ from tasuki.transfer.windows.window import (
     cut,
     granted_pages,
 )
+from tasuki.utils.signatures import Notice
 from tasuki.utils.system import name_this_thread
 
 
@@ -179,7 +180,7 @@ class DigestThread:
     fails alone.
     """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    def __init__(self, changed: Notice) -> None:
         """changed: some of what was asked is answered."""
         self._changed = changed
         self._asked: SimpleQueue[Sequence[AskedDigest] | None] = SimpleQueue()

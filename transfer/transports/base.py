@@ -6,7 +6,7 @@ for longer than posting takes.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,6 +14,7 @@ from tasuki.pycache._cpp_cache import AskedDigest, Bell, GpuDigester, StepCounte
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.windows.descriptors import Pieces, TransferUnits
 from tasuki.transfer.windows.digest import ArenaWindow
+from tasuki.utils.signatures import Clock
 
 
 @dataclass(frozen=True)
@@ -280,7 +281,7 @@ class PollBackoff:
     Knows no transport. Thread rule: one thread, the one that calls.
     """
 
-    def __init__(self, processor_time: Callable[[], float] = time.thread_time) -> None:
+    def __init__(self, processor_time: Clock = time.thread_time) -> None:
         self._processor_time = processor_time
         self._wait = _FIRST_SECONDS
         self._began = processor_time()

@@ -19,6 +19,7 @@ from tasuki.engine.config import AUTO_DTYPE, DTYPES, EngineConfig, EngineConfigE
 from tasuki.engine.tiers.store import (
     MOST_FAILURES,
     IoThreads,
+    MakeContract,
     PassingRows,
     Patience,
     Row,
@@ -40,6 +41,10 @@ _IN_FLIGHT = 8
 """Reads or writes at a time, of _PIECE_BYTES at most."""
 _PIECE_BYTES = 1 << 20
 _NAME = "slabs"
+
+
+VectorCall = Callable[[int, list[memoryview], int], int]
+"""os.preadv or os.pwritev: takes a file, memory and the offset. Returns the bytes moved."""
 
 
 class DiskFile:
@@ -95,7 +100,7 @@ class DiskFile:
     def _move_all(
         self,
         what: str,
-        call: Callable[[int, list[memoryview], int], int],
+        call: VectorCall,
         offsets: Sequence[int],
         rows: Rows,
     ) -> None:
@@ -116,7 +121,7 @@ class DiskFile:
     def _move(
         self,
         what: str,
-        call: Callable[[int, list[memoryview], int], int],
+        call: VectorCall,
         memory: memoryview,
         offset: int,
     ) -> None:
@@ -189,7 +194,7 @@ class DiskMemory:
 
 
 def disk_memory(
-    config: EngineConfig, layout: CacheLayout, contract: Callable[[], Mapping[str, str]]
+    config: EngineConfig, layout: CacheLayout, contract: MakeContract
 ) -> DiskMemory | None:
     """How much of a disk a node keeps below its host memory, that it reads back what it wrote, and
     what is there from before.

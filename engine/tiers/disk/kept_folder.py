@@ -11,7 +11,7 @@ import stat
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,8 @@ class KeptFolder:
         try:
             if not self.path.is_symlink() and not self.path.is_dir():
                 os.mkdir(self.path, _FOLDER_MODE)
-            _check_owner(self.path, os.lstat(self.path), stat.S_ISDIR)
+            status = os.lstat(self.path)
+            _check_owner(self.path, status, is_kind=stat.S_ISDIR(status.st_mode))
             os.chmod(self.path, _FOLDER_MODE)
             self.others = sum(
                 each.name.startswith(PREFIX) and each.name != name for each in parent.iterdir()
@@ -74,7 +75,7 @@ class KeptFolder:
         found = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
         try:
             status = os.fstat(found)
-            _check_owner(path, status, stat.S_ISREG)
+            _check_owner(path, status, is_kind=stat.S_ISREG(status.st_mode))
             if status.st_nlink != 1:
                 raise DiskFailed(f"{path} has {status.st_nlink} names: remove it")
             os.fchmod(found, _FILE_MODE)
@@ -88,8 +89,8 @@ class KeptFolder:
         self._let_go()
 
 
-def _check_owner(path: Path, status: os.stat_result, is_kind: Callable[[int], bool]) -> None:
-    if not is_kind(status.st_mode):
+def _check_owner(path: Path, status: os.stat_result, *, is_kind: bool) -> None:
+    if not is_kind:
         raise DiskFailed(f"{path} is neither a plain file nor a folder: remove it")
     if status.st_uid != os.geteuid():
         raise DiskFailed(

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from tasuki.engine.tiers.copy_job import CopyJob, Moves, Piece, layer_pieces, slot_moves
-from tasuki.engine.tiers.store import Call, Rows, TierSource, row_bytes
+from tasuki.engine.tiers.store import Rows, TierSource, row_bytes
 from tasuki.pycache.arena import Arena, PagePairs
 from tasuki.pycache.layout import CacheLayout
+from tasuki.utils.signatures import Work
 
 from .moves import FIRST, LAST, RunMoves, batched_moves, recorded, settle, stream_of
 from .pinned_memory import pinned_passage
@@ -270,7 +271,7 @@ class GpuLoad:
         with torch.cuda.stream(way.stream):
             self._sums = ArenaSums(way.arena, pages, slot)
 
-    def _pieces(self, job: CopyJob) -> Iterator[Call]:
+    def _pieces(self, job: CopyJob) -> Iterator[Work[None]]:
         at_once = self._way.at_once
         for first in range(0, len(job.pages), at_once):
             yield partial(self._pages_up, job.pages[first : first + at_once])

@@ -7,7 +7,7 @@ import configparser
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from tasuki.engine.tiers.store import Patience
+from tasuki.utils.signatures import Work
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -174,7 +175,7 @@ class Bucket:
 
         self._ask("delete", name, lambda: obstore.delete(self._store, name))
 
-    def _ask(self, what: str, name: str, call: Callable[[], Found]) -> Found:
+    def _ask(self, what: str, name: str, call: Work[Found]) -> Found:
         if self._patience.is_over:
             raise RemoteFailed(f"the store failed again and again: {what} of {name} waits")
         try:

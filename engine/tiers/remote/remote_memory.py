@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -17,10 +17,11 @@ import numpy as np
 
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.tiers.digests import TierDigests
-from tasuki.engine.tiers.store import Patience, contract_digest, folder_of, within
+from tasuki.engine.tiers.store import MakeContract, Patience, contract_digest, folder_of, within
 from tasuki.pycache._cpp_cache import CheckpointKind
 from tasuki.pycache.layout import CacheLayout
 from tasuki.pycache.prefix_cache import HybridPrefixCache
+from tasuki.utils.signatures import Clock
 from tasuki.utils.system import name_this_thread
 
 from .bucket import Bucket, RemoteFailed, open_bucket, read_credentials
@@ -73,7 +74,7 @@ class Lookups:
         self,
         bucket: Bucket,
         objects: RemoteObjects,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._bucket = bucket
         self._objects = objects
@@ -107,13 +108,14 @@ class Lookups:
         """Whether somebody waits for one."""
         return bool(self._waiting)
 
-    def advance(self, adopt: Callable[[Manifest], None]) -> None:
-        """End what was found, or is late. adopt: gives the tree a state."""
+    def advance(self) -> Iterator[Manifest]:
+        """Yield what was found, and end it once it was taken; then end what is late. REQUIRES: it
+        is read to its end."""
         self._any_found.clear()
         while self._found:
             lookup, manifest = self._found.popleft()
             if manifest is not None and lookup.flushes == self._objects.flushes:
-                adopt(manifest)
+                yield manifest
             if not lookup.is_over:
                 self._patience.worked()
             self._end(lookup)
@@ -233,7 +235,7 @@ class RemoteMemory:
 
 
 def remote_memory(
-    config: EngineConfig, layout: CacheLayout, contract: Callable[[], Mapping[str, str]]
+    config: EngineConfig, layout: CacheLayout, contract: MakeContract
 ) -> RemoteMemory | None:
     """How much of a remote store a node knows at a time, and that it returns what is put there.
 
