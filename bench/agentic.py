@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from tasuki.bench.measure.model_floor import ModelFloor
+from tasuki.bench.measure.floors import ModelFloor
 from tasuki.bench.measure.report import Row
 from tasuki.bench.measure.rig import Answer, Rig
-from tasuki.engine.messages import HitBreakdown
+from tasuki.engine.messages.reports import HitBreakdown
 from tasuki.utils.flags import parse_configs
 from tasuki.utils.options import option
 

@@ -1,18 +1,57 @@
-"""Flags that every `tasuki bench` takes, and the engine that they describe."""
+"""Flags that every `tasuki bench` takes, the engine that they describe, and the forms in which its
+weights and pages are stored.
+"""
 
+import gc
 from dataclasses import dataclass, replace
 
 import torch
 
-from tasuki.bench.errors import BenchError
-from tasuki.bench.measure.report import Report, reported
-from tasuki.bench.measure.stored_form import StoredForm
+from tasuki.bench.measure.report import Report, Row, reported
+from tasuki.bench.measure.results import OUT
 from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder
 from tasuki.model.quantise.format_names import SERVED_ON_GPUS
 from tasuki.utils.options import Auto, option
+
+from .errors import BenchError
+
+
+@dataclass(frozen=True)
+class StoredForm:
+    """quantization: of weights; kv_dtype: of keys and values, as of `tasuki serve`. "" is plain:
+    of the engine's dtype."""
+
+    quantization: str = ""
+    kv_dtype: str = ""
+
+    @property
+    def name(self) -> str:
+        pages = f"{self.kv_dtype} KV" if self.kv_dtype else ""
+        return ", ".join(filter(None, (self.quantization, pages)))
+
+    @property
+    def is_plain(self) -> bool:
+        return self == StoredForm()
+
+    def row(self, row: Row, plain: float | None) -> Row:
+        """The row, named after the form and without the targets of plain ones, beside `plain`
+        seconds. Of a plain form as it is."""
+        if self.is_plain:
+            return row
+        others = {} if plain is None else {"plain": plain}
+        name = f"{self.name}: {row.name}"
+        return replace(row, name=name, target="", met=None, others={**row.others, **others})
+
+
+def free_memory(device: torch.device) -> None:
+    """What an engine held that nobody names any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
 
 _LEFT_BY_THE_FIRST = 4 * 2**30
 PLAIN = StoredForm()
@@ -44,7 +83,7 @@ class BenchConfig:
     alone: bool = option(
         False, "measure what the three before this ask for alone, where one GPU holds no plain one"
     )
-    out: str = option("", "write JSON here, as docs/results/gpu_*.json are")
+    out: str = option("", OUT)
     commit: str = option("", "of the source, where it is no git tree")
 
     @property

@@ -1,32 +1,37 @@
-"""`tasuki bench decode`: the time of a decode step of a whole model, batch by batch."""
+"""`tasuki bench decode`: the time of a decode step of a whole model, batch by batch, and what
+drafts, grammars and thinking budgets add to it.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from itertools import chain, pairwise
+from random import Random
 from statistics import fmean, median
 
-from tasuki.bench.measure.draft_pair import DraftPair
-from tasuki.bench.measure.drafted_turns import DraftedTurns, DraftGain
-from tasuki.bench.measure.model_floor import ModelFloor
+from tasuki.bench.measure.draft_turns import (
+    DraftedTurns,
+    DraftGain,
+    DraftPair,
+    Turn,
+    beside_without,
+)
+from tasuki.bench.measure.floors import ModelFloor
+from tasuki.bench.measure.gpu_timeline import add_kernels, idle_between_steps, work_of
+from tasuki.bench.measure.rank_parts import beside_one_rank, rank_rig
 from tasuki.bench.measure.report import Report, Row
 from tasuki.bench.measure.rig import Answer, Rig, random_parts
 from tasuki.bench.measure.scripted_drafts import Script
-from tasuki.bench.measure.stored_form import StoredForm, free_memory
-from tasuki.bench.measure.turn_limit import Turn
-from tasuki.bench.ranks.rank_parts import beside_one_rank, rank_rig
+from tasuki.bench.measure.transformers_peer import decode_seconds
+from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tasuki.utils.flags import parse_configs
 from tasuki.utils.options import option
 
-from .config import BenchConfig
+from .config import BenchConfig, StoredForm, free_memory
 from .errors import BenchError
 from .grammar import GRAMMAR
-from .steps.budgeted import STEPS_BETWEEN, budget_row, start_closing, start_far, start_together
-from .steps.gpu_timeline import idle_between_steps, work_of
-from .steps.kernel_rows import add_kernels
-from .transformers_peer import decode_seconds
 from .workload import (
     ACCEPTED,
+    BUDGET_RATIO,
     DECODE_PEER_RATIO,
     DECODE_TARGETS,
     DRAFT_TARGETS,
@@ -41,6 +46,12 @@ from .workload import (
     Point,
 )
 
+_BUDGET_SEED = 3
+_CLOSING, _TAG = (198, 248069, 271), 248069
+"""As Qwen3.5 closes a thought; where the vocabulary is smaller, tokens of it."""
+_FAR = 1 << 20
+_STEPS_BETWEEN = 4
+"""Two closings: 64 rows then think 256 tokens each."""
 _PROFILED_STEPS = 16
 _BUDGET_TURNS = 3
 _PROMPT_TOKENS_A_STEP = 8192
@@ -146,8 +157,7 @@ def main(argv: Sequence[str]) -> int:
             if own.kernels:
                 work = work_of(rig.step, _PROFILED_STEPS)
                 add_kernels(report, row.name, work, _PROFILED_STEPS)
-            rig.abort(answers)
-            rig.flush()
+            rig.end(answers)
             if own.constrained:
                 _add_constrained(report, rig, point, own, fmean(steps))
             if own.budgets:
@@ -172,8 +182,7 @@ def _ranks(
             row = _row("", point, _steps(rig, answers, own), floor, own, {})
             least = RANK_DECODE_TARGETS.get((config.model, point))
             report.add(beside_one_rank(row, config.tensor_parallel, alone.get(point), least))
-            rig.abort(answers)
-            rig.flush()
+            rig.end(answers)
 
 
 def _pair(config: BenchConfig, own: DecodeConfig, report: Report) -> None:
@@ -183,22 +192,11 @@ def _pair(config: BenchConfig, own: DecodeConfig, report: Report) -> None:
     for point in own.parsed():
         answers = _start(pair.kept, point), _start(pair.off, point)
         turns = pair.decode(answers, own.steps, own.warmup_steps)
-        without = [*chain(*turns.off)]
-        report.add(_row(config.model, point, without, off, own, {}))
+        report.add(_row(config.model, point, [*chain(*turns.off)], off, own, {}))
         row = _row("", point, [*chain(*turns.kept)], kept, own, {})
-        report.add(
-            replace(
-                row,
-                name=f"{row.name}, with a draft layer",
-                target=f"<= {MOST_ENTRIES_OF_A_STEP:.1%} slower than without",
-                met=turns.ratio <= 1 + MOST_ENTRIES_OF_A_STEP,
-                others={"without": median(without)},
-                extra={"slower %": 100 * (turns.ratio - 1), **row.extra},
-            )
-        )
+        report.add(beside_without(row, turns, MOST_ENTRIES_OF_A_STEP))
         for rig, some in zip(rigs, answers, strict=True):
-            rig.abort(some)
-            rig.flush()
+            rig.end(some)
 
 
 def _drafted(config: BenchConfig, own: DecodeConfig, report: Report) -> None:
@@ -244,8 +242,7 @@ def _drafted_form(
             for row, turn in zip(rows, (Turn.OFF, Turn.MOST), strict=False):
                 work = turns.in_turn(turn, lambda: work_of(turns.rig.step, _PROFILED_STEPS))
                 add_kernels(report, row.name, work, _PROFILED_STEPS)
-        turns.rig.abort(answers)
-        turns.rig.flush()
+        turns.rig.end(answers)
     if config.device == "cuda":
         report.note(config.memory_note(engine, form))
 
@@ -293,44 +290,38 @@ def _add_constrained(
     answers = _start(rig, point, count)
     # The mean: short and long steps take turns.
     seconds = fmean(_steps(rig, answers, own))
-    rig.abort(answers)
-    rig.flush()
-    report.add(
-        Row(
-            f"step of {point.batch} x {point.context} tokens, {count} follow a grammar",
-            seconds,
-            target=f"<= {GRAMMAR_RATIO:g}x the step without",
-            met=seconds <= GRAMMAR_RATIO * plain,
-            extra={"times the step without": seconds / plain},
-        )
-    )
+    rig.end(answers)
+    report.add(_beside_plain(point, f"{count} follow a grammar", seconds, plain, GRAMMAR_RATIO))
 
 
 def _add_budgets(report: Report, rig: Rig, point: Point, own: DecodeConfig) -> None:
     """By turns with steps of answers without budgets. The mean: few steps are longer."""
-    plain: list[float] = []
-    far: list[float] = []
-    closing: list[float] = []
-    together: list[float] = []
     # The first answers decode while the last ones are prefilled.
     first = own.warmup_steps + point.batch * point.context // _PROMPT_TOKENS_A_STEP
+    one_by_one = [first + _STEPS_BETWEEN * number for number in range(point.batch)]
+    Random(_BUDGET_SEED).shuffle(one_by_one)
+    budgets: dict[str, Sequence[int]] = {
+        "": (),
+        "all with a thinking budget": [_FAR] * point.batch,
+        f"of which one thought is closed every {_STEPS_BETWEEN} steps": one_by_one,
+        f"of which each thought is closed in {own.steps} steps": [first] * point.batch,
+    }
+    found: dict[str, list[float]] = {what: [] for what in budgets}
     for _ in range(_BUDGET_TURNS):
-        for found, start in (
-            (plain, _start),
-            (far, start_far),
-            (closing, partial(start_closing, first=first)),
-            (together, partial(start_together, first=first)),
-        ):
-            answers = start(rig, point)
-            found += _steps(rig, answers, own)
-            rig.abort(answers)
-            rig.flush()
-    for what, found in (
-        ("all with a thinking budget", far),
-        (f"of which one thought is closed every {STEPS_BETWEEN} steps", closing),
-        (f"of which each thought is closed in {own.steps} steps", together),
-    ):
-        report.add(budget_row(point, what, fmean(found), fmean(plain)))
+        for what, tokens in budgets.items():
+            answers = _start(rig, point, budgets=tokens)
+            found[what] += _steps(rig, answers, own)
+            rig.end(answers)
+    plain = fmean(found.pop(""))
+    for what, steps in found.items():
+        report.add(_beside_plain(point, what, fmean(steps), plain, BUDGET_RATIO))
+
+
+def _beside_plain(point: Point, what: str, seconds: float, plain: float, most: float) -> Row:
+    """seconds, plain: the mean step's, and of one without; most: times as long as it may take."""
+    name = f"step of {point.batch} x {point.context} tokens, {what}"
+    row = Row(name, seconds, extra={"times the step without": seconds / plain})
+    return row.asked((f"<= {most:g}x the step without", seconds <= most * plain))
 
 
 def _start(
@@ -339,14 +330,22 @@ def _start(
     constrained: int = 0,
     tokens: int | None = None,
     temperature: float = 0.0,
+    budgets: Sequence[int] = (),
 ) -> list[Answer]:
     """Requests that all decode, the first `constrained` of them by a grammar; the first ones answer
     while the last ones are prefilled. tokens: of an answer at most; as long as its prompt where
-    nobody says."""
-    grammars = [GRAMMAR if number < constrained else None for number in range(point.batch)]
+    nobody says. budgets: tokens of each one's thought; none without."""
+    vocab = rig.model.vocab
+    closing, tag = tuple(token % vocab for token in _CLOSING), _TAG % vocab
     answers = [
-        rig.submit(rig.prompt(point.context), tokens or point.context, grammar, temperature)
-        for grammar in grammars
+        rig.submit(
+            rig.prompt(point.context),
+            tokens or point.context,
+            GRAMMAR if number < constrained else None,
+            temperature,
+            ThinkingBudget(budgets[number], closing, tag) if budgets else None,
+        )
+        for number in range(point.batch)
     ]
     rig.run_until_tokens(answers, 1)
     return answers
@@ -362,21 +361,14 @@ def _steps(rig: Rig, answers: Sequence[Answer], own: DecodeConfig) -> list[float
 
 def _add_idle(report: Report, rig: Rig, point: Point) -> None:
     name = f"GPU idle between steps of {point.batch} x {point.context} tokens"
-    judged = point.batch == IDLE_BATCH
     try:
         seconds = idle_between_steps(rig.step, _PROFILED_STEPS)
     except BenchError as error:
         # Where the driver lets no profiler in, the times above stand all the same.
         report.note(f"{name}: not measured, since {error}")
         return
-    report.add(
-        Row(
-            name,
-            seconds,
-            target=f"< {IDLE_SECONDS * 1e6:g} us" if judged else "",
-            met=seconds < IDLE_SECONDS if judged else None,
-        )
-    )
+    asked = [(f"< {IDLE_SECONDS * 1e6:g} us", seconds < IDLE_SECONDS)]
+    report.add(Row(name, seconds).asked(*asked if point.batch == IDLE_BATCH else ()))
 
 
 def _row(
@@ -390,19 +382,17 @@ def _row(
     seconds = median(steps)
     least = floor.decode(point.batch, point.context + own.warmup_steps + own.steps / 2)
     limit, floors = DECODE_TARGETS.get((model, point), (None, None))
-    targets = []
+    asked = []
     if limit is not None:
-        targets.append((f"<= {limit * 1e3:g} ms", seconds <= limit))
+        asked.append((f"<= {limit * 1e3:g} ms", seconds <= limit))
     if floors is not None:
-        targets.append((f"<= {floors:g}x floor", seconds <= floors * least))
+        asked.append((f"<= {floors:g}x floor", seconds <= floors * least))
     for name, peer in peers.items():
-        targets.append((f">= {DECODE_PEER_RATIO:g}x {name}", peer >= DECODE_PEER_RATIO * seconds))
-    return Row(
+        asked.append((f">= {DECODE_PEER_RATIO:g}x {name}", peer >= DECODE_PEER_RATIO * seconds))
+    row = Row(
         f"step of {point.batch} x {point.context} tokens",
         seconds,
         least,
-        target=", ".join(text for text, _ in targets),
-        met=all(met for _, met in targets) if targets else None,
         others=peers,
         extra={
             "tokens/s": point.batch / seconds,
@@ -410,3 +400,4 @@ def _row(
             "p99 ms": 1e3 * sorted(steps)[int(0.99 * (len(steps) - 1))],
         },
     )
+    return row.asked(*asked)

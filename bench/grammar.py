@@ -9,8 +9,8 @@ from statistics import median
 
 import numpy as np
 
-from tasuki.bench.measure.made_up_vocabulary import made_up_vocabulary
 from tasuki.bench.measure.report import Row
+from tasuki.bench.measure.rig import made_up_vocabulary
 from tasuki.model.grammar.constraint import Mask, allows
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler

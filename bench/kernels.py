@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tasuki.bench.cases.case import measure
-from tasuki.bench.cases.stage import Stage
+from tasuki.bench.cases.case import Stage, measure
 from tasuki.bench.measure.report import reported
+from tasuki.bench.measure.results import OUT
 from tasuki.utils.flags import parse_config
 from tasuki.utils.options import option
 
@@ -34,7 +34,7 @@ FAMILIES = (
 class KernelsConfig:
     families: str = option(",".join(FAMILIES), "which kernels, by commas")
     slabs: int = option(1100, "of the arena that the kernels work in, about 50 MB each")
-    out: str = option("", "write JSON here, as docs/results/gpu_*.json are")
+    out: str = option("", OUT)
     commit: str = option("", "of the source, where it is no git tree")
 
     def __post_init__(self) -> None:

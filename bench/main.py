@@ -4,12 +4,6 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-_IN_FOLDERS = {
-    "gateway": "gateway.main",
-    "tiers": "tiers.main",
-    "collectives": "ranks.collectives",
-}
-"""Modules of benches that are more than one."""
 _BENCHES = {
     "kernels": "every kernel alone, beside its bytes or FLOPs",
     "decode": "steps of a whole model",
@@ -20,16 +14,15 @@ _BENCHES = {
     "transfer": "hand-overs between two processes: of the link, and of the forward's time",
     "collectives": "what several ranks exchange, beside NCCL and symmetric memory",
     "route": "choices of a prefill node: processor time, the index's memory",
-    "gateway": "smg before simulated nodes: latency, hit rate, restart",
     "serving": "daemons under many clients: CPU time a token, gaps, hand-overs",
+    "page": "the page of a file of runs, made anew",
 }
 
 
 def main(argv: Sequence[str]) -> int:
     if argv and argv[0] in _BENCHES:
         bench, *rest = argv
-        module = _IN_FOLDERS.get(bench, bench)
-        return int(importlib.import_module(f".{module}", __package__).main(rest))
+        return int(importlib.import_module(f".{bench}", __package__).main(rest))
     asked_for_help = bool(argv) and argv[0] in ("-h", "--help")
     rows = [f"  {name:<13}{text}" for name, text in _BENCHES.items()]
     text = "\n".join(["usage: tasuki bench BENCH [FLAGS] (BENCH --help lists them)", "", *rows])

@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         figures = _CASES[config.kind](config, Path(folder))
     report = ServingReport(config.case, asdict(config), figures)
     if config.out:
-        report.write(Path(config.out))
+        report.write(config.out)
     print(json.dumps(report.document, indent=1) if config.json else report.as_lines())
     if config.kind is not Kind.ENDLESS:
         return 0

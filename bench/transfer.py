@@ -5,7 +5,6 @@ CPU: bytes through NIXL beside a raw put of the same bytes, posting cost, contro
 starts, and a wire of fewer bytes.
 """
 
-import importlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,24 +12,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from tasuki.bench.measure.report import Row
-from tasuki.bench.measure.stored_form import free_memory
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tasuki.utils.flags import parse_configs
 from tasuki.utils.options import Auto, option
 
-from .config import BenchConfig
+from .config import BenchConfig, free_memory
 from .errors import BenchError
 
 _SHARED_MIB = 12 * 1024
 _GPU_PARTS = ("blocks", "engine", "nodes")
-_CPU_PARTS = {
-    "digest": "digest_rate",
-    "goodput": "goodput",
-    "control": "control",
-    "early": "early",
-    "wire": "encoded",
-}
-"""To the module whose rows() they are, imported where it is wanted."""
+_CPU_PARTS = ("digest", "goodput", "control", "early", "wire")
 
 
 @dataclass(frozen=True)
@@ -81,9 +72,19 @@ def _rows(parts: Sequence[str], config: BenchConfig, own: TransferConfig) -> Ite
             yield from block_rows(kind, torch.device("cuda", 0), torch.device("cuda", 1))
     if "engine" in parts or "nodes" in parts:
         yield from _model_rows(parts, config, own)
-    for part, module in _CPU_PARTS.items():
-        if part in parts:
-            yield from importlib.import_module(f".handover.{module}", __package__).rows()
+    if set(parts).intersection(_CPU_PARTS):
+        from tasuki.bench.handover import control, goodput, slow_link
+
+        rows = {
+            "digest": goodput.digest_rows,
+            "goodput": goodput.goodput_rows,
+            "control": control.control_rows,
+            "early": slow_link.early_rows,
+            "wire": slow_link.wire_rows,
+        }
+        for part in _CPU_PARTS:
+            if part in parts:
+                yield from rows[part]()
 
 
 def _model_rows(

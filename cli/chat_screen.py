@@ -3,7 +3,7 @@
 Owns one session at a time, and those that it was forked from. One thread.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TextIO
 
 from tasuki.client.errors import ClientError
@@ -29,29 +29,37 @@ class Chat:
         self._out = out
         self._sessions: list[Session] = [client.open_session()]
         self._begun = False
-        self._commands: dict[str, Callable[[], None]] = {
-            "/new": self._new,
-            "/fork": self._fork,
-            "/back": self._back,
-            "/stats": self._stats,
-            "/help": lambda: self._write_line(HELP),
-        }
 
     def run(self, lines: Iterator[str]) -> None:
         for line in lines:
             if line == "/quit":
                 break
             try:
-                if line in self._commands:
-                    self._commands[line]()
-                elif line.startswith("/"):
-                    self._write_line(f"{line} is no command: /help lists them")
-                elif line:
-                    self._turn(line)
+                self._obey(line)
             except (ClientError, ConnectionError) as error:
                 self._write_line(f"the turn failed: {error}")
         for session in self._sessions:
             session.close()
+
+    def _obey(self, line: str) -> None:
+        """A command, or what the user says."""
+        match line:
+            case "":
+                pass
+            case "/new":
+                self._new()
+            case "/fork":
+                self._fork()
+            case "/back":
+                self._back()
+            case "/stats":
+                self._stats()
+            case "/help":
+                self._write_line(HELP)
+            case _ if line.startswith("/"):
+                self._write_line(f"{line} is no command: /help lists them")
+            case _:
+                self._turn(line)
 
     def _turn(self, line: str) -> None:
         messages = [{"role": "user", "content": line}]

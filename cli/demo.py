@@ -307,11 +307,11 @@ def main(argv: Sequence[str]) -> int:
     fused_flags = [*flags, "--speculate", "off"]
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(
-            play, fused, fused_flags, config.answer_tokens, rows_alone.append, given_up
+            play, fused(fused_flags), config.answer_tokens, rows_alone.append, given_up
         )
         try:
             pair_flags = [*flags, "--speculate", drafter]
-            pair = play(disaggregated, pair_flags, config.answer_tokens, write_line, given_up)
+            pair = play(disaggregated(pair_flags), config.answer_tokens, write_line, given_up)
             usages = [answer.usage for answer in pair]
             write_line(f"\n{hand_overs(usages)}\n{drafts(usages)}")
             write_line("\nThe same session in the one process, which drafts nothing:")
@@ -327,13 +327,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def play(
-    start: Callable[[Sequence[str]], AbstractContextManager[str]],
-    flags: Sequence[str],
+    daemons: AbstractContextManager[str],
     answer_tokens: int,
     write: Callable[[str], None],
     given_up: threading.Event,
 ) -> list[Answer]:
-    """The whole session through daemons of its own, a table row as each turn ends: the ten turns,
+    """The whole session through these daemons, a table row as each turn ends: the ten turns,
     then the last one anew with other endings. Raises CancelledError before a turn once it is given
     up."""
     sampling: SamplingOptions = {**SAMPLING, "max_new_tokens": answer_tokens}
@@ -346,7 +345,7 @@ def play(
         answers.append(session.generate(**sampling).result())
         write(row(title, answers[-1].usage))
 
-    with start(flags) as address, Client(address) as client:
+    with daemons as address, Client(address) as client:
         write(f"Ready at {address}\n\n{header()}")
         *turns, last = scripted_turns()
         edits = edited_turns()

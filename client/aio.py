@@ -1,44 +1,104 @@
-"""The same client for asyncio: AsyncClient and AsyncSession, as Client and Session but awaited.
+"""The client of one node for asyncio, and the sessions that it opens.
 
-One event loop's thread. client/session_protocol.py has the rules of reopening and retrying.
+A session outlives its node: after a restart or an expiry the conversation is opened again and
+replayed from the client's copy, and the cache still holds most of its prefix. No answer depends on
+which node gave it. client/session_protocol.py has the rules of reopening and retrying.
+
+Over an AioWire all of it belongs to one event loop. session.py runs it over a BlockingWire.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, TypeVar, Unpack
-
-import grpc
+from collections.abc import AsyncGenerator
+from typing import Any, Self, TypeVar
 
 from tasuki.proto import inference_pb2 as pb
-from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.utils.tls import ClientTls
 
-from .answer import Answer, AnswerReader, Piece, TurnOwner
-from .cache_events import EventBatch, EventParts
-from .channel import open_async_channel
-from .conversation import Conversation
-from .errors import ClientError, client_error
+from .answer import AsyncAnswer
+from .cache_events import CacheWatch, EventBatch
+from .channel import AioWire, ResponseStream, Wire, open_async_channel
+from .errors import ClientError
 from .moving_session import Move, moves_of
-from .prompt import (
-    NO_TARGETS,
-    Prompt,
-    SamplingOptions,
-    Targets,
-    generate_request,
-    sampling_to_proto,
-)
+from .prompt import ClientRequests, Prompt, SessionRequests
 from .retry import RetryPolicy
-from .session_protocol import Call, Over, Pause, ReadTurn, SessionLife, Steps, advance
+from .session_protocol import (
+    Call,
+    Conversation,
+    Over,
+    Pause,
+    ReadTurn,
+    SessionLife,
+    Steps,
+    advance,
+)
 
 Result = TypeVar("Result")
-AsyncCall = Any
-"""grpc.aio's call object, which has no useful type."""
-StubOf = Callable[[str], Any]
-"""By a node's address, what calls its Session service."""
-Metadata = tuple[tuple[str, str], ...]
 
 
-class AsyncClient:
+class NodeCalls:
+    """Calls to one node over either wire. Raises ClientError."""
+
+    def __init__(self, wire: Wire, retry: RetryPolicy | None) -> None:
+        self.wire = wire
+        self._retry = retry or RetryPolicy()
+
+    def answer(self, request: pb.GenerateRequest, choices: int) -> AsyncAnswer:
+        """Return the answer to be read. choices: how many answers."""
+
+        async def start() -> ResponseStream:
+            return self.wire.stream(self.wire.stubs().inference.Generate, request)
+
+        return AsyncAnswer(self.wire, start, self._retry, choices=choices)
+
+    async def abort(self, request_id: str) -> None:
+        """Idempotent: ends the request where it still lives."""
+        request = pb.AbortRequest(request_id=request_id)
+        await self.wire.call(self.wire.stubs().inference.Abort, request)
+
+    async def open_session(self, cache_salt: bytes = b"") -> "AsyncSession":
+        """Open a conversation. Only conversations of one salt share cached prefixes."""
+        life = SessionLife(Conversation(cache_salt), self._retry, id="")
+        return await opened(life, self.wire)
+
+    async def stats(self) -> pb.StatsResponse:
+        """Counts of pages and slots by state, and the cache's counters."""
+        reply: pb.StatsResponse = await self._admin("Stats", pb.StatsRequest())
+        return reply
+
+    async def explain(self, request_id: str) -> pb.ExplainResponse:
+        """How a request of this node ended. Raises ClientError, of kind unknown_request where the
+        node remembers no request of that id."""
+        request = pb.ExplainRequest(request_id=request_id)
+        reply: pb.ExplainResponse = await self._admin("Explain", request)
+        return reply
+
+    async def flush(self) -> int:
+        """Drops what nobody holds; returns how many pages and checkpoints."""
+        return int((await self._admin("Flush", pb.FlushRequest())).dropped)
+
+    async def watch_cache(self, stream: str = "usable") -> AsyncGenerator[EventBatch, None]:
+        """The node's cache as it changes, a snapshot first; PrefixIndex follows it. Has no end:
+        close the iterator. `stream`: usable (prefixes with a checkpoint) or all (pages too)."""
+        watch = CacheWatch(self.wire, stream)
+        try:
+            while (batch := await watch.next_batch()) is not None:
+                yield batch
+        finally:
+            watch.cancel()
+
+    async def close(self) -> None:
+        await self.wire.close()
+
+    async def _admin(self, method: str, request: Any) -> Any:
+        return await self.wire.call(getattr(self.wire.stubs().admin, method), request)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncClient(NodeCalls, ClientRequests[AsyncAnswer]):
     """One channel to a decode or fused daemon. Raises ClientError."""
 
     def __init__(
@@ -50,152 +110,17 @@ class AsyncClient:
         retry: RetryPolicy | None = None,
     ) -> None:
         """As Client. REQUIRES: a running event loop."""
-        self._channel = open_async_channel(target, tls)
-        self._retry = retry or RetryPolicy()
-        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
-        self._inference = pb_grpc.InferenceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._sessions = pb_grpc.SessionStub(self._channel)  # type: ignore[no-untyped-call]
-        self._admin: Any = pb_grpc.CacheAdminStub(self._channel)  # type: ignore[no-untyped-call]
+        super().__init__(AioWire({"": open_async_channel(target, tls)}, api_key), retry)
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        request_id: str = "",
-        cache_salt: bytes = b"",
-        marks: Sequence[int] = (),
-        priority: int = 0,
-        n: int = 1,
-        prompt_logprobs: int | None = None,
-        prediction: Sequence[int] = (),
-        targets: Targets = NO_TARGETS,
-        **sampling: Unpack[SamplingOptions],
-    ) -> "AsyncAnswer":
-        """One request with its whole prompt; the call begins when the answer is first awaited.
-        priority: of a caller's requests the lowest is begun first. n, prompt_logprobs: as of
-        Client.generate."""
-        request = generate_request(
-            prompt,
-            request_id,
-            cache_salt,
-            marks,
-            priority,
-            n,
-            prompt_logprobs,
-            prediction,
-            targets,
-            sampling,
-        )
-
-        async def start() -> AsyncCall:
-            return self._inference.Generate(request, metadata=self._metadata)
-
-        return AsyncAnswer(start, self._retry, choices=n)
-
-    async def abort(self, request_id: str) -> None:
-        """Idempotent: ends the request where it still lives."""
-        request = pb.AbortRequest(request_id=request_id)
-        await _call(self._inference.Abort(request, metadata=self._metadata))
-
-    async def open_session(self, cache_salt: bytes = b"") -> "AsyncSession":
-        life = SessionLife(Conversation(cache_salt), self._retry, id="")
-        return await opened(life, lambda node: self._sessions, self._metadata)
-
-    async def stats(self) -> pb.StatsResponse:
-        """As Client.stats."""
-        request = pb.StatsRequest()
-        reply: pb.StatsResponse = await _call(self._admin.Stats(request, metadata=self._metadata))
-        return reply
-
-    async def explain(self, request_id: str) -> pb.ExplainResponse:
-        """As Client.explain."""
-        request = pb.ExplainRequest(request_id=request_id)
-        reply: pb.ExplainResponse = await _call(
-            self._admin.Explain(request, metadata=self._metadata)
-        )
-        return reply
-
-    async def watch_cache(self, stream: str = "usable") -> AsyncGenerator[EventBatch, None]:
-        """As Client.watch_cache."""
-        wanted = pb.WatchEventsRequest.Stream.Value(f"STREAM_{stream.upper()}")
-        request = pb.WatchEventsRequest(stream=wanted)
-        call = self._admin.WatchEvents(request, metadata=self._metadata)
-        parts = EventParts()
-        try:
-            async for part in call:
-                batch = parts.take(part)
-                if batch is not None:
-                    yield batch
-        except grpc.RpcError as error:
-            raise client_error(error) from error
-        finally:
-            call.cancel()
-
-    async def close(self) -> None:
-        await self._channel.close(None)
-
-    async def __aenter__(self) -> "AsyncClient":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    def _ask(self, request: pb.GenerateRequest, choices: int) -> AsyncAnswer:
+        return self.answer(request, choices)
 
 
-class AsyncAnswer(AnswerReader):
-    """`async for` pieces, or await `result`. Cancelling the task that reads it aborts the request.
-
-    Attempts as AnswerStream's.
-    """
-
-    def __init__(
-        self,
-        start: Callable[[], Awaitable[AsyncCall]],
-        retry: RetryPolicy,
-        owner: TurnOwner | None = None,
-        choices: int = 1,
-    ) -> None:
-        """start: one attempt."""
-        super().__init__(retry, owner, choices)
-        self._start = start
-        self._call: AsyncCall | None = None
-
-    async def __aiter__(self) -> AsyncIterator[Piece]:
-        while not self.finished:
-            try:
-                if self._call is None:
-                    self._call = await self._start()
-                async for response in self._call:
-                    piece = self._piece(response)
-                    if piece is not None:
-                        yield piece
-                return
-            except (grpc.RpcError, ClientError) as error:
-                self._call = None
-                pause = self._pause_after(error)
-            await asyncio.sleep(pause)
-
-    async def result(self) -> Answer:
-        """Reads what has not been read and returns the whole answer, the first of several."""
-        return (await self.results())[0]
-
-    async def results(self) -> list[Answer]:
-        """Likewise, and returns every answer."""
-        async for _ in self:
-            pass
-        return self._parts.answers()
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        if self._call is not None:
-            self._call.cancel()
-
-
-class AsyncSession:
+class AsyncSession(SessionRequests[AsyncAnswer]):
     """A conversation whose tokens the server keeps; one task at a time. `async with` closes it."""
 
-    def __init__(self, stub_of: StubOf, metadata: Metadata, life: SessionLife) -> None:
-        self._stub_of = stub_of
-        self._metadata = metadata
+    def __init__(self, wire: Wire, life: SessionLife) -> None:
+        self._wire = wire
         self._life = life
 
     @property
@@ -205,48 +130,37 @@ class AsyncSession:
 
     @property
     def moves(self) -> tuple[Move, ...]:
-        """As Session.moves."""
+        """Between the nodes of a fleet, so far."""
         return moves_of(self._life)
 
     @property
     def node(self) -> str:
-        """As Session.node."""
+        """The address of the fleet's node that has it; empty where the client has one node."""
         return self._life.node
 
     async def append(self, prompt: Prompt) -> int:
         """Adds to the end of the conversation; returns its length in tokens."""
         return await self.take(self._life.append(prompt))
 
-    def generate(
-        self,
-        *,
-        request_id: str = "",
-        priority: int = 0,
-        targets: Targets = NO_TARGETS,
-        **sampling: Unpack[SamplingOptions],
-    ) -> AsyncAnswer:
-        """Answers the conversation so far. A finished answer becomes part of it. priority: of a
-        caller's requests the lowest is begun first."""
-        request = pb.SessionGenerateRequest(
-            request_id=request_id,
-            sampling=sampling_to_proto(sampling),
-            priority=priority,
-            targets=targets.to_proto(),
-        )
-
-        async def start() -> AsyncCall:
-            await self.take(life.attempt_turn(request))
-            metadata = (*self._metadata, *life.metadata)
-            return self._stub_of(life.node).Generate(request, metadata=metadata)
-
+    def answer(self, request: pb.SessionGenerateRequest) -> AsyncAnswer:
+        """Return the next turn's answer, to be read."""
         life = self._life
-        turn = AsyncAnswer(start, life.retry, life)
+
+        async def start() -> ResponseStream:
+            await self.take(life.attempt_turn(request))
+            generate = self._wire.stubs(life.node).session.Generate
+            return self._wire.stream(generate, request, life.metadata)
+
+        turn = AsyncAnswer(self._wire, start, life.retry, life)
         life.turn_begun(turn)
         return turn
 
+    def _ask(self, request: pb.SessionGenerateRequest) -> AsyncAnswer:
+        return self.answer(request)
+
     async def fork(self) -> "AsyncSession":
         """A second session with the same conversation; the two go separate ways."""
-        return AsyncSession(self._stub_of, self._metadata, await self.take(self._life.fork()))
+        return AsyncSession(self._wire, await self.take(self._life.fork()))
 
     async def close(self) -> None:
         await self.take(self._life.close())
@@ -262,12 +176,10 @@ class AsyncSession:
             try:
                 match step:
                     case Call(method, request, node, seconds):
-                        unary = getattr(self._stub_of(node), method)
-                        outcome = await _call(
-                            unary(request, metadata=self._metadata, timeout=seconds)
-                        )
+                        unary = getattr(self._wire.stubs(node).session, method)
+                        outcome = await self._wire.call(unary, request, seconds)
                     case Pause(seconds):
-                        await asyncio.sleep(seconds)
+                        await self._wire.sleep(seconds)
                     case ReadTurn(AsyncAnswer() as turn):
                         await turn.result()
             except ClientError as error:
@@ -281,14 +193,7 @@ class AsyncSession:
             await self.close()
 
 
-async def opened(life: SessionLife, stub_of: StubOf, metadata: Metadata) -> AsyncSession:
-    session = AsyncSession(stub_of, metadata, life)
+async def opened(life: SessionLife, wire: Wire) -> AsyncSession:
+    session = AsyncSession(wire, life)
     await session.take(life.open())
     return session
-
-
-async def _call(call: Awaitable[Any]) -> Any:
-    try:
-        return await call
-    except grpc.RpcError as error:
-        raise client_error(error) from error

@@ -1,17 +1,15 @@
 """One answer on the caller's side: pieces as they come, then the whole."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Protocol
-
-import grpc
 
 from tasuki.engine.messages import FinishReason, Usage
 from tasuki.engine.messages.proto import finish_reason_from_proto, usage_from_proto
 from tasuki.proto import inference_pb2 as pb
 
-from .errors import ClientError, client_error
+from .channel import ResponseStream, Wire, run
+from .errors import ClientError
 from .retry import RetryPolicy, next_pause
 
 
@@ -126,85 +124,129 @@ class TurnOwner(Protocol):
         """The whole answer has been read."""
 
 
-class AnswerReader:
-    """What every attempt at one answer shares; who asks, and by which calls, is a subclass's."""
-
-    def __init__(self, retry: RetryPolicy, owner: TurnOwner | None, choices: int) -> None:
-        """owner: None where no session's turn this is. choices: how many answers."""
-        self._owner = owner
-        self._pauses = retry.pauses()
-        self._parts = AnswerParts(choices)
-        self.cancelled = False
-
-    @property
-    def finished(self) -> bool:
-        return self._parts.finished
-
-    def _piece(self, response: pb.GenerateResponse) -> Piece | None:
-        """None of what is no piece; the last response ends the turn."""
-        piece = self._parts.take(response)
-        if self._parts.finished and self._owner is not None:
-            self._owner.turn_finished(self._parts.answers()[0])
-        return piece
-
-    def _pause_after(self, caught: grpc.RpcError | ClientError) -> float:
-        """Seconds before the next attempt. Raises ClientError where there is none."""
-        error = caught if isinstance(caught, ClientError) else client_error(caught)
-        moves = self._owner is not None and self._owner.turn_failed(error)
-        if self._parts.begun or self.cancelled:
-            raise error
-        return 0.0 if moves else next_pause(self._pauses, error)
-
-
-class AnswerStream(AnswerReader):
-    """Iterate it for pieces, or call `result` for the whole. `cancel` aborts the request.
+class AsyncAnswer:
+    """`async for` pieces, or await `result`. Cancelling the task that reads it aborts the request.
 
     A call that fails before its first piece, and is worth it, is made again; once a piece has been
-    seen a failure is the caller's to handle. Owned by one thread, but cancel may come from any.
-    Raises ClientError.
+    seen a failure is the caller's to handle. Raises ClientError.
     """
 
     def __init__(
         self,
-        start: "Callable[[], grpc.CallIterator[pb.GenerateResponse]]",
+        wire: Wire,
+        start: Callable[[], Awaitable[ResponseStream]],
         retry: RetryPolicy,
         owner: TurnOwner | None = None,
         choices: int = 1,
     ) -> None:
-        """start: one attempt; raises ClientError."""
-        super().__init__(retry, owner, choices)
+        """start: one attempt; raises ClientError. owner: None where no session's turn this is.
+        choices: how many answers."""
+        self._wire = wire
         self._start = start
-        self._call = self._attempt()
+        self._owner = owner
+        self._pauses = retry.pauses()
+        self._parts = AnswerParts(choices)
+        self._call: ResponseStream | None = None
+        self._failure: ClientError | None = None
+        self._ended = False
+        self.cancelled = False
 
-    def __iter__(self) -> Iterator[Piece]:
-        while not self.finished:
+    @property
+    def finished(self) -> bool:
+        """All answers have been read."""
+        return self._parts.finished
+
+    async def begin(self) -> None:
+        """Make attempts until a call has begun."""
+        while self._call is None:
             try:
-                for response in self._call:
-                    piece = self._piece(response)
-                    if piece is not None:
-                        yield piece
-                return
-            except grpc.RpcError as error:
-                time.sleep(self._pause_after(error))
-            self._call = self._attempt()
+                self._call = await self._start()
+            except ClientError as error:
+                await self._wire.sleep(self._pause_after(error))
 
-    def result(self) -> Answer:
+    async def next_piece(self) -> Piece | None:
+        """Return the next piece, or None once the stream has ended."""
+        while not self._ended:
+            if self._failure is not None:
+                raise self._failure
+            await self.begin()
+            assert self._call is not None
+            try:
+                response = await self._call.read()
+            except ClientError as error:
+                self._call, self._ended = None, self.finished
+                await self._wire.sleep(self._pause_after(error))
+                continue
+            if response is None:
+                self._ended = True
+                break
+            piece = self._parts.take(response)
+            if self.finished and self._owner is not None:
+                self._owner.turn_finished(self._parts.answers()[0])
+            if piece is not None:
+                return piece
+        return None
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        while (piece := await self.next_piece()) is not None:
+            yield piece
+
+    async def result(self) -> Answer:
         """Reads what has not been read and returns the whole answer, the first of several."""
-        return self.results()[0]
+        return (await self.results())[0]
 
-    def results(self) -> list[Answer]:
+    async def results(self) -> list[Answer]:
         """Likewise, and returns every answer."""
-        for _ in self:
+        while await self.next_piece() is not None:
             pass
         return self._parts.answers()
 
     def cancel(self) -> None:
+        """Abort the request."""
         self.cancelled = True
-        self._call.cancel()  # type: ignore[no-untyped-call]
+        if self._call is not None:
+            self._call.cancel()
 
-    def _attempt(self) -> "grpc.CallIterator[pb.GenerateResponse]":
-        while True:
-            try:
-                return self._start()
-            except ClientError as error:
-                time.sleep(self._pause_after(error))
+    def _pause_after(self, error: ClientError) -> float:
+        """Seconds before the next attempt. Raises `error` where there is none, and again later."""
+        self._failure = error
+        moves = self._owner is not None and self._owner.turn_failed(error)
+        if self._parts.begun or self.cancelled:
+            raise error
+        pause = 0.0 if moves else next_pause(self._pauses, error)
+        self._failure = None
+        return pause
+
+
+class AnswerStream:
+    """Iterate it for pieces, or call `result` for the whole. `cancel` aborts the request.
+
+    Attempts as AsyncAnswer's; the first is made at once. Owned by one thread, but cancel may come
+    from any. Raises ClientError.
+    """
+
+    def __init__(self, answer: AsyncAnswer) -> None:
+        """answer: over a BlockingWire."""
+        self._answer = answer
+        run(answer.begin())
+
+    @property
+    def finished(self) -> bool:
+        """All answers have been read."""
+        return self._answer.finished
+
+    def __iter__(self) -> Generator[Piece, None, None]:
+        while (piece := run(self._answer.next_piece())) is not None:
+            yield piece
+
+    def result(self) -> Answer:
+        """Reads what has not been read and returns the whole answer, the first of several."""
+        return run(self._answer.result())
+
+    def results(self) -> list[Answer]:
+        """Likewise, and returns every answer."""
+        return run(self._answer.results())
+
+    def cancel(self) -> None:
+        """Abort the request."""
+        self._answer.cancel()

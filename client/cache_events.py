@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from tasuki.proto import inference_pb2 as pb
 from tasuki.pycache.packed import CacheEvent, EventGap
 
+from .channel import Wire
+
 
 @dataclass(frozen=True)
 class EventBatch:
@@ -27,14 +29,29 @@ class EventBatch:
         return iter(self.events)
 
 
-class EventParts:
-    """Joins the parts of each batch."""
+class CacheWatch:
+    """Reads the batches of one WatchEvents call. `cancel` ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, wire: Wire, stream: str) -> None:
+        """Begin the call. stream: usable or all. Raises ClientError, and ValueError."""
+        wanted = pb.WatchEventsRequest.Stream.Value(f"STREAM_{stream.upper()}")
+        request = pb.WatchEventsRequest(stream=wanted)
+        self._call = wire.stream(wire.stubs().admin.WatchEvents, request)
         self._events: list[CacheEvent] = []
         self._gap: EventGap | None = None
 
-    def take(self, part: pb.WatchEventsResponse) -> EventBatch | None:
+    async def next_batch(self) -> EventBatch | None:
+        """Return the next batch, or None at the end. Raises ClientError."""
+        while (part := await self._call.read()) is not None:
+            if (batch := self._take(part)) is not None:
+                return batch
+        return None
+
+    def cancel(self) -> None:
+        """End the call."""
+        self._call.cancel()
+
+    def _take(self, part: pb.WatchEventsResponse) -> EventBatch | None:
         """The batch, once this is its last part."""
         if part.HasField("gap"):
             self._gap = EventGap(part.gap.first_lost, part.gap.resync_from)

@@ -1,11 +1,27 @@
-"""A channel to a node: plain or TLS, with the API key on every call where there is one."""
+"""Channels to nodes, plain or TLS, and the two ways of calling over them.
 
-from collections.abc import Callable
-from typing import Any
+Clients and sessions are written once, as coroutines over a Wire. AioWire awaits each call on an
+event loop. BlockingWire blocks inside the call instead, so `run` ends such a coroutine without a
+loop. A loop on a thread of its own is no substitute: gRPC's asyncio part does not survive fork().
+"""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import grpc
 
+from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.utils.tls import ClientTls
+
+from .errors import ClientError, client_error
+
+Result = TypeVar("Result")
+Metadata = tuple[tuple[str, str], ...]
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 32 * 2**20),
@@ -49,3 +65,145 @@ class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
         return continuation(details._replace(metadata=metadata), request)
 
     intercept_unary_stream = intercept_unary_unary  # type: ignore[assignment]
+
+
+class ResponseStream(ABC):
+    """Responses of one streaming call."""
+
+    def __init__(self, call: Any) -> None:
+        """call: gRPC's, blocking or asyncio's."""
+        self._call = call
+
+    @abstractmethod
+    async def read(self) -> Any:
+        """Return the next response, or None at the end. Raises ClientError."""
+
+    def cancel(self) -> None:
+        """End the call on both sides."""
+        self._call.cancel()
+
+
+@dataclass(frozen=True)
+class Stubs:
+    """Stubs of one node's services."""
+
+    inference: Any
+    session: Any
+    admin: Any
+
+
+class Wire(ABC):
+    """Open channels to one client's nodes."""
+
+    def __init__(self, channels: Mapping[str, Any], api_key: str) -> None:
+        """channels: by address, or one under the empty name. api_key: empty: none."""
+        self.channels = channels
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self._stubs = {node: _stubs(channel) for node, channel in channels.items()}
+
+    def stubs(self, node: str = "") -> Stubs:
+        """Return the stubs of the node at this address."""
+        return self._stubs[node]
+
+    @abstractmethod
+    async def call(self, method: Any, request: Any, seconds: float | None = None) -> Any:
+        """Return the response of a unary call. Raises ClientError.
+
+        seconds: timeout; None: none."""
+
+    @abstractmethod
+    def stream(self, method: Any, request: Any, metadata: Metadata = ()) -> ResponseStream:
+        """Begin a streaming call. Raises ClientError."""
+
+    @abstractmethod
+    async def sleep(self, seconds: float) -> None:
+        """Wait, as calls do."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the channels; what is in flight fails."""
+
+
+def _stubs(channel: Any) -> Stubs:
+    inference: Any = pb_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+    session: Any = pb_grpc.SessionStub(channel)  # type: ignore[no-untyped-call]
+    admin: Any = pb_grpc.CacheAdminStub(channel)  # type: ignore[no-untyped-call]
+    return Stubs(inference, session, admin)
+
+
+class AioWire(Wire):
+    """Calls are awaited. REQUIRES: one running event loop."""
+
+    async def call(self, method: Any, request: Any, seconds: float | None = None) -> Any:
+        try:
+            return await method(request, metadata=self._metadata, timeout=seconds)
+        except grpc.RpcError as error:
+            raise client_error(error) from error
+
+    def stream(self, method: Any, request: Any, metadata: Metadata = ()) -> ResponseStream:
+        return _AioStream(method(request, metadata=(*self._metadata, *metadata)))
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def close(self) -> None:
+        for channel in self.channels.values():
+            await channel.close(None)
+
+
+class _AioStream(ResponseStream):
+    async def read(self) -> Any:
+        try:
+            return await anext(aiter(self._call), None)
+        except grpc.RpcError as error:
+            raise client_error(error) from error
+
+
+class BlockingWire(Wire):
+    """Calls block their thread and suspend no coroutine. Any thread may use it."""
+
+    async def call(self, method: Any, request: Any, seconds: float | None = None) -> Any:
+        with _typed_errors():
+            return method(request, metadata=self._metadata, timeout=seconds)
+
+    def stream(self, method: Any, request: Any, metadata: Metadata = ()) -> ResponseStream:
+        with _typed_errors():
+            return _BlockingStream(method(request, metadata=(*self._metadata, *metadata)))
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def close(self) -> None:
+        for channel in self.channels.values():
+            channel.close()
+
+
+class _BlockingStream(ResponseStream):
+    async def read(self) -> Any:
+        try:
+            return next(self._call, None)
+        except grpc.RpcError as error:
+            raise client_error(error) from error
+
+
+@contextmanager
+def _typed_errors() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise client_error(error) from error
+    except ValueError as error:
+        # gRPC raises it for a closed channel.
+        message = f"{error}; this client was closed: open another"
+        raise ClientError(message, grpc.StatusCode.FAILED_PRECONDITION, None) from error
+
+
+def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine over a BlockingWire to its end on this thread."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+    coroutine.close()
+    raise RuntimeError("a coroutine over a BlockingWire was suspended")

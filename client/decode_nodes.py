@@ -7,8 +7,10 @@ a while as long as there are others, so that a thousand sessions do not each fin
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from threading import Lock
+
+from tasuki.utils.signatures import Clock
 
 DRAWN = 2
 """Nodes that are compared: the better of two is nearly as good as the best of all, and what many
@@ -19,9 +21,7 @@ _LEFT_ALONE_SECONDS = 5.0
 
 
 class DecodeNodes:
-    def __init__(
-        self, addresses: Sequence[str], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, addresses: Sequence[str], clock: Clock = time.monotonic) -> None:
         """addresses: HOST:PORT each, of which there is one at least and none twice."""
         if not addresses or len({*addresses}) != len(addresses):
             raise ValueError(f"name decode nodes, each once: not {list(addresses)}")

@@ -4,20 +4,44 @@ moving_session.py has the rules, decode_nodes.py which nodes are asked.
 """
 
 from collections.abc import Sequence
+from typing import Self
 
-import grpc
-
-from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.utils.tls import ClientTls
 
-from . import aio, session
-from .channel import bearing, open_async_channel, open_channel
-from .conversation import Conversation
+from .aio import AsyncSession, opened
+from .channel import AioWire, BlockingWire, Wire, open_async_channel, open_channel, run
 from .decode_nodes import DecodeNodes
 from .moving_session import MovingSession, SessionTargets
 from .retry import RetryPolicy
+from .session import Session
+from .session_protocol import Conversation
 
 ANY = SessionTargets()
+
+
+class FleetCalls:
+    """Places sessions on nodes over either wire. Raises ClientError."""
+
+    def __init__(self, nodes: DecodeNodes, wire: Wire, retry: RetryPolicy | None) -> None:
+        self._nodes = nodes
+        self._wire = wire
+        self._retry = retry or RetryPolicy()
+
+    async def open_session(
+        self, cache_salt: bytes = b"", targets: SessionTargets = ANY
+    ) -> AsyncSession:
+        """On the better of two nodes; it moves where that refuses it, dies, or misses a target."""
+        life = MovingSession(Conversation(cache_salt), self._retry, self._nodes, targets)
+        return await opened(life, self._wire)
+
+    async def close(self) -> None:
+        await self._wire.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
 class Fleet:
@@ -33,23 +57,16 @@ class Fleet:
     ) -> None:
         """targets: HOST:PORT of each, of one model and one set of keys. Otherwise as Client.
         Raises TlsError, and ValueError where there is no target, or one twice."""
-        self._nodes = DecodeNodes(targets)
-        self._retry = retry or RetryPolicy()
-        self._channels = [open_channel(node, tls) for node in self._nodes.addresses]
-        borne = [bearing(channel, api_key) if api_key else channel for channel in self._channels]
-        stubs = [pb_grpc.SessionStub(channel) for channel in borne]  # type: ignore[no-untyped-call]
-        self._stubs = dict(zip(self._nodes.addresses, stubs, strict=True))
+        nodes = DecodeNodes(targets)
+        channels = {node: open_channel(node, tls) for node in nodes.addresses}
+        self._calls = FleetCalls(nodes, BlockingWire(channels, api_key), retry)
 
-    def open_session(
-        self, cache_salt: bytes = b"", targets: SessionTargets = ANY
-    ) -> session.Session:
+    def open_session(self, cache_salt: bytes = b"", targets: SessionTargets = ANY) -> Session:
         """On the better of two nodes; it moves where that refuses it, dies, or misses a target."""
-        life = MovingSession(Conversation(cache_salt), self._retry, self._nodes, targets)
-        return session.opened(life, self._stubs.__getitem__)
+        return Session(run(self._calls.open_session(cache_salt, targets)))
 
     def close(self) -> None:
-        for channel in self._channels:
-            channel.close()
+        run(self._calls.close())
 
     def __enter__(self) -> "Fleet":
         return self
@@ -58,7 +75,7 @@ class Fleet:
         self.close()
 
 
-class AsyncFleet:
+class AsyncFleet(FleetCalls):
     """As Fleet, on one event loop. Raises ClientError."""
 
     def __init__(
@@ -70,28 +87,6 @@ class AsyncFleet:
         retry: RetryPolicy | None = None,
     ) -> None:
         """As Fleet. REQUIRES: a running event loop."""
-        self._nodes = DecodeNodes(targets)
-        self._retry = retry or RetryPolicy()
-        self._channels: list[grpc.aio.Channel] = [
-            open_async_channel(node, tls) for node in self._nodes.addresses
-        ]
-        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
-        stubs = [pb_grpc.SessionStub(channel) for channel in self._channels]  # type: ignore[no-untyped-call]
-        self._stubs = dict(zip(self._nodes.addresses, stubs, strict=True))
-
-    async def open_session(
-        self, cache_salt: bytes = b"", targets: SessionTargets = ANY
-    ) -> aio.AsyncSession:
-        """As Fleet.open_session."""
-        life = MovingSession(Conversation(cache_salt), self._retry, self._nodes, targets)
-        return await aio.opened(life, self._stubs.__getitem__, self._metadata)
-
-    async def close(self) -> None:
-        for channel in self._channels:
-            await channel.close(None)
-
-    async def __aenter__(self) -> "AsyncFleet":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        nodes = DecodeNodes(targets)
+        channels = {node: open_async_channel(node, tls) for node in nodes.addresses}
+        super().__init__(nodes, AioWire(channels, api_key), retry)

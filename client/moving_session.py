@@ -16,11 +16,10 @@ from tasuki.proto import inference_pb2 as pb
 from tasuki.routing.decode_choice import DecodeLoad, choose_decode_node, is_worth_a_move
 
 from .answer import Answer
-from .conversation import Conversation
 from .decode_nodes import DRAWN, DecodeNodes
 from .errors import ClientError
 from .retry import RetryPolicy
-from .session_protocol import Call, SessionLife, Steps
+from .session_protocol import Call, Conversation, SessionLife, Steps
 
 LOAD_SECONDS = 1.0
 TTFT_HEADER = "x-slo-ttft-ms"

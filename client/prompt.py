@@ -1,10 +1,13 @@
-"""A request of the client: a prompt, and the sampling of its answer."""
+"""Requests of the client: a prompt, the sampling of its answer, and how both are asked for."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from tasuki.proto import inference_pb2 as pb
+
+AnswerOf = TypeVar("AnswerOf")
+"""AnswerStream or AsyncAnswer."""
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -88,30 +91,70 @@ def sampling_to_proto(sampling: SamplingOptions) -> pb.Sampling:
     return pb.Sampling(**fields)
 
 
-def generate_request(
-    prompt: Prompt,
-    request_id: str,
-    cache_salt: bytes,
-    marks: Sequence[int],
-    priority: int,
-    n: int,
-    prompt_logprobs: int | None,
-    prediction: Sequence[int],
-    targets: Targets,
-    sampling: SamplingOptions,
-) -> pb.GenerateRequest:
-    """Raises ValueError."""
-    if n < 1:
-        raise ValueError(f"n must be at least 1, not {n}")
-    return pb.GenerateRequest(
-        n=n,
-        prompt_logprobs=prompt_logprobs,
-        request_id=request_id,
-        sampling=sampling_to_proto(sampling),
-        cache_salt=cache_salt,
-        marks=marks,
-        priority=priority,
-        targets=targets.to_proto(),
-        prediction=prediction,
-        **prompt.fields(),
-    )
+class ClientRequests(Generic[AnswerOf]):
+    """The requests of a client, blocking or awaited."""
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        request_id: str = "",
+        cache_salt: bytes = b"",
+        marks: Sequence[int] = (),
+        priority: int = 0,
+        n: int = 1,
+        prompt_logprobs: int | None = None,
+        prediction: Sequence[int] = (),
+        targets: Targets = NO_TARGETS,
+        **sampling: Unpack[SamplingOptions],
+    ) -> AnswerOf:
+        """One request with its whole prompt. The answer may outlive this call, not this client.
+
+        Client makes the call at once, AsyncClient once the answer is first awaited. priority: of a
+        caller's requests the lowest is begun first. n: answers to it, of which number i is drawn
+        with seed + i. prompt_logprobs: so many of the likeliest tokens beside each of the prompt's
+        own; None: not wanted. prediction: tokens that the answer is thought to be, by which it may
+        come sooner. Raises ValueError."""
+        if n < 1:
+            raise ValueError(f"n must be at least 1, not {n}")
+        request = pb.GenerateRequest(
+            n=n,
+            prompt_logprobs=prompt_logprobs,
+            request_id=request_id,
+            sampling=sampling_to_proto(sampling),
+            cache_salt=cache_salt,
+            marks=marks,
+            priority=priority,
+            targets=targets.to_proto(),
+            prediction=prediction,
+            **prompt.fields(),
+        )
+        return self._ask(request, n)
+
+    def _ask(self, request: pb.GenerateRequest, choices: int) -> AnswerOf:
+        raise NotImplementedError
+
+
+class SessionRequests(Generic[AnswerOf]):
+    """The requests of a session, blocking or awaited."""
+
+    def generate(
+        self,
+        *,
+        request_id: str = "",
+        priority: int = 0,
+        targets: Targets = NO_TARGETS,
+        **sampling: Unpack[SamplingOptions],
+    ) -> AnswerOf:
+        """Answers the conversation so far. A finished answer becomes part of it. priority: of a
+        caller's requests the lowest is begun first."""
+        request = pb.SessionGenerateRequest(
+            request_id=request_id,
+            sampling=sampling_to_proto(sampling),
+            priority=priority,
+            targets=targets.to_proto(),
+        )
+        return self._ask(request)
+
+    def _ask(self, request: pb.SessionGenerateRequest) -> AnswerOf:
+        raise NotImplementedError

@@ -1,12 +1,11 @@
 """The rules of a session: its calls, and how it retries and reopens after a failure.
 
 Each operation is a generator of steps: it yields a Call, a Pause or a ReadTurn, is sent the step's
-result, and has a ClientError thrown in where the step failed (`advance`). Session takes the steps
-with blocking calls, AsyncSession with awaited ones. Makes no call itself. Invariant: the
-conversation holds only what the node confirmed.
+result, and has a ClientError thrown in where the step failed (`advance`). AsyncSession takes the
+steps. Makes no call itself. Invariant: the conversation holds only what the node confirmed.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -17,7 +16,6 @@ from tasuki.engine.messages import FinishReason
 from tasuki.proto import inference_pb2 as pb
 
 from .answer import Answer
-from .conversation import Conversation
 from .errors import ClientError
 from .prompt import Prompt
 from .retry import RetryPolicy, is_transient, next_pause
@@ -76,6 +74,35 @@ def advance(steps: Steps[Result], outcome: Any) -> Call | Pause | ReadTurn | Ove
         return steps.throw(outcome) if isinstance(outcome, ClientError) else steps.send(outcome)
     except StopIteration as end:
         return Over(end.value)
+
+
+class Conversation:
+    """The client's copy of a session, from which it can be built again on any node.
+
+    Holds appended pieces and answers, in order. One thread. Invariant: it holds only what the
+    server confirmed, so that a rebuilt session equals the lost one exactly.
+    """
+
+    def __init__(self, cache_salt: bytes, pieces: Sequence[pb.SessionAppendRequest] = ()) -> None:
+        self.cache_salt = cache_salt
+        self._pieces = [*pieces]
+
+    def appended(self, prompt: Prompt) -> None:
+        self._pieces.append(pb.SessionAppendRequest(**prompt.fields()))
+
+    def answered(self, token_ids: Sequence[int]) -> None:
+        if token_ids:
+            self._pieces.append(pb.SessionAppendRequest(answer=pb.TokenIds(ids=token_ids)))
+
+    def fork(self) -> "Conversation":
+        return Conversation(self.cache_salt, self._pieces)
+
+    def replay(self, session_id: str) -> Iterator[pb.SessionAppendRequest]:
+        """The appends that build it again in an empty session."""
+        for piece in self._pieces:
+            request = pb.SessionAppendRequest(session_id=session_id)
+            request.MergeFrom(piece)
+            yield request
 
 
 CLOSE_SECONDS = 1.0

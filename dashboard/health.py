@@ -1,9 +1,10 @@
-"""What can be wrong with a node, in words that its own page and the fleet's share. Pure.
+"""Whether a node does well, and what is wrong with it, in words for its page and the fleet's. Pure.
 
-Whether a node does well, in a word, and why not: what the top of its page says first. Pure.
+troubles_of() lists the faults for both pages. health() gives the one word and its reasons at the
+top of a node's page.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -74,6 +75,10 @@ class Standing:
 
     lost: str | None = None
     draining: bool = False
+
+
+AskStanding = Callable[[], Standing]
+"""Returns a node's own word, now."""
 
 
 def health(

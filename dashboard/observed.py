@@ -1,11 +1,8 @@
-"""What metrics, history and traces observe of a node. Plain values.
+"""Inputs of metrics, history and traces: plain values.
 
-The engine's messages that metrics, history and traces observe. Of tokens they see how many.
-
-A node's counters at one moment: plain values, the source of every gauge.
-
-What a node's front knows of the node at one moment, whether or not the engine answers: plain
-values.
+ObservedMessage: The engine's messages that they observe. Observers see the number of tokens only.
+NodeReport: A node's counters at one moment, the source of every gauge.
+FrontReport: The front's own knowledge at one moment, whether or not the engine answers.
 """
 
 from collections.abc import Mapping, Sequence

@@ -53,7 +53,7 @@ async def run(
             engine_config, server_config, config, parts, plane, codec, role_change=role_change
         )
         async with StopRequest(
-            exit_with_parent=server_config.exit_with_parent, hurry=node.front.hurry
+            exit_with_parent=server_config.exit_with_parent, rotation=node.front.engine.rotation
         ) as stop:
             address = await node.startup()
             role_change.offer(address, node.front.http_address, stop.ask)
@@ -97,7 +97,6 @@ async def run_apart(
             server_config,
             config,
             front,
-            codec,
             engine.status,
             workers=workers,
         )

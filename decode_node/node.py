@@ -3,13 +3,11 @@
 Life: startup, then whatever the daemon waits for, then shutdown.
 """
 
-from collections.abc import Callable
-
 from tasuki.decode_node.config import DecodeConfig, HandoverSettings
 from tasuki.decode_node.engine_side import DecodeSide
 from tasuki.engine.assembly.engines import EngineParts
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.messages import Outbox
+from tasuki.engine.messages import Emit
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.client_front import ClientFront
 from tasuki.server.daemon.node import Node, about_node
@@ -17,7 +15,6 @@ from tasuki.server.daemon.node_watch import NodeFiles, folders_of
 from tasuki.server.daemon.running_engine import NearEngine, RunningEngine
 from tasuki.server.role_change import RoleChange
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.traces import open_tracing
 from tasuki.server.workers.pool import NodeWorkers
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.liveness.link_status import HandoverStatusSource
@@ -62,7 +59,6 @@ class DecodeNode:
             server_config,
             config,
             front,
-            codec,
             status,
             self._side.deliver,
         )
@@ -90,9 +86,8 @@ def decode_front(
     server_config: ServerConfig,
     config: DecodeConfig,
     front: ClientFront,
-    codec: TextCodec,
     status: HandoverStatusSource,
-    handover: Callable[[Outbox], None] | None = None,
+    handover: Emit | None = None,
     workers: NodeWorkers | None = None,
 ) -> Node:
     """The front of a decode node, wherever its engine runs. handover, workers: as Node's."""
@@ -101,14 +96,10 @@ def decode_front(
     return Node(
         engine,
         server_config,
-        front.services,
-        handover=handover,
-        routes=front.routes,
-        status=status,
-        about=about,
-        tracing=open_tracing(server_config.otlp_endpoint, config.name, "decode", about["model"]),
-        chat_tokens=codec.chat_tokens,
-        workers=workers,
-        grammars=codec.grammars,
+        front,
+        about,
+        handover,
+        status,
+        workers,
         files=NodeFiles(authorities, folders_of(engine_config)),
     )

@@ -1,27 +1,7 @@
 """What an engine counts: steps, evictions, hits and what each request used.
 
-`StepTimes`: How long steps took, how long the device had nothing to run between two of them, and
-how many drafts they had.
-Owns counts by size and sums, nothing else. Thread rule: the engine loop's.
-
-`EvictionLedger`: Which request took whose place in the cache.
-Owns a bounded memory of evictions, by number. Asks the cache for what it decided; decides nothing.
-Thread rule: the engine loop's. Invariant: an eviction is attributed before the request that caused
-it may release its allocation, so `collect` runs once a step.
-
-`with_failed()`: What a load from a tier below the arena changed of a prompt's hit.
-Pure. Invariant: usable + causes stay the prompt.
-
-`with_changed()`: Sets tokens that a chat template renders otherwise than before apart from those
-never seen.
-Pure. Invariant: usable + causes stay the prompt.
-
-`PromptLookups`: How much of the prompts that came to an engine was cached.
-Invariant: a request counts once, as it ends and by what its usage says, however often it gave way
-and was looked up again, and wherever its prompt was computed; the tree's own counters have every
-lookup. Thread rule: the engine loop's.
-
-`usage_of()`: What the client of a request gets to read of it, once it is over. Pure.
+Owns counters and a bounded memory of evictions. It decides nothing. Thread rule: the engine loop's.
+A hit's usable tokens and causes always add up to the prompt.
 """
 
 import time
@@ -66,6 +46,12 @@ class TimeCounter:
 
 
 class StepTimes:
+    """How long steps took, how long the device had nothing to run between two of them, and how many
+    drafts they had.
+
+    Owns counts by size and sums, nothing else. Thread rule: the engine loop's.
+    """
+
     def __init__(self) -> None:
         self.steps = TimeCounter(STEP_BOUNDS)
         self.idle = TimeCounter(IDLE_BOUNDS)
@@ -117,6 +103,13 @@ _REMEMBERED = 4096
 
 
 class EvictionLedger:
+    """Which request took whose place in the cache.
+
+    Owns a bounded memory of evictions, by number. Asks the cache for what it decided; decides
+    nothing. Thread rule: the engine loop's. Invariant: an eviction is attributed before the request
+    that caused it may release its allocation, so `collect` runs once a step.
+    """
+
     def __init__(
         self, cache: HybridPrefixCache, owners: Callable[[], Mapping[int, RequestId]]
     ) -> None:
@@ -194,8 +187,13 @@ def with_loaded(
 
 
 def with_failed(hit: HitBreakdown, boundary: int | None) -> HitBreakdown:
-    """boundary: tokens that a load was to make usable, before the prompt was looked up anew; None
-    where none failed. Whatever the tree says of them now, they were lost by that."""
+    """What a load from a tier below the arena changed of a prompt's hit.
+
+    Pure. Invariant: usable + causes stay the prompt.
+
+    boundary: tokens that a load was to make usable, before the prompt was looked up anew; None
+    where none failed. Whatever the tree says of them now, they were lost by that.
+    """
     if boundary is None:
         return hit
     left = max(0, min(boundary, hit.prompt_tokens) - hit.usable_tokens)
@@ -215,8 +213,13 @@ def with_failed(hit: HitBreakdown, boundary: int | None) -> HitBreakdown:
 
 
 def with_changed(hit: HitBreakdown, changed: tuple[int, int] | None) -> HitBreakdown:
-    """changed: tokens [begin, end) of the prompt that the turn before had otherwise. Only what the
-    tree takes for new can be of that cause, which is the prompt's end."""
+    """Sets tokens that a chat template renders otherwise than before apart from those never seen.
+
+    Pure. Invariant: usable + causes stay the prompt.
+
+    changed: tokens [begin, end) of the prompt that the turn before had otherwise. Only what the
+    tree takes for new can be of that cause, which is the prompt's end.
+    """
     if changed is None:
         return hit
     begin, end = changed
@@ -230,7 +233,14 @@ def with_changed(hit: HitBreakdown, changed: tuple[int, int] | None) -> HitBreak
 
 
 class PromptLookups:
-    """prompt_tokens: of all prompts. usable_tokens: of those tokens, that needed no computing."""
+    """How much of the prompts that came to an engine was cached.
+
+    Invariant: a request counts once, as it ends and by what its usage says, however often it gave
+    way and was looked up again, and wherever its prompt was computed; the tree's own counters have
+    every lookup. Thread rule: the engine loop's.
+
+    prompt_tokens: of all prompts. usable_tokens: of those tokens, that needed no computing.
+    """
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
@@ -244,6 +254,7 @@ class PromptLookups:
 
 
 def usage_of(request: Request) -> m.Usage:
+    """What the client of a request gets to read of it, once it is over. Pure."""
     now = time.monotonic()
     first = request.first_token_at
     return m.Usage(

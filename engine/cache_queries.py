@@ -1,15 +1,10 @@
 """What fronts ask of an engine between two steps: its cache, its counters, its free room.
 
-`AnsweringRoom`: How much room an engine has for one answer more, as one who places sessions asks.
-Owns how long forwards with answers took. Thread rule: the engine loop's.
-
-`CacheQueries`: Questions about the cache, its cursors and its watches, and the counters of the
-engine.
-Thread rule: the engine loop's. Each is answered at once, between two steps.
+Thread rule: the engine loop's. Each question is answered at once, between two steps.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tasuki.engine.handover.base import Handover
 from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
@@ -27,6 +22,11 @@ from .routing import LineFit
 
 
 class AnsweringRoom:
+    """How much room an engine has for one answer more, as one who places sessions asks.
+
+    Owns how long forwards with answers took. Thread rule: the engine loop's.
+    """
+
     def __init__(
         self,
         cache: HybridPrefixCache,
@@ -89,6 +89,11 @@ def _stored(weights: str, layout: CacheLayout) -> dict[str, str]:
 
 
 class CacheQueries:
+    """Questions about the cache, its cursors and its watches, and the counters of the engine.
+
+    Thread rule: the engine loop's. Each is answered at once, between two steps.
+    """
+
     def __init__(
         self,
         cache: HybridPrefixCache,
@@ -96,7 +101,7 @@ class CacheQueries:
         scheduler: Scheduler,
         times: StepTimes,
         room: AnsweringRoom,
-        emit: Callable[[m.Outbox], None],
+        emit: m.Emit,
         tiers: LowerTiers | None,
         weights: str,
     ) -> None:

@@ -1,10 +1,6 @@
 """What shapes an engine, fixed before it starts: its role and its settings.
 
-`Role`: What one engine does with a request.
-
-`SpeculateName`: What answers may be drafted from, by the names in the settings.
-
-`EngineConfig`: Everything that shapes an engine, fixed before it starts.
+Plain values, checked as they are built. Any thread may read them.
 """
 
 from dataclasses import KW_ONLY, dataclass, replace
@@ -18,8 +14,11 @@ from tasuki.utils.system import has_bf16_units
 
 
 class Role(Enum):
-    """PREFILL stops after the first token and hands over; DECODE takes hand-overs and prefills what
-    is short or orphaned; FUSED does everything in one process."""
+    """What one engine does with a request.
+
+    PREFILL stops after the first token and hands over; DECODE takes hand-overs and prefills what is
+    short or orphaned; FUSED does everything in one process.
+    """
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -32,6 +31,7 @@ class Role(Enum):
 
 
 SpeculateName = Literal["auto", "mtp", "tree", "mtp+tree", "prediction", "off"]
+"""Sources of drafts, by their names in the settings."""
 
 
 DTYPES = ("float32", "bfloat16")
@@ -51,6 +51,8 @@ class EngineConfigError(ValueError):
 
 @dataclass(frozen=True)
 class EngineConfig:
+    """Everything that shapes an engine, fixed before it starts."""
+
     MOST_ASKED: ClassVar[MostAsked] = {
         "model": "checkpoint folder, or a name on huggingface.co",
         "device": "cpu, cuda or cuda:N",

@@ -32,6 +32,7 @@ from tasuki.model.grammar.trials.client import DRAINS
 from tasuki.pycache._cpp_cache import ImpossibleRequest
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.windows.descriptors import UnitSizes
+from tasuki.utils.signatures import Clock
 
 from .accounting import EvictionLedger, StepTimes
 from .cache_queries import AnsweringRoom
@@ -61,34 +62,59 @@ class _Flight:
     late: bool
 
 
+MakeHandover = Callable[[HandoverContext], Handover]
+"""Makes the role's hand-over side over the engine's parts."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Where an engine keeps states. tiers: makes those below the arena, where the cache has some;
+    behind: computes behind their loads, and is the engine's from here on."""
+
+    cache: HybridPrefixCache
+    tiers: MakeTiers | None = None
+    behind: PrefillsBehind | None = None
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What computes an engine's forwards. grammars: the runner's. drafts: limits those of an answer
+    in a step."""
+
+    runner: Runner
+    grammars: GrammarCompiler
+    drafts: DraftLimit
+
+
+@dataclass(frozen=True)
+class EngineSizes:
+    """limits: of one prompt. max_batch: requests in one forward. wire: lengths in bytes of the
+    units that travel. weights: the format in which they are stored, as counters name it. per_token:
+    seconds between two tokens that answers were promised; None: nothing was."""
+
+    limits: PromptLimits
+    max_batch: int
+    wire: UnitSizes
+    weights: str
+    per_token: float | None = None
+
+
 class Engine:
     """Runs the forwards of the requests that its role's hand-over side owns."""
 
     def __init__(
         self,
         config: EngineConfig,
-        cache: HybridPrefixCache,
-        runner: Runner,
-        limits: PromptLimits,
-        side: Callable[[HandoverContext], Handover],
-        grammars: GrammarCompiler,
-        *,
-        wire: UnitSizes,
-        drafts: DraftLimit,
-        max_batch: int,
-        weights: str,
-        per_token: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        tiers: MakeTiers | None = None,
-        behind: PrefillsBehind | None = None,
+        memory: Memory,
+        compute: Compute,
+        sizes: EngineSizes,
+        side: MakeHandover,
+        clock: Clock = time.monotonic,
     ) -> None:
-        """side: makes the role's part. grammars: the runner's. wire: lengths in bytes of what
-        travels. drafts: of an answer in a step. max_batch: requests in one forward. weights: how
-        they are stored, as counters name it. per_token: seconds between two tokens that answers
-        were promised; None: nothing was. clock: of the time that requests wait, seconds. tiers:
-        below the arena, where the cache has some; behind: computes behind their loads, and is this
-        engine's from here on."""
-        self.max_batch = max_batch
+        """clock: of the time that requests wait."""
+        cache, runner, limits = memory.cache, compute.runner, sizes.limits
+        grammars, behind = compute.grammars, memory.behind
+        self.max_batch = max_batch = sizes.max_batch
         self._cache = cache
         self._outbox: list[m.Outbox] = []
         self._flight: _Flight | None = None
@@ -101,15 +127,15 @@ class Engine:
         self._intake = Intake(cache, limits, emit)
         self.watchdog_timeout = config.watchdog_timeout
         self._queue = QueueLimit(config.queue_timeout, clock)
-        seats = Seats(max_batch, per_token)
+        seats = Seats(max_batch, sizes.per_token)
         self._scheduler = Scheduler(
-            cache, config, self._admit, self._queue, seats, drafts, max_batch
+            cache, config, self._admit, self._queue, seats, compute.drafts, max_batch
         )
         self._grammars = grammars
         self._plans = PlanStream(runner, cache, self._scheduler.progress)
-        self._tiers = None if tiers is None else tiers(cache, self._plans)
+        self._tiers = None if memory.tiers is None else memory.tiers(cache, self._plans)
         self._behind = behind
-        router = Router(config, cache.arena.layout, wire)
+        router = Router(config, cache.arena.layout, sizes.wire)
         self._costs = router.costs
         self._handover = side(
             HandoverContext(
@@ -137,7 +163,7 @@ class Engine:
             self._room,
             emit,
             self._tiers,
-            weights,
+            sizes.weights,
         )
 
     def prepare(self) -> None:

@@ -2,7 +2,7 @@
 
 The engine makes plans (scheduling/forward_planner.py); a runner, here or in another process, keeps
 of every sequence that joined its pages, slots and sampling, and of every lane the tokens drawn last
-(runner/sequence_states.py). Plain values: any thread, any process; encode() and decode_plan() are
+(runner/rows.py). Plain values: any thread, any process; encode() and decode_plan() are
 the bytes between two.
 
 A *lane* is where a runner keeps what it drew for a sequence. Token, position and length of a row

@@ -1,30 +1,12 @@
 """Forwards in flight: when the next is planned, how it reaches the runner, what it drew.
 
-`PlanningTime`: When the next forward is planned, while one is in flight.
-A late plan takes in the requests that arrive during the forward in flight. With an early plan a new
-request waits for the rest of that forward and for the whole next one.
-Owns the times of the last forwards by size, and how long before a forward's end the next plan
-begins. Thread rule: the engine loop's. Invariants: the next plan begins at once where the time of
-the forward in flight is not known. The lead grows by a third whenever the device ran out of work
-behind a late plan, and shrinks by a thousandth with every other forward: one forward of some 300
-begins late.
-
-`PlanStream`: The engine's end of its runner: what was scheduled goes in, its tokens come back
-beside it.
-Owns the order of everything that happens in the arena: forwards, the cache's copies, events. Thread
-rule: the engine loop. Invariant: a copy that the cache decided, and a fold, run before whatever is
-launched or recorded here next. So a forward never reads bytes that were to be stored first, and no
-other node may read or write an id that a copy or a fold still awaits: it is given the id behind an
-event.
-
-`Landing`: What a forward has drawn, counted for the requests that it was drawn for.
-Owns nothing. Thread rule: the engine loop's. Invariant: of a request that is over, or whose logits
-were not finite, nothing counts.
+Owns the order of everything that happens in the arena. Thread rule: the engine loop's. A copy or
+fold that was decided runs before whatever is launched or recorded next.
 """
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +25,7 @@ from tasuki.engine.speculation.drafting import Drafting
 from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.prefix_cache import HybridPrefixCache
+from tasuki.utils.signatures import Clock
 
 from .forward_plan import Fold
 from .progress import ProgressTable
@@ -63,7 +46,17 @@ _IDLE_SHARE = 0.01
 
 
 class PlanningTime:
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    """When the next forward is planned, while one is in flight.
+
+    A late plan takes in the requests that arrive during the forward in flight. With an early plan a
+    new request waits for the rest of that forward and for the whole next one. Owns the times of the
+    last forwards by size, and how long before a forward's end the next plan begins. Thread rule:
+    the engine loop's. Invariants: the next plan begins at once where the time of the forward in
+    flight is not known. The lead grows by a third whenever the device ran out of work behind a late
+    plan, and shrinks by a thousandth with every other forward: one forward of some 300 begins late.
+    """
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         """clock: seconds."""
         self._clock = clock
         self._seconds: dict[tuple[int, int], deque[float]] = defaultdict(
@@ -120,6 +113,15 @@ class LaunchedForward:
 
 
 class PlanStream:
+    """The engine's end of its runner: what was scheduled goes in, its tokens come back beside it.
+
+    Owns the order of everything that happens in the arena: forwards, the cache's copies, events.
+    Thread rule: the engine loop. Invariant: a copy that the cache decided, and a fold, run before
+    whatever is launched or recorded here next. So a forward never reads bytes that were to be
+    stored first, and no other node may read or write an id that a copy or a fold still awaits: it
+    is given the id behind an event.
+    """
+
     def __init__(self, runner: Runner, cache: HybridPrefixCache, progress: ProgressTable) -> None:
         """progress: of the sequences that are to be launched."""
         self._runner = runner
@@ -173,6 +175,12 @@ class PlanStream:
 
 
 class Landing:
+    """What a forward has drawn, counted for the requests that it was drawn for.
+
+    Owns nothing. Thread rule: the engine loop's. Invariant: of a request that is over, or whose
+    logits were not finite, nothing counts.
+    """
+
     def __init__(
         self,
         cache: HybridPrefixCache,

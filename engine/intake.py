@@ -3,7 +3,6 @@
 Thread rule: the engine loop's, but for max_request_tokens.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS, SamplingParams
@@ -26,9 +25,7 @@ class PromptLimits:
 
 
 class Intake:
-    def __init__(
-        self, cache: HybridPrefixCache, limits: PromptLimits, emit: Callable[[m.Outbox], None]
-    ) -> None:
+    def __init__(self, cache: HybridPrefixCache, limits: PromptLimits, emit: m.Emit) -> None:
         self._cache = cache
         self._limits = limits
         self._emit = emit

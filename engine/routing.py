@@ -1,28 +1,7 @@
 """Where a prompt is computed, by costs learned from this engine's own forwards.
 
-`Rates`: How fast things were, and what that says about a prompt: compute it here or have it handed
-over; and over there, fetch the answer's prefix or compute it again.
-Values and pure functions; who measures is cost_learner.py. Whoever knows decides: the decode node
-between here and there, the prefill node between pulling and computing, since only it knows what its
-tree holds. Seconds, tokens, bytes. Invariant: equal arguments, equal decisions; without measured
-rates a constant number of tokens decides, as configured.
-
-`LineFit`: Learns the rates of one engine from what its requests took.
-Owns decayed sums; a clock it does not have: callers bring durations. Thread rule: the engine loop.
-Invariants: a line is given only after LEAST samples; where none came within FRESH decisions the
-next one has no line, so that what is no longer tried is tried again by the constant, once: what
-takes long to be tried is not tried by all who come meanwhile. A line never falls with the amount.
-
-`PrefillSpeed`: How fast an engine computes prompts, learnt from its forwards. Thread rule: the
-engine loop's.
-
-`PrefillLoad`: What a prefill engine has still to compute of its rooms' prompts, in seconds, and
-when that is to be reported. Thread rule: the engine loop's.
-Invariant: once nothing is left to compute, that is reported at once; else at most every
-REPORT_SECONDS, but for rooms that come.
-
-`Router`: Where a prompt is computed and whether its beginning is pulled, by what the engine learnt
-or by the configured constants. Thread rule: the engine loop's.
+Owns decayed sums and no clock: callers bring durations. Thread rule: the engine loop's. Equal
+arguments give equal decisions; without measured rates the configured constants decide.
 """
 
 import math
@@ -52,10 +31,19 @@ class Line:
 
 @dataclass(frozen=True)
 class Rates:
-    """None: not known, or not lately. here: tokens computed on this node, from allocation to first
+    """How fast things were, and what that says about a prompt: compute it here or have it handed
+    over; and over there, fetch the answer's prefix or compute it again.
+
+    Values and pure functions; `CostLearner` measures. Whoever knows decides: the decode node
+    between here and there, the prefill node between pulling and computing, since only it knows what
+    its tree holds. Seconds, tokens, bytes. Invariant: equal arguments, equal decisions; without
+    measured rates a constant number of tokens decides, as configured.
+
+    None: not known, or not lately. here: tokens computed on this node, from allocation to first
     token. there: tokens computed by a prefill node, from asking to the first token's coming, waits
     and pulls included. sent: bytes that came from one. pulled: bytes that were fetched for one.
-    forwarded: prompt tokens of a forward, which alone counts, not what waited beside it."""
+    forwarded: prompt tokens of a forward, which alone counts, not what waited beside it.
+    """
 
     here: Line | None = None
     there: Line | None = None
@@ -124,7 +112,16 @@ _SPREAD = 0.1
 
 
 class LineFit:
-    """Least squares over (amount, seconds), older samples weighing less."""
+    """Learns the rates of one engine from what its requests took.
+
+    Owns decayed sums; a clock it does not have: callers bring durations. Thread rule: the engine
+    loop. Invariants: a line is given only after LEAST samples; where none came within FRESH
+    decisions the next one has no line, so that what is no longer tried is tried again by the
+    constant, once: what takes long to be tried is not tried by all who come meanwhile. A line never
+    falls with the amount.
+
+    Least squares over (amount, seconds), older samples weighing less.
+    """
 
     def __init__(self) -> None:
         self.samples = 0
@@ -184,8 +181,12 @@ ASSUMED = Line(0.01, 1e-4)
 
 
 class PrefillSpeed:
-    """A token is the unit of work; one behind others costs more, by what attention reads of each of
-    them."""
+    """How fast an engine computes prompts, learnt from its forwards. Thread rule: the engine
+    loop's.
+
+    A token is the unit of work; one behind others costs more, by what attention reads of each of
+    them.
+    """
 
     def __init__(self, attention_cost: float, chunk_tokens: int) -> None:
         """attention_cost: of a token for each before it, as a part of its other work. chunk_tokens:
@@ -217,6 +218,13 @@ REPORT_SECONDS = 0.25
 
 
 class PrefillLoad:
+    """What a prefill engine has still to compute of its rooms' prompts, in seconds, and when that
+    is to be reported. Thread rule: the engine loop's.
+
+    Invariant: once nothing is left to compute, that is reported at once; else at most every
+    REPORT_SECONDS, but for rooms that come.
+    """
+
     def __init__(self, speed: PrefillSpeed) -> None:
         self._speed = speed
         self._left: dict[m.RoomId, float] = {}
@@ -285,7 +293,11 @@ class PrefillLoad:
 
 
 class Router:
-    """costs: who measures adds what a prompt took."""
+    """Where a prompt is computed and whether its beginning is pulled, by what the engine learnt or
+    by the configured constants. Thread rule: the engine loop's.
+
+    costs: who measures adds what a prompt took.
+    """
 
     def __init__(self, config: EngineConfig, layout: CacheLayout, wire: UnitSizes) -> None:
         """wire: lengths in bytes of what travels."""

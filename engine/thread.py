@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
+from tasuki.utils.signatures import EndNotice
 from tasuki.utils.system import name_this_thread
 
 from .engine import Engine
@@ -35,7 +36,7 @@ class EngineThread:
         self,
         engine: Engine,
         deliver: Callable[[Sequence[Outbox]], None],
-        on_failure: Callable[[str], None],
+        on_failure: EndNotice,
         watchdog_timeout: float = math.inf,
     ) -> None:
         self._engine = engine

@@ -66,7 +66,7 @@ class ModelConfig:
     draft_layers: that are served, 0 or 1, whatever the checkpoint has: a config that was read has
     none. head_rows: of the vocabulary, whose logits are computed here; None: all. head_block: rows
     of the head that share a scale, of which no rank has a part. Of one rank of several, heads and
-    widths are its own (weights/sharding/shard.py)."""
+    widths are its own (weights/shard.py)."""
 
     model_type: str
     vocab: int

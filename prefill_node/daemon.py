@@ -76,7 +76,7 @@ async def run(
             engine_config, server_config, config, parts, plane, role_change=role_change
         )
         async with StopRequest(
-            exit_with_parent=server_config.exit_with_parent, hurry=node.front.hurry
+            exit_with_parent=server_config.exit_with_parent, rotation=node.front.engine.rotation
         ) as stop:
             address = await node.startup()
             role_change.offer(address, node.front.http_address, stop.ask)

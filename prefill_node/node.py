@@ -3,11 +3,13 @@
 Life: startup, then whatever the daemon waits for, then shutdown.
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiohttp import web
 
 from tasuki.engine.assembly.engines import EngineParts
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.messages import Outbox
+from tasuki.engine.messages import Emit
 from tasuki.model.config import ModelConfig
 from tasuki.prefill_node.config import PrefillConfig
 from tasuki.prefill_node.engine_side import PrefillSide
@@ -16,11 +18,12 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.node import Node, about_node
 from tasuki.server.daemon.node_watch import NodeFiles, folders_of
 from tasuki.server.daemon.running_engine import NearEngine, RunningEngine
+from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.interceptors import unimplemented_routes
+from tasuki.server.grpc.server import Service
 from tasuki.server.grpc.services import admin_service
 from tasuki.server.role_change import RoleChange
-from tasuki.server.smg.factory import gateway_of
-from tasuki.server.traces import open_tracing
+from tasuki.server.smg.factory import GatewayServices, gateway_of
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.liveness.link_status import HandoverStatusSource
 
@@ -90,6 +93,27 @@ class PrefillNode:
         await self._side.stop()
 
 
+@dataclass(frozen=True)
+class PrefillFront:
+    """As NodeFront: answers operators, and a gateway where one is served."""
+
+    config: ServerConfig
+    role_change: RoleChange | None
+    gateway: GatewayServices
+
+    grammars = None
+
+    def services(self, client: EngineClient) -> tuple[Service, ...]:
+        admin = admin_service(client, self.config, store=None, role_change=self.role_change)
+        return (admin, *self.gateway(client))
+
+    def routes(self, client: EngineClient) -> list[web.RouteDef]:
+        return unimplemented_routes()
+
+    def chat_tokens(self) -> dict[str, int]:
+        return {}
+
+
 def prefill_front(
     engine: RunningEngine,
     engine_config: EngineConfig,
@@ -100,7 +124,7 @@ def prefill_front(
     max_batch: int,
     status: HandoverStatusSource,
     role_change: RoleChange | None = None,
-    handover: Callable[[Outbox], None] | None = None,
+    handover: Emit | None = None,
     gateway_answers: GatewayAnswers | None = None,
 ) -> Node:
     """The front of a prefill node, wherever its engine runs. max_request_tokens, max_batch: the
@@ -112,14 +136,9 @@ def prefill_front(
     return Node(
         engine,
         server_config,
-        lambda client: (
-            admin_service(client, server_config, store=None, role_change=role_change),
-            *gateway(client),
-        ),
-        handover=handover,
-        routes=lambda client: unimplemented_routes(),
-        status=status,
-        about=about,
-        tracing=open_tracing(server_config.otlp_endpoint, config.name, "prefill", about["model"]),
+        PrefillFront(server_config, role_change, gateway),
+        about,
+        handover,
+        status,
         files=NodeFiles(folders=folders_of(engine_config)),
     )

@@ -74,7 +74,7 @@ class TreeConfig:
         max_ghost_nodes: int = 4096,
         policy: str = "lru",
         attention_cost: float = 0.0,
-        tiers: list[TierConfig] = ...,
+        tiers: Sequence[TierConfig] = ...,
         ranks: int = 1,
     ) -> None: ...
     slabs: Final[int]
@@ -335,7 +335,7 @@ class EventBatch:
     first. The first batch of a watch is one, and so is one with a gap."""
     gap: Final[EventGap | None]
     def packed(self) -> tuple[NDArray[np.uint64], bytes, NDArray[np.int32]]:
-        """The same as plain values (packed_events.py): numbers, of each event its sequence, kind,
+        """The same as plain values (packed.py): numbers, of each event its sequence, kind,
         1 + the checkpoint's kind or 0, tokens and tokens of its page; three names of 16 bytes of
         each, prefix, parent and namespace; and the pages' tokens."""
     def __len__(self) -> int: ...
@@ -381,7 +381,7 @@ class TreeView:
     """Parents come before their children. A value: iterate it on any thread, at any time."""
 
     def packed(self) -> NDArray[np.uint64]:
-        """The same as plain values (packed_tree.py): a row a node, of its name's two numbers,
+        """The same as plain values (packed.py): a row a node, of its name's two numbers,
         above, depth, tokens, children, state, tails, allocations, state_pins, is_protected, unused,
         standing's three and hidden's. Name, above and state are 1 + their value, or 0."""
     def __len__(self) -> int: ...

@@ -1,18 +1,7 @@
 """The arena: one allocation, its typed views, and copies inside it and between two places.
 
-`Arena`: The one allocation that holds every page and slot of a place and rank, and the typed views
-that layers read and write.
-
-`run_copies()`: Copies inside the arena: a slot onto a slot, a page onto a page, a slot to zero; and
-as plain values, since whoever decides a copy is not who runs it.
-A slot is one run of bytes, and a page a run a block region, all as far apart: each of these is one
-operation, and on a GPU one launch. Ordering is the caller's: there they join the current stream, on
-the CPU they are done on return.
-
-`copy_pages_across()`: Copies between the arenas of two places: pages onto pages, a slot onto a
-slot, of one layout.
-Ids are each arena's own. Where both are in host memory a copy is done on return; else it joins the
-calling thread's stream. Nothing here holds the interpreter's lock while bytes move.
+Owns the memory; does not know who uses which id. Thread rule: the engine loop writes ids that it
+has.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,17 +25,20 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class Arena:
-    """Owns `slabs` slabs of `layout` in one allocation; does not know who uses which id.
+    """The one allocation that holds every page and slot of a place and rank, and the typed views
+    that layers read and write.
+
+    Owns `slabs` slabs of `layout` in one allocation; does not know who uses which id.
 
     Not thread-safe for writers: the engine loop writes ids that it has allocated, a transport
     writes ids that were granted to it, and the two never overlap.
 
-    Views, all into the same memory, none contiguous:
-    kv[i]    [page ids, kv_heads, 2 (key, value), PAGE_TOKENS, head_dim] of the i-th block region;
-             of FP8 rows uint8 [page ids, kv_heads, codes and scales]
-    conv[i]  [slot ids, channels, columns]                               of the i-th conv column
-    ssm[i]   [slot ids, value_heads, value_dim, key_dim]                 of the i-th ssm column
-    carry[i] [slot ids, hidden]                                          of the i-th draft layer
+    Views, all into the same memory, none contiguous: kv[i]    [page ids, kv_heads, 2 (key, value),
+    PAGE_TOKENS, head_dim] of the i-th block region; of FP8 rows uint8 [page ids, kv_heads, codes
+    and scales] conv[i]  [slot ids, channels, columns]                               of the i-th
+    conv column ssm[i]   [slot ids, value_heads, value_dim, key_dim]                 of the i-th ssm
+    column carry[i] [slot ids, hidden]                                          of the i-th draft
+    layer
     """
 
     def __init__(
@@ -127,7 +119,15 @@ class CopyOp(NamedTuple):
 
 
 def run_copies(arena: Arena, copies: Iterable[CopyOp]) -> None:
-    """In their order: a later one may write what an earlier one reads."""
+    """Copies inside the arena: a slot onto a slot, a page onto a page, a slot to zero; and as plain
+    values, since whoever decides a copy is not who runs it.
+
+    A slot is one run of bytes, and a page a run a block region, all as far apart: each of these is
+    one operation, and on a GPU one launch. Ordering is the caller's: there they join the current
+    stream, on the CPU they are done on return.
+
+    In their order: a later one may write what an earlier one reads.
+    """
     for kind, source, destination in copies:
         match kind:
             case CopyKind.PAGE:
@@ -173,8 +173,14 @@ PagePairs = Sequence[tuple[int, int]]
 
 
 def copy_pages_across(source: Arena, target: Arena, pages: PagePairs) -> None:
-    """KV of these pages in every layer that keeps some. REQUIRES: the layouts are equal, and no
-    target is named twice."""
+    """Copies between the arenas of two places: pages onto pages, a slot onto a slot, of one layout.
+
+    Ids are each arena's own. Where both are in host memory a copy is done on return; else it joins
+    the calling thread's stream. Nothing here holds the interpreter's lock while bytes move.
+
+    KV of these pages in every layer that keeps some. REQUIRES: the layouts are equal, and no target
+    is named twice.
+    """
     found = _blocks(source).index_select(0, _block_ids(source, [page for page, _ in pages]))
     wanted = _block_ids(target, [page for _, page in pages])
     _blocks(target).index_copy_(0, wanted, found.to(target.bytes.device))

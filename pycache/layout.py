@@ -1,23 +1,6 @@
 """Where every byte of KV and state is in an arena, for one rank or several.
 
-`CacheLayout`: Where every byte of KV and state lies in the arena, derived from the model's shape.
-An arena is `slabs` slabs of `blocks_per_slab` blocks of `block_bytes` bytes. A slab holds either
-one state slot or `pages_per_slab` pages.
-A page has one block in every `BlockRegion`. Pages lie region-major: region r of page q is block q +
-r * pages_per_slab, so that every view and every kernel has the single stride `block_bytes`, and the
-pages of one request in a slab are one contiguous run a region. A slot is its `SlotColumn`s end to
-end. These two lists are all that views, kernels and copies take their strides from: there is one
-region a full-attention layer, two columns a GDN layer, and one of each of a draft layer.
-
-`ArenaKey`: Which of a node's arenas one is: where its memory is, and the rank whose layers it
-serves.
-
-`share()`: Which heads a rank has: the one rule that weights, arenas and hand-overs between nodes
-cut by.
-Pure.
-
-`rank_layout()`: What of a cache one rank keeps: the same pages and slots, with that rank's heads.
-Pure.
+Pure, immutable values. Equal layouts are interchangeable.
 """
 
 from dataclasses import dataclass, replace
@@ -110,16 +93,26 @@ class SlotColumn:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Shapes of one page and one slot. Immutable; equal layouts are interchangeable. What follows
-    from them is computed once: a grant's check asks for it at every page.
+    """Where every byte of KV and state lies in the arena, derived from the model's shape.
+
+    An arena is `slabs` slabs of `blocks_per_slab` blocks of `block_bytes` bytes. A slab holds
+    either one state slot or `pages_per_slab` pages. A page has one block in every `BlockRegion`.
+    Pages lie region-major: region r of page q is block q + r * pages_per_slab, so that every view
+    and every kernel has the single stride `block_bytes`, and the pages of one request in a slab are
+    one contiguous run a region. A slot is its `SlotColumn`s end to end. These two lists are all
+    that views, kernels and copies take their strides from: there is one region a full-attention
+    layer, two columns a GDN layer, and one of each of a draft layer.
+
+    Shapes of one page and one slot. Immutable; equal layouts are interchangeable. What follows from
+    them is computed once: a grant's check asks for it at every page.
 
     The fields are what two nodes compare in their contract. layer_kinds: of the model, then DRAFT
     where there is a draft layer, which keeps KV as the others do, but entry j, of position j >= 1,
-    is of token j and the final hidden state of token j - 1; carry_width, carry_dtype: of that
-    state behind the last token, 0 wide without a draft layer. Shapes: KV of a page in a layer
-    [kv_heads, 2 (key, value), PAGE_TOKENS, head_dim], so that what a head has of a page is one run
-    of bytes, which in FP8_ROWS are its codes, then their scales [2, PAGE_TOKENS]; conv state of a
-    layer [conv_channels, conv_columns]; recurrent (ssm) state of a layer [value_heads, value_dim,
+    is of token j and the final hidden state of token j - 1; carry_width, carry_dtype: of that state
+    behind the last token, 0 wide without a draft layer. Shapes: KV of a page in a layer [kv_heads,
+    2 (key, value), PAGE_TOKENS, head_dim], so that what a head has of a page is one run of bytes,
+    which in FP8_ROWS are its codes, then their scales [2, PAGE_TOKENS]; conv state of a layer
+    [conv_channels, conv_columns]; recurrent (ssm) state of a layer [value_heads, value_dim,
     key_dim].
     """
 
@@ -307,8 +300,10 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class ArenaKey:
-    """An arena's name within its node. The same page or slot id means the same tokens in every
-    arena of one place, whatever the rank.
+    """Which of a node's arenas one is: where its memory is, and the rank whose layers it serves.
+
+    An arena's name within its node. The same page or slot id means the same tokens in every arena
+    of one place, whatever the rank.
 
     Raises ValueError where rank is not in [0, ranks).
     """
@@ -327,9 +322,15 @@ ONLY_ARENA = ArenaKey()
 
 
 def share(pieces: int, ranks: int, rank: int) -> range:
-    """Of so many pieces, in order, those of a rank: equal runs of neighbours; where there are more
+    """Which heads a rank has: the one rule that weights, arenas and hand-overs between nodes cut
+    by.
+
+    Pure.
+
+    Of so many pieces, in order, those of a rank: equal runs of neighbours; where there are more
     ranks than pieces, one piece, which neighbouring ranks have alike. Raises ValueError unless one
-    of the two numbers divides the other."""
+    of the two numbers divides the other.
+    """
     if pieces % ranks == 0:
         each = pieces // ranks
         return range(rank * each, (rank + 1) * each)
@@ -347,8 +348,13 @@ def key_heads(layout: CacheLayout) -> int:
 
 
 def rank_layout(layout: CacheLayout, ranks: int, rank: int) -> CacheLayout:
-    """layout: of one rank that has all. What a draft layer carries every rank has. Raises
-    ValueError where the heads cannot be shared out."""
+    """What of a cache one rank keeps: the same pages and slots, with that rank's heads.
+
+    Pure.
+
+    layout: of one rank that has all. What a draft layer carries every rank has. Raises ValueError
+    where the heads cannot be shared out.
+    """
     keys = len(share(key_heads(layout), ranks, rank))
     values = len(share(layout.value_heads, ranks, rank))
     return replace(

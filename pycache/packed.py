@@ -1,10 +1,6 @@
 """Events and the tree of the cache as plain values: a few arrays each.
 
-`PackedEvents`: Events of the cache as plain values: a few arrays, which cost their maker one copy
-however many they are, and their reader an object each.
-
-`TreeNode`: What the cache's tree holds as plain values: one array, which costs its maker one copy,
-and its reader an object a node.
+Plain, immutable values.
 """
 
 from collections.abc import Iterator
@@ -57,9 +53,13 @@ class EventGap:
 
 @dataclass(frozen=True, eq=False)
 class PackedEvents:
-    """Changes in order up to `sequence`, or a snapshot that replaces all that came before.
+    """Events of the cache as plain values: a few arrays, which cost their maker one copy however
+    many they are, and their reader an object each.
 
-    numbers, names, pages: as EventBatch.packed() says. Iterate it on any thread."""
+    Changes in order up to `sequence`, or a snapshot that replaces all that came before.
+
+    numbers, names, pages: as EventBatch.packed() says. Iterate it on any thread.
+    """
 
     sequence: int
     is_snapshot: bool
@@ -118,9 +118,12 @@ class Standing:
 
 @dataclass(frozen=True)
 class TreeNode:
-    """Named as the C++ ViewedNode. name: None of all namespaces together. above: its parent's place
-    in the view; None of the first. state: why the checkpoint at its end is kept; None without
-    one."""
+    """What the cache's tree holds as plain values: one array, which costs its maker one copy, and
+    its reader an object a node.
+
+    Named as the C++ ViewedNode. name: None of all namespaces together. above: its parent's place in
+    the view; None of the first. state: why the checkpoint at its end is kept; None without one.
+    """
 
     name: tuple[int, int] | None
     above: int | None

@@ -1,12 +1,6 @@
 """How busy a node is, and how long it computes on a prompt.
 
-`PrefillSeconds`: How long a node computes on a part of a prompt.
-
-`NodeLoad`: How busy a node is, as one who sends it prompts can see: what it reported, and what was
-sent to it since.
-Owns no clock: callers bring seconds. Thread rule: one thread at a time. Invariants: what is sent
-counts at once, and until a report that was taken after it; a wait falls with the time that passes;
-without a report for STALE_SECONDS only what was sent counts.
+Thread rule: one thread at a time.
 """
 
 import math
@@ -16,7 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PrefillSeconds:
-    """fixed: of any prefill; token: of each token; context: of a token for each token before it."""
+    """How long a node computes on a part of a prompt.
+
+    fixed: of any prefill; token: of each token; context: of a token for each token before it.
+    """
 
     fixed: float
     token: float
@@ -42,6 +39,14 @@ def faded(stored: float, seconds: float) -> float:
 
 
 class NodeLoad:
+    """How busy a node is, as one who sends it prompts can see: what it reported, and what was sent
+    to it since.
+
+    Owns no clock: callers bring seconds. Thread rule: one thread at a time. Invariants: what is
+    sent counts at once, and until a report that was taken after it; a wait falls with the time that
+    passes; without a report for STALE_SECONDS only what was sent counts.
+    """
+
     def __init__(self) -> None:
         self._reported = 0.0
         self._reported_at = -math.inf

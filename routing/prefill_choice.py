@@ -1,28 +1,6 @@
 """The prefill node for a prompt: its cost at each node, the route, and the copy of a state.
 
-`Candidate`: The choice of a prefill node for one prompt, by cost in seconds.
-    cost = wait + prefill + exposed
-           + (REUSE - 1) x (new + exposed) + CROWDING x share x (new - fixed)
-wait: of what the node has to do before. prefill: of what its cache does not hold. exposed: of the
-transfer, what no prefill hides, loads from a lower tier included. new: of what was never sent
-there, held or not; where nothing is known of that, prefill. share: what the node stored lately,
-where the mean of the candidates is 1: new states crowd out others, and most where most was stored.
-What is new counts REUSE times, for a copy on another node costs every later turn. Pure. Source of
-the weights: docs/routing.md.
-
-`rendezvous()`: Rendezvous hashing: where a key belongs while nothing better is known.
-Pure. A node that goes moves its own keys and no others (Thaler and Ravishankar, 1998).
-
-`Reason`: Which of the prefill nodes that a decode node sees a prompt goes to, and why.
-Pure: equal requests, candidates and loads give equal choices, whichever node decides. A node is a
-number that the caller gives.
-
-`copy_pays()`: When a state is brought from the prefill node that holds it to the one that needs it,
-by way of a decode node, instead of being computed there anew. Pure.
-    copy = 2 x (fixed + each x tokens)       seconds; computing costs prefill of the same tokens
-Of a pull, fixed and each are what the node that needs it has measured. It is paid twice, since the
-bytes go to the decode node first. What of the first way is not lost is left out: the decode node
-needs the KV in any case, and is not sent it again.
+Pure: equal requests, candidates and loads give equal choices, whichever node decides.
 """
 
 from bisect import bisect_right
@@ -43,9 +21,20 @@ TIE_SECONDS = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """usable: tokens of the prompt that the node's cache holds with their state. wait, exposed:
+    """The choice of a prefill node for one prompt, by cost in seconds.
+
+    cost = wait + prefill + exposed + (REUSE - 1) x (new + exposed) + CROWDING x share x (new -
+    fixed) wait: of what the node has to do before. prefill: of what its cache does not hold.
+    exposed: of the transfer, what no prefill hides, loads from a lower tier included. new: of what
+    was never sent there, held or not; where nothing is known of that, prefill. share: what the node
+    stored lately, where the mean of the candidates is 1: new states crowd out others, and most
+    where most was stored. What is new counts REUSE times, for a copy on another node costs every
+    later turn. Pure. Source of the weights: docs/routing.md.
+
+    usable: tokens of the prompt that the node's cache holds with their state. wait, exposed:
     seconds. stored: seconds of prefill whose states it stored lately. sent: tokens with which a
-    prompt that went there lately began alike."""
+    prompt that went there lately began alike.
+    """
 
     node: int
     usable: int
@@ -97,7 +86,12 @@ def _stored(bid: Bid) -> float:
 
 
 def rendezvous(key: bytes, nodes: Iterable[str]) -> str:
-    """The node of the key. REQUIRES: there is a node."""
+    """Rendezvous hashing: where a key belongs while nothing better is known.
+
+    Pure. A node that goes moves its own keys and no others (Thaler and Ravishankar, 1998).
+
+    The node of the key. REQUIRES: there is a node.
+    """
     return max(nodes, key=lambda node: (_weight(key, node), node))
 
 
@@ -117,9 +111,15 @@ _CROWDED_MEANS, _CROWDED_ROOMS = 2, 4
 
 
 class Reason(Enum):
-    """only: no other node was left. cost: the cheapest. stale: by hash, for want of news of what
-    nodes hold. sticky: by hash, as asked. fewest_rooms: as asked. moved: the second choice, once
-    the first one had said how much it has to do. gateway: it named the node."""
+    """Which of the prefill nodes that a decode node sees a prompt goes to, and why.
+
+    Pure: equal requests, candidates and loads give equal choices, whichever node decides. A node is
+    a number that the caller gives.
+
+    only: no other node was left. cost: the cheapest. stale: by hash, for want of news of what nodes
+    hold. sticky: by hash, as asked. fewest_rooms: as asked. moved: the second choice, once the
+    first one had said how much it has to do. gateway: it named the node.
+    """
 
     ONLY = "only"
     COST = "cost"
@@ -201,9 +201,18 @@ def copy_pays(
     pull: tuple[float, float] | None,
     at_least: int,
 ) -> bool:
-    """usable: tokens whose state the node has that is to compute a prompt; held: the other one.
-    pull: seconds of any and of each token; where they are not known, so many tokens are copied as
-    are twice `at_least`."""
+    """When a state is brought from the prefill node that holds it to the one that needs it, by way
+    of a decode node, instead of being computed there anew. Pure.
+
+    copy = 2 x (fixed + each x tokens)       seconds; computing costs prefill of the same tokens Of
+    a pull, fixed and each are what the node that needs it has measured. It is paid twice, since the
+    bytes go to the decode node first. What of the first way is not lost is left out: the decode
+    node needs the KV in any case, and is not sent it again.
+
+    usable: tokens whose state the node has that is to compute a prompt; held: the other one. pull:
+    seconds of any and of each token; where they are not known, so many tokens are copied as are
+    twice `at_least`.
+    """
     tokens = held - usable
     if tokens <= 0:
         return False

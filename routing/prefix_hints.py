@@ -1,20 +1,6 @@
 """What a node is expected to hold: prompts sent to it, and how far reports are trusted.
 
-`SentPrefixes`: Which nodes were sent prompts that begin alike, as one who sent them remembers it.
-A node where a prompt's beginning was computed holds its KV, though a state may stand elsewhere: the
-next prompt that begins so leaves one where they part, if it comes there. An index of states shows
-nothing of that, nor of prompts that still wait.
-Owns names of beginnings at some depths, for a while. Owns no clock: callers bring seconds. Thread
-rule: one thread at a time. Invariants: a name is forgotten REMEMBERED_SECONDS after its last
-prompt, and earlier where there are more than MOST_NAMES; of a name's nodes those that were sent
-last are kept.
-
-`HintTrust`: Whether what a node is said to hold is found there: what it says of itself may be old,
-damaged or a lie.
-Of prompts that were sent there, the tokens that were expected beside those that were found, later
-ones counting more. While half of them or more are missing, no more is expected of the node than
-that part; it is believed again once nine tenths are found. Invariant: of a node of which little is
-known everything is believed. Thread rule: one thread at a time.
+Thread rule: one thread at a time.
 """
 
 from collections import OrderedDict
@@ -29,6 +15,16 @@ Beginning = tuple[int, int]
 
 
 class SentPrefixes:
+    """Which nodes were sent prompts that begin alike, as one who sent them remembers it.
+
+    A node where a prompt's beginning was computed holds its KV, though a state may stand elsewhere:
+    the next prompt that begins so leaves one where they part, if it comes there. An index of states
+    shows nothing of that, nor of prompts that still wait. Owns names of beginnings at some depths,
+    for a while. Owns no clock: callers bring seconds. Thread rule: one thread at a time.
+    Invariants: a name is forgotten REMEMBERED_SECONDS after its last prompt, and earlier where
+    there are more than MOST_NAMES; of a name's nodes those that were sent last are kept.
+    """
+
     def __init__(self) -> None:
         self._sent: OrderedDict[int, dict[int, float]] = OrderedDict()  # node, when
 
@@ -64,6 +60,15 @@ _DOUBTED_BELOW, _BELIEVED_FROM = 0.5, 0.9
 
 
 class HintTrust:
+    """Whether what a node is said to hold is found there: what it says of itself may be old,
+    damaged or a lie.
+
+    Of prompts that were sent there, the tokens that were expected beside those that were found,
+    later ones counting more. While half of them or more are missing, no more is expected of the
+    node than that part; it is believed again once nine tenths are found. Invariant: of a node of
+    which little is known everything is believed. Thread rule: one thread at a time.
+    """
+
     def __init__(self) -> None:
         self._expected = 0.0
         self._found = 0.0

@@ -27,13 +27,14 @@ from numpy.typing import NDArray
 
 from tasuki.cli.embedded import embedded_model
 from tasuki.dashboard.metrics.exposition import Exposition
-from tasuki.dashboard.observed import NodeReport, ObservedMessage
+from tasuki.dashboard.observed import NodeReport
 from tasuki.engine.assembly.engines import build_cache, build_fused_engine, build_parts
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.messages import RequestId, Submit
+from tasuki.engine.messages.requests import Submit
+from tasuki.engine.messages.types import RequestId
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.daemon.node_recorder import NodeRecorder
-from tasuki.server.engine_client import EngineClient
+from tasuki.server.engine_client import EngineClient, Observed, RequestObserver
 
 MOST = 0.01
 _PROMPT_TOKENS = 70
@@ -56,7 +57,7 @@ class Spent:
     cpu: float
 
 
-class Rig:
+class Rig(RequestObserver):
     """An engine that is stepped by hand, its client, and observers that can be left out."""
 
     def __init__(self) -> None:
@@ -69,14 +70,12 @@ class Rig:
         self.observed = 0.0
         """CPU seconds in observers while they are timed, reading the clock included."""
         loop = asyncio.get_running_loop()
-        self._client = EngineClient(
-            self._engine.handle, loop, observe=self._observe, count_tokens=self._count_tokens
-        )
+        self._client = EngineClient(self._engine.handle, loop, observer=self)
         self._asked = 0
         self._samples = 0
         self._sampled_at = time.monotonic()
 
-    def _observe(self, message: ObservedMessage) -> None:
+    def observe(self, message: Observed) -> None:
         if self._watch is Watch.NOBODY:
             return
         began = time.thread_time() if self._watch is Watch.TIMED else 0.0
@@ -85,7 +84,7 @@ class Rig:
         if self._watch is Watch.TIMED:
             self.observed += time.thread_time() - began
 
-    def _count_tokens(self, count: int) -> None:
+    def count_tokens(self, count: int) -> None:
         if self._watch is Watch.NOBODY:
             return
         began = time.thread_time() if self._watch is Watch.TIMED else 0.0

@@ -1,4 +1,4 @@
-"""`make sanitize SECONDS=600`: the C++ part under ASan and UBSan, in a build of its own.
+"""`python -m scripts.sanitize`: the C++ part under ASan and UBSan, in a build of its own.
 
 Its unit tests first; then, in Python, random calls at the binding and random lives of the tree
 against its oracle, each round a seed of its own. Exit status 1 on the first report. The seed is
@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from scripts.package_copy import CPP_TESTS, PackageCopy
+from scripts.common.package_copy import CPP_TESTS, PackageCopy
 
 _ROOT = Path(__file__).parents[1]
 _BUILD_SECONDS = 900.0
@@ -31,19 +31,23 @@ def main() -> int:
     if copy.run((str(copy.cpp_build / CPP_TESTS),), _BUILD_SECONDS) != 0:
         return _failed(copy, "the unit tests")
     print("unit tests: no report", flush=True)
-    seconds = {"bench.cache.fuzz": options.seconds / 4, "scripts.soak_cache": options.seconds / 2}
+    seconds = {
+        ("bench.cache.fuzz",): options.seconds / 4,
+        ("scripts.chaos", "tree"): options.seconds / 2,
+    }
     for module, share in seconds.items():
         begun = time.monotonic()
         command = (
-            *(sys.executable, "-m", module),
+            *(sys.executable, "-m", *module),
             *("--seconds", str(share), "--seed", str(seed)),
         )
         # A round that was begun is ended; what holds the memory of all rounds is slow.
         if copy.run(command, 3 * share + 300.0, _preloaded()) != 0:
-            return _failed(copy, module)
+            return _failed(copy, " ".join(module))
         last = copy.log.read_text(errors="replace").splitlines()[-1:]
         print(
-            f"{module}, {time.monotonic() - begun:.0f} s: no report; {' '.join(last)}", flush=True
+            f"{' '.join(module)}, {time.monotonic() - begun:.0f} s: no report; {' '.join(last)}",
+            flush=True,
         )
     print(f"sanitize: nothing found, seed {seed}", flush=True)
     return 0

@@ -20,9 +20,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from scripts.command import show
-from tasuki.bench.cases.case import Case
-from tasuki.bench.cases.stage import Stage
+from scripts.common.command import head, show
+from scripts.common.command import row as table_row
+from tasuki.bench.cases.case import Case, Stage
 from tasuki.bench.kernels import FAMILIES
 from tasuki.bench.measure.timing import turn_seconds
 from tasuki.utils.flags import parse_config
@@ -91,7 +91,7 @@ def row(name: str, found: Tried, first: Tried) -> str:
             found.seconds, first.seconds, found.returned, first.returned, strict=True
         )
     ]
-    return f"| {' | '.join([name, *cells])} |"
+    return table_row(name, *cells)
 
 
 def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> str:
@@ -121,8 +121,7 @@ def main(argv: Sequence[str]) -> int:
     if not cases:
         raise SystemExit(f"scripts.tune_kernel: no case of {settings.family} has that name")
     first = tried(cases, device)
-    show(f"| {' | '.join([settings.module, *(case.name for case in cases)])} |")
-    show("| --- " * (len(cases) + 1) + "|")
+    show(head(settings.module, *(case.name for case in cases)))
     show(row("as it stands", first, first))
     for constants in combinations(settings.constants):
         name = " ".join(f"{name}={value}" for name, value in constants.items())
@@ -131,7 +130,7 @@ def main(argv: Sequence[str]) -> int:
                 show(row(name, tried(cases, device), first))
         except Exception as error:
             # One that this GPU has no room for, say, is an answer too.
-            show(f"| {name} | {type(error).__name__}: {str(error).splitlines()[0][:80]} |")
+            show(table_row(name, f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"))
     return 0
 
 

@@ -7,7 +7,6 @@ within a second. Exit status 1 where one of these fails.
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import random
@@ -21,14 +20,15 @@ from pathlib import Path
 
 import grpc
 
-from scripts.command import concluded, seed_option, settings_of, show
-from scripts.tally import Tally
+from scripts.common.command import concluded, seed_option, settings_of, show
+from scripts.common.tally import Tally
 from tasuki.bench.load.free.model import free_shape
 from tasuki.bench.load.model_folder import write_model_folder
 from tasuki.bench.load.node_process import NodeProcess, node_process
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.utils.options import option
+from tests.harness.processes import ended
 
 _CONNECTIONS = 16
 """Each with a port of its own, so that the kernel spreads them over the front workers."""
@@ -49,11 +49,6 @@ class Settings:
     stop_seconds: float = option(1.0, "from SIGTERM to the node's end, at most")
     max_seconds: float = option(300.0, "for all turns to end, at most")
     seed: int | None = seed_option()
-
-
-class Figures(Tally):
-    def __str__(self) -> str:
-        return ", ".join(f"{name} {count}" for name, count in sorted(self._counts.items()))
 
 
 class Turns:
@@ -225,20 +220,13 @@ def _seconds_to_end(node: NodeProcess, most: float) -> float:
     """Return how long the node took from SIGTERM to its end, at most so many seconds."""
     begun = time.monotonic()
     os.kill(node.pid, signal.SIGTERM)
-    while time.monotonic() < begun + most and not _has_ended(node.pid):
+    while time.monotonic() < begun + most and not ended(node.pid):
         time.sleep(0.005)
     return time.monotonic() - begun
 
 
-def _has_ended(pid: int) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        # The name before the state may hold anything but ends with the last parenthesis.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    return True
-
-
 def run(settings: Settings, folder: Path) -> Tally:
-    tally = Figures()
+    tally = Tally()
     model, log = folder / "model", folder / "log"
     write_model_folder(model, free_shape(4))
     flags = ["--model", str(model), "--max-batch", "256", "--arena-mib", "256"]
@@ -269,7 +257,7 @@ def _wrong_lines(log: Path) -> Iterator[str]:
 
 def main() -> int:
     about = "Turns whose clients leave at once."
-    settings = settings_of("scripts.turns_left", about, Settings)
+    settings = settings_of("scripts.turns_left", about, Settings, sys.argv[1:])
     with tempfile.TemporaryDirectory() as folder:
         tally = run(settings, Path(folder))
     show(f"{settings.workers} front workers")

@@ -18,8 +18,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.command import show
-from scripts.processes import resident
+from scripts.common.command import show
+from scripts.common.processes import resident, tree
 from tasuki.bench.load.free.model import free_shape
 from tasuki.bench.load.model_folder import write_model_folder
 from tasuki.bench.load.node_counters import NodeCounters
@@ -177,14 +177,6 @@ def _tokens_made(node: NodeProcess) -> float:
         return NodeCounters(reply.read().decode()).total("generated_tokens_total")
 
 
-def engine_of(node: NodeProcess) -> int:
-    """The pid of the node's engine."""
-    for task in Path(f"/proc/{node.pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            return int(child)
-    raise RuntimeError("the node has no engine's process")
-
-
 def main() -> int:
     settings = parse_config(
         "python -m scripts.unread_streams", "Streams that nobody reads.", sys.argv[1:], Settings
@@ -196,7 +188,7 @@ def main() -> int:
         tempfile.TemporaryDirectory() as folder,
         free_node(settings.streams, Path(folder)) as node,
     ):
-        engine = engine_of(node)
+        engine = tree(node.pid)[1]
         for api in [settings.api] if settings.api else APIS:
             measured(node, engine, settings, api, _WARM_STREAMS)
             front, engines = measured(node, engine, settings, api, settings.streams)

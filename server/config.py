@@ -17,7 +17,7 @@ from .discovery.etcd_access import EtcdAccess
 
 if TYPE_CHECKING:
     # They load gRPC and the engine's messages, which no command line waits for.
-    from tasuki.server.auth.limits import ConcurrencyCaps, RateLimits
+    from tasuki.server.auth.limits import CallerLimits
 
 ENGINE_PLACES = ("auto", "thread", "process")
 STOP_PLACES = ("answer", "everywhere")
@@ -322,32 +322,21 @@ class ServerConfig:
         return ANYBODY if here else CERTIFIED
 
     @property
-    def limits(self) -> "RateLimits":
-        """Fresh ones, whose minute begins now."""
-        from tasuki.server.auth.limits import RateLimits
+    def caller_limits(self) -> "CallerLimits":
+        """Fresh ones, whose minute begins now. A gateway's key stands for many callers."""
+        from tasuki.server.auth.limits import CallerLimits, ConcurrencyCaps, RateLimits
 
-        return RateLimits(self.requests_per_minute, self.tokens_per_minute, time.monotonic)
-
-    @property
-    def requests(self) -> "ConcurrencyCaps":
-        """A gateway's key stands for many callers."""
-        from tasuki.server.auth.limits import ConcurrencyCaps
-
-        from .errors import RequestLimit
+        from .errors import RequestLimit, WatcherLimit
 
         gateways = frozenset({Scope.GATEWAY})
-        return ConcurrencyCaps(
-            RequestLimit, "requests in flight", self.requests_per_key, uncapped=gateways
-        )
-
-    @property
-    def watchers(self) -> "ConcurrencyCaps":
-        from tasuki.server.auth.limits import ConcurrencyCaps
-
-        from .errors import WatcherLimit
-
-        return ConcurrencyCaps(
-            WatcherLimit, "streams of events", self.watchers_per_key, self.max_watchers
+        return CallerLimits(
+            RateLimits(self.requests_per_minute, self.tokens_per_minute, time.monotonic),
+            ConcurrencyCaps(
+                RequestLimit, "requests in flight", self.requests_per_key, uncapped=gateways
+            ),
+            ConcurrencyCaps(
+                WatcherLimit, "streams of events", self.watchers_per_key, self.max_watchers
+            ),
         )
 
     @property

@@ -1,4 +1,4 @@
-"""What a node's drain goes by: its place in load balancers' rotation, and calls in progress.
+"""State of a node's drain: its place in load balancers' rotation, and calls in progress.
 
 Rotation: Whether load balancers are to send this node requests, and the grace once they are not. A
 node out of rotation is not ready and still takes requests; after the grace it may refuse them. One
@@ -11,8 +11,10 @@ that failed. One event loop's thread.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+
+from tasuki.utils.signatures import Notice
 
 from .errors import error_kinds
 
@@ -24,13 +26,13 @@ class Rotation:
         self._left_at: float | None = None
         self._hurried = False
         self._changed = asyncio.Event()
-        self._watchers: list[Callable[[], None]] = []
+        self._watchers: list[Notice] = []
 
     @property
     def left(self) -> bool:
         return self._left_at is not None
 
-    def watch(self, call: Callable[[], None]) -> None:
+    def watch(self, call: Notice) -> None:
         """Call it whenever the node has left or come back."""
         self._watchers.append(call)
 

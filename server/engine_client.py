@@ -25,17 +25,15 @@ from typing import Any, Protocol, TypeVar, get_args
 from tasuki.engine import messages as m
 from tasuki.pycache.packed import PackedEvents, PackedTree
 from tasuki.server.auth.callers import ANYBODY, Caller
-from tasuki.server.auth.limits import ConcurrencyCaps, RateLimits, no_limits
+from tasuki.server.auth.limits import CallerLimits
 from tasuki.server.auth.tenants import ANONYMOUS, RequestContext, visible_end, visible_evictions
 
 from .drain import CallsInProgress, Rotation
 from .errors import (
     DuplicateRequest,
     RequestAborted,
-    RequestLimit,
     RequestRejected,
     UnknownRequest,
-    WatcherLimit,
 )
 from .request_records import RequestLog, RequestNames
 from .unread_answer import AnswerPart, SinkTurn, TokenSink, UnreadAnswer
@@ -43,6 +41,8 @@ from .unread_answer import AnswerPart, SinkTurn, TokenSink, UnreadAnswer
 log = logging.getLogger(__name__)
 
 ScoreSink = Callable[[m.PromptScored], None]
+PostSubmits = Callable[[Sequence[m.Submit]], None]
+"""Takes prompts that were let in, under the engine's names, where another posts them."""
 
 
 class Answers(Protocol):
@@ -149,41 +149,47 @@ class Story:
     took: tuple[m.Eviction, ...]
 
 
+class RequestObserver:
+    """Sees what an EngineClient lets in and gives out, on its event loop; this one keeps none of
+    it."""
+
+    def begin(self, request: m.RequestId, request_context: RequestContext) -> None:
+        """A request was let in, and comes from there."""
+
+    def observe(self, message: Observed) -> None:
+        """What a request asks, its end, evictions, or the end of a room."""
+
+    def count_tokens(self, count: int) -> None:
+        """A delivery brought so many tokens."""
+
+
 class EngineClient:
     def __init__(
         self,
-        post: Callable[[m.Inbox], None],
+        post: m.Post,
         loop: asyncio.AbstractEventLoop,
-        handover: Callable[[m.Outbox], None] | None = None,
+        handover: m.Emit | None = None,
+        observer: RequestObserver | None = None,
+        limits: CallerLimits | None = None,
         queue_limit: int = 4096,
-        observe: Callable[[Observed], None] = lambda message: None,
-        count_tokens: Callable[[int], None] = lambda count: None,
-        limits: RateLimits | None = None,
-        begin: Callable[[m.RequestId, RequestContext], None] = lambda request, context: None,
-        requests: ConcurrencyCaps | None = None,
-        watchers: ConcurrencyCaps | None = None,
         drain_grace: float = 0.0,
     ) -> None:
-        """post: hands a message to the engine, from any thread, without blocking.
+        """post: hands a message to the engine, from any thread.
 
         handover: takes hand-over messages on the engine's thread; None where the role has none.
-        queue_limit: tokens that may wait for one reader. observe: sees what requests ask, their
-        ends, evictions and ends of rooms, on the event loop; count_tokens: how many tokens a
-        delivery brought. limits: what callers may ask for; None: as much as they like. begin:
-        called with each request that was let in, and from where it comes. requests, watchers: what
-        callers may hold at once; None: as much as they like. drain_grace: seconds between the call
-        for a drain and the first refusal.
+        limits: what callers may ask for and hold; None: as much as they like. queue_limit: tokens
+        that may wait for one reader. drain_grace: seconds between the call for a drain and the
+        first refusal.
         """
         self._post = post
         self._loop = loop
         self._handover = handover
         self._queue_limit = queue_limit
-        self._observe = observe
-        self._count_tokens = count_tokens
-        self._limits = limits or no_limits()
-        self._begin = begin
-        self._requests = requests or ConcurrencyCaps(RequestLimit, "requests in flight", 0)
-        self.watchers = watchers or ConcurrencyCaps(WatcherLimit, "watches", 0)
+        self._observer = observer or RequestObserver()
+        limits = limits or CallerLimits.none()
+        self._limits = limits.rates
+        self._requests = limits.requests
+        self.watchers = limits.watchers
         self.ended = RequestLog(time.monotonic)
         self.calls = CallsInProgress()
         self.rotation = Rotation(drain_grace)
@@ -283,7 +289,7 @@ class EngineClient:
         request_context: RequestContext,
         sinks: Sequence[TokenSink | None],
         scores: Sequence[ScoreSink | None],
-        post: Callable[[Sequence[m.Submit]], None] | None = None,
+        post: PostSubmits | None = None,
     ) -> AsyncIterator[list[AsyncGenerator[AnswerPart, None]]]:
         """The answers of several prompts of one call and of their forks, which follow their
         prompt's own; each as generate() gives it. sinks: of each answer; scores: of each prompt.
@@ -309,7 +315,7 @@ class EngineClient:
         request_context: RequestContext,
         sinks: Sequence[TokenSink | None],
         scores: Sequence[ScoreSink | None],
-        post: Callable[[Sequence[m.Submit]], None] | None = None,
+        post: PostSubmits | None = None,
     ) -> Iterator[list[UnreadAnswer]]:
         """All of them, or none where it raises; what still lives at the end is aborted."""
         self._check_alive()
@@ -329,7 +335,7 @@ class EngineClient:
             try:
                 names = [self._names.take(caller, name) for name in given]
                 for name, sink in zip(names, sinks, strict=True):
-                    self._begin(name, request_context)
+                    self._observer.begin(name, request_context)
                     charging = self._charging(caller, sink)
                     asked[name] = UnreadAnswer(self._queue_limit, charging, self._turn)
                     self._unread[name] = asked[name]
@@ -337,9 +343,9 @@ class EngineClient:
                 for submit, scored in zip(named, scores, strict=True):
                     if scored is not None:
                         self._scores[submit.request_id] = scored
-                    self._observe(submit)
+                    self._observer.observe(submit)
                     for fork in submit.forks:
-                        self._observe(submit.of_fork(fork))
+                        self._observer.observe(submit.of_fork(fork))
                 (post or self._post_each)(named)
                 yield list(asked.values())
             finally:
@@ -531,7 +537,7 @@ class EngineClient:
                 log.exception("a message of the engine was dropped: %s", type(message).__name__)
         if tokens:
             try:
-                self._count_tokens(tokens)
+                self._observer.count_tokens(tokens)
             except Exception:
                 log.exception("what counts tokens broke")
 
@@ -545,7 +551,7 @@ class EngineClient:
             self._answer(message)
             return
         try:
-            self._observe(message)
+            self._observer.observe(message)
         except Exception:
             # Who waits for the answer gets it, whether it was counted or not.
             log.exception("what observes messages broke: %s", type(message).__name__)

@@ -218,10 +218,12 @@ def _trailer(error: ServerError) -> tuple[tuple[str, str], ...]:
     return (*hints, (RETRY_AFTER_KEY, str(math.ceil(1000 * error.retry_after))))
 
 
+Failed = Callable[[str], None]
+"""Counts a call by the kind of the error that ended it."""
+
+
 @asynccontextmanager
-async def refusals(
-    context: CallContext, failed: Callable[[str], None] = lambda kind: None
-) -> AsyncIterator[None]:
+async def refusals(context: CallContext, failed: Failed = lambda kind: None) -> AsyncIterator[None]:
     """Ends the call with the error's status where the body raises a ServerError. failed: counts the
     call by the error's kind, `internal` where it is not typed; what ends its own call is not
     counted."""

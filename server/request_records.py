@@ -14,7 +14,7 @@ thread.
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from uuid import uuid4
@@ -22,6 +22,7 @@ from uuid import uuid4
 from tasuki.engine.messages import Evicted, Eviction, Finished, Rejected, RequestId
 from tasuki.engine.messages.types import packer, reader_of
 from tasuki.server.auth.callers import Caller, Scope
+from tasuki.utils.signatures import Clock
 
 _Owned = tuple[str, RequestId]
 """The caller's name, and its id for the request."""
@@ -111,7 +112,7 @@ class EndedRequest:
 class RequestLog:
     def __init__(
         self,
-        clock: Callable[[], float],
+        clock: Clock,
         capacity: int = 4096,
         timelines: int = 256,
         evictions: int = 16384,

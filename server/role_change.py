@@ -16,13 +16,14 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
 from tasuki.utils.config_file import ConfigFileError, Setting, file_settings, flags_of
 from tasuki.utils.flags import FlagError, read_configs
 from tasuki.utils.program import COMMANDS, PACKAGE
+from tasuki.utils.signatures import Notice
 
 from .errors import InvalidRequest, RoleFixed
 
@@ -87,12 +88,12 @@ class RoleChange:
             for config in configs
             for item in fields(config)  # type: ignore[arg-type]
         }
-        self._standing: tuple[dict[str, Setting], Callable[[], None]] | None = None
+        self._standing: tuple[dict[str, Setting], Notice] | None = None
         if self._settings.get(_OTHER_ROLE):
             (other,) = set(ROLES) - {role}
             _check(other, self._carried(other))
 
-    def offer(self, address: str, http: str | None, stop: Callable[[], None]) -> None:
+    def offer(self, address: str, http: str | None, stop: Notice) -> None:
         """Accept changes from now on. address, http: the HOST:PORT of both servers, which the new
         role keeps; stop: makes the daemon drain and end."""
         self._standing = {"bind": address, "http_bind": http or ""}, stop

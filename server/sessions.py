@@ -15,7 +15,7 @@ in this process (HeldSessions) or in the node's registry (server/workers). One e
 import itertools
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -28,6 +28,7 @@ from tasuki.server.auth.callers import Caller
 from tasuki.server.auth.tenants import TENANT_KEY
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.text_codec import TextCodec
+from tasuki.utils.signatures import Clock
 
 from .engine_client import EngineClient
 from .errors import InvalidField, InvalidRequest, SessionBusy, SessionLimit, UnknownSession
@@ -133,12 +134,11 @@ class Turn:
     """One turn. The session is busy inside `with`; at its end the log is cut back to its length
     before the turn, unless `keep` was called."""
 
-    def __init__(self, session: Session, finish: Callable[[Session, bool], None]) -> None:
-        """finish(session, kept) is called at the end."""
+    def __init__(self, session: Session, store: "SessionStore") -> None:
         self.session = session
         self._length = session.log.length
         self._tail = session.tail
-        self._finish = finish
+        self._store = store
         self._kept = False
 
     def __enter__(self) -> "Turn":
@@ -156,14 +156,14 @@ class Turn:
         if not self._kept:
             self.session.log.truncate(self._length)
             self.session.tail = self._tail
-        self._finish(self.session, self._kept)
+        self._store.turn_ended(self.session, self._kept)
 
 
 class SessionStore:
     def __init__(
         self,
         engine: EngineClient,
-        clock: Callable[[], float],
+        clock: Clock,
         max_sessions: int = 1024,
         idle_seconds: float = 3600.0,
         sessions_per_key: int = 0,
@@ -211,7 +211,7 @@ class SessionStore:
 
     def turn(self, caller: Caller, session_id: str) -> Turn:
         """Enter it to hold the session while its log is answered. Raises as idle()."""
-        return Turn(self.idle(caller, session_id), self._turn_ended)
+        return Turn(self.idle(caller, session_id), self)
 
     async def cursor(self, session: Session) -> int:
         """The session's place in the engine's tree. REQUIRES: its turn is entered."""
@@ -255,7 +255,8 @@ class SessionStore:
         self._sessions[session_id] = session
         return session
 
-    def _turn_ended(self, session: Session, kept: bool) -> None:
+    def turn_ended(self, session: Session, kept: bool) -> None:
+        """Note the end of a session's turn. kept: its answer joined the log."""
         session.last_used = self._clock()
         if not kept or session.id not in self._sessions:
             # The engine may have published what the log has just lost.

@@ -67,7 +67,9 @@ ALLOWED = (
     AllowedSkip(
         "tests/bench/test_bench_transfer.py*", "two GPUs are here", TWO_GPUS, "the refusal"
     ),
-    AllowedSkip("tests/cli/test_ray.py*", "Ray is not installed*", NO_RAY, "make ray-test runs it"),
+    AllowedSkip(
+        "tests/cli/test_ray.py*", "Ray is not installed*", NO_RAY, "an environment of its own"
+    ),
     AllowedSkip(
         "tests/faults/test_*_hosts.py*", "*network namespaces*", NO_NAMESPACES, "needs root"
     ),

@@ -1,5 +1,7 @@
-"""Options of the whole run, and seeds that are new in each."""
+"""Options of the whole run, tests that are coroutines, and seeds that are new in each."""
 
+import asyncio
+import inspect
 import os
 import random
 import shlex
@@ -45,6 +47,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(FreshSeeds(), "fresh-seeds")
     if config.getoption(OPTION):
         config.pluginmanager.register(ListedSkips(), "listed-skips")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ never once their future was cancelled; where no more may be held, the longest li
 
 import threading
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
+
+from tasuki.utils.signatures import Result, Work
 
 from .system import name_this_thread
 
-Result = TypeVar("Result")
 Piece = Future[Any]
 
 
@@ -31,13 +31,13 @@ class FairThreads:
             threads, thread_name_prefix=name, initializer=name_this_thread
         )
         self._lock = threading.Lock()
-        self._lines: dict[str, dict[Piece, Callable[[], Any]]] = {}
+        self._lines: dict[str, dict[Piece, Work[Any]]] = {}
         """What waits, by line; none is empty. The line that was served longest ago is the first."""
         self._running: Counter[str] = Counter()
         """By line; none is 0."""
         self._active = 0
 
-    def submit(self, line: str, work: Callable[[], Result]) -> "Future[Result]":
+    def submit(self, line: str, work: Work[Result]) -> "Future[Result]":
         """Raises LinesFull; so does the future of a piece that gives way to another line's."""
         piece: Future[Result] = Future()
         with self._lock:
@@ -80,7 +80,7 @@ class FairThreads:
             _run(piece, work)
             del taken, piece, work
 
-    def _next(self) -> tuple[str, Piece, Callable[[], Any]] | None:
+    def _next(self) -> tuple[str, Piece, Work[Any]] | None:
         """Out of its line. Holds the lock."""
         free = [line for line in self._lines if self._running[line] < self._of_a_line]
         if not free:
@@ -106,7 +106,7 @@ class FairThreads:
             self._lines.pop(line, None)
 
 
-def _run(piece: Piece, work: Callable[[], Any]) -> None:
+def _run(piece: Piece, work: Work[Any]) -> None:
     if not piece.set_running_or_notify_cancel():
         return
     try:

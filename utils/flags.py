@@ -16,7 +16,17 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields
-from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+from typing import (
+    Any,
+    NoReturn,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 from .config_file import ConfigFileError, file_flags
 from .options import Auto, Headings, MostAsked
@@ -344,7 +354,11 @@ def _unit(name: str, kind: type[Any]) -> str:
     return _UNITS.get(name.rpartition("_")[2]) or _KINDS[kind]
 
 
-def _read_as(kind: type[Any]) -> Callable[[str], Any]:
+ReadFlag: TypeAlias = Callable[[str], Any]
+"""Returns a flag's value by its text. Raises ArgumentTypeError."""
+
+
+def _read_as(kind: type[Any]) -> ReadFlag:
     def read(text: str) -> Any:
         try:
             return kind(text)
@@ -354,7 +368,7 @@ def _read_as(kind: type[Any]) -> Callable[[str], Any]:
     return read
 
 
-def _or_auto(kind: type[Any]) -> Callable[[str], Any]:
+def _or_auto(kind: type[Any]) -> ReadFlag:
     def read(text: str) -> Any:
         if text == Auto.AUTO.value:
             return Auto.AUTO

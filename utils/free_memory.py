@@ -8,6 +8,9 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeAlias
+
+from tasuki.utils.signatures import Clock, Notice
 
 _PART = 0.01
 """Of the time, at most: a heap of half a million holes is looked through in 50 ms, each time, and
@@ -22,6 +25,13 @@ _KEPT_BYTES = 8 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
+Trim: TypeAlias = Callable[[int], int]
+"""As malloc_trim(3): takes the bytes to keep."""
+
+CallLater: TypeAlias = Callable[[float, Notice], None]
+"""Has a call made in so many seconds, on any thread."""
+
+
 def map_large_blocks() -> None:
     """Have large blocks of this process mapped alone, whatever was freed before. Does nothing where
     the C library is not glibc. Any thread."""
@@ -33,21 +43,21 @@ def map_large_blocks() -> None:
     set_option(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
-def _heap_trim() -> Callable[[int], int]:
+def _heap_trim() -> Trim:
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
         # Not glibc, whose heaps of each thread keep what a large request left behind.
         return lambda pad: 0
     trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
-    found: Callable[[int], int] = trim
+    found: Trim = trim
     return found
 
 
 _LATER_SECONDS = 1.0
 
 
-def _after(seconds: float, call: Callable[[], None]) -> None:
+def _after(seconds: float, call: Notice) -> None:
     timer = threading.Timer(seconds, call)
     timer.daemon = True
     timer.start()
@@ -59,9 +69,9 @@ class FreeMemory:
 
     def __init__(
         self,
-        trim: Callable[[int], int] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        after: Callable[[float, Callable[[], None]], None] = _after,
+        trim: Trim | None = None,
+        clock: Clock = time.monotonic,
+        after: CallLater = _after,
     ) -> None:
         """trim: as malloc_trim(), which it is by default. after: has a call made in so many
         seconds, on any thread."""

@@ -1,13 +1,11 @@
-"""What a daemon tells while it runs: its log, and the progress of long work at its start.
+"""A daemon's log, and the progress of long work at its start.
 
-How a daemon writes its log: lines for people, or one JSON object a line for machines.
+Log records are lines for people, or one JSON object a line for machines. A record's extras
+(`extra={"request_id": ...}`) become fields of the object, and follow the text. This module owns the
+root logger's handler, once a process.
 
-Owns the root logger's handler, once a process. A record's extras
-(`extra={"request_id": ...}`) become fields of the object, and stand behind the text.
-
-The progress of long work at start: a bar on a terminal, lines of the log elsewhere.
-
-A bar owns the last line of a terminal until the work is done. One thread.
+Progress is a bar on a terminal and lines of the log elsewhere. A bar owns the last line of a
+terminal until the work is done. Thread rule of a bar: one thread.
 """
 
 import json
@@ -17,6 +15,8 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TextIO
+
+from tasuki.utils.signatures import Clock
 
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -92,7 +92,7 @@ def no_progress(done: int, whole: int) -> None:
 def progress_bar(
     name: str,
     stream: TextIO | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Clock = time.monotonic,
 ) -> Progress:
     """stream: standard error where none is given. Where that is no terminal, or the log is for
     machines: a line of the log every five seconds."""

@@ -28,7 +28,9 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
+
+from tasuki.utils.signatures import Clock, EndNotice, Notice
 
 from .system import name_this_thread
 
@@ -50,7 +52,7 @@ async def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any,
 
 
 class LoopThread:
-    def __init__(self, name: str, on_failure: Callable[[str], None]) -> None:
+    def __init__(self, name: str, on_failure: EndNotice) -> None:
         """on_failure(reason): called on the dying thread, once; not after stop()."""
         self.loop = asyncio.new_event_loop()
         """Callbacks may be given to it at once; they run from start() on."""
@@ -131,6 +133,10 @@ _END_SECONDS = 2.0
 """A task that is cancelled ends within a turn of the loop, unless a library holds it."""
 
 
+Task: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+"""Makes the coroutine of a task. A task that is cancelled before it begins makes none."""
+
+
 class GuardedTasks:
     def __init__(self, name: str, broke: Callable[[Exception], None]) -> None:
         """broke: called with what a task raised; not for a task that was cancelled."""
@@ -138,12 +144,12 @@ class GuardedTasks:
         self._broke = broke
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def start(self, work: Task) -> None:
         task = asyncio.get_running_loop().create_task(self._guarded(work), name=self._name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _guarded(self, work: Task) -> None:
         try:
             await work()
         except Exception as error:
@@ -179,8 +185,8 @@ async def together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
 class LoopPulse:
     def __init__(
         self,
-        probe: Callable[[Callable[[], None]], object],
-        clock: Callable[[], float] = time.monotonic,
+        probe: Callable[[Notice], object],
+        clock: Clock = time.monotonic,
     ) -> None:
         """probe: has the loop call what it is given, and returns at once."""
         self._probe = probe

@@ -12,7 +12,7 @@ from importlib import metadata
 PACKAGE = (__package__ or "tasuki").split(".")[0]
 
 COMMANDS = {
-    "demo": ("cli.demo.main", "ten turns of an agent through a prefill and a decode daemon"),
+    "demo": ("cli.demo", "ten turns of an agent through a prefill and a decode daemon"),
     "generate": ("cli.generate", "answer prompts and print tokens, text and cache hits"),
     "serve": ("server.daemon.fused", "one process that prefills and decodes"),
     "prefill": ("prefill_node.main", "a prefill daemon"),

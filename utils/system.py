@@ -1,19 +1,14 @@
-"""What the operating system and the interpreter are told, and what they are asked.
-
-What the operating system is told of threads and processes: names, and who dies with whom.
+"""This process and its system: thread names, the interpreter's lock, the service manager, the CPU.
 
 `top -H`, perf and /proc show a thread's name. Python gives its own names to the system from 3.14 on
-only.
+only. A child may be set to die with its parent. A switch interval sets how long a computing thread
+keeps the interpreter's lock where others wait for it.
 
-For how long a thread that computes in Python keeps the interpreter's lock where others wait for
-it.
-
-What this process reports to the service manager that started it (systemd's Type=notify).
-
-A datagram to the socket that NOTIFY_SOCKET names; without one nothing is sent. Any thread. Nothing
+Reports to the service manager that started this process (systemd's Type=notify) are datagrams to
+the socket that NOTIFY_SOCKET names; without one nothing is sent. Thread rule: any thread. Nothing
 waits, and nothing fails: a manager that cannot be reached is logged once a message.
 
-Which numbers this machine's CPU multiplies in units of its own.
+The CPU's number formats are those that it multiplies in units of its own.
 """
 
 import ctypes

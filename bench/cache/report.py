@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from html import escape
 from math import log2
 
+from tasuki.bench.measure.results import Document, Section, markdown_table
+
 Rows = dict[str, float]
 Results = dict[str, Rows | str]
 RUST = "sglang-0.5.23"
@@ -102,32 +104,34 @@ def _cell(rows: Rows | str, row: str) -> str:
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:,.2f}"
 
 
-def markdown(results: Results) -> str:
+def describe(run: Document) -> Section:
+    """A kept run on a page."""
+    results: Results = run["results"]
     ours = results["tasuki"]
-    names = list(results)
     peers = {name: rows for name, rows in results.items() if name != "tasuki"}
     order: dict[str, None] = {}
     for rows in results.values():
         if isinstance(rows, dict):
             order.update(dict.fromkeys(rows))
-    lines = [
-        "# CPU cost of the cache",
-        "",
-        "Thread CPU time, one run, one machine, one process a backend (`make bench-cache`). A peer",
-        "without sessions has the same figure in both `agents` rows. TokenSpeed exposes no match:",
-        "its figure is the plan of the prefill.",
-        "",
-        f"| work | {' | '.join(names)} | target |",
-        f"| --- |{' --- |' * (len(names) + 1)}",
+    table = [
+        [
+            row,
+            *(_cell(rows, row) for rows in results.values()),
+            _met(row, ours, peers) if isinstance(ours, dict) else "",
+        ]
+        for row in order
     ]
-    for row in order:
-        cells = " | ".join(_cell(rows, row) for rows in results.values())
-        met = _met(row, ours, peers) if isinstance(ours, dict) else ""
-        lines.append(f"| {row} | {cells} | {met} |")
+    lines = [
+        "Thread CPU time, one run, one machine, one process a backend (`bench/cache/main.py`). A",
+        "peer without sessions has the same figure in both `agents` rows. TokenSpeed exposes no",
+        "match: its figure is the plan of the prefill.",
+        "",
+        *markdown_table(("work", *results, "target"), table),
+    ]
     for name, rows in results.items():
         if isinstance(rows, str):
             lines += ["", f"{name}: {rows}"]
-    return "\n".join(lines) + "\n"
+    return Section("CPU cost of the cache", "\n".join(lines))
 
 
 def plot(results: Results) -> str:

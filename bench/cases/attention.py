@@ -14,8 +14,7 @@ from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
 from tasuki.model.ops.attention.verify import paged_attention_verify
 from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS
 
-from .case import Case
-from .stage import Stage, turns_to_overflow
+from .case import Case, Stage, turns_to_overflow
 
 _DECODE = ((1, 50_000), (4, 50_000), (16, 50_000), (32, 50_000), (64, 8_192))
 _DECODE_ROWS = ((1, 50_000), (16, 50_000), (64, 8_192))

@@ -15,9 +15,8 @@ from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.random_weights import RandomSource
 
-from .case import Case
+from .case import Case, Stage
 from .experts import block_case
-from .stage import Stage
 
 _TURNS = 16
 _FORMATS = ("fp8", "nvfp4")

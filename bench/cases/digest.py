@@ -11,8 +11,7 @@ from tasuki.transfer.windows.digest import window_geometry, word_keys
 from tasuki.transfer.windows.digest_kernel import GpuWindowDigester, PlacedRows, digest_rows
 from tasuki.transfer.windows.window import WindowHeader
 
-from .case import Case
-from .stage import Stage, turns_to_overflow
+from .case import Case, Stage, turns_to_overflow
 
 _LEAST_RATE = 1e12
 _ROOM, _GENERATION = 1, 1

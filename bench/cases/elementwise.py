@@ -17,9 +17,7 @@ from tasuki.model.weights.layers import AttentionWeights
 from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.layout import PAGE_TOKENS
 
-from .beside_twin import Turn, beside_twin
-from .case import Case
-from .stage import Stage
+from .case import Case, Stage, Turn, beside_twin
 
 _TOKENS = (4096, 16384)
 _EPS = 1e-6

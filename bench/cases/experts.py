@@ -23,9 +23,7 @@ from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.random_weights import RandomSource
 
-from .beside_twin import Turn, beside_twin
-from .case import Case
-from .stage import Stage
+from .case import Case, Stage, Turn, beside_twin
 
 _BLOCK_TURNS = 16
 

@@ -14,8 +14,7 @@ from tasuki.model.weights.layers import GdnWeights
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.random_weights import RandomSource
 
-from .case import Case
-from .stage import Stage, turns_to_overflow
+from .case import Case, Stage, turns_to_overflow
 
 _SHARES = {32: 0.80, 128: 0.90, 256: 0.90, 512: 0.90}
 

@@ -12,9 +12,8 @@ from tasuki.model.ops.gdn.verify.kept_inputs import KeptTurns, kept_bytes
 from tasuki.model.ops.gdn.verify.rows import RowFolds, gdn_verify
 from tasuki.model.weights.layers import GdnWeights
 
-from .case import Case
+from .case import Case, Stage, turns_to_overflow
 from .gdn import gdn_weights, slots
-from .stage import Stage, turns_to_overflow
 
 _TOKENS = 4
 _HELD = 3

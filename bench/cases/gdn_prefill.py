@@ -10,9 +10,8 @@ from tasuki.model.ops.gdn.prefill import gdn_prefill
 from tasuki.model.ops.gdn.prefill_plan import CHUNK, plan_gdn_prefill
 from tasuki.model.weights.layers import GdnWeights
 
-from .case import Case
+from .case import Case, Stage
 from .gdn import fla_rule, gdn_weights
-from .stage import Stage
 
 # Sequences, tokens of each, states saved on the way of each beside the last.
 _SIZES = ((1, 800, 1), (1, 2048, 0), (4, 2048, 1), (1, 8192, 2), (1, 65536, 0))

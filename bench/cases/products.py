@@ -16,8 +16,7 @@ from tasuki.model.weights.kernel_layout import for_kernels
 from tasuki.model.weights.matrix import Kind
 from tasuki.model.weights.quantised_segments import BLOCK, Fp8
 
-from .case import Case
-from .stage import Stage, turns_to_overflow
+from .case import Case, Stage, turns_to_overflow
 
 _EPS = 1e-6
 _MOST_TURNS = 16

@@ -7,8 +7,7 @@ import torch
 
 from tasuki.model.ops.sampling.sample import Draws, sample
 
-from .case import Case
-from .stage import Stage, turns_to_overflow
+from .case import Case, Stage, turns_to_overflow
 
 
 def cases(stage: Stage) -> Iterator[Case]:

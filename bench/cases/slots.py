@@ -5,8 +5,7 @@ from functools import partial
 
 from tasuki.pycache.arena import Arena, copy_page, copy_slot, zero_slot
 
-from .case import Case
-from .stage import Stage, turns_to_overflow
+from .case import Case, Stage, turns_to_overflow
 
 _PAGES = 16
 

@@ -6,9 +6,8 @@ from functools import partial
 
 from tasuki.model.ops.linear.fp8_product import Tile, fp8_product, fp8_product_swiglu, tile_for
 
-from .case import Case
+from .case import Case, Stage, turns_to_overflow
 from .products import in_blocks
-from .stage import Stage, turns_to_overflow
 
 _MOST_TURNS = 16
 _BATCHES = (16, 32, 64, 128, 256)

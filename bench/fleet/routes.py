@@ -1,10 +1,11 @@
 """How a simulated decode node chooses the prefill node of a turn, each route a class.
 
-Here those that know what no decode node does, or need nothing: what others are compared with.
-Deterministic by their seeds. Thread rule: one thread.
+CostRoute chooses as a decode node does. The others know what no decode node does, or need nothing:
+what it is compared with. Deterministic by their seeds. Thread rule: one thread.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
@@ -12,10 +13,23 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.routing.node_load import PrefillSeconds
-from tasuki.routing.prefill_choice import rendezvous
+from tasuki.pycache._cpp_cache import FleetIndex
+from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
+from tasuki.routing.node_load import NodeLoad, PrefillSeconds
+from tasuki.routing.prefill_choice import (
+    HOLDERS,
+    SAMPLED_ABOVE,
+    TIE_SECONDS,
+    Bid,
+    Candidate,
+    bids,
+    looked_at,
+    rendezvous,
+    should_move,
+)
+from tasuki.routing.prefix_hints import Beginning, HintTrust, SentPrefixes
 
-from .nodes.members import Members
+from .prefill_nodes import Members
 from .workload import Turn, Workload
 
 
@@ -116,3 +130,176 @@ class LeastWaitRoute(ByRule):
 
 def _home(session: tuple[int, int], nodes: Sequence[int]) -> int:
     return int(rendezvous(f"{session[0]}/{session[1]}".encode(), map(str, nodes)))
+
+
+class CostRoute:
+    """The choice by cost, as a decode node makes it: with loads that are as old as reports come,
+    beside what it sent itself, and the index that all share. A prompt is moved once where the node
+    that was chosen has more to do than was thought."""
+
+    def __init__(
+        self,
+        members: Members,
+        workload: Workload,
+        seconds: PrefillSeconds,
+        index: FleetIndex,
+        seed: int,
+        lying: Collection[int] = (),
+    ) -> None:
+        """lying: nodes that list every prompt as held whole."""
+        self._members = members
+        self._workload = workload
+        self._seconds = seconds
+        self._index = index
+        self._lying = lying
+        self._random = Random(seed)
+        self._loads: defaultdict[int, NodeLoad] = defaultdict(NodeLoad)
+        self._hints: defaultdict[int, HintTrust] = defaultdict(HintTrust)
+        self._expected: dict[Turn, tuple[int, int]] = {}
+        """The node that a turn was sent to, and what that is said to hold of it."""
+        self._sent = SentPrefixes()
+        self._first = self._random.getrandbits(32)
+
+    def choose(self, turn: Turn, now: float, tried: frozenset[int]) -> Choice:
+        held, candidates, begins = self._candidates(turn, now, tried)
+        found = bids(candidates, self._workload.request(turn).prompt_tokens, self._seconds)
+        chosen = self._after_the_answer(found, now)
+        node = chosen.candidate.node
+        self._loads[node].send(chosen.prefill, now)
+        self._sent.send(begins, node, now)
+        self._expected[turn] = node, held.get(node, 0)
+        return Choice(node, chosen.prefill)
+
+    def served(self, turn: Turn, node: int, usable: int) -> None:
+        asked, expected = self._expected.pop(turn)
+        if asked == node:
+            self._hints[node].note(expected, usable)
+
+    def _after_the_answer(self, found: list[Bid], now: float) -> Bid:
+        first = found[0]
+        server = self._members.servers[first.candidate.node]
+        if len(found) < 2 or not server.alive:
+            return first
+        return found[1] if should_move(first, found[1], server.wait(now)) else first
+
+    def _candidates(
+        self, turn: Turn, now: float, tried: frozenset[int]
+    ) -> tuple[dict[int, int], list[Candidate], list[Beginning]]:
+        alive = self._turned(self._members.besides(tried))
+        holders, begins = self._index.look_up(
+            self._workload.prompt(turn),
+            self._workload.salt(turn),
+            HOLDERS if len(alive) > SAMPLED_ABOVE else len(self._members.servers),
+            self._random.getrandbits(64),
+        )
+        held, sent = dict(holders), self._sent.known(begins, now)
+        tokens = self._workload.request(turn).prompt_tokens
+        held.update((node, tokens - 1) for node in self._lying if node in alive)
+        nodes = looked_at(
+            alive, [node for node in (*held, *sent) if node not in tried], self._random
+        )
+        candidates = [
+            self._candidate(
+                node, self._hints[node].believed(held.get(node, 0)), sent.get(node, 0), now
+            )
+            for node in nodes
+        ]
+        return held, candidates, begins
+
+    def _turned(self, nodes: Sequence[int]) -> list[int]:
+        """In an order of this decider's own: while nobody knows of a difference, not all begin with
+        the same node."""
+        first = self._first % len(nodes)
+        return [*nodes[first:], *nodes[:first]]
+
+    def _candidate(self, node: int, usable: int, sent: int, now: float) -> Candidate:
+        load = self._loads[node]
+        load.report(*self._members.servers[node].report(now))
+        return Candidate(node, usable, load.wait(now), 0.0, load.stored(now), sent)
+
+
+@dataclass(frozen=True)
+class Link:
+    """Of a node. token, state: seconds of the KV of a token and of one state."""
+
+    token: float
+    state: float
+
+    def seconds(self, tokens: int) -> float:
+        return self.state + self.token * tokens
+
+    @staticmethod
+    def of_speed(layout: CacheLayout, gigabytes: float) -> "Link":
+        """gigabytes: a second, 10^9 bytes."""
+        rate = gigabytes * 1e9
+        return Link(layout.page_bytes / PAGE_TOKENS / rate, layout.slot_bytes / rate)
+
+
+class PullRoute:
+    """A bound: the choice that pulls what another node holds instead of computing it again, and
+    knows every wait.
+
+        cost = wait + least of (prefill here, transfer from the deepest + prefill of the rest)
+
+    A transfer has the links of both nodes to itself, one behind another."""
+
+    def __init__(
+        self,
+        members: Members,
+        workload: Workload,
+        seconds: PrefillSeconds,
+        index: FleetIndex,
+        link: Link,
+    ) -> None:
+        self._members = members
+        self._workload = workload
+        self._seconds = seconds
+        self._index = index
+        self._link = link
+        self._loads: defaultdict[int, NodeLoad] = defaultdict(NodeLoad)
+        self._link_free: defaultdict[int, float] = defaultdict(float)
+
+    def served(self, turn: Turn, node: int, usable: int) -> None:
+        """All is known already."""
+
+    def choose(self, turn: Turn, now: float, tried: frozenset[int]) -> Choice:
+        nodes = self._members.besides(tried)
+        held = self._held(turn, tried)
+        deepest = max(held, key=lambda node: held[node], default=None)
+        most = 0 if deepest is None else held[deepest]
+        tokens = self._workload.request(turn).prompt_tokens
+        costs = {}
+        for node in nodes:
+            own = held.get(node, 0)
+            cost = self._seconds.between(own, tokens)
+            if own < most:
+                transfer = self._link.seconds(most - own)
+                cost = min(cost, transfer + self._seconds.between(most, tokens))
+            costs[node] = self._members.servers[node].wait(now) + cost
+        least = min(costs.values())
+        tied = [node for node in nodes if costs[node] <= least + TIE_SECONDS]
+        chosen = min(tied, key=lambda node: self._loads[node].stored(now))
+        own = held.get(chosen, 0)
+        computed = self._seconds.between(own, tokens)
+        transfer = self._link.seconds(most - own)
+        pulls = own < most and transfer + self._seconds.between(most, tokens) < computed
+        if deepest is None or not pulls:
+            self._loads[chosen].send(computed, now)
+            return Choice(chosen, computed)
+        begins = max(now, self._link_free[deepest], self._link_free[chosen])
+        ready = self._link_free[deepest] = self._link_free[chosen] = begins + transfer
+        work = self._seconds.between(most, tokens)
+        self._loads[chosen].send(computed, now)
+        return Choice(chosen, work, most, ready)
+
+    def _held(self, turn: Turn, tried: frozenset[int]) -> dict[int, int]:
+        """Tokens that a node's tree has now, of those that the index names."""
+        servers = self._members.servers
+        named = self._index.holders(
+            self._workload.prompt(turn), self._workload.salt(turn), len(servers), 0
+        )
+        return {
+            node: servers[node].usable(turn)
+            for node, _ in named
+            if node not in tried and servers[node].alive
+        }

@@ -1,11 +1,24 @@
-"""What a simulation is asked for."""
+"""What a simulation is asked for, each setting a flag of `tasuki simulate`."""
 
+import math
+import sys
 from dataclasses import dataclass
-from typing import Literal
 
-from .workload import Arrivals
+from tasuki.bench.replay.main import POLICIES
+from tasuki.model.known_models import PUBLISHED
+from tasuki.utils.options import option
 
-RouteName = Literal["cost", "sticky", "random", "fewest-rooms", "one-cache", "pull"]
+from .workload import ARRIVALS
+
+ROUTES = ("cost", "sticky", "random", "fewest-rooms", "one-cache", "pull")
+ASSUMED_TFLOPS = 300.0
+"""Of a model whose prefills were not measured."""
+_POSITIVE = (
+    *("nodes", "gb", "streams", "deciders", "tflops", "fixed_ms", "itl_ms", "report_seconds"),
+    "link_gb",
+)
+_DURATIONS = ("seconds", "warm_up", "report_delay", "index_seconds")
+_SHARES = ("lost", "dead", "lying")
 
 
 @dataclass(frozen=True)
@@ -18,24 +31,38 @@ class FleetSettings:
     least one where it is above 0; lying: of those that list every prompt as held whole, likewise.
     link_gb: of a node's link, 10^9 bytes a second."""
 
-    model: str
-    nodes: int
-    gb: float
-    route: RouteName
-    policy: str
-    streams: int
-    arrivals: Arrivals
-    seed: int
-    deciders: int
-    seconds: float
-    warm_up: float
-    tflops: float | None
-    fixed_ms: float
-    itl_ms: float
-    report_seconds: float
-    report_delay: float
-    index_seconds: float
-    lost: float
-    dead: float
-    link_gb: float
-    lying: float = 0.0
+    model: str = option("35b-a3b", f"{', '.join(PUBLISHED)} or a checkpoint folder")
+    nodes: int = option(4, "prefill nodes")
+    gb: float = option(32.0, "of a node's cache, GiB")
+    route: str = option("cost", "choice of the node", ROUTES)
+    policy: str = option("value", "eviction policy", POLICIES)
+    streams: int = option(1, "times the trace is played")
+    arrivals: str = option("recorded", "when turns come", ARRIVALS)
+    seed: int = option(0, "of all that is drawn")
+    deciders: int = option(2, "decode nodes that choose")
+    seconds: float = option(1e9, "of the trace; all by default")
+    warm_up: float = option(0.0, "seconds that are not counted")
+    tflops: float | None = option(
+        None, f"of a prefill, TFLOP/s; default: as measured, else {ASSUMED_TFLOPS:g}"
+    )
+    fixed_ms: float = option(10.0, "of every prefill, milliseconds")
+    itl_ms: float = option(20.0, "of an answer's token, milliseconds")
+    report_seconds: float = option(1.0, "between reports of waits")
+    report_delay: float = option(0.0, "seconds until a report has come")
+    index_seconds: float = option(0.5, "until a change is in the index")
+    lost: float = option(0.0, "share of the index's messages that are lost")
+    dead: float = option(0.0, "share of the nodes that die halfway")
+    link_gb: float = option(25.0, "of a link, GB/s, for pulls")
+    lying: float = option(0.0, "share of the nodes that list all as held")
+
+    def check(self) -> None:
+        """Raises ValueError, which names the flag, for what a command line may not ask for."""
+        for names, least, most, rule in (
+            (_POSITIVE, math.ulp(0.0), sys.float_info.max, "more than 0 and finite"),
+            (_DURATIONS, 0.0, sys.float_info.max, "0 or more seconds, and finite"),
+            (_SHARES, 0.0, 1.0, "a share, from 0 to 1"),
+        ):
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not least <= value <= most:
+                    raise ValueError(f"--{name.replace('_', '-')} must be {rule}, not {value:g}")

@@ -1,8 +1,12 @@
-"""One simulation: a trace and settings become an outcome."""
+"""Simulations: a trace and settings become an outcome; under several seeds, means and the 95%
+intervals of these.
+"""
 
 import time
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from random import Random
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -11,17 +15,16 @@ from tasuki.bench.replay.replay import tree_config
 from tasuki.bench.replay.trace import Trace
 from tasuki.pycache._cpp_cache import PrefixCache
 
-from .cost_route import CostRoute
 from .index_feed import IndexFeed
-from .nodes.load_reports import LoadReports
-from .nodes.members import Members
-from .nodes.node_model import NodeModel
-from .nodes.prefill_server import PrefillServer
-from .outcome import outcome
-from .pull_route import Link, PullRoute
+from .node_model import NodeModel
+from .prefill_nodes import LoadReports, Members, PrefillServer
+from .results import outcome
 from .routes import (
+    CostRoute,
     FewestRoomsRoute,
     LeastWaitRoute,
+    Link,
+    PullRoute,
     RandomRoute,
     Route,
     StickyRoute,
@@ -31,13 +34,10 @@ from .simulation import Simulation
 from .workload import Workload
 
 
-def simulate(
-    trace: Trace, settings: FleetSettings, model: NodeModel | None = None
-) -> dict[str, Any]:
-    """model: None for the published one that the settings name. Raises ReplayError,
-    ModelConfigError."""
+def simulate(trace: Trace, settings: FleetSettings) -> dict[str, Any]:
+    """Raises ReplayError, ModelConfigError."""
     began = time.monotonic(), time.process_time()
-    model = model or NodeModel.published(settings.model, settings.tflops, settings.fixed_ms / 1e3)
+    model = NodeModel.published(settings.model, settings.tflops, settings.fixed_ms / 1e3)
     layout, flops, seconds = model.layout, model.flops, model.seconds
     workload = Workload(
         trace, settings.streams, settings.arrivals, settings.itl_ms / 1e3, settings.seed
@@ -101,3 +101,53 @@ def _drawn(share: float, settings: FleetSettings) -> list[int]:
     """So many of the nodes, at least one where the share is above 0, and never all."""
     many = max(1, round(share * settings.nodes)) if share > 0 else 0
     return Random(settings.seed).sample(range(settings.nodes), min(many, settings.nodes - 1))
+
+
+AVERAGED = (
+    "flops_saved",
+    "hit_rate",
+    "ttft_mean_seconds",
+    "ttft_p50_seconds",
+    "ttft_p95_seconds",
+    "ttft_p99_seconds",
+    "imbalance",
+    "choice_cpu_p50_ms",
+    "choice_cpu_p99_ms",
+    "index_checkpoints",
+    "events_per_second",
+)
+_ADDED = (
+    "turns",
+    "lost_turns",
+    "asked_again",
+    "pulled_tokens",
+    "snapshots",
+    "events",
+    "wall_seconds",
+    "cpu_seconds",
+)
+_STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Of the 95% interval, by degrees of freedom from 1 on."""
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Half of the 95% interval of the mean. REQUIRES: two values or more."""
+    student = _STUDENT[min(len(values) - 1, len(_STUDENT)) - 1]
+    half: float = student * stdev(values) / len(values) ** 0.5
+    return half
+
+
+def simulate_seeds(trace: Trace, settings: FleetSettings, seeds: int) -> dict[str, Any]:
+    """Of the seeds from settings.seed on: figures are means, counts are sums, and `intervals` has
+    by figure half of its mean's 95% interval. REQUIRES: seeds >= 1. Raises as simulate() does."""
+    runs = [
+        simulate(trace, replace(settings, seed=settings.seed + number)) for number in range(seeds)
+    ]
+    if seeds == 1:
+        return runs[0]
+    result = dict(runs[0])
+    result |= {name: fmean(run[name] for run in runs) for name in AVERAGED}
+    result |= {name: sum(run[name] for run in runs) for name in _ADDED}
+    result["memory_gib"] = max(run["memory_gib"] for run in runs)
+    intervals = {name: half_interval([run[name] for run in runs]) for name in AVERAGED}
+    return result | {"seeds": seeds, "intervals": intervals}

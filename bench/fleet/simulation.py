@@ -8,15 +8,14 @@ Deterministic.
 
 import heapq
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
 
 from tasuki.model.costs import PrefillFlops
 
 from .index_feed import Change, IndexFeed
-from .nodes.members import Members
-from .nodes.prefill_server import Prompt, Served
+from .prefill_nodes import Members, Prompt, Served
 from .routes import Route
 from .workload import Turn, Workload
 
@@ -47,69 +46,6 @@ class Counts:
     pulled_tokens: int = 0
 
 
-class _Event(Protocol):
-    def happen(self, fleet: "Simulation", now: float) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Arrives:
-    turn: Turn
-
-    def happen(self, fleet: "Simulation", now: float) -> None:
-        fleet.arrive(self.turn, now)
-
-
-@dataclass(frozen=True, slots=True)
-class _SentAgain:
-    turn: Turn
-    came: float
-    tried: frozenset[int]
-
-    def happen(self, fleet: "Simulation", now: float) -> None:
-        fleet.send(self.turn, self.came, now, self.tried)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reaches:
-    node: int
-    prompt: Prompt
-
-    def happen(self, fleet: "Simulation", now: float) -> None:
-        fleet.reach(self.node, self.prompt, now, frozenset())
-
-
-@dataclass(frozen=True, slots=True)
-class _Ends:
-    node: int
-
-    def happen(self, fleet: "Simulation", now: float) -> None:
-        fleet.end(self.node, now)
-
-
-@dataclass(frozen=True, slots=True)
-class _Indexed:
-    change: Change
-
-    def happen(self, fleet: "Simulation", now: float) -> None:
-        fleet.follow(self.change, now)
-
-
-@dataclass(frozen=True, slots=True)
-class _Dies:
-    node: int
-
-    def happen(self, fleet: "Simulation", now: float) -> None:
-        fleet.lose(self.node, now)
-
-
-@dataclass(frozen=True, slots=True)
-class _LeaseEnds:
-    node: int
-
-    def happen(self, fleet: "Simulation", now: float) -> None:
-        fleet.forget(self.node)
-
-
 class Simulation:
     def __init__(
         self,
@@ -125,7 +61,7 @@ class Simulation:
         self._workload = workload
         self._flops = flops
         self._feed = feed
-        self._events: list[tuple[float, int, _Event]] = []
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._pushed = 0
         self._counts = Counts()
         self._until = 0.0
@@ -138,18 +74,18 @@ class Simulation:
         for turn in self._workload.first_turns():
             self._arrive(turn, turn.seconds)
         for at, node in deaths:
-            self._push(at, _Dies(node))
+            self._push(at, partial(self._lose, node))
         while self._events:
-            now, _, event = heapq.heappop(self._events)
+            now, _, happens = heapq.heappop(self._events)
             self._counts.events += 1
-            event.happen(self, now)
+            happens(now)
         return self._counts
 
-    def arrive(self, turn: Turn, now: float) -> None:
+    def _begin(self, turn: Turn, now: float) -> None:
         self._counts.arrived += 1
-        self.send(turn, now, now, frozenset())
+        self._send(turn, now, frozenset(), now)
 
-    def send(self, turn: Turn, came: float, now: float, tried: frozenset[int]) -> None:
+    def _send(self, turn: Turn, came: float, tried: frozenset[int], now: float) -> None:
         """tried: nodes that did not answer."""
         decider = self._decider(turn)
         began = time.thread_time()
@@ -158,18 +94,18 @@ class Simulation:
         prompt = Prompt(turn, came, choice.work, choice.pulled)
         if choice.pulled:
             self._counts.pulled_tokens += choice.pulled
-            self._push(choice.ready, _Reaches(choice.node, prompt))
+            self._push(choice.ready, partial(self._reach, choice.node, prompt, frozenset()))
         else:
-            self.reach(choice.node, prompt, now, tried)
+            self._reach(choice.node, prompt, tried, now)
 
-    def reach(self, node: int, prompt: Prompt, now: float, tried: frozenset[int]) -> None:
+    def _reach(self, node: int, prompt: Prompt, tried: frozenset[int], now: float) -> None:
         server = self._members.servers[node]
         if not server.alive:
             self._send_again(prompt, now, tried | {node})
             return
         self._began(node, server.put(prompt, now), now)
 
-    def end(self, node: int, now: float) -> None:
+    def _end(self, node: int, now: float) -> None:
         server = self._members.servers[node]
         if not server.alive:
             return
@@ -181,19 +117,19 @@ class Simulation:
         if (following := self._workload.next_turn(served.turn, answered)) is not None:
             self._arrive(*following)
 
-    def follow(self, change: Change, now: float) -> None:
+    def _follow(self, change: Change, now: float) -> None:
         feed = self._feed
         if feed is None or not self._members.servers[change.node].alive:
             return
         if (snapshot := feed.apply(change)) is not None:
-            self._push(now + feed.seconds, _Indexed(snapshot))
+            self._push(now + feed.seconds, partial(self._follow, snapshot))
 
-    def lose(self, node: int, now: float) -> None:
+    def _lose(self, node: int, now: float) -> None:
         for prompt in self._members.servers[node].lose():
             self._send_again(prompt, now, frozenset((node,)))
-        self._push(now + LEASE_SECONDS, _LeaseEnds(node))
+        self._push(now + LEASE_SECONDS, partial(self._forget, node))
 
-    def forget(self, node: int) -> None:
+    def _forget(self, node: int, now: float) -> None:
         self._members.drop(node)
         if self._feed is not None:
             self._feed.forget(node)
@@ -204,21 +140,22 @@ class Simulation:
 
     def _send_again(self, prompt: Prompt, now: float, tried: frozenset[int]) -> None:
         self._counts.asked_again += 1
-        self._push(now + RETRY_SECONDS, _SentAgain(prompt.turn, prompt.came, tried))
+        self._push(now + RETRY_SECONDS, partial(self._send, prompt.turn, prompt.came, tried))
 
     def _began(self, node: int, ends: float | None, now: float) -> None:
         if ends is not None:
-            self._push(ends, _Ends(node))
+            self._push(ends, partial(self._end, node))
         if self._feed is not None and (change := self._feed.changes(node)) is not None:
-            self._push(now + self._feed.seconds, _Indexed(change))
+            self._push(now + self._feed.seconds, partial(self._follow, change))
 
     def _arrive(self, turn: Turn, at: float) -> None:
         if at < self._until:
-            self._push(at, _Arrives(turn))
+            self._push(at, partial(self._begin, turn))
 
-    def _push(self, at: float, event: _Event) -> None:
+    def _push(self, at: float, happens: Callable[[float], None]) -> None:
+        """happens: is called with the time then."""
         self._pushed += 1
-        heapq.heappush(self._events, (at, self._pushed, event))
+        heapq.heappush(self._events, (at, self._pushed, happens))
 
     def _count(self, node: int, served: Served) -> None:
         counts = self._counts

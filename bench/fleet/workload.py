@@ -12,7 +12,6 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from tasuki.bench.replay.prompts import Prompts
 from tasuki.bench.replay.trace import Trace, TraceRequest
 
-Arrivals = Literal["recorded", "closed", "open"]
+ARRIVALS = ("recorded", "closed", "open")
 JITTER_SECONDS = 60.0
 """By up to so much a conversation of a stream is later than another seed's."""
 
@@ -46,9 +45,9 @@ class _Stream:
 
 class Workload:
     def __init__(
-        self, trace: Trace, streams: int, arrivals: Arrivals, token_seconds: float, seed: int
+        self, trace: Trace, streams: int, arrivals: str, token_seconds: float, seed: int
     ) -> None:
-        """token_seconds: of an answer's token."""
+        """arrivals: one of ARRIVALS. token_seconds: of an answer's token."""
         self.trace = trace
         self._prompts = Prompts(trace)
         self._texts: dict[int, NDArray[np.int32]] = {}

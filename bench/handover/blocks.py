@@ -14,8 +14,7 @@ from tasuki.transfer.transports.factory import build_transport
 from tasuki.transfer.windows.descriptors import Pieces
 
 from .goodput import LAYOUT
-from .pair import ReceivingPeer, receiving_peer
-from .receiving import Place, Receiving
+from .receiving import Place, Receiving, ReceivingPeer, receiving_peer
 
 BLOCKS = 1024
 # Block size to the share of the contiguous copy's rate that is asked for.

@@ -77,7 +77,7 @@ class MessageCount(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             yield message
 
 
-def rows() -> Iterator[Row | str]:
+def control_rows() -> Iterator[Row | str]:
     seconds, trips = asyncio.run(_hand_overs())
     yield Row(
         "control connection: a hand-over of one page, from wanted to done",

@@ -1,8 +1,10 @@
-"""Hand-overs in host memory over NIXL, beside a raw put of as many bytes by the same agents.
+"""Hand-overs in host memory over NIXL, beside a raw put of as many bytes by the same agents, and
+how fast one core digests windows of that memory, out of memory and out of its cache.
 
 Each set of UCX transports has processes of its own, since UCX reads its settings once. The raw put
 is one contiguous write, polled without pause; the hand-over is what a node does: windows of
-scattered blocks and states, digested on both sides, each with its notification.
+scattered blocks and states, digested on both sides, each with its notification. Digests need no
+transport.
 """
 
 import json
@@ -22,6 +24,8 @@ import numpy as np
 import torch
 
 from tasuki.bench.measure.report import Row
+from tasuki.bench.measure.rig import page_ids
+from tasuki.pycache._cpp_cache import StepCounter, digest_instructions
 from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.node_identity import ArenaAddress
@@ -29,13 +33,13 @@ from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.base import Endpoint, Transfer, TransferState
 from tasuki.transfer.transports.nixl.transport import NixlTransport
-from tasuki.transfer.windows.descriptors import Pieces
-from tasuki.transfer.windows.window import Destination, FinishedLayers, StepCounter
+from tasuki.transfer.windows.descriptors import Pieces, window_bytes
+from tasuki.transfer.windows.digest import WindowDigester
+from tasuki.transfer.windows.window import Destination, FinishedLayers, WindowHeader
 
-from .hop import sent_whole
-from .pair import ReceivingPeer, receiving_peer
 from .process import spawned
-from .receiving import Place, Receiving
+from .receiving import Place, Receiving, ReceivingPeer, receiving_peer
+from .slow_link import sent_whole
 
 SHARE = 0.8
 POST_SECONDS = 100e-6
@@ -73,7 +77,7 @@ class Measured:
     prepared: list[float] = field(default_factory=list)
 
 
-def rows() -> Iterator[Row | str]:
+def goodput_rows() -> Iterator[Row | str]:
     for name, tls in _TLS.items():
         measured, protocol = _in_a_process(tls)
         pairs = sorted(measured.pairs, key=lambda pair: pair[1] / pair[0])
@@ -250,9 +254,33 @@ def _raw_put(transport: NixlTransport, endpoint: Endpoint, peer: ReceivingPeer, 
 def _ids(generator: np.random.Generator) -> tuple[tuple[int, ...], int]:
     """(page ids, slot): slabs in random order, the pages of one in theirs, as a cache leases."""
     order = generator.permutation(SLABS).tolist()
-    ids = [
-        slab * LAYOUT.blocks_per_slab + page
-        for slab in order[1:]
-        for page in range(LAYOUT.pages_per_slab)
-    ]
-    return tuple(ids[:PAGES]), order[0]
+    return tuple(page_ids(LAYOUT, order[1:])[:PAGES]), order[0]
+
+
+_REPEATS = 21
+_LAYERS = len(LAYOUT.layer_kinds)
+
+
+def digest_rows() -> Iterator[Row]:
+    memory = np.random.default_rng(4).integers(0, 256, SLABS * LAYOUT.slab_bytes, dtype=np.uint8)
+    digester = WindowDigester(memory, LAYOUT)
+    pages = page_ids(LAYOUT, range(SLABS))
+    # All layers are more than most caches hold, one layer of half the pages is a share of one.
+    for where, header in (
+        ("memory", WindowHeader(0, 0, _LAYERS, 0, PAGES, False)),
+        ("cache", WindowHeader(0, _LAYERS - 1, _LAYERS, 0, PAGES // 2, False)),
+    ):
+        window = pages[: header.pages]
+        size = window_bytes(LAYOUT, header)
+        seconds = median(_digest(digester, header, window) for _ in range(_REPEATS))
+        yield Row(
+            f"digest of {size / 1e6:.1f} MB in {where}, one thread, {digest_instructions()[-1]}",
+            seconds,
+            extra={"GB/s": size / seconds / 1e9},
+        )
+
+
+def _digest(digester: WindowDigester, header: WindowHeader, pages: list[int]) -> float:
+    start = time.perf_counter()
+    digester.digest(1, 1, header, pages, None)
+    return time.perf_counter() - start

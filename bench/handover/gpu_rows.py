@@ -14,10 +14,9 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.windows.descriptors import window_bytes
 
 from .nodes import node_pair
-from .pair import receiving_peer
 from .prefill import HandedOver, PrefillRig, pages_of
 from .process import spawned
-from .receiving import Place
+from .receiving import Place, receiving_peer
 
 EXPOSED_SECONDS = 1e-3
 TURN_SECONDS = 1.5e-3

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from tasuki.bench.errors import BenchError
+from tasuki.bench.measure.rank_parts import rank_parts
 from tasuki.bench.measure.rig import random_parts
-from tasuki.bench.ranks.rank_parts import rank_parts
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.decode_node.node import DecodeNode
 from tasuki.engine import messages as m

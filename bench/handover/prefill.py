@@ -4,16 +4,17 @@ What is timed is the engine's own hand-over: windows leave behind its layers' ev
 forward runs. The control connection is a pipe here; `nodes` has the real one.
 """
 
+import threading
 import time
 from dataclasses import dataclass
 from itertools import count
 from queue import SimpleQueue
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from tasuki.bench.errors import BenchError
-from tasuki.bench.measure.rig import random_parts
+from tasuki.bench.measure.rig import page_ids, random_parts
 from tasuki.engine import messages as m
 from tasuki.engine.assembly.engines import build_cache, build_prefill_engine
 from tasuki.engine.config import EngineConfig
@@ -25,14 +26,59 @@ from tasuki.transfer.node_identity import ArenaAddress
 from tasuki.transfer.reports import SendReport, WindowTiming
 from tasuki.transfer.sending.outgoing_room import RoomEnd
 from tasuki.transfer.sending.sender import Sender, SenderSettings
-from tasuki.transfer.transports.base import Transport
+from tasuki.transfer.transports.base import Endpoint, Transfer, TransferState, Transport
 from tasuki.transfer.transports.factory import build_transport
+from tasuki.transfer.windows.descriptors import Pieces
 from tasuki.transfer.windows.window import Destination
 
-from .hop import sent_whole
-from .pair import ReceivingPeer
-from .receiving import Receiving
-from .throttled import ThrottledTransport
+from .receiving import Receiving, ReceivingPeer
+from .slow_link import sent_whole
+
+
+@dataclass(eq=False)
+class _Held(Transfer):
+    real: Transfer
+    due: float
+
+
+class ThrottledTransport:
+    """A link of a chosen rate over a faster one: no transfer is done before such a link had carried
+    it. bytes_per_second: None lets everything through at once.
+
+    The throttle is inside the sender, and a row that used it is marked. It needs a transport that
+    reports the peer of a window in poll(), as peer_copy does: then nobody looks at bytes that came
+    early. A Transport, but for its static type: what is not written here is the inner one's. Owns
+    the imagined wire's clock. Thread rule: as any transport."""
+
+    def __init__(self, inner: Transport, bytes_per_second: float | None = None) -> None:
+        self._inner = inner
+        self.bytes_per_second = bytes_per_second
+        self._free_at = 0.0
+        self._lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def post(self, endpoint: Endpoint, pieces: Pieces, notification: bytes) -> Transfer:
+        transfer = self._inner.post(endpoint, pieces, notification)
+        rate = self.bytes_per_second
+        if rate is None:
+            return transfer
+        with self._lock:
+            begins = max(time.monotonic(), self._free_at)
+            self._free_at = begins + float(pieces[:, 2].sum()) / rate
+            return _Held(transfer, self._free_at)
+
+    def poll(self, transfer: Transfer) -> TransferState:
+        if not isinstance(transfer, _Held):
+            return self._inner.poll(transfer)
+        if time.monotonic() < transfer.due:
+            return TransferState.PENDING
+        return self._inner.poll(transfer.real)
+
+    def release(self, transfer: Transfer) -> None:
+        self._inner.release(transfer.real if isinstance(transfer, _Held) else transfer)
+
 
 _PEER = "receiver"
 _LEASE_SECONDS = 3600.0
@@ -127,11 +173,7 @@ class PrefillRig:
     def _destination(self, tokens: int, held_pages: int) -> Destination:
         """Slabs from the arena's start: one for the state, whole ones for the pages behind it."""
         layout, pages = self.layout, -(-tokens // PAGE_TOKENS) - held_pages
-        ids = [
-            slab * layout.blocks_per_slab + page
-            for slab in range(1, 2 + pages // layout.pages_per_slab)
-            for page in range(layout.pages_per_slab)
-        ][:pages]
+        ids = page_ids(layout, range(1, 2 + pages // layout.pages_per_slab))[:pages]
         # As an arena that has been in use hands pages out: in no order.
         ids = self._generator.permutation(ids).tolist()
         return Destination(held_pages, tuple(ids), 0)

@@ -1,10 +1,13 @@
 """The receiving node of a hand-over without its engine: an arena, a transport, a receiver.
 
-Runs as a process of its own, which `pair` asks. Has no model.
+Runs as a process of its own, without a model; the first process asks it through a ReceivingPeer.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import TypeVar, TypeVarTuple, cast
 
 import torch
 
@@ -15,6 +18,8 @@ from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.reports import WindowDigest
 from tasuki.transfer.transports.factory import build_transport
 from tasuki.transfer.windows.window import Destination
+
+from .process import Spawned, spawned
 
 _IDLE_SECONDS = 0.02
 
@@ -90,3 +95,39 @@ def run_receiving(channel: Connection, layout: CacheLayout, slabs: int, place: P
         method, arguments = asked
         channel.send(method(receiving, *arguments))
     receiving.close()
+
+
+_START_SECONDS = 180.0
+_ANSWER_SECONDS = 60.0
+
+Asked = TypeVarTuple("Asked")
+Answer = TypeVar("Answer")
+
+
+class ReceivingPeer:
+    """The first process's handle on the second one. Owns that process. Thread rule: one thread."""
+
+    def __init__(self, process: Spawned) -> None:
+        self._process = process
+        self.metadata: bytes = process.received(_START_SECONDS)
+
+    def ask(self, method: Callable[[Receiving, *Asked], Answer], *arguments: *Asked) -> Answer:
+        """A method of Receiving, called there. Raises BenchError."""
+        self.begin(method, *arguments)
+        return cast(Answer, self.answer())
+
+    def begin(self, method: Callable[[Receiving, *Asked], object], *arguments: *Asked) -> None:
+        """The same; answer() returns when it is done."""
+        self._process.channel.send((method, arguments))
+
+    def answer(self) -> object:
+        return self._process.received(_ANSWER_SECONDS)
+
+
+@contextmanager
+def receiving_peer(layout: CacheLayout, slabs: int, place: Place) -> Iterator[ReceivingPeer]:
+    """A process with an arena of `slabs` slabs at `place`; ended at the end."""
+    arguments = (layout, slabs, place)
+    with spawned("the receiving process", run_receiving, *arguments) as process:
+        yield ReceivingPeer(process)
+        process.channel.send(None)

@@ -6,7 +6,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from .client.answer import Answer
+from tasuki.bench.load.client.answer import Answer
+
 from .cpu_by_role import use_between
 from .node_process import NodeSample
 

@@ -14,6 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tasuki.bench.load.free.model import FreeModel
+from tasuki.bench.load.free.runner import FreeRunner, LayerTicks
+from tasuki.bench.load.free.step_cost import StepCost
+from tasuki.bench.load.free.tokens import NextToken, Repeated, next_token
 from tasuki.bench.measure.rig import random_parts
 from tasuki.decode_node import main as decode
 from tasuki.engine.assembly.engines import BuildParts, EngineParts, build_arena
@@ -26,11 +30,6 @@ from tasuki.transfer.windows.window import StepCounter
 from tasuki.utils.flags import parse_config
 from tasuki.utils.logs import Progress
 from tasuki.utils.options import option
-
-from .free.model import FreeModel
-from .free.runner import FreeRunner, LayerTicks
-from .free.step_cost import StepCost
-from .free.tokens import NextToken, Repeated, next_token
 
 _ROLES = {"serve": fused.main, "prefill": prefill.main, "decode": decode.main}
 FREE, RANDOM = "free", "random"

@@ -31,7 +31,7 @@ class NodeSample(NamedTuple):
 
 
 class NodeProcess:
-    """address, http: HOST:PORT of gRPC and of HTTP. handover: of what decode nodes are told."""
+    """address, http: HOST:PORT of gRPC and of HTTP. handover: HOST:PORT that decode nodes dial."""
 
     def __init__(self, role: str, process: "subprocess.Popen[str]", log: Path) -> None:
         self.role = role

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from tasuki.bench.load.client.loads import Agents, Endless, Load, Streams
+from tasuki.bench.measure.results import OUT
 from tasuki.model.known_models import PUBLISHED
 from tasuki.utils.options import option
-
-from .client.loads import Agents, Endless, Load, Streams
 
 _ENDLESS_ANSWER = 200_000
 _GROWTH = 10_000
@@ -63,7 +63,7 @@ class ServingConfig:
     prefill_flags: str = option("", "more flags of the prefill node")
     seed: str = option("1", "of the prompts")
     json: bool = option(False, "one JSON object on stdout, and nothing else")
-    out: str = option("", "write JSON here, and a table beside it")
+    out: str = option("", OUT)
     commit: str = option("", "of the source, where it is no git tree")
 
     def __post_init__(self) -> None:

@@ -1,6 +1,5 @@
 """One run of `tasuki bench serving` with its host, commit and settings: JSON, and lines to read."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -9,7 +8,8 @@ from typing import Any
 
 import torch
 
-from tasuki.bench.measure.host import Host, describe_host
+from tasuki.bench.measure.host import Host, describe_host, described
+from tasuki.bench.measure.results import Document, RunFile, Section, markdown_table
 
 from .figures import Figures
 
@@ -29,41 +29,35 @@ class ServingReport:
             "load_average": round(os.getloadavg()[0], 1),
         }
 
-    def write(self, path: Path) -> None:
-        """JSON, and the same as a table beside it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.document, indent=1) + "\n")
-        path.with_suffix(".md").write_text(self.as_table())
-
-    def as_table(self) -> str:
-        document = self.document
-        host = document["host"]
-        versions = ", ".join(f"{name} {version}" for name, version in host["versions"].items())
-        settings = ", ".join(
-            f"{name} {value}"
-            for name, value in document["settings"].items()
-            if value not in ("", False)
-        )
-        head = [
-            f"# serving: {document['case']}",
-            "",
-            f"{host['device']}, {host['cores']} cores, {host['date']}, commit {host['commit']}; "
-            f"{versions}; in its last minute {document['load_average']} processes ran or waited. "
-            f"{settings}.",
-            "",
-            "| figure | value |",
-            "| --- | --- |",
-        ]
-        rows = [f"| {name} | {value} |" for name, value in self._rows()]
-        return "\n".join([*head, *rows, ""])
+    def write(self, out: str | Path) -> None:
+        """Keep the run. out: as results.OUT says."""
+        host = self.document["host"]
+        name = f"{self.document['case']}, {host['date']}, {host['commit'][:12]}"
+        RunFile.of(out, name).keep(self.document, describe)
 
     def as_lines(self) -> str:
-        return "\n".join(f"{name:<44}{value}" for name, value in self._rows())
+        return "\n".join(f"{name:<44}{value}" for name, value in _rows(self.document))
 
-    def _rows(self) -> Iterator[tuple[str, str]]:
-        for name, value in self.document.items():
-            if name not in ("bench", "case", "settings", "host", "load_average"):
-                yield from _flat(name, value)
+
+def describe(document: Document) -> Section:
+    """A kept run on a page."""
+    settings = ", ".join(
+        f"{name} {value}"
+        for name, value in document["settings"].items()
+        if value not in ("", False)
+    )
+    head = (
+        f"{described(document['host'])}; in its last minute {document['load_average']} processes "
+        f"ran or waited. {settings}."
+    )
+    table = markdown_table(("figure", "value"), _rows(document))
+    return Section(f"serving: {document['case']}", "\n".join([head, "", *table]))
+
+
+def _rows(document: Document) -> Iterator[tuple[str, str]]:
+    for name, value in document.items():
+        if name not in ("run", "bench", "case", "settings", "host", "load_average"):
+            yield from _flat(name, value)
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -2,11 +2,13 @@
 
 import os
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import processor, python_version
+from typing import Any
 
 import torch
 
@@ -41,6 +43,13 @@ def describe_host(device: torch.device, commit: str) -> Host:
         datetime.now(UTC).date().isoformat(),
         versions,
     )
+
+
+def described(host: Mapping[str, Any]) -> str:
+    """A kept run's machine, date, commit and versions, for its page. Early runs name no cores."""
+    cores = f"{host['cores']} cores, " if "cores" in host else ""
+    versions = ", ".join(f"{name} {version}" for name, version in host["versions"].items())
+    return f"{host['device']}, {cores}{host['date']}, commit {host['commit']}; {versions}"
 
 
 def _git_commit() -> str:

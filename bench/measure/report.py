@@ -1,16 +1,16 @@
 """Rows of measured time beside their floor: lines as they come, JSON and a table to keep."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
 from .floors import Floors, measure_floors
-from .host import Host, describe_host
+from .host import Host, describe_host, described
+from .results import Document, RunFile, Section, markdown_table
 
+_COLUMNS = ("work", "measured", "floor", "share", "others", "more", "target")
 _VERDICTS = {True: "met", False: "MISSED", None: "not judged"}
 
 
@@ -36,6 +36,11 @@ class Row:
         """Floor over measured: 1 is as fast as the hardware allows."""
         return None if self.floor is None else self.floor / self.seconds
 
+    def asked(self, *bounds: tuple[str, bool]) -> "Row":
+        """The row with what was asked, each text with whether it was met. Nothing: not judged."""
+        met = all(met for _, met in bounds) if bounds else None
+        return replace(self, target=", ".join(text for text, _ in bounds), met=met)
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"share": self.share}
 
@@ -48,7 +53,7 @@ class Report:
     bench: str
     host: Host
     floors: Floors
-    out: Path | None = None
+    out: RunFile | None = None
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -64,7 +69,7 @@ class Report:
     def _show(self, line: str) -> None:
         print(line, flush=True)
         if self.out is not None:
-            self.write(self.out)
+            self.out.keep(self.document(), describe)
 
     def head(self) -> str:
         floors = self.floors
@@ -74,42 +79,40 @@ class Report:
             f"TFLOP/s in this run\n{'':58}{'measured':>10}{'floor':>10}{'share':>7}"
         )
 
-    def write(self, path: Path) -> None:
-        """JSON, and the same as a table beside it."""
-        document = {
+    def document(self) -> Document:
+        return {
             "bench": self.bench,
             "host": asdict(self.host),
             "floors": asdict(self.floors),
             "rows": [row.as_json() for row in self.rows],
             "notes": self.notes,
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=1) + "\n")
-        path.with_suffix(".md").write_text(self.as_table())
 
-    def as_table(self) -> str:
-        host, floors = self.host, self.floors
-        versions = ", ".join(f"{name} {version}" for name, version in host.versions.items())
-        head = [
-            f"# {self.bench}",
-            "",
-            f"{host.device}, {host.date}, commit {host.commit}; {versions}. In this run a copy "
-            f"moved {floors.copy_bandwidth / 1e12:.2f} TB/s and a matrix product did "
-            f"{floors.matmul_rate / 1e12:.0f} TFLOP/s; the floor of a row is its bytes or FLOPs "
-            "over these.",
-            "",
-            "| work | measured | floor | share | others | more | target |",
-            "| --- | --- | --- | --- | --- | --- | --- |",
-        ]
-        rows = [f"| {' | '.join(_cells(row))} |" for row in self.rows]
-        notes = [line for note in self.notes for line in ("", note)]
-        return "\n".join([*head, *rows, *notes, ""])
+
+def describe(document: Document) -> Section:
+    """A kept report on a page."""
+    rows = [
+        Row(**{name: value for name, value in row.items() if name != "share"})
+        for row in document["rows"]
+    ]
+    floors = Floors(**document["floors"])
+    head = (
+        f"{described(document['host'])}. In this run a copy "
+        f"moved {floors.copy_bandwidth / 1e12:.2f} TB/s and a matrix product did "
+        f"{floors.matmul_rate / 1e12:.0f} TFLOP/s; the floor of a row is its bytes or FLOPs over "
+        "these."
+    )
+    table = markdown_table(_COLUMNS, map(_cells, rows))
+    notes = [line for note in document["notes"] for line in ("", note)]
+    return Section(document["bench"], "\n".join([head, "", *table, *notes]))
 
 
 def reported(bench: str, device: torch.device, dtype: torch.dtype, commit: str, out: str) -> Report:
-    """A report with this host and its floors, whose head is shown. out: the file, or none."""
+    """A report with this host and its floors, whose head is shown. out: as results.OUT says, or
+    empty."""
     host, floors = describe_host(device, commit), measure_floors(device, dtype)
-    report = Report(bench, host, floors, Path(out) if out else None)
+    name = f"{bench}, {host.date}, {host.commit[:12]}"
+    report = Report(bench, host, floors, RunFile.of(out, name) if out else None)
     print(report.head(), flush=True)
     return report
 

@@ -5,7 +5,7 @@ so that no queue hides time.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +26,7 @@ from tasuki.engine.config import EngineConfig, Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tasuki.model.quantise.quantised_source import QuantisedSource
@@ -33,9 +34,24 @@ from tasuki.model.quantise.recipe import RECIPES
 from tasuki.model.weights.layers import ModelWeights, assemble
 from tasuki.model.weights.random_weights import RandomSource
 from tasuki.model.weights.source import TensorSource
-from tasuki.transfer.windows.window import StepCounter
+from tasuki.pycache._cpp_cache import StepCounter
+from tasuki.pycache.layout import CacheLayout
 
-from .made_up_vocabulary import made_up_vocabulary
+_VOCABULARY_SEED = 16
+_LETTERS = b'etaoinshrdlucmfwypvbgkjqxz 0123456789",:{}[]\n'
+
+
+def made_up_vocabulary(size: int) -> Vocabulary:
+    """A vocabulary for grammars over weights that were drawn, the same each time: every byte, and
+    words of a few letters, as many as the model has tokens; the last one ends answers."""
+    rng = np.random.default_rng(_VOCABULARY_SEED)
+    words = {bytes([byte]): None for byte in range(256)}
+    letters = np.frombuffer(_LETTERS, dtype=np.uint8)
+    while len(words) < size - 1:
+        for length in rng.integers(2, 9, size // 4).tolist():
+            words[rng.choice(letters, length).tobytes()] = None
+    return Vocabulary((*list(words)[: size - 1], b""), (size - 1,))
+
 
 SEED = 1
 
@@ -155,6 +171,11 @@ class Rig:
                 self._engine.handle(m.Abort(m.RequestId(name)))
         self.run()
 
+    def end(self, answers: Sequence[Answer]) -> None:
+        """Abort them and forget every prefix. REQUIRES: nothing else runs."""
+        self.abort(answers)
+        self.flush()
+
     def flush(self) -> None:
         """Forget every prefix. REQUIRES: nothing runs."""
         self._engine.handle(m.FlushCache(0))
@@ -169,6 +190,15 @@ class Rig:
             self._answers[message.request_id].usage = message.usage
         elif isinstance(message, m.Rejected):
             raise BenchError(f"{message.request_id} was refused: {message.error.message}")
+
+
+def page_ids(layout: CacheLayout, slabs: Iterable[int]) -> list[int]:
+    """Of all pages of those slabs, slab by slab, as a cache leases them."""
+    return [
+        slab * layout.blocks_per_slab + page
+        for slab in slabs
+        for page in range(layout.pages_per_slab)
+    ]
 
 
 def random_parts(

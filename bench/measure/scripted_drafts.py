@@ -1,10 +1,10 @@
 """Answers whose drafts hold as a script says, in an engine that does all the work of drafts.
 
 The model's head is zero, so that every logit is, and the noise alone draws: an answer is known
-before it is drawn (known_answers.py). A draft that is its token holds then, and one that is another
-does not. The node's own drafters look for drafts as they do for any answer, the draft layer's
-guesses included; the script puts its own in their place, and the engine verifies these as any
-others. The tokens of an answer differ, so that experts are woken as by any text.
+before it is drawn, whatever computes it. A draft that is its token holds then, and one that is
+another does not. The node's own drafters look for drafts as they do for any answer, the draft
+layer's guesses included; the script puts its own in their place, and the engine verifies these as
+any others. The tokens of an answer differ, so that experts are woken as by any text.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,9 @@ from itertools import accumulate
 from operator import mul
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from tasuki.bench.errors import BenchError
 from tasuki.engine import messages as m
@@ -23,8 +25,53 @@ from tasuki.engine.forward_plan import Ints
 from tasuki.engine.speculation.drafting import Drafter, Drafting, DraftSource
 from tasuki.engine.speculation.speculation import Speculation
 from tasuki.model.draft_layer import DraftHead, draft_ids
+from tasuki.model.ops.sampling.gumbel import noise_key
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.reference import sample
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.matrix import Matrix
+
+_AT_ONCE = 1024
+"""Tokens; each has a row of its own on the device for what its runs of the vocabulary leave."""
+
+
+def known_answer(
+    sampling: SamplingParams, first: int, vocab: int, dtype: torch.dtype, device: torch.device
+) -> Ints:
+    """All tokens of an answer of a model whose logits are all equal, of which the first one stands
+    at position `first`. dtype: of logits. REQUIRES: the temperature is 1, and nothing is cut or
+    adjusted."""
+    positions: Ints = np.arange(first, first + sampling.max_new_tokens, dtype=np.int32)
+    logits = torch.zeros(1, vocab, dtype=dtype, device=device)
+    drawn = [
+        _on_gpu(logits, sampling, some)
+        if device.type == "cuda"
+        else _on_cpu(logits, sampling, some)
+        for some in np.array_split(positions, -(-len(positions) // _AT_ONCE))
+    ]
+    return np.concatenate(drawn)
+
+
+def _on_cpu(logits: Tensor, sampling: SamplingParams, positions: Ints) -> Ints:
+    rows = logits.float().expand(len(positions), -1)
+    drawn = sample(rows, [sampling] * len(positions), positions.tolist())
+    return np.array([one.token for one in drawn], dtype=np.int32)
+
+
+def _on_gpu(logits: Tensor, sampling: SamplingParams, positions: Ints) -> Ints:
+    from tasuki.model.ops.sampling.sample import Draws
+    from tasuki.model.ops.sampling.sample import sample as sample_on_gpu
+
+    count, device = len(positions), logits.device
+    draws = Draws.empty(count, device)
+    draws.temperature.fill_(sampling.temperature)
+    draws.keys.copy_(torch.tensor(noise_key(sampling.seed), dtype=torch.int32))
+    draws.positions.copy_(torch.from_numpy(positions))
+    rows = torch.tensor([count], dtype=torch.int32, device=device)
+    sample_on_gpu(logits.expand(count, -1), draws, rows)
+    found: Ints = draws.token.cpu().numpy()
+    return found
+
 
 _GOLDEN = (5**0.5 - 1) / 2
 """Its multiples fill [0, 1) evenly however many there are: few steps hold as often as many."""

@@ -1,4 +1,5 @@
-"""Plays a trace through the C++ tree by the calls a serving engine makes.
+"""Plays a trace through the C++ tree by the calls a serving engine makes, and which checkpoints it
+keeps of a request: by the engine's rules, or by those of a peer.
 
 Owns what a replay counts. Each request is allocated, published and released whole at its arrival:
 memory of requests that run side by side is not modelled, and no KV is held, only ids.
@@ -15,9 +16,30 @@ from tasuki.model.costs import PrefillFlops
 from tasuki.pycache._cpp_cache import CheckpointKind, ImpossibleRequest, PrefixCache
 
 from .prompts import Prompts
-from .rules import ReplayRules
+from .tiers import Transfers
 from .trace import Trace, TraceRequest
-from .transfers import Transfers
+
+
+@dataclass(frozen=True)
+class ReplayRules:
+    """`kinds`: states that are kept. `grain_tokens`: what a prompt shares with others, and where an
+    answer's state stands, is a multiple of it."""
+
+    kinds: frozenset[CheckpointKind] = frozenset(CheckpointKind)
+    grain_tokens: int = 1
+
+
+def rules_of(policy: str, trace: Trace) -> ReplayRules:
+    """Of marconi its paper's admission, elsewhere the engine's."""
+    return ends_and_branches(trace) if policy == "marconi" else ReplayRules()
+
+
+def ends_and_branches(trace: Trace) -> ReplayRules:
+    """A state where the answer ends and one where the prompt branches off, both in whole blocks:
+    what simulators keep that know a trace's blocks only."""
+    kinds = frozenset({CheckpointKind.TURN_END, CheckpointKind.BRANCH})
+    return ReplayRules(kinds, trace.block_tokens)
+
 
 _HINTS = {"tool_use": "tool_call", "end_turn": "end_of_turn"}
 

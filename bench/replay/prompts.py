@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ReplayError
+from tasuki.bench.errors import ReplayError
+
 from .trace import Trace
 
 _TOKENS_OF_INT32 = 1 << 31

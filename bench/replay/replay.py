@@ -1,4 +1,6 @@
-"""One replay: a trace, a model's sizes, a budget and a policy become an outcome."""
+"""One replay: a trace, a model's sizes, a budget and a policy become an outcome, as JSON and as
+text.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,19 +8,110 @@ from typing import Any
 
 from tasuki.model.costs import PrefillFlops
 from tasuki.model.known_models import published_or_folder, with_draft_layer
-from tasuki.pycache._cpp_cache import PrefixCache, TierConfig, TreeConfig
+from tasuki.pycache._cpp_cache import PrefixCache, TierConfig, TreeConfig, TreeStats
 from tasuki.pycache.layout import CacheLayout
 
-from .player import Player
+from .player import Player, ReplayRules, Tally, rules_of
 from .prompts import Prompts
-from .report import outcome
-from .rules import ReplayRules, rules_of
-from .tier_report import tier_outcome
-from .tiers import Tiers
+from .tiers import GIB, Tiers, Transfers
 from .trace import Trace
-from .transfers import Transfers
 
-_GIB = 1 << 30
+
+def outcome(
+    trace: Trace, prompts: Prompts, model: str, gib: float, policy: str, tally: Tally
+) -> dict[str, Any]:
+    """Shares are of prompt tokens, flops_saved of prefill FLOPs; usable and causes sum to 1."""
+    total = tally.prompt_tokens
+    return {
+        "trace": trace.name,
+        "model": model,
+        "gb": gib,
+        "policy": policy,
+        "requests": tally.requests,
+        "refused": tally.refused,
+        "recovered_answers": prompts.recovered_answers,
+        "prompt_tokens": total,
+        "hit_rate": tally.usable_tokens / total,
+        "token_hit": tally.usable_tokens / total,
+        "flops_saved": tally.flops_saved / tally.flops,
+        "requests_per_second": tally.requests / max(tally.cpu_seconds, 1e-9),
+        "causes": {name: tokens / total for name, tokens in tally.causes.items()},
+        "hit_from": {name: tokens / total for name, tokens in tally.sources.items()},
+    }
+
+
+def as_text(result: dict[str, Any]) -> str:
+    lines = [
+        f"{result['trace']}  {result['model']}  {result['gb']:g} GB  policy {result['policy']}",
+        f"  requests       {result['requests']}  ({result['refused']} refused, "
+        f"{result['recovered_answers']} answers recovered)",
+        f"  token_hit      {result['token_hit']:.4f}",
+        f"  flops_saved    {result['flops_saved']:.4f}",
+        f"  requests/s     {result['requests_per_second']:.0f}",
+        "  prompt tokens, 100 %",
+        _bar("usable", result["token_hit"]),
+        *(_bar(name, share) for name, share in result["causes"].items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _bar(name: str, share: float) -> str:
+    return f"    {name:<20}{share:7.2%}  {'#' * round(share * 40)}"
+
+
+_DAY_SECONDS = 86_400
+
+
+def tier_outcome(
+    trace: Trace, layout: CacheLayout, tiers: Tiers, stats: TreeStats
+) -> dict[str, Any]:
+    """Bytes by tier. Of the disk also how much of it is written over in a day, at the rate of the
+    trace: what drives are rated by."""
+    first, last = trace.requests[0].timestamp_ms, trace.requests[-1].timestamp_ms
+    seconds = max((last - first) / 1000, 1e-3)
+    result: dict[str, Any] = {
+        "tiers": {"arena": tiers.arena},
+        "loaded_bytes": {},
+        "written_bytes": {},
+        "dropped_bytes": {},
+        "used_bytes": {},
+        "refused_writes": {},
+        "waiting_writes": stats.waiting_writes,
+        "seconds": seconds,
+    }
+    for link, size, held in zip(tiers.links, tiers.below, stats.tiers, strict=True):
+        result["tiers"][link.tier] = size
+        result["refused_writes"][link.tier] = held.refused_writes
+        for name, pages, slots in (
+            ("loaded_bytes", held.loaded_pages, held.loaded_slots),
+            ("written_bytes", held.written_pages, held.written_slots),
+            ("dropped_bytes", held.dropped_pages, held.dropped_slots),
+            ("used_bytes", held.pages.tree, held.slots.tree),
+        ):
+            result[name][link.tier] = pages * layout.page_bytes + slots * layout.slot_bytes
+        if link.tier == "disk":
+            written = result["written_bytes"]["disk"] / seconds * _DAY_SECONDS
+            result["disk_drive_writes_per_day"] = written / (size * GIB)
+    return result
+
+
+def tier_text(result: dict[str, Any]) -> str:
+    """Appended to the replay's own table."""
+    lines = ["  GiB            size      used   written    loaded   written GB/s"]
+    for tier, size in result["tiers"].items():
+        if tier == "arena":
+            lines.append(f"    arena   {size:11.0f}")
+            continue
+        used, written, loaded = (
+            result[name][tier] / GIB for name in ("used_bytes", "written_bytes", "loaded_bytes")
+        )
+        rate = result["written_bytes"][tier] / 1e9 / result["seconds"]
+        lines.append(
+            f"    {tier:<8}{size:11.0f}{used:10.1f}{written:10.1f}{loaded:10.1f}{rate:11.2f}"
+        )
+    if "disk_drive_writes_per_day" in result:
+        lines.append(f"  drive writes a day  {result['disk_drive_writes_per_day']:.2f}")
+    return "\n".join(lines) + "\n"
 
 
 @dataclass(frozen=True)
@@ -42,16 +135,9 @@ def replay(
     draft_layer: str = "off",
     dtypes: CachedDtypes = PLAIN_DTYPES,
 ) -> dict[str, Any]:
-    """`model`: a published name or a folder; `gib`: bytes of the cache, GiB; `rules`: the policy's
-    own by default; `draft_layer`: as of tasuki serve; `dtypes`: of what is cached. Raises
-    ReplayError, ModelConfigError, WeightsError."""
-    config = with_draft_layer(published_or_folder(model), model, draft_layer)
-    layout = config.cache_layout(dtypes.kv, "bfloat16", dtypes.state)
-    flops = PrefillFlops.for_model(config)
-    prompts = Prompts(trace)
-    tree = PrefixCache(tree_config(layout, flops, gib, policy))
-    tally = Player(tree, flops, rules or rules_of(policy, trace)).play(trace, prompts)
-    return outcome(trace, prompts, model, gib, policy, tally)
+    """gib: bytes of the cache, GiB. The rest, and what is raised: as of replay_tiers()."""
+    one = Tiers(gib, ())
+    return replay_tiers(trace, model, one, policy, rules, draft_layer=draft_layer, dtypes=dtypes)
 
 
 def replay_tiers(
@@ -64,18 +150,20 @@ def replay_tiers(
     draft_layer: str = "off",
     dtypes: CachedDtypes = PLAIN_DTYPES,
 ) -> dict[str, Any]:
-    """The same with memory below the arena; what moves, and how often, is in the outcome too."""
+    """`model`: a published name or a folder; `rules`: the policy's own by default; `draft_layer`:
+    as of tasuki serve; `dtypes`: of what is cached. With memory below the arena, what moves, and
+    how often, is in the outcome too. Raises ReplayError, ModelConfigError, WeightsError."""
     config = with_draft_layer(published_or_folder(model), model, draft_layer)
     layout = config.cache_layout(dtypes.kv, "bfloat16", dtypes.state)
     flops = PrefillFlops.for_model(config)
     prompts = Prompts(trace)
-    shape = tree_config(layout, flops, tiers.arena, policy, tiers.configs(layout, flops))
-    tree = PrefixCache(shape)
-    transfers = Transfers(tree, layout, flops, tiers.links)
+    below = tiers.configs(layout, flops)
+    tree = PrefixCache(tree_config(layout, flops, tiers.arena, policy, below))
+    transfers = Transfers(tree, layout, flops, tiers.links) if below else None
     player = Player(tree, flops, rules or rules_of(policy, trace), transfers)
     tally = player.play(trace, prompts)
     result = outcome(trace, prompts, model, tiers.arena, policy, tally)
-    return result | tier_outcome(trace, layout, tiers, tree.stats())
+    return result | (tier_outcome(trace, layout, tiers, tree.stats()) if below else {})
 
 
 def tree_config(
@@ -85,7 +173,7 @@ def tree_config(
     policy: str,
     tiers: Sequence[TierConfig] = (),
 ) -> TreeConfig:
-    slabs = max(1, int(gib * _GIB) // layout.slab_bytes)
+    slabs = max(1, int(gib * GIB) // layout.slab_bytes)
     return TreeConfig(
         slabs=slabs,
         blocks_per_slab=layout.blocks_per_slab,

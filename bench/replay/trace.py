@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ReplayError
+from tasuki.bench.errors import ReplayError
 
 _BLOCK_SIZES = (16, 64, 512)
 

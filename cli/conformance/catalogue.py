@@ -1,7 +1,4 @@
-"""Which checks each API has. Pure.
-
-Which dictated checks each API has. Pure.
-"""
+"""Which checks each API has, the dictated ones apart. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,11 +6,7 @@ from tasuki.cli.conformance.checks.dictated import DAMAGES
 
 from .api import Api
 from .check import Check
-from .checks import answers, calls, openai_options, service
-from .checks import answers as counted
-from .checks import answers as ends
-from .checks import answers as schemas
-from .checks import dictated as dictated
+from .checks import answers, calls, dictated, openai_options, service
 from .messages_api import Messages
 from .openai_api import Chats, Completions
 from .responses_api import Responses
@@ -37,10 +30,10 @@ _ANSWERS = (
     Check("usage of a stream is the whole reply's", answers.usage_is_alike),
     Check("usage counts both sides", answers.usage_counts),
     Check("ids differ between requests", answers.ids_differ),
-    Check("a bound of tokens ends the answer", ends.end_by_length),
+    Check("a bound of tokens ends the answer", answers.end_by_length),
 )
-_ONE_TOKEN = Check("a bound of one token", ends.end_of_one_token)
-_STOP = Check("a stop string ends the answer before it", ends.end_by_stop)
+_ONE_TOKEN = Check("a bound of one token", answers.end_of_one_token)
+_STOP = Check("a stop string ends the answer before it", answers.end_by_stop)
 _CALLS = (
     Check("a call of the model's own accord", calls.chosen),
     Check("a required call", calls.required),
@@ -48,8 +41,8 @@ _CALLS = (
     Check("a call's result is taken", calls.result),
 )
 _SCHEMAS = (
-    Check("an answer follows a flat schema", schemas.flat_schema),
-    Check("an answer follows a nested schema", schemas.nested_schema),
+    Check("an answer follows a flat schema", answers.flat_schema),
+    Check("an answer follows a nested schema", answers.nested_schema),
 )
 _CHUNKS = (
     Check("usage is the last chunk's, where asked for", openai_options.usage_chunk),
@@ -72,7 +65,7 @@ _OWN: Mapping[str, Sequence[Check]] = {
     ),
     "messages": (
         *(_ONE_TOKEN, _STOP),
-        Check("count_tokens is the usage's", counted.count_is_usage),
+        Check("count_tokens is the usage's", answers.count_is_usage),
         *(*_CALLS, *_SCHEMAS),
     ),
     "responses": (

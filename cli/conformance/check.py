@@ -18,9 +18,9 @@ from .outcome import Departure, Outcome, Row, Unserved, shown
 _REFUSALS = (400, 404, 405, 422, 501)
 
 
-def names(words: str) -> Callable[[str], bool]:
+def names(words: str, field: str) -> bool:
     """Whether a refusal's words hold a field's name, as a word of its own."""
-    return lambda field: re.search(rf"(?<!\w){re.escape(field)}(?!\w)", words) is not None
+    return re.search(rf"(?<!\w){re.escape(field)}(?!\w)", words) is not None
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Caller:
         if reply.status == 200:
             return reply
         words = reply.body.decode(errors="replace")
-        if reply.status in _REFUSALS and any(map(names(words), features)):
+        if reply.status in _REFUSALS and any(names(words, feature) for feature in features):
             raise Unserved(f"refused: {reply.status} {shown(words)}")
         raise Departure("status", 200, f"{reply.status} {shown(words)}")
 

@@ -22,7 +22,6 @@ from tasuki.utils.options import option
 from tasuki.utils.program import package_version
 
 from . import catalogue
-from . import catalogue as dictated
 from .api import Api
 from .check import Caller, Check
 from .endpoint import Endpoint, open_endpoint
@@ -94,7 +93,7 @@ class ConformanceConfig:
         return (Path(self.api_key_file).read_text(encoding="utf-8").splitlines() or [""])[0].strip()
 
     def checks_of(self, api: Api) -> list[Check]:
-        return dictated.dictated_checks_of(api) if self.dictated else catalogue.checks_of(api)
+        return catalogue.dictated_checks_of(api) if self.dictated else catalogue.checks_of(api)
 
 
 class ConformanceError(Exception):

@@ -5,7 +5,7 @@ what nobody would read, how they are stored, and whether this machine's GPU mult
 """
 
 import socket
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,21 +52,21 @@ def weights(folder: str) -> Finding:
 _PEER_SECONDS = 3.0
 
 
-def checks(config: DoctorConfig) -> list[Callable[[], Finding]]:
-    asked: list[Callable[[], Finding]] = [
-        *MACHINE,
-        memory,
-        disk,
-        hub,
-        lambda: port("grpc port", config.bind, "--bind"),
-    ]
+def findings(config: DoctorConfig) -> Iterator[Finding]:
+    """Run every check, in order."""
+    for check in MACHINE:
+        yield check()
+    yield memory()
+    yield disk()
+    yield hub()
+    yield port("grpc port", config.bind, "--bind")
     if config.http_bind:
-        asked.append(lambda: port("http port", config.http_bind, "--http-bind"))
+        yield port("http port", config.http_bind, "--http-bind")
     if config.model:
-        asked += [lambda: model(config.model), lambda: weights(config.model)]
+        yield model(config.model)
+        yield weights(config.model)
     for target in filter(None, (part.strip() for part in config.peers.split(","))):
-        asked.append(lambda target=target: peer(target, config.peers_ca))  # type: ignore[misc]
-    return asked
+        yield peer(target, config.peers_ca)
 
 
 def port(subject: str, bind: str, flag: str) -> Finding:

@@ -13,12 +13,12 @@ from .finding import Verdict
 def main(argv: Sequence[str]) -> int:
     """0 where nothing failed, else 1."""
     config = parse_config("tasuki doctor", "Look for what would not work.", argv, DoctorConfig)
-    from .checks import checks
+    from .checks import findings
 
-    findings = [check() for check in checks(config)]
+    found = list(findings(config))
     if config.json:
-        rows = [{**asdict(found), "verdict": found.verdict.value} for found in findings]
+        rows = [{**asdict(each), "verdict": each.verdict.value} for each in found]
         print(json.dumps(rows, indent=1))
     else:
-        print("\n".join(map(str, findings)))
-    return int(any(found.verdict is Verdict.FAILURE for found in findings))
+        print("\n".join(map(str, found)))
+    return int(any(each.verdict is Verdict.FAILURE for each in found))

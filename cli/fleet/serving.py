@@ -5,9 +5,7 @@ The fleet's page over HTTP, and its data below /fleet. One event loop's thread.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
 
 from aiohttp import web
 
@@ -39,8 +37,8 @@ class FleetHandlers:
             web.get("/page/{name:.+}", self._file),
             web.get("/fleet/summary", self._summary),
             web.get("/fleet/nodes", self._nodes),
-            web.get("/fleet/links", self._filtered(self._fleet.links)),
-            web.get("/fleet/callers", self._filtered(self._fleet.callers)),
+            web.get("/fleet/links", self._links),
+            web.get("/fleet/callers", self._callers),
         ]
 
     async def _index(self, request: web.Request) -> web.Response:
@@ -60,13 +58,11 @@ class FleetHandlers:
         count = _number(request, "count", 50, MOST_ROWS)
         return web.json_response(self._fleet.nodes(_filter(request), order, offset, count))
 
-    def _filtered(
-        self, view: Callable[[str], dict[str, Any]]
-    ) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def handle(request: web.Request) -> web.Response:
-            return web.json_response(view(_filter(request)))
+    async def _links(self, request: web.Request) -> web.Response:
+        return web.json_response(self._fleet.links(_filter(request)))
 
-        return handle
+    async def _callers(self, request: web.Request) -> web.Response:
+        return web.json_response(self._fleet.callers(_filter(request)))
 
 
 def _filter(request: web.Request) -> str:

@@ -24,12 +24,10 @@ def main(argv: Sequence[str]) -> int:
     check_nodes(config, values.flags)
     if importlib.util.find_spec("ray") is None:
         raise RayMissing("Ray is not installed: pip install 'tasuki[ray]'")
+    from . import fleet
+
     if config.plan:
-        from . import fleet as planned_fleet
-
-        planned_fleet.supervise_planned(config, planner, values.flags)
+        fleet.supervise_planned(config, planner, values.flags)
     else:
-        from . import fleet
-
         fleet.supervise(config, values.flags)
     return 0

@@ -6,7 +6,7 @@ line say for how long it was not connected.
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 from tasuki.utils.flags import parse_config
 from tasuki.utils.options import option
+from tasuki.utils.signatures import Clock
 
 from .dashboard_stream import HttpTarget
 from .file_format import NOT_CONNECTED, RecordingWriter
@@ -50,7 +51,7 @@ class Recorder:
 
     config: RecordConfig
     writer: RecordingWriter
-    clock: Callable[[], float] = time.monotonic
+    clock: Clock = time.monotonic
     count: int = 0
     gaps: list[float] = field(default_factory=list)
     _last: "_LastEvents" = field(default_factory=lambda: _LastEvents())

@@ -1,8 +1,9 @@
-"""One node of a fleet: whether it answers, and what its last samples show of it.
+"""One node of a fleet: whether it answers, what its last samples show, and what is wrong with it.
 
-Owns its samples. One thread. What it shows is made when an answer comes, not when somebody looks.
+FleetNode owns the node's samples. One thread. Its row is made when an answer arrives, not when the
+page asks.
 
-What is wrong with a node, as far as its metrics show it, the worst first. Pure.
+troubles(): Lists a node's faults as far as its metrics show them, the worst first. Pure.
 """
 
 from typing import Any
@@ -42,38 +43,6 @@ from .samples import (
     one,
     quantile,
 )
-
-
-def troubles(recent: RecentSamples, targets: Targets) -> tuple[Trouble, ...]:
-    """Of a node that answers."""
-    gained = recent.gained
-    refused = {} if gained is None else by_label(gained.added, REFUSED, "kind")
-    lost = {} if gained is None else by_label(gained.added, LOST_HANDOVERS, "cause")
-    found = troubles_of(
-        invariants_hold=one(recent.latest, INTEGRITY) != 0.0,
-        links=by_label(recent.latest, LINK_STATE, "state"),
-        lost_handovers=sum(lost.values()),
-        refused=sum(refused.get(kind.value, 0.0) for kind in BUSY),
-    )
-    late = [] if gained is None else _lateness(gained, targets)
-    return worst_first([*found, *late])
-
-
-def _lateness(gained: Gained, targets: Targets) -> list[Trouble]:
-    found = []
-    for name, words, target in (
-        (FIRST_TOKEN, "TTFT", targets.first_token),
-        (PER_TOKEN, "ITL", targets.per_token),
-    ):
-        late = quantile(buckets_of(gained.added, name), 0.95)
-        if late is not None and late > target:
-            found.append(Trouble(Level.SLOW, f"{words} p95 over {_seconds(target)}"))
-    return found
-
-
-def _seconds(value: float) -> str:
-    return f"{value:g} s" if value >= 1 else f"{value * 1000:g} ms"
-
 
 _QUEUED = tuple(phase.value for phase in RequestPhase if phase.is_queued)
 
@@ -226,3 +195,34 @@ def _spread(buckets: Buckets) -> dict[str, float] | None:
 
 def _hit_names(role: str) -> tuple[str, str, str]:
     return LOOKED_UP if role == PREFILL else ANSWERED
+
+
+def troubles(recent: RecentSamples, targets: Targets) -> tuple[Trouble, ...]:
+    """Of a node that answers."""
+    gained = recent.gained
+    refused = {} if gained is None else by_label(gained.added, REFUSED, "kind")
+    lost = {} if gained is None else by_label(gained.added, LOST_HANDOVERS, "cause")
+    found = troubles_of(
+        invariants_hold=one(recent.latest, INTEGRITY) != 0.0,
+        links=by_label(recent.latest, LINK_STATE, "state"),
+        lost_handovers=sum(lost.values()),
+        refused=sum(refused.get(kind.value, 0.0) for kind in BUSY),
+    )
+    late = [] if gained is None else _lateness(gained, targets)
+    return worst_first([*found, *late])
+
+
+def _lateness(gained: Gained, targets: Targets) -> list[Trouble]:
+    found = []
+    for name, words, target in (
+        (FIRST_TOKEN, "TTFT", targets.first_token),
+        (PER_TOKEN, "ITL", targets.per_token),
+    ):
+        late = quantile(buckets_of(gained.added, name), 0.95)
+        if late is not None and late > target:
+            found.append(Trouble(Level.SLOW, f"{words} p95 over {_seconds(target)}"))
+    return found
+
+
+def _seconds(value: float) -> str:
+    return f"{value:g} s" if value >= 1 else f"{value * 1000:g} ms"

@@ -1,21 +1,15 @@
-"""What a node answers at /metrics, as the fleet's page and the planner read it.
+"""A node's /metrics as the fleet's page and the planner read it: names, parser, buckets, gains.
 
-The metrics of a node that the fleet's page is made of; docs/metrics.md has what they mean.
+Names: The metrics that the page is made of. docs/metrics.md explains each.
 
-Reads what a node answers at /metrics, as far as the fleet's page shows it.
+read_samples(): Parses an answer of /metrics. Pure. Another host wrote the text, so the amount kept
+of it is bounded, and a malformed line is skipped.
 
-Pure. Another host wrote the text: what is kept of it is bounded, and a line that is no sample is
-passed over.
+Buckets: Shares and percentiles of a histogram. Pure. A node exports how many observations were at
+most each bound. Observations between two bounds count as evenly spread, as Prometheus has it.
 
-Shares and percentiles of a histogram's buckets. Pure.
-
-A node exports how many observations were at most as long as each bound; between two bounds they are
-taken to lie evenly, as Prometheus takes them.
-
-What a node's counters gained lately.
-
-Owns a few of its last samples. One thread. Invariant: they are of one life of the node: where it
-was started anew the earlier ones are forgotten.
+RecentSamples owns a node's last few samples and gives its counters' recent gains. One thread.
+Invariant: all samples are of one life of the node. A restart drops the earlier ones.
 """
 
 import math

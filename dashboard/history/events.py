@@ -1,9 +1,8 @@
-"""The engine's values as JSON values. Pure.
+"""Events of a node's history as plain JSON objects, their journal, and names of prompts' blocks.
 
-The events of a node's history, each an object of plain JSON.
-
-An event has `kind`, and `at` (seconds since 1970) once it is kept. The same events feed the page of
-a running node, a recording, and the page of a recording. Pure functions.
+event_of() and pools_event() make events, to_json() their values. Pure. The same events feed the
+page of a running node, a recording, and the page of a recording. An event has `kind`, and `at`
+(seconds since 1970) once it is kept:
 
 | kind | of | fields |
 | --- | --- | --- |
@@ -18,17 +17,14 @@ a running node, a recording, and the page of a recording. Pure functions.
 | peers | whether a prefill node is connected | prefill_available |
 | pools | a sample of the node's counters | see pools_event |
 
-The last events in order, for followers: a recorder, or a page's stream.
+EventJournal owns a bounded ring of numbered events, in order, for followers: a recorder, or a
+page's stream. One thread. A follower reads the events from a number on, and gets its next number.
+A slow follower gets the count of missed events. Only the freshest events, read by most followers,
+are kept as dicts. The others are kept as bytes, a fifth of the memory.
 
-Owns a bounded ring of numbered events. A follower reads the events from a number on, and gets the
-number to go on with; one that is too slow gets the count of missed events. All but the freshest,
-which most followers read, are kept as bytes: a fifth of what their dicts hold. One thread.
-
-Names of prompts' blocks, for recordings: equal names mean equal prefixes, and reveal nothing
-else.
-
-Owns a secret of this process, so that nobody can check a guess of a prompt against a name. Names of
-two salts never agree.
+PromptBlocks names the blocks of prompts, for recordings. Equal names mean equal prefixes, and
+reveal nothing else. It owns a secret of this process, so nobody can check a guess of a prompt
+against a name. Names of two salts never agree.
 """
 
 import secrets
@@ -46,23 +42,6 @@ from tasuki.dashboard.observed import NodeReport, ObservedMessage
 from tasuki.engine import messages as m
 from tasuki.engine.messages import Submit
 from tasuki.pycache._cpp_cache import prefix_hashes
-
-
-def to_json(value: Any) -> Any:
-    """Data classes become objects, enumerations their names in lower case (those that are
-    strings: their strings), the rest itself."""
-    if isinstance(value, StrEnum):
-        return value.value
-    if isinstance(value, Enum):
-        return value.name.lower()
-    if is_dataclass(value):
-        return {item.name: to_json(getattr(value, item.name)) for item in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): to_json(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [to_json(item) for item in value]
-    return value
-
 
 Event = dict[str, Any]
 
@@ -130,8 +109,24 @@ def pools_event(report: NodeReport, generated_tokens: int) -> Event:
     )
 
 
-def _event(kind: str, **fields: object) -> Event:
-    return {"kind": kind, **{name: to_json(value) for name, value in fields.items()}}
+def _event(kind: str, **values: object) -> Event:
+    return {"kind": kind, **{name: to_json(value) for name, value in values.items()}}
+
+
+def to_json(value: Any) -> Any:
+    """Data classes become objects, enumerations their names in lower case (those that are
+    strings: their strings), the rest itself."""
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if is_dataclass(value):
+        return {item.name: to_json(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [to_json(item) for item in value]
+    return value
 
 
 _REMEMBERED = 8192

@@ -1,30 +1,25 @@
-"""Numbers of a node over time: pace, hits, drafts, pools, and what a larger arena would save.
+"""Numbers of a node over time: pace, hits, drafts, pools, and the savings of a larger arena.
 
-How fast answers came: seconds to first tokens, of each later one, and in queues.
+One thread; each class owns its numbers, and is fed with events.
 
-Owns every value of the last minute, in intervals, and the percentiles of the last hour's. Of an
-interval with very many values a sample stands for all. One thread.
+PaceHistory: Seconds to first tokens, of each later token, and in queues. It keeps every value of
+the last minute, in intervals, and percentiles of the last hour. A sample stands for an interval
+with very many values.
 
-The hit waterfall over time: how many prompt tokens were usable, and why the rest was not.
+HitIntervals: The hit waterfall: usable prompt tokens, and the others by cause. It keeps an interval
+a second for the last hour, and totals since the start. Breakdowns are those of events. Invariant:
+prompt == usable + the sum of causes, in each interval and in all.
 
-Owns one interval a second for the last hour, and the totals since the start. Breakdowns are those
-of events. Invariant: prompt == usable + the sum of causes, in each interval and in all.
+WhatIf: An estimate of the prompt tokens that a larger arena would have saved. A prompt whose state
+was evicted `slabs_since` slabs ago would have found it in an arena larger by as much, if evictions
+went by age alone. The distance is that of past traffic, and is at least one slab.
 
-An estimate of the prompt tokens that a larger arena would have saved.
+DraftTotals: Drafted and accepted tokens since the start, by source and by place in a step's drafts,
+and an estimate for fewer drafts a step. A step's first drafts hold or fail whatever was drafted
+behind them, so the sums show what fewer would have done. The estimate ignores that other steps
+would then begin at other tokens. Events may be older than drafts are.
 
-Owns the last prompts' losses. A prompt whose state was evicted `slabs_since` slabs ago would have
-found it in an arena larger by as much, if evictions went by age alone. The distance is that of past
-traffic, so the answer is an estimate; it is at least one slab.
-
-How many tokens of answers were drafted and held since the start, by what proposed them, and what
-fewer drafts a step would have done.
-
-Owns the sums, by place in a step's drafts; usages are those of events, which may be older than
-drafts are. The first drafts of a step hold or not whatever else was drafted behind them, so what
-fewer would have done is read from the sums; that other steps would then begin at other tokens is
-left out, so it is an estimate.
-
-Samples of a node's counters, about one a second, for the last half hour.
+PoolHistory: Samples of the node's counters, about one a second, for the last half hour.
 """
 
 import math

@@ -1,12 +1,11 @@
-"""The last requests: what each asked for, its seconds by state, and its usage.
+"""The last requests and conversations of a node.
 
-Owns a bounded memory of ended requests by id, which forgets the oldest end first, and the requests
-in flight.
+RequestHistory owns the requests in flight and a bounded memory of ended ones by id: what each asked
+for, its seconds by state, its usage. It forgets the oldest end first.
 
-Conversations, turn by turn: what was cached, computed and decoded, and the pauses between.
-
-Owns a bounded memory of sessions by their labels for operators, which forgets the one unused
-longest first. Fed with records of requests (requests above).
+SessionHistory owns a bounded memory of conversations by their labels for operators, turn by turn:
+cached, computed and decoded tokens, and the pauses between. RequestHistory's records feed it. It
+forgets the least recently used session first. One thread each.
 """
 
 from collections import OrderedDict, deque

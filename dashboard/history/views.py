@@ -1,7 +1,7 @@
-"""The page's views as JSON values. Pure functions of a history; the page draws, decides
-nothing.
+"""The page's views as JSON values: overview, requests, sessions, faults, evictions and the tree.
 
-The radix tree as the page draws it: a bounded number of nodes, parents before children. Pure.
+Pure functions of a history; the page draws and decides nothing. tree_view() lists a bounded number
+of the radix tree's nodes, parents before children.
 """
 
 from typing import Any
@@ -49,7 +49,7 @@ def figures(history: NodeHistory, now: float, standing: Standing) -> dict[str, A
     """How the node does: its health, and the last minute in numbers. None where one is not
     known. queued: seconds in queues. sampled_at: of waiting, running and memory."""
     pools = history.pools.last
-    faults = history.faults.recent(now - _RECENT_SECONDS)
+    recent_faults = history.faults.recent(now - _RECENT_SECONDS)
     pace = history.pace.latest(now)
     hits = history.hits.latest(now, _RECENT_SECONDS)
     prompt = hits["prompt"]
@@ -57,7 +57,7 @@ def figures(history: NodeHistory, now: float, standing: Standing) -> dict[str, A
     states = {} if pools is None else pools["requests"]
     waiting = sum(number for state, number in states.items() if state in _QUEUED_STATES)
     return {
-        "health": health(standing, pools or {}, faults, now),
+        "health": health(standing, pools or {}, recent_faults, now),
         "ended": pace["ended"],
         "output_rate": history.pools.output_rate(_RECENT_SECONDS),
         "prompt_rate": prompt / _RECENT_SECONDS,

@@ -1,15 +1,11 @@
-"""The cache of a node: its arena, the tiers below it, and what it evicted.
+"""Metrics of a node's cache: its arena, the tiers below it, and its evictions.
 
-A node's report as Prometheus families. Pure functions: nothing is counted here.
+cache_families() and tier_families() turn a node's report into Prometheus families. Pure: the tree
+and the engine count. The cache's counters come from the tree itself, so this node's waterfall
+includes retracted and aborted requests. request_metrics.py counts each of those once.
 
-Counters of the cache come from the tree itself, so this node's waterfall includes requests that
-were retracted or aborted, which the counters of request_metrics.py count once each.
-
-Memory below the arena as Prometheus families. Pure: the tree and the engine count.
-
-Histograms of evictions by kind and by the policy's score.
-
-Borrows its registry. One thread.
+EvictionMetrics counts evictions by kind and by the policy's score. Borrows its registry. One
+thread.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,14 +1,11 @@
 """Metrics under the names of others: vLLM, SGLang and OpenTelemetry.
 
-The same numbers under the names of vLLM and SGLang, so that existing boards work.
+translated() gives our numbers under the names of vLLM and SGLang, so that existing boards work.
+Pure. Only numbers of equal meaning are renamed; numbers of tasuki alone keep their names.
 
-Only what means the same is renamed; what tasuki alone knows keeps its own name. Pure functions.
-
-A server's metrics by the names of OpenTelemetry's GenAI conventions, version 1.41.1, as
-Prometheus spells them: gen_ai.server.request.duration and the two beside it.
-
-Borrows its registry; owns the operations of requests in flight. One thread. The bounds of the
-histograms are the conventions'.
+GenAiMetrics counts by OpenTelemetry's GenAI conventions, version 1.41.1, in Prometheus's spelling:
+gen_ai.server.request.duration and the two beside it. The bounds of the histograms are the
+conventions'. It borrows its registry, and owns the operations of requests in flight. One thread.
 """
 
 from collections import OrderedDict
@@ -45,7 +42,7 @@ _RENAMED = {
 
 
 def translated(families: Iterable[Metric], dialect: str) -> Iterator[Metric]:
-    """Families to add to our own. dialect: one of dialects.DIALECTS, of which gen_ai_metrics.py
+    """Families to add to our own. dialect: one of dialects.DIALECTS, of which GenAiMetrics
     counts its own."""
     if dialect not in _RENAMED:
         return

@@ -1,8 +1,8 @@
 """How metrics are made: families of numbers, and instruments that count.
 
-Metric families from numbers that other parts have counted. Pure functions.
-
-What is counted as it happens: instruments of a registry, under names that begin with tasuki.
+gauge(), counter() and histogram() make families from numbers that other parts have counted. Pure.
+Instruments counts events as they happen, under names that begin with tasuki. Both share the bounds
+of the histograms.
 """
 
 from collections.abc import Mapping

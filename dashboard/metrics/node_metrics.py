@@ -1,10 +1,7 @@
-"""A node beside its cache: its name and links, its health, its engine's steps.
+"""Metrics of a node beside its cache, as Prometheus families. Pure functions.
 
-Which node this is and what it is linked to, as Prometheus families. Pure functions.
-
-A node's state, failed calls, certificates and disks as Prometheus families. Pure functions.
-
-The engine's steps and a prefill node's sending as Prometheus families. Pure functions.
+node_families(): the node's name and its links. health_families(): its state, failed calls,
+certificates and disks. engine_families(): the engine's steps, and the sending of a prefill node.
 """
 
 from collections.abc import Iterator

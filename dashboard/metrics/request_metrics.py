@@ -1,17 +1,13 @@
-"""How long a request was in which phase, and its tokens took. Pure functions.
+"""Metrics of requests, of chosen prefill nodes, and of hand-overs by sender.
 
-Counters and histograms of requests, fed from the messages that end them.
+seconds_by_phase() and its siblings read a request's life and usage. Pure.
 
-Borrows its registry. One thread. Invariant: prompt tokens == usable tokens + the sum of lost tokens
-over causes, exactly as in the usages that clients got.
+RequestMetrics counts requests by the messages that end them. Invariant: prompt tokens == usable
+tokens + the sum of lost tokens over causes, exactly as in the usages sent to clients.
 
-Counters of how prefill nodes were chosen, and of what the choices were worth.
-
-Borrows its instruments. One thread.
-
-What hand-overs brought to a decode node, by the name of the prefill node that sent it.
-
-Borrows its instruments. One thread.
+ChoiceMetrics counts how prefill nodes were chosen, and the worth of the choices. LinkMetrics counts
+the hand-overs to a decode node by the name of the prefill node. All borrow their registry or
+instruments. One thread.
 """
 
 from collections import Counter
@@ -37,113 +33,11 @@ from tasuki.routing.prefill_choice import Reason
 
 from .families import EXPOSED, FIRST_TOKEN, PREFILL, QUEUE, REQUEST, TOKEN, WINDOW, Instruments
 
-Name = TypeVar("Name", bound=str)
-
-
-def seconds_by_phase(first: Name, marks: Iterable[tuple[Name, float]]) -> Counter[Name]:
-    """first: the phase until the first mark. marks: a phase and the seconds at which it began. The
-    last mark has no length. Names need not be phases of this version: another node may have
-    more."""
-    spans: Counter[Name] = Counter()
-    phase, since = first, 0.0
-    for entered, at in marks:
-        spans[phase] += at - since  # type: ignore[assignment]
-        phase, since = entered, at
-    return spans
-
-
-def _spans(life: Sequence[LifeMark]) -> Counter[RequestPhase]:
-    return seconds_by_phase(RequestPhase.WAITING, ((mark.state, mark.at) for mark in life))
-
-
-def queued_seconds(life: Sequence[LifeMark]) -> float:
-    """Until somebody computed: here, or on the node that the prompt was given to."""
-    return sum(seconds for phase, seconds in _spans(life).items() if phase.is_queued)
-
-
-def prefilled_seconds(life: Sequence[LifeMark]) -> float:
-    """While the prompt was computed here or received."""
-    return sum(seconds for phase, seconds in _spans(life).items() if phase.stage is Stage.PREFILL)
-
-
-def seconds_per_token(usage: Usage) -> float | None:
-    """The mean over the tokens after the first; None where there are none."""
-    later = usage.completion_tokens - 1
-    return (usage.seconds - usage.time_to_first_token) / later if later > 0 else None
-
-
-def missed_targets(usage: Usage) -> list[str]:
-    """Names of the targets that the answer did not keep; empty where it had none."""
-    targets = usage.targets
-    if targets is None:
-        return []
-    taken = (
-        ("first_token", targets.first_token, usage.time_to_first_token),
-        ("per_token", targets.per_token, seconds_per_token(usage)),
-        ("answer", targets.answer, usage.seconds),
-    )
-    return [
-        name
-        for name, wanted, took in taken
-        if wanted is not None and took is not None and took > wanted
-    ]
-
-
-class ChoiceMetrics:
-    def __init__(self, made: Instruments) -> None:
-        self._choices = made.counter(
-            "prefill_choices",
-            "Prompts that a prefill node computed, by why it was that one.",
-            "reason",
-        )
-        for reason in Reason:
-            self._choices.labels(reason.value)
-        self._expected = made.counter(
-            "prefill_choice_expected_tokens",
-            "Prompt tokens that were held to be usable on the chosen node.",
-        )
-        self._found = made.counter(
-            "prefill_choice_found_tokens",
-            "Of the same prompts, tokens that were usable there.",
-        )
-        self._regret = made.counter(
-            "prefill_choice_regret_seconds",
-            "How much dearer choices were than the best of the other nodes, as it turned out.",
-        )
-
-    def observe(self, choice: PrefillChoice, hit: HitBreakdown | None) -> None:
-        """hit: as the prompt was computed; None where that is not known."""
-        self._choices.labels(choice.reason).inc()
-        self._regret.inc(choice.regret_seconds)
-        if hit is not None:
-            self._expected.inc(choice.expected_tokens)
-            self._found.inc(hit.usable_tokens)
-
-
-class LinkMetrics:
-    def __init__(self, made: Instruments) -> None:
-        self._handovers = made.counter(
-            "handover_link_handovers", "Hand-overs that came here, by prefill node.", "peer"
-        )
-        self._bytes = made.counter(
-            "handover_link_bytes", "Bytes that hand-overs brought here, by prefill node.", "peer"
-        )
-        self._exposed = made.counter(
-            "handover_link_exposed_seconds",
-            "Transfer time after the forward's end, by prefill node.",
-            "peer",
-        )
-
-    def observe(self, peer: str, transfer: TransferReport) -> None:
-        """peer: the prefill node's name."""
-        self._handovers.labels(peer).inc()
-        self._bytes.labels(peer).inc(transfer.bytes)
-        self._exposed.labels(peer).inc(transfer.exposed_seconds)
-
-
 UNSCHEDULED = "unscheduled"
 """Cause of the prompt tokens of requests that ended before their prompt was looked up."""
 _DRAFT_LABELS = ("drafter", "place")
+
+Name = TypeVar("Name", bound=str)
 
 
 class RequestMetrics:
@@ -258,3 +152,104 @@ class RequestMetrics:
             self._lost.labels(cause).inc(tokens)
         for tier, tokens in hit.loaded.items():
             self._loaded.labels(tier).inc(tokens)
+
+
+class ChoiceMetrics:
+    def __init__(self, made: Instruments) -> None:
+        self._choices = made.counter(
+            "prefill_choices",
+            "Prompts that a prefill node computed, by why it was that one.",
+            "reason",
+        )
+        for reason in Reason:
+            self._choices.labels(reason.value)
+        self._expected = made.counter(
+            "prefill_choice_expected_tokens",
+            "Prompt tokens that were held to be usable on the chosen node.",
+        )
+        self._found = made.counter(
+            "prefill_choice_found_tokens",
+            "Of the same prompts, tokens that were usable there.",
+        )
+        self._regret = made.counter(
+            "prefill_choice_regret_seconds",
+            "How much dearer choices were than the best of the other nodes, as it turned out.",
+        )
+
+    def observe(self, choice: PrefillChoice, hit: HitBreakdown | None) -> None:
+        """hit: as the prompt was computed; None where that is not known."""
+        self._choices.labels(choice.reason).inc()
+        self._regret.inc(choice.regret_seconds)
+        if hit is not None:
+            self._expected.inc(choice.expected_tokens)
+            self._found.inc(hit.usable_tokens)
+
+
+class LinkMetrics:
+    def __init__(self, made: Instruments) -> None:
+        self._handovers = made.counter(
+            "handover_link_handovers", "Hand-overs that came here, by prefill node.", "peer"
+        )
+        self._bytes = made.counter(
+            "handover_link_bytes", "Bytes that hand-overs brought here, by prefill node.", "peer"
+        )
+        self._exposed = made.counter(
+            "handover_link_exposed_seconds",
+            "Transfer time after the forward's end, by prefill node.",
+            "peer",
+        )
+
+    def observe(self, peer: str, transfer: TransferReport) -> None:
+        """peer: the prefill node's name."""
+        self._handovers.labels(peer).inc()
+        self._bytes.labels(peer).inc(transfer.bytes)
+        self._exposed.labels(peer).inc(transfer.exposed_seconds)
+
+
+def seconds_by_phase(first: Name, marks: Iterable[tuple[Name, float]]) -> Counter[Name]:
+    """first: the phase until the first mark. marks: a phase and the seconds at which it began. The
+    last mark has no length. Names need not be phases of this version: another node may have
+    more."""
+    spans: Counter[Name] = Counter()
+    phase, since = first, 0.0
+    for entered, at in marks:
+        spans[phase] += at - since  # type: ignore[assignment]
+        phase, since = entered, at
+    return spans
+
+
+def _spans(life: Sequence[LifeMark]) -> Counter[RequestPhase]:
+    return seconds_by_phase(RequestPhase.WAITING, ((mark.state, mark.at) for mark in life))
+
+
+def queued_seconds(life: Sequence[LifeMark]) -> float:
+    """Until somebody computed: here, or on the node that the prompt was given to."""
+    return sum(seconds for phase, seconds in _spans(life).items() if phase.is_queued)
+
+
+def prefilled_seconds(life: Sequence[LifeMark]) -> float:
+    """While the prompt was computed here or received."""
+    return sum(seconds for phase, seconds in _spans(life).items() if phase.stage is Stage.PREFILL)
+
+
+def seconds_per_token(usage: Usage) -> float | None:
+    """The mean over the tokens after the first; None where there are none."""
+    later = usage.completion_tokens - 1
+    return (usage.seconds - usage.time_to_first_token) / later if later > 0 else None
+
+
+def missed_targets(usage: Usage) -> list[str]:
+    """Names of the targets that the answer did not keep; empty where it had none."""
+    targets = usage.targets
+    if targets is None:
+        return []
+    taken = (
+        ("first_token", targets.first_token, usage.time_to_first_token),
+        ("per_token", targets.per_token, seconds_per_token(usage)),
+        ("answer", targets.answer, usage.seconds),
+    )
+    return [
+        name
+        for name, wanted, took in taken
+        if wanted is not None and took is not None and took > wanted
+    ]

@@ -1,23 +1,16 @@
-"""What goes between nodes: hand-overs sent and lost, pulls, copied states.
+"""Metrics of transfers between nodes: rooms, pulls, copied states, lost hand-overs.
 
-Counters and histograms of a prefill node's rooms, fed as each room ends.
+All borrow their registry. One thread.
 
-Borrows its registry. One thread.
-
-Counters of the prefixes that a prefill node pulled from decode nodes instead of computing them.
-
-Owns no registry but the one it is given. One thread.
-
-States that go from node to node though nobody waits for them there: what a node that ends leaves
-to prefill nodes, and what a decode node fetches. Borrows its registry. One thread.
-
-Counters of lost hand-overs, and how long their granted pages stayed out of use.
-
-Borrows its registry; owns the rooms that wait for their fence. One thread.
+RoomMetrics: A prefill node's rooms, fed as each ends.
+PullMetrics: Prefixes pulled by a prefill node from decode nodes instead of being computed.
+CopiedStateMetrics: States copied without a waiting request: those left to prefill nodes by an
+ending node, and those fetched by a decode node.
+FaultMetrics: Lost hand-overs, and how long their granted pages stayed out of use. Owns the rooms
+that wait for their fence.
 """
 
 import time
-from collections.abc import Callable
 from enum import Enum
 
 from prometheus_client import CollectorRegistry
@@ -36,6 +29,7 @@ from tasuki.engine.messages import (
     StateLeft,
     WriterFenced,
 )
+from tasuki.utils.signatures import Clock
 
 from .families import FENCE, PREFILL, QUEUE, Instruments
 from .request_metrics import prefilled_seconds, queued_seconds
@@ -156,9 +150,7 @@ _REMEMBERED = 4096
 
 
 class FaultMetrics:
-    def __init__(
-        self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, registry: CollectorRegistry, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         made = Instruments(registry)
         self._lost = made.counter(

@@ -1,17 +1,7 @@
 """Frames between two processes: messages to bytes and back, and an event loop's end of a socket.
 
-`frame_of()`: Messages to bytes and back: one frame for all that one side has at a time.
-A frame is its length, 4 bytes little-endian, and MessagePack: a list of [kind, body]. A kind is a
-place in the table that both processes make of the same code, so no name travels; tokens that follow
-each other are one body, written and read by msgspec without an object of Python for each field.
-Why msgspec: it is a dependency already, reads bodies straight into the messages' types (so a frame
-that is none of them is refused, where pickle would run it), and a token costs 0.1 to 0.3 us a side.
-Pure; one thread at a time for each FrameReader.
-
-`FrameProtocol`: One end of a socket of frames, in an event loop.
-Owns its transport and what has come of a frame that is not whole. Thread rule: the loop's.
-Invariants: on_end is called once, and nothing is taken behind it; behind what is no frame nothing
-is taken.
+Owns no socket but FrameProtocol's transport. Thread rule: one thread at a time for each
+FrameReader, the event loop for FrameProtocol.
 """
 
 import asyncio
@@ -27,6 +17,8 @@ from tasuki.engine import messages as m
 from tasuki.engine.messages.types import BodyReader, packer, reader_of
 
 from .control import ENGINE_CONTROL, FRONT_CONTROL
+
+log = logging.getLogger(__name__)
 
 _LENGTH = Struct("<I")
 _TOKENS = 0
@@ -49,7 +41,17 @@ _READ = (msgspec.msgpack.Decoder(list[m.TokenOut]).decode, *map(reader_of, _KIND
 
 
 def frame_of(messages: Sequence[Any]) -> bytearray:
-    """Raises KeyError of what is no message, and msgspec's errors of what is no plain value."""
+    """Messages to bytes and back: one frame for all that one side has at a time.
+
+    A frame is its length, 4 bytes little-endian, and MessagePack: a list of [kind, body]. A kind is
+    a place in the table that both processes make of the same code, so no name travels; tokens that
+    follow each other are one body, written and read by msgspec without an object of Python for each
+    field. Why msgspec: it is a dependency already, reads bodies straight into the messages' types
+    (so a frame that is none of them is refused, where pickle would run it), and a token costs 0.1
+    to 0.3 us a side. Pure; one thread at a time for each FrameReader.
+
+    Raises KeyError of what is no message, and msgspec's errors of what is no plain value.
+    """
     bodies: list[tuple[int, Any]] = []
     for kind, same in groupby(messages, type):
         if kind is m.TokenOut:
@@ -71,9 +73,9 @@ def framed(bodies: Sequence[tuple[int, Any]]) -> bytearray:
 class FrameReader:
     """What has come and is no whole frame yet."""
 
-    def __init__(self, read: Callable[[bytes], list[Any]] | None = None) -> None:
-        """read: what makes messages of a frame without its length; None: messages_of()."""
-        self._read = read or messages_of
+    def __init__(self, readers: Sequence[BodyReader] | None = None) -> None:
+        """readers: of messages by kind, where frames hold others than messages_of() reads."""
+        self._readers = readers
         self._waiting = bytearray()
 
     def take(self, data: bytes) -> Iterator[list[Any]]:
@@ -88,7 +90,10 @@ class FrameReader:
                     return
                 frame = bytes(memoryview(self._waiting)[body : body + length])
                 start = body + length
-                yield self._read(frame)
+                if self._readers is None:
+                    yield messages_of(frame)
+                else:
+                    yield [value for _, value in values_of(frame, self._readers)]
         finally:
             del self._waiting[:start]
 
@@ -113,26 +118,37 @@ def values_of(body: bytes, readers: Sequence[BodyReader]) -> list[tuple[int, Any
         raise BrokenFrame(str(error)) from error
 
 
-log = logging.getLogger(__name__)
+TakeMessages = Callable[[Sequence[Any]], None]
+"""Takes messages, in order."""
 
 
 class FrameProtocol(asyncio.Protocol):
+    """One end of a socket of frames, in an event loop.
+
+    Owns its transport and what has come of a frame that is not whole. Thread rule: the loop's.
+    Invariants: on_end is called once, and nothing is taken behind it; behind what is no frame
+    nothing is taken.
+    """
+
     def __init__(
         self,
         peer: str,
         reader: FrameReader,
-        take: Callable[[Sequence[Any]], None],
-        on_end: Callable[[Exception | None], None],
     ) -> None:
-        """peer: what the other end is, for the log. take: a frame's messages. on_end: why the
-        socket has ended: a BrokenFrame, the socket's own error, or None where either end closed
-        it."""
+        """peer: what the other end is, for the log."""
         self._peer = peer
         self._reader = reader
-        self._take = take
-        self._on_end = on_end
         self._broken: BrokenFrame | None = None
         self._transport: asyncio.Transport | None = None
+
+    def taken(self, messages: Sequence[Any]) -> None:
+        """Take a frame's messages."""
+        raise NotImplementedError
+
+    def ended(self, why: Exception | None) -> None:
+        """Learn why the socket has ended: a BrokenFrame, the socket's own error, or None where
+        either end closed it."""
+        raise NotImplementedError
 
     def write(self, data: bytes | bytearray) -> None:
         """Goes nowhere while the socket is not there yet."""
@@ -151,7 +167,7 @@ class FrameProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for messages in self._reader.take(data):
-                self._take(messages)
+                self.taken(messages)
         except BrokenFrame as error:
             log.error("%s sent what is no frame: %s", self._peer, error)
             self._broken = error
@@ -159,4 +175,4 @@ class FrameProtocol(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._on_end(self._broken or exc)
+        self.ended(self._broken or exc)

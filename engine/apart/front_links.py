@@ -1,19 +1,7 @@
 """The engine's ends of sockets: to the front that started it, and to front workers.
 
-`FrontLink`: The engine's end of the socket to a front in another process.
-Owns the socket and one thread, which reads. Thread rule: send() from any thread, never waits and
-never raises for what became of the front; `receive` and `on_end` are called on the link's thread.
-Invariants: frames leave whole and in the order of send(); what waits for a front that does not read
-is bounded, and a front with more than that is dead; on_end comes once, after the last receive.
-
-`WorkerLinks`: The engine's ends of the sockets to front workers, beside the one to the front that
-started it.
-Owns a FrontLink for each worker, and which worker a request came from. Thread rule: add() from any
-thread, split() from the engine's; `receive` and `gone` are called on the links' threads. Both
-tables change and are copied under the lock; split() looks single keys up without it. Invariants:
-what a request is answered goes to the worker that submitted it, its end to the front too, and to
-the front first; a worker that is gone has its requests aborted, and gone(number, requests) comes
-behind every end that the front was sent before.
+Owns one socket and one reading thread for each front. send() may be called from any thread and
+never waits. Frames keep their order, and what waits for a slow front is bounded.
 """
 
 import asyncio
@@ -27,10 +15,11 @@ from itertools import groupby
 from typing import Any
 
 from tasuki.engine import messages as m
+from tasuki.utils.signatures import EndNotice
 from tasuki.utils.system import name_this_thread
 
 from .control import TokensMade
-from .frames import BrokenFrame, FrameReader, frame_of
+from .frames import BrokenFrame, FrameReader, TakeMessages, frame_of
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +30,15 @@ _LAST_WRITES_SECONDS = 1.0
 
 
 class FrontLink:
+    """The engine's end of the socket to a front in another process.
+
+    Owns the socket and one thread, which reads. Thread rule: send() from any thread, never waits
+    and never raises for what became of the front; `receive` and `on_end` are called on the link's
+    thread. Invariants: frames leave whole and in the order of send(); what waits for a front that
+    does not read is bounded, and a front with more than that is dead; on_end comes once, after the
+    last receive.
+    """
+
     def __init__(self, connection: socket.socket, limit_bytes: int = LIMIT_BYTES) -> None:
         """limit_bytes: that may wait for the front to read, beside what the kernel holds."""
         connection.setblocking(False)
@@ -52,12 +50,10 @@ class FrontLink:
         self._closing = False
         self._wakes: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="tasuki-link", daemon=True)
-        self._receive: Callable[[Sequence[Any]], None]
-        self._on_end: Callable[[str], None]
+        self._receive: TakeMessages
+        self._on_end: EndNotice
 
-    def start(
-        self, receive: Callable[[Sequence[Any]], None], on_end: Callable[[str], None]
-    ) -> None:
+    def start(self, receive: TakeMessages, on_end: EndNotice) -> None:
         """receive: takes the messages of each frame. on_end(reason): the front is gone, or reads
         too little; not after close()."""
         self._receive, self._on_end = receive, on_end
@@ -183,12 +179,28 @@ def opened_door(path: str) -> socket.socket:
     return door
 
 
+WorkerGone = Callable[[int, tuple[m.RequestId, ...]], None]
+"""Takes a worker's number and the requests that it leaves behind in the engine."""
+
+
 class WorkerLinks:
+    """The engine's ends of the sockets to front workers, beside the one to the front that started
+    it.
+
+    Owns a FrontLink for each worker, and which worker a request came from. Thread rule: add() from
+    any thread, split() from the engine's; `receive` and `gone` are called on the links' threads.
+    Both tables change and are copied under the lock; split() looks single keys up without it.
+    Invariants:
+    what a request is answered goes to the worker that submitted it, its end to the front too, and
+    to the front first; a worker that is gone has its requests aborted, and gone(number, requests)
+    comes behind every end that the front was sent before.
+    """
+
     def __init__(
         self,
-        receive: Callable[[Sequence[Any]], None],
-        to_front: Callable[[Sequence[Any]], None],
-        gone: Callable[[int, tuple[m.RequestId, ...]], None],
+        receive: TakeMessages,
+        to_front: TakeMessages,
+        gone: WorkerGone,
     ) -> None:
         """receive: takes what workers send. to_front: sends to the front. gone: takes a worker's
         number and the requests that it leaves behind in the engine, once they are aborted."""

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from tasuki.engine.config import MOST_DRAFTS_ON_GPU, EngineConfig, EngineConfigError, Role
-from tasuki.engine.engine import Engine
+from tasuki.engine.engine import Compute, Engine, EngineSizes, MakeHandover, Memory
 from tasuki.engine.handover.answers import Answers
-from tasuki.engine.handover.base import Handover, HandoverContext
+from tasuki.engine.handover.base import HandoverContext
 from tasuki.engine.handover.decode_side import DecodeHandover
 from tasuki.engine.handover.early_steps import Barriers, EarlyStart, EarlySteps, PrefillsBehind
 from tasuki.engine.handover.prefill_side import PrefillHandover
@@ -29,7 +29,7 @@ from tasuki.engine.parallel.ranks import Ranks
 from tasuki.engine.parallel.shared_arenas import SharedArenas
 from tasuki.engine.parallel.tiers import RankCopier
 from tasuki.engine.routing import PrefillSpeed
-from tasuki.engine.runner.base import EventRecorder, Runner
+from tasuki.engine.runner.base import EventRecorder, Runner, RunnerSizes
 from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.engine.runner.logits import DrawnTogether
 from tasuki.engine.runner.rows import widths
@@ -73,6 +73,7 @@ from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.descriptors import UnitSizes
 from tasuki.transfer.windows.window import StepCounter
 from tasuki.utils.logs import Progress, no_progress
+from tasuki.utils.signatures import Clock, Notice
 
 from .memory_plan import arena_slabs, max_batch
 
@@ -107,7 +108,7 @@ class EngineParts:
     disk: DiskMemory | None = None
     remote: RemoteMemory | None = None
     grammars: GrammarCompiler = field(default_factory=lambda: GrammarCompiler(None))
-    clock: Callable[[], float] = time.monotonic
+    clock: Clock = time.monotonic
     ranks: Ranks | None = None
     together: DrawnTogether | None = None
     shared: SharedArenas | None = None
@@ -426,23 +427,13 @@ def draft_limit(config: EngineConfig, most: int, *, on_gpu: bool) -> DraftLimit:
     return MeasuredLimit(widths(most) if on_gpu else range(2, most + 2))
 
 
-@dataclass(frozen=True)
-class RunnerSizes:
-    """batch: the most requests of a forward. drafts, guesses: of a row at most, that are verified
-    and that the draft layer makes. Equal on all ranks of a node."""
-
-    batch: int
-    drafts: int
-    guesses: int
-
-    @staticmethod
-    def of(config: EngineConfig, role: Role, parts: EngineParts) -> "RunnerSizes":
-        """Raises EngineConfigError."""
-        on_gpu = parts.arena.bytes.device.type != "cpu"
-        batch = max_batch(config, parts.layout, role, parts.arena.slabs, on_gpu=on_gpu)
-        # A prefill node has no answers.
-        drafts = 0 if role is Role.PREFILL else most_drafts(config, parts)
-        return RunnerSizes(batch, drafts, drafts if config.drafts_by_layer else 0)
+def runner_sizes(config: EngineConfig, role: Role, parts: EngineParts) -> RunnerSizes:
+    """Equal on all ranks of a node. Raises EngineConfigError."""
+    on_gpu = parts.arena.bytes.device.type != "cpu"
+    batch = max_batch(config, parts.layout, role, parts.arena.slabs, on_gpu=on_gpu)
+    # A prefill node has no answers.
+    drafts = 0 if role is Role.PREFILL else most_drafts(config, parts)
+    return RunnerSizes(batch, drafts, drafts if config.drafts_by_layer else 0)
 
 
 def _assemble(
@@ -450,43 +441,28 @@ def _assemble(
     role: Role,
     parts: EngineParts,
     cache: HybridPrefixCache,
-    side: Callable[[HandoverContext], Handover],
+    side: MakeHandover,
     progress: Progress,
 ) -> Engine:
     config = _drafting(config, parts)
     model, arena = parts.model_config, parts.arena
     limits = PromptLimits(model.max_position, model.vocab, role.working_slots)
     on_gpu = arena.bytes.device.type != "cpu"
-    sizes = RunnerSizes.of(config, role, parts)
+    sizes = runner_sizes(config, role, parts)
     if on_gpu:
         size = arena.bytes.nbytes // 2**20
         log.info("an arena of %d MiB, and up to %d requests in a forward", size, sizes.batch)
-    runner = build_runner(
-        parts,
-        sizes.batch,
-        hands_on=role is Role.PREFILL,
-        drafts=sizes.drafts,
-        guesses=sizes.guesses,
-        progress=progress,
-    )
+    runner = build_runner(parts, sizes, hands_on=role is Role.PREFILL, progress=progress)
     wire = parts.wire or parts.layout
-    grammars = parts.grammars
     per_token = None if role is Role.PREFILL else config.max_itl_seconds
+    drafts = parts.drafts or draft_limit(config, sizes.drafts, on_gpu=on_gpu)
     return Engine(
         config,
-        cache,
-        runner,
-        limits,
+        Memory(cache, build_tiers(parts), build_behind(config, parts, cache)),
+        Compute(runner, parts.grammars, drafts),
+        EngineSizes(limits, sizes.batch, wire, parts.model.weights.formats, per_token),
         side,
-        grammars,
-        wire=wire,
-        drafts=parts.drafts or draft_limit(config, sizes.drafts, on_gpu=on_gpu),
-        max_batch=sizes.batch,
-        weights=parts.model.weights.formats,
-        per_token=per_token,
-        clock=parts.clock,
-        tiers=build_tiers(parts),
-        behind=build_behind(config, parts, cache),
+        parts.clock,
     )
 
 
@@ -529,7 +505,7 @@ def build_behind(
     return PrefillsBehind(cache, steps, parts.grammars, config.prefill_chunk_tokens)
 
 
-def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Callable[[], None]]:
+def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Notice]:
     """For forwards beside the engine's, of the same weights, and what is to be done on their
     thread before the first."""
     model = parts.model
@@ -543,9 +519,7 @@ def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Callable[[], None]]:
     return Qwen35Model(model.config, model.weights, backend), backend.prepare
 
 
-def build_early_start(
-    parts: EngineParts, barriers: Barriers, on_end: Callable[[], None]
-) -> EarlyStart:
+def build_early_start(parts: EngineParts, barriers: Barriers, on_end: Notice) -> EarlyStart:
     """on_end: called on the thread of the steps after each; must return at once."""
     model, prepare = _model_beside(parts)
     steps = EarlySteps(model, parts.arena, on_end, prepare)
@@ -554,33 +528,24 @@ def build_early_start(
 
 def build_runner(
     parts: EngineParts,
-    batch: int,
+    sizes: RunnerSizes,
     *,
     hands_on: bool,
-    drafts: int = 0,
-    guesses: int = 0,
     progress: Progress = no_progress,
 ) -> Runner:
-    """On a GPU this captures the decode graphs. batch: the most requests of a forward. hands_on:
-    whether anybody counts its steps. drafts, guesses: of a row at most, on a GPU."""
+    """On a GPU this captures the decode graphs. hands_on: whether anybody counts its steps."""
     if parts.runner is not None:
         return parts.runner(parts, hands_on)
-    runner = _runner_here(parts, batch, hands_on, drafts, guesses, progress)
+    runner = _runner_here(parts, sizes, hands_on, progress)
     if parts.ranks is None:
         return runner
-    check = (lambda: None) if parts.collectives is None else parts.collectives.check
     # The last thing that ranks do together before a plan.
     parts.ranks.joined()
-    return LeaderRunner(runner, parts.ranks, check)
+    return LeaderRunner(runner, parts.ranks, parts.collectives)
 
 
 def _runner_here(
-    parts: EngineParts,
-    batch: int,
-    hands_on: bool,
-    drafts: int,
-    guesses: int,
-    progress: Progress,
+    parts: EngineParts, sizes: RunnerSizes, hands_on: bool, progress: Progress
 ) -> Runner:
     """Of this rank."""
     if parts.arena.bytes.device.type == "cpu":
@@ -592,10 +557,8 @@ def _runner_here(
         parts.arena,
         LayerEvents(parts.steps, len(parts.layout.layer_kinds)) if hands_on else None,
         parts.grammars,
-        max_batch=batch,
+        sizes,
         max_position=parts.model_config.max_position,
-        drafts=drafts,
-        guesses=guesses,
         progress=progress,
         together=parts.together,
     )

@@ -1,14 +1,6 @@
 """How much memory an engine takes: weights, arena and batch sizes.
 
-`weights_of()`: How many bytes the weights of a config's model take as they are stored.
-
-`MemoryPlan`: What of a GPU's memory goes where, before anything is allocated.
-Weights, slabs, slots and pages are exact: they come from the same shapes that allocate them, and so
-are the angles' table and the keys and values that long prompts gather. The rest of the workspace is
-the widest block's activations for one chunk; graphs and the CUDA context are allowances, checked
-against a GPU in docs/kernels.md. Pure.
-
-`arena_slabs()`: What an engine's sizes come to where its config leaves them open. Pure.
+Pure: sizes are computed before anything is allocated, from the shapes that allocate it.
 """
 
 from bisect import bisect_left
@@ -49,9 +41,12 @@ def whole(source: TensorSource) -> TensorSource:
 def weights_of(
     model: ModelConfig, config: EngineConfig, quantization: str = "", share: Share = whole
 ) -> WeightSizes:
-    """Of config's folder where that is quantised, by the headers of its files; of plain weights
-    else. model: what the rank has of it, and share: how it reads that. quantization: count them in
-    that format, whatever config names. Raises WeightsError and ModelConfigError."""
+    """How many bytes the weights of a config's model take as they are stored.
+
+    Of config's folder where that is quantised, by the headers of its files; of plain weights else.
+    model: what the rank has of it, and share: how it reads that. quantization: count them in that
+    format, whatever config names. Raises WeightsError and ModelConfigError.
+    """
     dtype = getattr(torch, config.compute_dtype)
     if quantization:
         source = QuantisedSource(ShapesOnly(), RECIPES[quantization])
@@ -80,8 +75,15 @@ _PAGES_OF_A_REQUEST = 4
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes, where not said otherwise. device: memory of the GPU that is free before anything of
-    ours is there. arena: as configured, or all that fits. max_batch: requests in one forward, as
+    """What of a GPU's memory goes where, before anything is allocated.
+
+    Weights, slabs, slots and pages are exact: they come from the same shapes that allocate them,
+    and so are the angles' table and the keys and values that long prompts gather. The rest of the
+    workspace is the widest block's activations for one chunk; graphs and the CUDA context are
+    allowances, checked against a GPU in docs/kernels.md. Pure.
+
+    Bytes, where not said otherwise. device: memory of the GPU that is free before anything of ours
+    is there. arena: as configured, or all that fits. max_batch: requests in one forward, as
     configured or worked out. context_tokens: of the longest context of model and arena.
 
     fitting_arena is the largest arena beside everything else, in whole slabs; 0 where not even the
@@ -244,7 +246,7 @@ def _drafts(
     model: ModelConfig, config: EngineConfig, layout: CacheLayout, role: Role, batch: int
 ) -> int:
     """Of graphs of rows with drafts: the graphs, their activations, the logits and a copy, parts of
-    attention, and what is kept of each token for folds (runner/verify). A prefill node has none."""
+    attention, and what is kept of each token for folds. A prefill node has none."""
     if not config.drafts_on_gpu or role is Role.PREFILL:
         return 0
     width, rows, size = (
@@ -263,7 +265,7 @@ def _drafts(
 
 
 def _guesses(model: ModelConfig, config: EngineConfig, layout: CacheLayout, rows: int) -> int:
-    """Of the draft layer's graphs, likewise (runner/guesses), and the part of the head that drafts
+    """Of the draft layer's graphs, likewise, and the part of the head that drafts
     are drawn from (model/draft_layer.py)."""
     head = min(model.vocab, FIRST_IDS) * model.hidden * itemsize(config.compute_dtype)
     logits = 2 * rows * model.vocab * itemsize(config.compute_dtype)
@@ -302,9 +304,12 @@ def arena_slabs(
     free: int | None,
     share: Share = whole,
 ) -> int:
-    """free: bytes of the GPU before anything of ours is there; None: the engine is on a CPU. model,
+    """What an engine's sizes come to where its config leaves them open. Pure.
+
+    free: bytes of the GPU before anything of ours is there; None: the engine is on a CPU. model,
     share: as of weights_of(). Raises EngineConfigError where the arena would be too small for any
-    request."""
+    request.
+    """
     layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
     if isinstance(config.arena_mib, Auto) and free is not None:
         return _slabs_that_fit(MemoryPlan.of(model, config, free, role, share=share))

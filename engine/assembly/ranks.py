@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
-from tasuki.engine.messages.types import Message
 from tasuki.engine.parallel.collectives import Collectives, Exchange
 from tasuki.engine.parallel.follower import follow
 from tasuki.engine.parallel.leader_runner import LeaderDraws
@@ -28,7 +27,7 @@ from tasuki.engine.parallel.shared_arenas import (
     SharedArenas,
     open_arena,
 )
-from tasuki.engine.parallel.tiers import FollowerTiers
+from tasuki.engine.parallel.tiers import FollowerTiers, SendToLeader
 from tasuki.engine.runner.base import Runner
 from tasuki.engine.tiers.digests import DigestKind
 from tasuki.engine.tiers.disk.disk_memory import disk_memory
@@ -51,12 +50,12 @@ from tasuki.utils.logs import Progress, no_progress
 
 from .engines import (
     EngineParts,
-    RunnerSizes,
     asked_model,
     build_model,
     build_parts,
     build_runner,
     kept_contract,
+    runner_sizes,
     torch_device,
     use_device,
 )
@@ -168,9 +167,7 @@ def build_leader_parts(
             ranks.close()
             raise
     assert parts.collectives is not None
-    ranks.abandon_by(parts.collectives.abandon)
-    collectives = parts.collectives
-    ranks.compare_exchanges(lambda: collectives.begun)
+    ranks.exchange_by(parts.collectives)
     return replace(
         parts,
         grammars=GrammarCompiler(source.vocabulary(config, leader.config)),
@@ -354,7 +351,7 @@ class RankInMemory:
         standing = None if disk is None else disk.index.standing
         return b"" if standing is None else standing.kept_of()
 
-    def tiers(self, send: Callable[[Message], None]) -> FollowerTiers | None:
+    def tiers(self, send: SendToLeader) -> FollowerTiers | None:
         """As a follower."""
         parts = self._parts
         if parts.host is None:
@@ -373,11 +370,5 @@ class RankInMemory:
         """As a follower."""
         # The leader alone has grammars.
         parts = self.meet(join, report)
-        sizes = RunnerSizes.of(self._settings, self._role, parts)
-        return build_runner(
-            parts,
-            sizes.batch,
-            hands_on=self._role is Role.PREFILL,
-            drafts=sizes.drafts,
-            guesses=sizes.guesses,
-        )
+        sizes = runner_sizes(self._settings, self._role, parts)
+        return build_runner(parts, sizes, hands_on=self._role is Role.PREFILL)

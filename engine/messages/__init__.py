@@ -6,6 +6,8 @@ to the engine, `Outbox` messages come from it. A request is named by request_id 
 room (a 63-bit id) in a hand-over; the decode engine knows both, the prefill engine only rooms.
 """
 
+from collections.abc import Callable
+
 from .cache import *
 from .fetch import *
 from .handover import *
@@ -96,3 +98,9 @@ DecodeOutbox = (
 )
 Inbox = FrontInbox | PrefillInbox | DecodeInbox
 Outbox = FrontOutbox | PrefillOutbox | DecodeOutbox
+
+Post = Callable[[Inbox], None]
+"""Hands a message to the engine. Returns at once."""
+
+Emit = Callable[[Outbox], None]
+"""Takes a message of the engine, on the engine's thread. Returns at once."""

@@ -1,8 +1,6 @@
 """What an engine reports of work that is over: evictions, hits, transfers, routes, steps.
 
-`Eviction`: What the cache gave up, and which of it a prompt would have needed: plain, immutable
-values.
-Nothing here decides or remembers; engine/accounting.py does.
+Plain, immutable values. Nothing here decides or remembers.
 """
 
 from collections.abc import Mapping
@@ -45,7 +43,11 @@ EVICTION_KINDS = frozenset({"checkpoint", "tail", "pages"})
 
 
 class Eviction(Message):
-    """One decision of the cache's policy.
+    """What the cache gave up, and which of it a prompt would have needed: plain, immutable values.
+
+    Nothing here decides or remembers; engine/accounting.py does.
+
+    One decision of the cache's policy.
 
     sequence: 1, 2, 3, ... over the engine's life. kind: checkpoint, tail, or pages (KV that no
     state needs). checkpoint_kind: why a state had been kept. tokens: from the prompt's start to its

@@ -1,6 +1,6 @@
 """Requests: their phases, questions, answers and ends. Also the drain of a node.
 
-`RequestPhase`: Where a request is in its life, since when, and how every consumer counts it.
+Plain, immutable values.
 """
 
 import math
@@ -42,8 +42,11 @@ class Stage(Enum):
 
 
 class RequestPhase(StrEnum):
-    """One for each state class of engine/request.py. The value is the public name: metrics' labels,
-    Stats, Explain and the page show it."""
+    """Where a request is in its life, since when, and how every consumer counts it.
+
+    One for each state class of engine/request.py. The value is the public name: metrics' labels,
+    Stats, Explain and the page show it.
+    """
 
     WAITING = "Waiting"
     AWAITING_PREFILL = "AwaitingPrefill"

@@ -1,9 +1,6 @@
 """The base of all messages: their plain values, and one message to MessagePack and back.
 
-`Targets`: What an answer is wanted within.
-
-`packer()`: One message to MessagePack and back. Pure.
-Not part of the messages themselves: whoever moves or keeps them as bytes imports it by name.
+Plain, immutable values and pure functions.
 """
 
 from collections.abc import Callable
@@ -79,9 +76,12 @@ class OfRoom(Message):
 
 
 class Targets(Message):
-    """Seconds, each above 0 and finite; None: nothing is asked, or what the node's settings say.
-    first_token: from arrival to the first token. per_token: the mean over the later tokens.
-    answer: from arrival to the last token."""
+    """What an answer is wanted within.
+
+    Seconds, each above 0 and finite; None: nothing is asked, or what the node's settings say.
+    first_token: from arrival to the first token. per_token: the mean over the later tokens. answer:
+    from arrival to the last token.
+    """
 
     first_token: float | None = None
     per_token: float | None = None
@@ -103,7 +103,12 @@ BodyReader: TypeAlias = Callable[[msgspec.Raw | bytes], Any]
 
 
 def packer() -> msgspec.msgpack.Encoder:
-    """Of any message. Its encode() raises msgspec's errors of what is no plain value."""
+    """One message to MessagePack and back. Pure.
+
+    Not part of the messages themselves: whoever moves or keeps them as bytes imports it by name.
+
+    Of any message. Its encode() raises msgspec's errors of what is no plain value.
+    """
     return msgspec.msgpack.Encoder(enc_hook=_plain_value)
 
 

@@ -1,12 +1,7 @@
 """Exchange between ranks inside a forward: the interface, and gloo on loopback.
 
-`Collectives`: What ranks exchange inside a forward: one interface, whatever carries it. A rank that
-has all of the model needs none (model/backends/base.py, one_rank).
-
-`GlooCollectives`: Collectives of ranks that are processes of one host, over gloo on loopback.
-Every sum is a gathering of all partial sums, added up here in rank order: so each rank has the same
-bits, whatever gloo does in which order. It carries n times the bytes of a reduction, which for the
-few ranks of a host without a GPU is less than the time that a message takes.
+Thread rule: the thread of each rank's forward. Every rank makes the same calls in the same order,
+and ends with the same bits.
 """
 
 from collections.abc import Callable
@@ -28,9 +23,13 @@ class RankSilent(DeviceLost):
 
 
 class Collectives(Protocol):
-    """Of one rank. Every rank calls the same ones in the same order, on the thread of its forward,
+    """What ranks exchange inside a forward: one interface, whatever carries it. A rank that has all
+    of the model needs none (model/backends/base.py, one_rank).
+
+    Of one rank. Every rank calls the same ones in the same order, on the thread of its forward,
     with tensors of one shape and dtype; each ends with the same bits on every rank. Raises what its
-    carrier does where a rank is gone: then no forward of this node can succeed any more."""
+    carrier does where a rank is gone: then no forward of this node can succeed any more.
+    """
 
     def sum(self, partial: Tensor) -> Tensor:
         """As Reduce: of all ranks' [T, width], added in rank order in float32 and rounded once."""
@@ -61,7 +60,14 @@ _MEETING_SECONDS = 60.0
 
 
 class GlooCollectives:
-    """As Collectives. timeout: seconds that a collective waits for the slowest rank."""
+    """Collectives of ranks that are processes of one host, over gloo on loopback.
+
+    Every sum is a gathering of all partial sums, added up here in rank order: so each rank has the
+    same bits, whatever gloo does in which order. It carries n times the bytes of a reduction, which
+    for the few ranks of a host without a GPU is less than the time that a message takes.
+
+    As Collectives. timeout: seconds that a collective waits for the slowest rank.
+    """
 
     def __init__(self, meeting: Path, rank: int, ranks: int, timeout: float) -> None:
         """Returns once all are connected. meeting: a file that the ranks share, in a folder that

@@ -1,20 +1,7 @@
 """A follower: its life, its reports and its watch over the leader.
 
-`LeaderWatch`: Whether the leader still reads what this rank sends it: one that stands still does
-not, and what was sent lies unread in the socket.
-Owns a handle of the leader's process. Thread rule: one thread ticks; plans_may_come() from any.
-Invariant: a gap of this rank's own does not count as the leader's (Silence).
-
-`ReportedResults`: What a follower's forwards drew, said to its leader as each ends, while the next
-is launched.
-Owns one thread, which waits for forwards in their order; the follower's own launches them. close()
-is that one's. Invariant: the first error ends the waiting for plans, and is raised by close().
-
-`follow()`: A follower's life: load, meet the others, run plans in their order, end.
-It decides nothing: what it computes is in the plans, and it ends when its leader says so, or is
-gone. Owns the socket to the leader. Thread rule: one thread launches plans, so that the next one is
-on its way to the device while one runs; another one waits for their ends, a third one sends beats.
-Invariant: an error of any kind ends the process, and the leader has its line first.
+Owns the socket to the leader. Plans, results and heartbeats have a thread each. A follower decides
+nothing. Any error ends its process, after a line to the leader.
 """
 
 import fcntl
@@ -28,7 +15,7 @@ import termios
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
@@ -39,12 +26,15 @@ from tasuki.engine.messages.types import Message
 from tasuki.engine.runner.base import InFlightForward, Runner
 from tasuki.transfer.liveness.silence import Silence
 from tasuki.utils.program import is_expected, line_of
+from tasuki.utils.signatures import Clock, Work
 from tasuki.utils.system import name_this_thread
 
 from . import messages as r
 from .messages import START_SECONDS, checksum
 from .shared_arenas import Report
-from .tiers import FollowerTiers
+from .tiers import FollowerTiers, SendToLeader
+
+log = logging.getLogger(__name__)
 
 BEATS_A_TIMEOUT = 10
 _LOOKS = 5
@@ -55,11 +45,18 @@ _COUNT = struct.Struct("i")
 
 
 class LeaderWatch:
+    """Whether the leader still reads what this rank sends it: one that stands still does not, and
+    what was sent lies unread in the socket.
+
+    Owns a handle of the leader's process. Thread rule: one thread ticks; plans_may_come() from any.
+    Invariant: a gap of this rank's own does not count as the leader's (Silence).
+    """
+
     def __init__(
         self,
         connection: socket.socket,
         timeout: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         """connection: of a pair that the leader made. timeout: seconds for which a leader that
         computes may read nothing; one that still loads may for START_SECONDS, at least."""
@@ -109,19 +106,19 @@ def _unread(connection: socket.socket) -> int:
 
 
 class ReportedResults:
-    """report: called with a plan's number and the checksum of what it drew, if it drew anything, on
-    the thread. check: called before; raises where what was drawn is worthless. on_error: called
-    once, on the thread, where any of them has raised."""
+    """What a follower's forwards drew, said to its leader as each ends, while the next is launched.
 
-    def __init__(
-        self,
-        report: Callable[[int, int | None], None],
-        check: Callable[[], None],
-        on_error: Callable[[], None],
-    ) -> None:
-        self._report = report
-        self._check = check
-        self._on_error = on_error
+    Owns one thread, which waits for forwards in their order; the follower's own launches them.
+    close() is that one's. Invariant: the first error ends the waiting for plans, and is raised by
+    close().
+
+    The leader gets the checksum of what each plan drew, if it drew anything. Where the rank's check
+    or the sending raises, nothing more of the leader is read.
+    """
+
+    def __init__(self, link: "LeaderLink", rank: "LoadedRank") -> None:
+        self._link = link
+        self._rank = rank
         self._flying: SimpleQueue[tuple[int, InFlightForward] | None] = SimpleQueue()
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="tasuki-results", daemon=True)
@@ -144,14 +141,12 @@ class ReportedResults:
             while (item := self._flying.get()) is not None:
                 number, forward = item
                 drawn = forward.result()
-                self._check()
-                self._report(number, checksum(drawn) if len(drawn) else None)
+                self._rank.check()
+                self._link.send(r.PlanRun(number, checksum(drawn) if len(drawn) else None))
         except Exception as error:
             self._error = error
-            self._on_error()
+            self._link.stop_reading()
 
-
-log = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 18
 _END_SECONDS = 0.2
@@ -172,7 +167,7 @@ class LoadedRank(Protocol):
         """Connect to the others, and have so many. report: how far this rank is, where somebody
         waits for that."""
 
-    def tiers(self, send: Callable[[Message], None]) -> FollowerTiers | None:
+    def tiers(self, send: SendToLeader) -> FollowerTiers | None:
         """Below its arena, once it has joined."""
 
     @property
@@ -194,7 +189,7 @@ class LeaderLink:
         """timeout: as of LeaderWatch."""
         self._socket = connection
         self._watch = LeaderWatch(connection, timeout)
-        self._exchanges: Callable[[], int] = lambda: 0
+        self._rank: LoadedRank | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
@@ -233,9 +228,9 @@ class LeaderLink:
         self._beats = threading.Thread(target=self._beat, name="tasuki-beats", daemon=True)
         self._beats.start()
 
-    def plans_may_come(self, exchanges: Callable[[], int]) -> None:
-        """exchanges: as Collectives.begun."""
-        self._exchanges = exchanges
+    def plans_may_come(self, rank: LoadedRank) -> None:
+        """Beats say how many exchanges the rank has begun from now on."""
+        self._rank = rank
         self._watch.plans_may_come()
 
     def close(self) -> None:
@@ -265,15 +260,25 @@ class LeaderLink:
         try:
             # So few bytes leave as a whole, or not at all.
             with suppress(OSError):  # Whoever reads sees it too.
-                beat = r.Beat(self._exchanges(), time.process_time())
+                exchanges = 0 if self._rank is None else self._rank.begun
+                beat = r.Beat(exchanges, time.process_time())
                 self._socket.send(r.frame(beat), socket.MSG_DONTWAIT)
         finally:
             self._lock.release()
 
 
-def follow(connection: socket.socket, load: Callable[[], LoadedRank], timeout: float) -> int:
-    """The process's main; returns its exit status. timeout: seconds of silence after which the
-    leader gives this rank up, and this rank the leader."""
+def follow(connection: socket.socket, load: Work[LoadedRank], timeout: float) -> int:
+    """A follower's life: load, meet the others, run plans in their order, end.
+
+    It decides nothing: what it computes is in the plans, and it ends when its leader says so, or is
+    gone. Owns the socket to the leader. Thread rule: one thread launches plans, so that the next
+    one is on its way to the device while one runs; another one waits for their ends, a third one
+    sends beats. Invariant: an error of any kind ends the process, and the leader has its line
+    first.
+
+    The process's main; returns its exit status. timeout: seconds of silence after which the leader
+    gives this rank up, and this rank the leader.
+    """
     link = LeaderLink(connection, timeout)
     link.beat()
     try:
@@ -303,9 +308,7 @@ def _report(link: LeaderLink, value: int, ended: bool) -> None:
 
 
 def _run(link: LeaderLink, rank: LoadedRank) -> None:
-    results = ReportedResults(
-        lambda number, drawn: link.send(r.PlanRun(number, drawn)), rank.check, link.stop_reading
-    )
+    results = ReportedResults(link, rank)
     try:
         _run_plans(link, rank, results)
     finally:
@@ -323,7 +326,7 @@ def _run_plans(link: LeaderLink, rank: LoadedRank, results: ReportedResults) -> 
                 runner.prepare()
                 kept = rank.kept
                 tiers = rank.tiers(link.send)
-                link.plans_may_come(lambda: rank.begun)
+                link.plans_may_come(rank)
                 link.send(r.Joined(kept))
             case r.RunPlan(data):
                 assert runner is not None, "a plan came before the ranks had met"

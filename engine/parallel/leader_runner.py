@@ -1,19 +1,10 @@
 """The leader's side of a forward: plans go to all ranks, and it draws some tokens for all.
 
-`LeaderDraws`: Tokens of rows whose requests change their logits, which the leader draws for every
-rank.
-What such a draw takes, a compiled grammar or the tokens before, the leader alone has: whether a
-grammar can be compiled in time may differ from process to process, and then ranks would. All other
-rows each rank draws itself, from the same bits. Thread rule: that of the forward.
-
-`LeaderRunner`: Runs plans on all ranks: each goes to the followers first, and then to this rank's
-own runner.
-As any runner to the engine. Thread rule: one thread. Invariants: every rank gets every plan, in the
-same order; where a plan fails on any rank, ranks no longer agree, and no other one is run: an error
-is the node's, never one request's.
+Thread rule: the one thread of the forward. Every rank gets every plan in one order, and an error on
+any rank is the node's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +20,14 @@ from .ranks import Ranks
 
 
 class LeaderDraws:
-    """As DrawnTogether."""
+    """Tokens of rows whose requests change their logits, which the leader draws for every rank.
+
+    What such a draw takes, a compiled grammar or the tokens before, the leader alone has: whether a
+    grammar can be compiled in time may differ from process to process, and then ranks would. All
+    other rows each rank draws itself, from the same bits. Thread rule: that of the forward.
+
+    As DrawnTogether.
+    """
 
     def __init__(self, collectives: Collectives, rank: int) -> None:
         self._collectives = collectives
@@ -48,13 +46,13 @@ class LeaderDraws:
 
 @dataclass(frozen=True)
 class LeaderForward:
-    """`InFlightForward` of this rank; what was drawn is compared with what the others drew. check:
-    raises where another rank did not come to it."""
+    """`InFlightForward` of this rank; what was drawn is compared with what the others drew.
+    collectives: check that every rank came to it; None: there is nothing to check."""
 
     number: int
     own: InFlightForward
     ranks: Ranks
-    check: Callable[[], None]
+    collectives: Collectives | None
 
     @property
     def has_ended(self) -> bool:
@@ -71,7 +69,8 @@ class LeaderForward:
     def result(self) -> DrawnTokens:
         try:
             drawn = self.own.result()
-            self.check()
+            if self.collectives is not None:
+                self.collectives.check()
         except Exception as error:
             self.ranks.blame(error)
             raise
@@ -82,15 +81,23 @@ class LeaderForward:
 
 
 class LeaderRunner:
+    """Runs plans on all ranks: each goes to the followers first, and then to this rank's own
+    runner.
+
+    As any runner to the engine. Thread rule: one thread. Invariants: every rank gets every plan, in
+    the same order; where a plan fails on any rank, ranks no longer agree, and no other one is run:
+    an error is the node's, never one request's.
+    """
+
     def __init__(
         self,
         runner: Runner,
         ranks: Ranks,
-        check: Callable[[], None] = lambda: None,
+        collectives: Collectives | None = None,
     ) -> None:
-        """runner: of this rank, whose collectives reach the others. check: as of LeaderForward."""
+        """runner: of this rank, whose collectives reach the others."""
         self._runner = runner
-        self._check = check
+        self._collectives = collectives
         self._ranks = ranks
         self._launched = 0
 
@@ -119,4 +126,4 @@ class LeaderRunner:
             self._ranks.blame(error)
             raise
         self._launched = plan.number + 1
-        return LeaderForward(plan.number, own, self._ranks, self._check)
+        return LeaderForward(plan.number, own, self._ranks, self._collectives)

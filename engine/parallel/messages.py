@@ -1,25 +1,23 @@
 """Messages between a leader and its followers, their frames and their checksum.
 
-`checksum()`: What a rank drew, as one number: ranks whose numbers differ compute different things.
-
-`frame()`: What the leader and a follower send each other, and the frames that carry it.
-Plain, immutable values; a plan travels as ForwardPlan.encode() made it.
+Plain, immutable values and pure functions.
 """
 
-from collections.abc import Sequence
-from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from tasuki.engine.apart.frames import FrameReader, framed, values_of
+from tasuki.engine.apart.frames import FrameReader, framed
 from tasuki.engine.messages.types import Message, reader_of
 from tasuki.engine.runner.base import DrawnTokens
 from tasuki.engine.tiers.copy_job import CopyJob, JobEnd
 
 
 def checksum(drawn: DrawnTokens) -> int:
-    """Of all tokens and drafts of a forward."""
+    """What a rank drew, as one number: ranks whose numbers differ compute different things.
+
+    Of all tokens and drafts of a forward.
+    """
     behind = {row: [token.token for token in found] for row, found in drawn.behind.items()}
     total = crc32(drawn.tokens.astype("<i4", copy=False).tobytes())
     for kind, lists in enumerate((behind, drawn.guessed)):
@@ -136,14 +134,13 @@ _READ = tuple(map(reader_of, _KINDS))
 
 
 def frame(message: Message) -> bytes:
+    """What the leader and a follower send each other, and the frames that carry it.
+
+    Plain, immutable values; a plan travels as ForwardPlan.encode() made it.
+    """
     return bytes(framed([(_NUMBER_OF[type(message)], message)]))
 
 
 def frame_reader() -> FrameReader:
     """Of what comes from the other end. Its take() raises BrokenFrame."""
-    return FrameReader(_messages)
-
-
-def _messages(body: bytes) -> list[Any]:
-    found: Sequence[tuple[int, Any]] = values_of(body, _READ)
-    return [message for _, message in found]
+    return FrameReader(_READ)

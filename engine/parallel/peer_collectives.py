@@ -1,8 +1,9 @@
 """Exchange between ranks that have a GPU each, through memory that all of them map.
 
-`exchange_kernel()`: What all ranks computed, summed or side by side on each of them, by stores into
+`exchange_kernel()` sums the ranks' results, or lays them side by side, on each rank, by stores into
 peers' memory.
-Every rank has a mailbox that its peers have mapped (mailboxes.py). Program b of a rank stores its
+
+Every rank has a mailbox that its peers have mapped (`Mailboxes`). Program b of a rank stores its
 chunk into place b of every peer's mailbox, raises its flag there, and waits for the flags of
 program b of all peers: programs of other numbers it never waits for. A flag is a number that grows
 by one a round, and is released and acquired at system scope.
@@ -14,21 +15,6 @@ Sums are added in rank order in float32 and rounded once: the same bits on every
 bound: behind it a rank sets its error word, takes what there is, and waits for nothing any more.
 Numbers of rounds stay on the device, so that a CUDA graph may hold these launches. Thread rule: one
 stream a mailbox, the same launches in the same order on every rank.
-
-`Mailboxes`: Every rank's mailbox on its own GPU, mapped by all others: what their kernels store
-into.
-Owns this rank's, and the mappings of the others', until the process ends: a peer's kernel may be
-under way there until then. Knows nothing of what travels. Made on the thread of the forward.
-
-`exchanged_arenas()`: The arenas of ranks that have a GPU each, as the leader's process has them
-mapped: it alone sends from them and receives into them, by peers' processes that map them too.
-The mappings last until the process ends: a kernel of a peer, or a digest, may be under way there
-until then. Called on the thread of the forward, on every rank.
-
-`PeerCollectives`: Collectives of ranks that have a GPU each: one kernel, in CUDA graphs and outside
-of them.
-A rank's part is stored into its peers' memory as it is, so a sum carries n - 1 times its bytes: for
-two ranks as few as any way does. Nothing waits on the host. Thread rule: one stream.
 """
 
 from dataclasses import dataclass
@@ -264,9 +250,15 @@ def compile_specs() -> list[KernelSpec]:
 
 @dataclass(frozen=True)
 class Mailboxes:
-    """addresses [ranks] int64 on the device: of every rank's mailbox, as this process has them
-    mapped. state [PLACES + 1] int32 on the device, as kernels keep it. words [2] int32, pinned:
-    whether a wait was given up here, and whether nobody is to wait any more."""
+    """Every rank's mailbox on its own GPU, mapped by all others: what their kernels store into.
+
+    Owns this rank's, and the mappings of the others', until the process ends: a peer's kernel may
+    be under way there until then. Knows nothing of what travels. Made on the thread of the forward.
+
+    addresses [ranks] int64 on the device: of every rank's mailbox, as this process has them mapped.
+    state [PLACES + 1] int32 on the device, as kernels keep it. words [2] int32, pinned: whether a
+    wait was given up here, and whether nobody is to wait any more.
+    """
 
     rank: int
     addresses: Tensor
@@ -312,8 +304,15 @@ class Mailboxes:
 
 
 def exchanged_arenas(exchange: Exchange, rank: int, arena: Tensor) -> list[RankMemory]:
-    """Every rank's, in rank order; of the leader's process, mapped there. arena: this rank's bytes,
-    as many as every rank's. Raises TransportError where memory cannot be shared."""
+    """The arenas of ranks that have a GPU each, as the leader's process has them mapped: it alone
+    sends from them and receives into them, by peers' processes that map them too.
+
+    The mappings last until the process ends: a kernel of a peer, or a digest, may be under way
+    there until then. Called on the thread of the forward, on every rank.
+
+    Every rank's, in rank order; of the leader's process, mapped there. arena: this rank's bytes, as
+    many as every rank's. Raises TransportError where memory cannot be shared.
+    """
     ipc = CudaIpc(arena.get_device())
     gpu = str(torch.cuda.get_device_properties(arena.device).uuid)
     found = []
@@ -334,8 +333,14 @@ _MOST_SPINS = (1 << 31) - 1
 
 
 class PeerCollectives:
-    """As Collectives. timeout: seconds, and up to as many again, that a kernel waits for the
-    slowest rank."""
+    """Collectives of ranks that have a GPU each: one kernel, in CUDA graphs and outside of them.
+
+    A rank's part is stored into its peers' memory as it is, so a sum carries n - 1 times its bytes:
+    for two ranks as few as any way does. Nothing waits on the host. Thread rule: one stream.
+
+    As Collectives. timeout: seconds, and up to as many again, that a kernel waits for the slowest
+    rank.
+    """
 
     def __init__(self, mailboxes: Mailboxes, timeout: float) -> None:
         self._mailboxes = mailboxes

@@ -1,14 +1,7 @@
 """A leader's followers: their processes, their sockets and their loss.
 
-`RankProcess`: A follower's process as its leader sees it.
-
-`Ranks`: The leader's followers: what goes to them, and the thread that notices when one is no more.
-Owns their processes, and one thread, which reads what they send. Thread rule: send(), drew() and
-blame() are the engine's thread's; loaded(), join(), joined() and close() are of the thread that
-builds; `on_loss` is called once, on whichever thread saw the loss. Invariants: the first loss is
-the reason, and every follower is killed with it, so that no rank waits for one that is gone;
-nothing waits without a bound: a rank that dies is noticed by its pidfd, one that stands still by
-its silence.
+Owns the followers' processes and the thread that reads what they send. The first loss is the
+reason, and every follower is killed with it. Nothing waits without a bound.
 """
 
 import os
@@ -29,16 +22,21 @@ from tasuki.engine.tiers.copy_job import JobEnd
 from tasuki.transfer.liveness.silence import Silence
 from tasuki.utils.child_process import Job, start_child_at_once
 from tasuki.utils.program import PACKAGE, line_of
+from tasuki.utils.signatures import Clock, EndNotice
 from tasuki.utils.system import name_this_thread
 
 from . import messages as r
+from .collectives import Collectives
 from .shared_arenas import AgreedSteps
 
 
 @dataclass
 class RankProcess:
-    """Owns the process and this end of its socket. child: where this process started it. handle: of
-    pidfd_open(2), readable once it has ended."""
+    """A follower's process as its leader sees it.
+
+    Owns the process and this end of its socket. child: where this process started it. handle: of
+    pidfd_open(2), readable once it has ended.
+    """
 
     pid: int
     connection: socket.socket
@@ -131,12 +129,26 @@ class _Follower:
         return beat.exchanges > self.last.exchanges or worked > _WORKS * self.silence.period
 
 
+OnCopyEnd = Callable[[int, JobEnd], None]
+"""Called with a transfer and its end, on the thread that reads."""
+
+
 class Ranks:
+    """The leader's followers: what goes to them, and the thread that notices when one is no more.
+
+    Owns their processes, and one thread, which reads what they send. Thread rule: send(), drew()
+    and blame() are the engine's thread's; loaded(), join(), joined() and close() are of the thread
+    that builds; `on_loss` is called once, on whichever thread saw the loss. Invariants: the first
+    loss is the reason, and every follower is killed with it, so that no rank waits for one that is
+    gone; nothing waits without a bound: a rank that dies is noticed by its pidfd, one that stands
+    still by its silence.
+    """
+
     def __init__(
         self,
         processes: Sequence[RankProcess],
         timeout: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         """processes: of ranks 1, 2, ... timeout: seconds of a rank's silence that end the node."""
         self._clock = clock
@@ -148,14 +160,13 @@ class Ranks:
         ]
         self._changed = threading.Condition()
         self._reason: str | None = None
-        self._on_loss: Callable[[str], None] | None = None
-        self._abandon: Callable[[], None] = lambda: None
-        self._begun: Callable[[], int] = lambda: 0
+        self._on_loss: EndNotice | None = None
+        self._collectives: Collectives | None = None
         self._over = 0
         self._closing = False
         self.agreed = AgreedSteps(1 + len(processes))
         self._checksums: dict[int, dict[int, int]] = {}
-        self._on_copy: dict[int, Callable[[int, JobEnd], None]] = {}
+        self._on_copy: dict[int, OnCopyEnd] = {}
         self._wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._watch, name="tasuki-ranks", daemon=True)
         self._thread.start()
@@ -169,7 +180,7 @@ class Ranks:
         """Of the followers, in rank order."""
         return [follower.process.pid for follower in self._followers]
 
-    def on_loss(self, call: Callable[[str], None]) -> None:
+    def on_loss(self, call: EndNotice) -> None:
         """Call it with the reason once a rank is lost, or now if one is."""
         with self._changed:
             self._on_loss = call
@@ -177,14 +188,10 @@ class Ranks:
         if reason is not None:
             call(reason)
 
-    def compare_exchanges(self, begun: Callable[[], int]) -> None:
-        """begun: as of this rank's Collectives. Before any forward."""
-        self._begun = begun
-
-    def abandon_by(self, call: Callable[[], None]) -> None:
-        """What lets this rank's forward end once another one is lost; from any thread. Before any
-        forward."""
-        self._abandon = call
+    def exchange_by(self, collectives: Collectives) -> None:
+        """Compare what the other ranks begin with these of this rank, and abandon these once
+        another rank is lost. Before any forward."""
+        self._collectives = collectives
 
     def check(self) -> None:
         """Raises RankLost where a rank is lost."""
@@ -220,7 +227,7 @@ class Ranks:
         self.check()
         self._send(message)
 
-    def on_copy(self, tier: int, call: Callable[[int, JobEnd], None]) -> None:
+    def on_copy(self, tier: int, call: OnCopyEnd) -> None:
         """Call it with a transfer and its end for each copy with that tier that a follower has
         ended, on the thread that reads."""
         self._on_copy[tier] = call
@@ -258,7 +265,8 @@ class Ranks:
             self._changed.notify_all()
         for follower in self._followers:
             follower.process.kill()
-        self._abandon()
+        if self._collectives is not None:
+            self._collectives.abandon()
         if call is not None:
             call(reason)
 
@@ -343,7 +351,8 @@ class Ranks:
 
     def _waits_for(self, follower: _Follower) -> bool:
         """This rank came to an exchange that the other one did not, or has ended a plan before."""
-        return follower.last.exchanges < self._begun() or follower.plans < self._over
+        begun = 0 if self._collectives is None else self._collectives.begun
+        return follower.last.exchanges < begun or follower.plans < self._over
 
     def _read(self, follower: _Follower, now: float) -> bool:
         """Whether more may come."""

@@ -1,13 +1,7 @@
 """What ranks of one host share with their leader: arena memory and agreed steps.
 
-`AgreedSteps`: How far all ranks are: what none of them has still to write.
-A step counter is each rank's own; a sender waits for this one, which has a value once the slowest
-rank does. Thread rule: any thread, one lock.
-
-`SharedArenas`: What the arenas of a node's ranks lie in, as its leader has it.
-So one process, the leader's, is who writes to peers and whom peers write to: its death is the end
-of all writes of this node. On a CPU that is one region of shared memory, of which each follower
-maps its own arena: who made it owns a mapping, and it ends with the last of them.
+The leader's process owns the memory and is the only one that writes to peers. Thread rule: any
+thread.
 """
 
 import mmap
@@ -36,7 +30,13 @@ class ReportedSteps(StepCounter):
 
 
 class AgreedSteps:
-    """steps: of all ranks; ticked here alone."""
+    """How far all ranks are: what none of them has still to write.
+
+    A step counter is each rank's own; a sender waits for this one, which has a value once the
+    slowest rank does. Thread rule: any thread, one lock.
+
+    steps: of all ranks; ticked here alone.
+    """
 
     def __init__(self, ranks: int) -> None:
         self.steps = StepCounter()
@@ -67,7 +67,14 @@ _NAME = "arenas"
 
 @dataclass(frozen=True)
 class SharedArenas:
-    """agreed: how far all ranks are."""
+    """What the arenas of a node's ranks lie in, as its leader has it.
+
+    So one process, the leader's, is who writes to peers and whom peers write to: its death is the
+    end of all writes of this node. On a CPU that is one region of shared memory, of which each
+    follower maps its own arena: who made it owns a mapping, and it ends with the last of them.
+
+    agreed: how far all ranks are.
+    """
 
     region: RankRegion
     spans: RankSpans

@@ -1,16 +1,6 @@
 """Tiers below arenas of several ranks: each rank copies its own part of every page and state.
 
-`FollowerTiers`: A follower's part of the tiers: it copies what the leader says, and says how each
-copy ended.
-Owns a copier a tier, and one thread that sends ends. Thread rule: handle() is of the thread that
-runs plans, so that a copy begins behind those that came before it.
-
-`RankCopier`: Copies of a tier on all ranks, as one copier: a copy has ended when it has on every
-rank, and is good where it was on each.
-Thread rule: as `Copier`, the engine loop's; ended() is called on the thread that reads what
-followers send. Invariants: a follower is sent a copy behind all plans that the copy is behind here,
-and takes both in that order; each rank is awaited once, whatever the others said; what is given up
-here is cancelled there.
+Owns a copier for each tier on every follower. A copy is good where it was good on each rank.
 """
 
 import threading
@@ -19,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tasuki.engine.messages.types import Message
 from tasuki.engine.tiers.copy_job import CopyJob, JobEnd
 from tasuki.engine.tiers.copy_thread import CopyThread
 from tasuki.engine.tiers.digests import TierDigests
@@ -32,8 +23,18 @@ _LOOK_SECONDS = 0.002
 _CLOSE_SECONDS = 5.0
 
 
+SendToLeader = Callable[[Message], None]
+"""Sends a message to the leader. Raises OSError or a LeaderGone once it is gone."""
+
+
 class FollowerTiers:
-    def __init__(self, copiers: Sequence[CopyThread], send: Callable[[r.CopyEnded], None]) -> None:
+    """A follower's part of the tiers: it copies what the leader says, and says how each copy ended.
+
+    Owns a copier a tier, and one thread that sends ends. Thread rule: handle() is of the thread
+    that runs plans, so that a copy begins behind those that came before it.
+    """
+
+    def __init__(self, copiers: Sequence[CopyThread], send: SendToLeader) -> None:
         """copiers: by tier. send: to the leader; raises OSError or a LeaderGone once it is gone."""
         self._copiers = copiers
         self._send = send
@@ -96,6 +97,15 @@ class _Awaited:
 
 
 class RankCopier:
+    """Copies of a tier on all ranks, as one copier: a copy has ended when it has on every rank, and
+    is good where it was on each.
+
+    Thread rule: as `Copier`, the engine loop's; ended() is called on the thread that reads what
+    followers send. Invariants: a follower is sent a copy behind all plans that the copy is behind
+    here, and takes both in that order; each rank is awaited once, whatever the others said; what is
+    given up here is cancelled there.
+    """
+
     def __init__(self, own: CopyThread, tier: int, ranks: Ranks) -> None:
         """own: of the leader's arena. tier: its place."""
         self._own = own

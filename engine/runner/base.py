@@ -1,11 +1,6 @@
 """What runs plans, and the columns of drawn tokens that each forward returns.
 
-`DrawnTokens`: What a forward drew, as columns: plain values, as a process that runs plans sends
-them back.
-
-`Runner`: What runs plans: the protocol of a runner, of a forward in flight and of an event.
-A runner sees plans (engine/forward_plan.py) and memory; no request, no tree. Launching and reading
-the result are apart, so that the next forward is planned while this one runs.
+Owns nothing. A runner sees plans and memory, but no request and no tree.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,11 +18,14 @@ from tasuki.model.ops.sampling.reference import Sampled
 
 @dataclass(frozen=True)
 class DrawnTokens:
-    """By the plan's rows, columns [n]: tokens int32, logprobs and margins float64, as in Sampled. A
+    """What a forward drew, as columns: plain values, as a process that runs plans sends them back.
+
+    By the plan's rows, columns [n]: tokens int32, logprobs and margins float64, as in Sampled. A
     row of which nothing was to be drawn has zeros. tops: the likeliest tokens of those rows that
     want any. scores: of those rows whose prompts are scored. behind: of those rows that verify
     drafts, what was drawn behind each draft that held. guessed: of rows with a Guess, what may
-    follow. on_lane: of such rows where that stays with the runner, how many tokens are there."""
+    follow. on_lane: of such rows where that stays with the runner, how many tokens are there.
+    """
 
     tokens: Ints
     logprobs: NDArray[np.float64]
@@ -112,6 +110,16 @@ class InFlightForward(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class RunnerSizes:
+    """batch: the most requests of a forward. drafts, guesses: of a row at most, that are verified
+    and that the draft layer makes."""
+
+    batch: int
+    drafts: int = 0
+    guesses: int = 0
+
+
 Event = Callable[[], bool]
 """Whether all that was launched before it was recorded has ended."""
 
@@ -122,7 +130,13 @@ class EventRecorder(Protocol):
 
 
 class Runner(EventRecorder, Protocol):
-    """Plans are run in the order of their numbers, each after the one before has ended."""
+    """What runs plans: the protocol of a runner, of a forward in flight and of an event.
+
+    A runner sees plans (engine/forward_plan.py) and memory; no request, no tree. Launching and
+    reading the result are apart, so that the next forward is planned while this one runs.
+
+    Plans are run in the order of their numbers, each after the one before has ended.
+    """
 
     @property
     def ticks(self) -> int:

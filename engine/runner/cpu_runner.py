@@ -1,18 +1,7 @@
 """The runner of CPUs.
 
-`HeldInputs`: What the recurrence of rows that verify drafts was given, and what a draft layer
-carries over from them, kept until it shows how many of their tokens hold.
-Such a row leaves its slots as they were (forward_plan.py, invariant 5). Storing the state behind
-some of its tokens is the recurrence once more, over the same inputs and by the same arithmetic, one
-token after another: so the state is bit for bit what as many decode steps would have left. Keeping
-the inputs takes a hundredth of a state a token.
-Owns the inputs of at most one row a lane, from its forward to its fold, or until its sequence
-leaves. Thread rule: the runner's.
-
-`CpuRunner`: Runs plans on the CPU: a launch computes at once, and everything else is as on a GPU: a
-drawn token stays on its lane, and the next forward takes it from there. A row of several tokens
-draws one behind each, in order, until a draft is another one.
-Owns the lanes and what it keeps of sequences; shares model and arena. Thread rule: one thread.
+Owns the last tokens of lanes and the inputs of rows with drafts. Thread rule: one thread. A launch
+computes at once; all else is as on a GPU.
 """
 
 import time
@@ -78,6 +67,17 @@ class InputsOfRows(LayerHooks):
 
 
 class HeldInputs:
+    """What the recurrence of rows that verify drafts was given, and what a draft layer carries over
+    from them, kept until it shows how many of their tokens hold.
+
+    Such a row leaves its slots as they were (forward_plan.py, invariant 5). Storing the state
+    behind some of its tokens is the recurrence once more, over the same inputs and by the same
+    arithmetic, one token after another: so the state is bit for bit what as many decode steps would
+    have left. Keeping the inputs takes a hundredth of a state a token. Owns the inputs of at most
+    one row a lane, from its forward to its fold, or until its sequence leaves. Thread rule: the
+    runner's.
+    """
+
     def __init__(self) -> None:
         self._rows: dict[int, HeldRow] = {}
 
@@ -141,6 +141,13 @@ class CpuForward:
 
 
 class CpuRunner:
+    """Runs plans on the CPU: a launch computes at once, and everything else is as on a GPU: a drawn
+    token stays on its lane, and the next forward takes it from there. A row of several tokens draws
+    one behind each, in order, until a draft is another one.
+
+    Owns the lanes and what it keeps of sequences; shares model and arena. Thread rule: one thread.
+    """
+
     def __init__(
         self,
         model: Qwen35Model,

@@ -1,25 +1,7 @@
 """Captured CUDA graphs of decode steps, of verification and of guesses.
 
-`DecodeGraphs`: Decode steps as CUDA graphs, one a padded batch size, from the drawn tokens to the
-next ones.
-Owns the graphs and their memory. A replay reads its rows, pages and lanes from buffers of fixed
-address and writes tokens back to the lanes, so that the next replay needs nothing from the host.
-
-`SplitGraph`: A step as two CUDA graphs, the first of a few layers: the device works on those while
-the host launches the rest, which takes half a millisecond of a thousand kernels.
-It matters where the device waits for the host, as for rows with drafts: a step that was planned
-ahead is launched long before it begins.
-
-`VerifyGraphs`: Steps of rows with drafts as CUDA graphs, two a padded batch size and number of
-tokens a row: from the tokens to a draw behind each.
-Owns the graphs, their memory and the logits, which all of them leave in one place: kept apart they
-would take gigabytes.
-
-`GuessGraphs`: The draft layer's guesses as CUDA graphs, one a padded batch size and number of
-guesses: from what was drawn last to so many drafts on the rows' lanes, of which each is behind the
-one before.
-Owns the graphs and their memory. Draws from a part of the vocabulary (top_k, top_p) are graphs of
-their own, since finding the part takes longer than all else of a small draw.
+Owns the graphs and their memory. A replay reads and writes buffers of fixed address, so it needs
+nothing from the host. Thread rule: the runner's; one stream.
 """
 
 import gc
@@ -41,6 +23,7 @@ from tasuki.model.ops.sampling.top_k_top_p import cut
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
 from tasuki.utils.logs import Progress, no_progress
+from tasuki.utils.signatures import Notice
 
 from .device_batch import DeviceBatch, LastTokens
 from .draft_rows import DraftedRows, GuessRows
@@ -48,6 +31,13 @@ from .rows import padded_sizes, widths
 
 
 class DecodeGraphs:
+    """Decode steps as CUDA graphs, one a padded batch size, from the drawn tokens to the next ones.
+
+    Owns the graphs and their memory. A replay reads its rows, pages and lanes from buffers of fixed
+    address and writes tokens back to the lanes, so that the next replay needs nothing from the
+    host.
+    """
+
     def __init__(
         self,
         model: Qwen35Model,
@@ -123,6 +113,13 @@ _FIRST_SHARE = 6
 
 
 class SplitGraph:
+    """A step as two CUDA graphs, the first of a few layers: the device works on those while the
+    host launches the rest, which takes half a millisecond of a thousand kernels.
+
+    It matters where the device waits for the host, as for rows with drafts: a step that was planned
+    ahead is launched long before it begins.
+    """
+
     def __init__(
         self,
         step: Callable[[LayerHooks], object],
@@ -148,7 +145,7 @@ class SplitGraph:
 
 
 class _Cut(LayerHooks):
-    def __init__(self, layer: int, cut: Callable[[], None]) -> None:
+    def __init__(self, layer: int, cut: Notice) -> None:
         """cut: called once that layer is captured."""
         self._layer = layer
         self._cut = cut
@@ -159,6 +156,13 @@ class _Cut(LayerHooks):
 
 
 class VerifyGraphs:
+    """Steps of rows with drafts as CUDA graphs, two a padded batch size and number of tokens a row:
+    from the tokens to a draw behind each.
+
+    Owns the graphs, their memory and the logits, which all of them leave in one place: kept apart
+    they would take gigabytes.
+    """
+
     def __init__(
         self,
         model: Qwen35Model,
@@ -233,6 +237,14 @@ class VerifyGraphs:
 
 
 class GuessGraphs:
+    """The draft layer's guesses as CUDA graphs, one a padded batch size and number of guesses: from
+    what was drawn last to so many drafts on the rows' lanes, of which each is behind the one
+    before.
+
+    Owns the graphs and their memory. Draws from a part of the vocabulary (top_k, top_p) are graphs
+    of their own, since finding the part takes longer than all else of a small draw.
+    """
+
     def __init__(
         self,
         model: Qwen35Model,

@@ -1,16 +1,7 @@
 """The runner of GPUs.
 
-`LayerEvents`: Ticks the step counter when a GPU has written a layer's KV and state.
-Owns what waits for the event behind each layer's writes and ticks, on a thread of its own that
-never holds the interpreter's lock (cpp_cache/dataplane/stream_ticks.h): the thread of the forward
-only records. Thread rule: hooks on the engine loop's thread; the thread there is the only one that
-ticks the counter.
-
-`CudaRunner`: Runs plans on a GPU: decoding rows by a captured graph, those with drafts by another
-one, prompts eagerly behind them; then the draft layer guesses what follows.
-Owns the last tokens, the rows and the block table; shares model and arena. Everything joins one
-stream, the current one, and nothing waits for the GPU but InFlightForward.result(). Thread rule:
-the engine loop's.
+Owns the last tokens, the rows, the block table and the thread of layer events. Thread rule: the
+engine loop's. All work joins one stream, and only InFlightForward.result() waits for the GPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,9 +30,18 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.windows.window import StepCounter
 from tasuki.utils.logs import Progress, no_progress
 
-from .base import DeviceLost, DrawnTokens, Event
+from .base import DeviceLost, DrawnTokens, Event, RunnerSizes
 from .cuda_graphs import DecodeGraphs
-from .device_batch import BlockTable, DeviceBatch, LaneDrafts, LastTokens, SamplingTable, take_over
+from .device_batch import (
+    BlockTable,
+    DeviceBatch,
+    LaneDrafts,
+    LaneStates,
+    LastTokens,
+    SamplingTable,
+    StepShape,
+    take_over,
+)
 from .device_drafts import DraftVerifier, LayerDrafter
 from .draft_rows import VerifiedRows
 from .eager_sampler import DrawnOnce, EagerSampler, TopTokens
@@ -50,7 +50,15 @@ from .rows import ResolvedRows, SequenceStates
 
 
 class LayerEvents(LayerHooks):
-    """launched: the counter's value once all recorded events passed."""
+    """Ticks the step counter when a GPU has written a layer's KV and state.
+
+    Owns what waits for the event behind each layer's writes and ticks, on a thread of its own that
+    never holds the interpreter's lock (cpp_cache/dataplane/stream_ticks.h): the thread of the
+    forward only records. Thread rule: hooks on the engine loop's thread; the thread there is the
+    only one that ticks the counter.
+
+    launched: the counter's value once all recorded events passed.
+    """
 
     def __init__(self, steps: StepCounter, layers: int) -> None:
         """layers: of a forward."""
@@ -139,28 +147,34 @@ class CudaForward:
 
 
 class CudaRunner:
+    """Runs plans on a GPU: decoding rows by a captured graph, those with drafts by another one,
+    prompts eagerly behind them; then the draft layer guesses what follows.
+
+    Owns the last tokens, the rows and the block table; shares model and arena. Everything joins one
+    stream, the current one, and nothing waits for the GPU but InFlightForward.result(). Thread
+    rule: the engine loop's.
+    """
+
     def __init__(
         self,
         model: Qwen35Model,
         arena: Arena,
         ticks: LayerEvents | None,
         grammars: GrammarCompiler,
+        sizes: RunnerSizes,
         *,
-        max_batch: int,
         max_position: int,
-        drafts: int = 0,
-        guesses: int = 0,
         progress: Progress = no_progress,
         together: DrawnTogether | None = None,
     ) -> None:
         """Captures the graphs, which progress counts. ticks: counts the layers of prompts, if
-        anybody is to know: what decodes hands nothing on. drafts, guesses: of a row at most, that
-        are verified and that the draft layer proposes. together: with the other ranks of the
+        anybody is to know: what decodes hands nothing on. together: with the other ranks of the
         model, all of which do this at a time; None: there are none. REQUIRES: the model has
         Triton's operators; guesses are drafts, and the arena has a draft layer for them."""
         backend = model.backend
         assert isinstance(backend, TritonBackend)
         layout, device = arena.layout, arena.bytes.device
+        max_batch, drafts, guesses = sizes.batch, sizes.drafts, sizes.guesses
         pages = min(-(-max_position // PAGE_TOKENS), arena.slabs * layout.pages_per_slab)
         self._model = model
         self._backend = backend
@@ -186,36 +200,21 @@ class CudaRunner:
             device,
             together,
         )
+        states = LaneStates(self._sequences, self._sampling, self._lanes)
+        shape = StepShape(max_batch, pages)
         on_lanes = LaneDrafts(arena.slabs + 1, guesses, device) if guesses else None
         self._on_lanes = on_lanes
         self._verifier = None
         if drafts:
             self._verifier = DraftVerifier(
-                model,
-                backend,
-                arena,
-                self._sequences,
-                self._sampling,
-                self._eager,
-                scratch_lane=self._lanes.scratch,
-                rows=max_batch,
-                pages=pages,
+                *(model, backend, arena, states, self._eager, shape),
                 drafts=drafts,
                 on_lanes=on_lanes,
             )
         self._drafter = None
         if on_lanes is not None and self._verifier is not None:
             self._drafter = LayerDrafter(
-                model,
-                backend,
-                arena,
-                self._sequences,
-                self._sampling,
-                self._lanes,
-                self._verifier,
-                on_lanes,
-                rows=max_batch,
-                pages=pages,
+                model, backend, arena, states, self._verifier, on_lanes, shape
             )
         self._warm_up()
         begun = _recorded(timed=True)

@@ -1,26 +1,12 @@
 """A batch on a GPU: its inputs and results, and tables kept between steps.
 
-`BlockTable`: The block table of the decoding rows on a GPU, kept between steps: a step copies what
-is new.
-Owns the table, who sits in which row and how much of each row is written. Thread rule and copies:
-as in device_batch.
-
-`LastTokens`: The token drawn last of every sequence, on the GPU: how one step hands the next its
-input.
-Owns one number a lane. One lane more than there are slots is for rows that count for nothing.
-
-`LaneDrafts`: Drafts that the draft layer guessed for each lane, on the GPU: how one step hands the
-next its drafts, of which the host knows only how many there are.
-Owns them, a row of numbers a lane, and their counts. Thread rule: the engine loop's; one stream.
-
-`DeviceBatch`: The rows of a batch as numbers on a GPU: inputs that one copy fills, results that one
-copy reads.
-Owns both blocks; their addresses never change, so that graphs may be captured over them. Knows
-neither pages nor the model. Thread rule: the engine loop's, one stream. Copies are asynchronous
-from and to pinned memory that nothing reuses before they have ended.
+Owns buffers of fixed address, so that graphs may be captured over them. Thread rule: the engine
+loop's, one stream. Copies are asynchronous, from and to pinned memory that nothing reuses before
+they have ended.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from operator import is_
 
 import numpy as np
@@ -35,11 +21,17 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.sample import Draws
 
 from .base import DrawnTokens
-from .rows import ResolvedRows, SequencePages
+from .rows import ResolvedRows, SequencePages, SequenceStates
 
 
 class BlockTable:
-    """table [rows, pages] int32; of a row only the pages of its sequence mean anything."""
+    """The block table of the decoding rows on a GPU, kept between steps: a step copies what is new.
+
+    Owns the table, who sits in which row and how much of each row is written. Thread rule and
+    copies: as in device_batch.
+
+    table [rows, pages] int32; of a row only the pages of its sequence mean anything.
+    """
 
     def __init__(self, rows: int, pages: int, device: torch.device) -> None:
         self.table = torch.zeros(rows, pages, dtype=torch.int32, device=device)
@@ -82,6 +74,11 @@ class BlockTable:
 
 
 class LastTokens:
+    """The token drawn last of every sequence, on the GPU: how one step hands the next its input.
+
+    Owns one number a lane. One lane more than there are slots is for rows that count for nothing.
+    """
+
     def __init__(self, slots: int, device: torch.device) -> None:
         self.scratch = slots
         self._tokens = torch.zeros(slots + 1, dtype=torch.int32, device=device)
@@ -108,6 +105,13 @@ class LastTokens:
 
 
 class LaneDrafts:
+    """Drafts that the draft layer guessed for each lane, on the GPU: how one step hands the next
+    its drafts, of which the host knows only how many there are.
+
+    Owns them, a row of numbers a lane, and their counts. Thread rule: the engine loop's; one
+    stream.
+    """
+
     def __init__(self, lanes: int, drafts: int, device: torch.device) -> None:
         """lanes: that one of rows which count for nothing included. drafts: of a lane at most."""
         self.tokens: Tensor = torch.zeros(lanes, drafts, dtype=torch.int32, device=device)
@@ -185,8 +189,33 @@ class SamplingTable:
         return bool(wanted.any())
 
 
+@dataclass(frozen=True)
+class LaneStates:
+    """What a runner keeps of its requests between forwards, by lane."""
+
+    sequences: SequenceStates
+    sampling: SamplingTable
+    lanes: LastTokens
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """rows: most of a step; pages: most of a row."""
+
+    rows: int
+    pages: int
+
+
 class DeviceBatch:
-    """At most `capacity` rows; scratch_lane: the lane that rows past the last one use."""
+    """The rows of a batch as numbers on a GPU: inputs that one copy fills, results that one copy
+    reads.
+
+    Owns both blocks; their addresses never change, so that graphs may be captured over them. Knows
+    neither pages nor the model. Thread rule: the engine loop's, one stream. Copies are asynchronous
+    from and to pinned memory that nothing reuses before they have ended.
+
+    At most `capacity` rows; scratch_lane: the lane that rows past the last one use.
+    """
 
     def __init__(self, capacity: int, scratch_lane: int, device: torch.device) -> None:
         self._stride = -(-capacity // _ALIGNMENT) * _ALIGNMENT

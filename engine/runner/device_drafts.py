@@ -1,18 +1,7 @@
 """Drafts on a GPU: rows with drafts are verified, and the draft layer guesses the next ones.
 
-`DraftVerifier`: Computes rows with drafts on a GPU, and folds what of them holds.
-Owns their numbers on the device, their pages' table, their graphs and what is kept of their last
-steps for folds; shares model, arena and samplers with the runner. A row that goes on with drafts
-folds its last step on the way (model/ops/gdn/verify/rows.py), any other at once: the engine folds
-before it drafts again, since it drafts behind what is there. Thread rule: the runner's; one stream.
-
-`LayerDrafter`: Lets the model's draft layer guess on a GPU, behind what a forward draws or before
-it begins: one graph, in which each guess takes what the one before drew. The drafts stay on the
-rows' lanes.
-Owns the rows' numbers, their pages' table and the graphs; shares model, arena, last tokens and the
-lanes' drafts with the runner. A draft is drawn with the temperature, cuts and noise of its
-position, as the model will draw there (model/qwen3_5.py is the CPU's). Thread rule: the
-runner's; one stream.
+Owns the rows' numbers, page tables and graphs; shares model and arena with the runner. Thread rule:
+the runner's; one stream.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -34,10 +23,10 @@ from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
 
 from .cuda_graphs import GuessGraphs, VerifyGraphs
-from .device_batch import BlockTable, LaneDrafts, LastTokens, SamplingTable
+from .device_batch import BlockTable, LaneDrafts, LaneStates, StepShape
 from .draft_rows import DraftedRows, GuessRows, HeldFold, LastDrawn, VerifiedRows
 from .eager_sampler import EagerSampler
-from .rows import MOST_ROWS, ResolvedRows, SequenceStates, token_rows
+from .rows import MOST_ROWS, ResolvedRows, token_rows
 
 _MOST_TOKENS_BESIDE = 128
 """Tokens of a step up to which its products take as long as its weights' bytes: with more, rows of
@@ -59,33 +48,39 @@ class _Held:
 
 
 class DraftVerifier:
+    """Computes rows with drafts on a GPU, and folds what of them holds.
+
+    Owns their numbers on the device, their pages' table, their graphs and what is kept of their
+    last steps for folds; shares model, arena and samplers with the runner. A row that goes on with
+    drafts folds its last step on the way (model/ops/gdn/verify/rows.py), any other at once: the
+    engine folds before it drafts again, since it drafts behind what is there. Thread rule: the
+    runner's; one stream.
+    """
+
     def __init__(
         self,
         model: Qwen35Model,
         backend: TritonBackend,
         arena: Arena,
-        sequences: SequenceStates,
-        sampling: SamplingTable,
+        states: LaneStates,
         eager: EagerSampler,
+        shape: StepShape,
         *,
-        scratch_lane: int,
-        rows: int,
-        pages: int,
         drafts: int,
         on_lanes: LaneDrafts | None,
     ) -> None:
-        """rows, pages: most of a step, and of a row. drafts: of a row at most. on_lanes: those that
+        """shape: of the largest step. drafts: of a row at most. on_lanes: those that
         guesses leave, if anybody makes some. REQUIRES: nothing in the arena is used yet."""
         device = arena.bytes.device
         self._model = model
         self._arena = arena
-        self._sequences = sequences
-        self._sampling = sampling
+        self._sequences = states.sequences
+        self._sampling = states.sampling
         self._eager = eager
         self._device = device
-        self._most = min(rows, MOST_ROWS)
-        self._rows = DraftedRows(self._most, drafts + 1, scratch_lane, device)
-        self._table = BlockTable(self._most, pages, device)
+        self._most = min(shape.rows, MOST_ROWS)
+        self._rows = DraftedRows(self._most, drafts + 1, states.lanes.scratch, device)
+        self._table = BlockTable(self._most, shape.pages, device)
         self._scratch = backend.verify_scratch(self._most, drafts + 1)
         self._on_lanes = on_lanes
         self._graphs = VerifyGraphs(
@@ -292,33 +287,39 @@ class DraftVerifier:
 
 
 class LayerDrafter:
+    """Lets the model's draft layer guess on a GPU, behind what a forward draws or before it begins:
+    one graph, in which each guess takes what the one before drew. The drafts stay on the rows'
+    lanes.
+
+    Owns the rows' numbers, their pages' table and the graphs; shares model, arena, last tokens and
+    the lanes' drafts with the runner. A draft is drawn with the temperature, cuts and noise of its
+    position, as the model will draw there (model/qwen3_5.py is the CPU's). Thread rule: the
+    runner's; one stream.
+    """
+
     def __init__(
         self,
         model: Qwen35Model,
         backend: TritonBackend,
         arena: Arena,
-        sequences: SequenceStates,
-        sampling: SamplingTable,
-        lanes: LastTokens,
+        states: LaneStates,
         verifier: DraftVerifier,
         drafts: LaneDrafts,
-        *,
-        rows: int,
-        pages: int,
+        shape: StepShape,
     ) -> None:
-        """verifier: of the rows that the guesses begin behind. drafts: where they go. rows, pages:
-        most of a step, and of a row. REQUIRES: nothing in the arena is used yet; it has a draft
+        """verifier: of the rows that the guesses begin behind. drafts: where they go. shape: of the
+        largest step. REQUIRES: nothing in the arena is used yet; it has a draft
         layer."""
-        self._sequences = sequences
-        self._sampling = sampling
-        self._lanes = lanes
+        self._sequences = states.sequences
+        self._sampling = states.sampling
+        self._lanes = lanes = states.lanes
         self._verifier = verifier
         self._drafts = drafts
-        self._most = min(rows, MOST_ROWS)
+        self._most = min(shape.rows, MOST_ROWS)
         self._rows = GuessRows(
             self._most, model.config.hidden, lanes, arena.carry[0], verifier.last_drawn
         )
-        self._table = BlockTable(self._most, pages, arena.bytes.device)
+        self._table = BlockTable(self._most, shape.pages, arena.bytes.device)
         self._graphs = GuessGraphs(
             model, backend, arena, self._rows, self._table.table, drafts.tokens
         )

@@ -1,17 +1,7 @@
 """Rows with drafts on a GPU: drafts to verify, verified results, rows to guess behind.
 
-`DraftedRows`: Rows with drafts as numbers on a GPU: two batches, of sequences and of their tokens,
-and what neither of them has.
-Owns them; their addresses never change, so that graphs may be captured over them. Thread rule and
-copies: as in device_batch.
-
-`VerifiedRows`: What was drawn behind the tokens of rows with drafts, on its way to the host, and
-how much of it counts: a draw does only where the draft before it is what was drawn there.
-Owns nothing. Thread rule: the engine loop's.
-
-`GuessRows`: Rows behind which the draft layer guesses, as numbers on a GPU.
-Owns them, and the hidden states that go from one guess to the next; their addresses never change,
-so that graphs may be captured over them. Thread rule and copies: as in device_batch.
+Owns buffers of fixed address, so that graphs may be captured over them. Thread rule and copies: as
+in device_batch.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,7 +53,14 @@ class LastDrawn:
 
 
 class DraftedRows:
-    """At most `capacity` rows of at most `width` tokens; scratch_lane: as for a DeviceBatch."""
+    """Rows with drafts as numbers on a GPU: two batches, of sequences and of their tokens, and what
+    neither of them has.
+
+    Owns them; their addresses never change, so that graphs may be captured over them. Thread rule
+    and copies: as in device_batch.
+
+    At most `capacity` rows of at most `width` tokens; scratch_lane: as for a DeviceBatch.
+    """
 
     def __init__(self, capacity: int, width: int, scratch_lane: int, device: torch.device) -> None:
         self._sequences = DeviceBatch(capacity, scratch_lane, device)
@@ -170,10 +167,16 @@ class DraftedRows:
 
 @dataclass(frozen=True)
 class VerifiedRows:
-    """Of the plan's rows of these numbers. lengths: tokens of each; a row has `width` tokens in
-    `ids`, of which those behind the first are drafts, in `drawn`, which is as DeviceBatch.read()
-    has it, and in `tops`. adjusted: all that counts of some of the rows, by their place in `rows`,
-    as drawn one after another."""
+    """What was drawn behind the tokens of rows with drafts, on its way to the host, and how much of
+    it counts: a draw does only where the draft before it is what was drawn there.
+
+    Owns nothing. Thread rule: the engine loop's.
+
+    Of the plan's rows of these numbers. lengths: tokens of each; a row has `width` tokens in `ids`,
+    of which those behind the first are drafts, in `drawn`, which is as DeviceBatch.read() has it,
+    and in `tops`. adjusted: all that counts of some of the rows, by their place in `rows`, as drawn
+    one after another.
+    """
 
     rows: NDArray[np.int64]
     lengths: Ints
@@ -227,7 +230,13 @@ _LEFT, _PLACES, _SLOTS, _WIDTH = range(4)
 
 
 class GuessRows:
-    """At most `capacity` rows."""
+    """Rows behind which the draft layer guesses, as numbers on a GPU.
+
+    Owns them, and the hidden states that go from one guess to the next; their addresses never
+    change, so that graphs may be captured over them. Thread rule and copies: as in device_batch.
+
+    At most `capacity` rows.
+    """
 
     def __init__(
         self, capacity: int, width: int, lanes: LastTokens, carry: Tensor, verified: LastDrawn

@@ -1,14 +1,6 @@
 """Work on logits beside sampling: adjustments by lane, and scores of prompts.
 
-`LaneAdjustments`: How the logits of each lane are adjusted before a token is drawn from them, and
-the tokens that this depends on.
-Owns a `LogitAdjuster` of every lane whose request asks for one; knows neither pages nor forwards.
-Thread rule: the runner's. Invariant: whoever draws from adjusted logits gives a lane's adjuster
-every token that was drawn before, in order.
-
-`score_prompts()`: Scores the prompts of a plan's rows, while their forward's last hidden states
-stand.
-Pure; the runner's thread.
+Owns an adjuster for each lane whose request asks for one. Thread rule: the runner's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,6 +56,14 @@ class DrawnTogether(Protocol):
 
 
 class LaneAdjustments:
+    """How the logits of each lane are adjusted before a token is drawn from them, and the tokens
+    that this depends on.
+
+    Owns a `LogitAdjuster` of every lane whose request asks for one; knows neither pages nor
+    forwards. Thread rule: the runner's. Invariant: whoever draws from adjusted logits gives a
+    lane's adjuster every token that was drawn before, in order.
+    """
+
     def __init__(self, model: ModelConfig, grammars: GrammarCompiler) -> None:
         self._model = model
         self._grammars = grammars
@@ -123,8 +123,13 @@ def score_prompts(
     head: HeadOf,
     device: torch.device,
 ) -> dict[int, ScoredRows]:
-    """By the plan's rows. rows: the plan's. starts: where each row's tokens begin in the forward.
-    Raises PlanError where a row that is scored has fewer tokens than its plan scores."""
+    """Scores the prompts of a plan's rows, while their forward's last hidden states stand.
+
+    Pure; the runner's thread.
+
+    By the plan's rows. rows: the plan's. starts: where each row's tokens begin in the forward.
+    Raises PlanError where a row that is scored has fewer tokens than its plan scores.
+    """
     found = {}
     for item in plan.scored:
         at = int(rows.tokens_at[item.row])

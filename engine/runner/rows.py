@@ -1,17 +1,6 @@
 """A plan's rows as numbers of this host, padded to the sizes of captured graphs.
 
-`padded_sizes()`: The batch sizes that decode graphs are captured for. Pure.
-
-`token_rows()`: Rows of several tokens as rows of one, and how many of what a step has room for.
-Pure.
-
-`SequenceStates`: What a runner keeps of the sequences that joined, and a plan's rows as numbers of
-this host.
-Owns pages, slots and how far each lane is; knows no tensor. Thread rule: the runner's. Invariant:
-position and pending of a lane are those behind all plans that were applied, whether their forwards
-have ended or not. A forward draws as many tokens as its plan says, so the host knows both without
-waiting; where a forward decides how many of its tokens hold, they become numbers on the device, and
-resolve() a kernel.
+Owns the pages, slots and length of each lane; knows no tensor. Thread rule: the runner's.
 """
 
 from dataclasses import dataclass, replace
@@ -38,7 +27,9 @@ _STRIDES = ((4, 2), (16, 4), (64, 8), (256, 16))
 
 
 def padded_sizes(largest: int) -> list[int]:
-    """1, 2, 4, 8, 12, 16, 24, ...; the last is `largest`.
+    """The batch sizes that decode graphs are captured for. Pure.
+
+    1, 2, 4, 8, 12, 16, 24, ...; the last is `largest`.
 
     A row too many costs its share of the matrix products and nothing else.
     """
@@ -112,7 +103,16 @@ class ResolvedRows:
 
 
 class SequenceStates:
-    """Of at most `lanes` lanes with at most `slots` working slots each."""
+    """What a runner keeps of the sequences that joined, and a plan's rows as numbers of this host.
+
+    Owns pages, slots and how far each lane is; knows no tensor. Thread rule: the runner's.
+    Invariant: position and pending of a lane are those behind all plans that were applied, whether
+    their forwards have ended or not. A forward draws as many tokens as its plan says, so the host
+    knows both without waiting; where a forward decides how many of its tokens hold, they become
+    numbers on the device, and resolve() a kernel.
+
+    Of at most `lanes` lanes with at most `slots` working slots each.
+    """
 
     def __init__(self, lanes: int, slots: int = 2) -> None:
         self._next = 0
@@ -264,8 +264,13 @@ def widths(drafts: int) -> list[int]:
 
 
 def token_rows(rows: ResolvedRows, width: int) -> ResolvedRows:
-    """`width` rows of a token for each of the rows, in order; those past a row's length stand at
-    position -1."""
+    """Rows of several tokens as rows of one, and how many of what a step has room for.
+
+    Pure.
+
+    `width` rows of a token for each of the rows, in order; those past a row's length stand at
+    position -1.
+    """
     place = np.tile(np.arange(width, dtype=np.int32), len(rows))
     each = rows.take(np.repeat(np.arange(len(rows)), width))
     starts: Ints = np.where(place < each.lengths, each.starts + place, np.int32(-1))

@@ -1,38 +1,6 @@
 """Admission: how many requests may run, how long they may wait, which are refused at once.
 
-`StepOutlook`: How long a step of so many answers takes, by what the last ones took.
-Knows rows and seconds, no requests. Thread rule: the engine loop's. Invariants: a step of more rows
-is never expected to be shorter; what a newer step contradicts is forgotten, so that answers whose
-contexts grow are seen; one slow step alone shows nothing where the one before it had as many rows.
-
-`Seats`: How many requests may run beside each other.
-With a target for the time between two tokens: as many as a step has time for, found by doubling.
-One target for all, the node's own: any that a request could name would let it keep others out, or
-let others in to whom it was promised otherwise. Thread rule: the engine loop's.
-
-`QueueLimit`: How long a request may wait in the engine's queue before its prompt is begun, and when
-its first token is due.
-Owns no queue: its owner reports who enters one. Thread rule: the engine's thread. Invariant:
-looking costs nothing while nobody can be due, and else what those cost who are, however many wait
-and however many different times they name.
-
-`FirstTokenOutlook`: When a prompt that comes now would have its first token, by how fast first
-tokens came while prompts waited for theirs.
-Owns the prompts of which no token is out; asks neither queue nor cache, so that it holds wherever
-prompts are computed. Thread rule: the engine loop's.
-Invariants:
-1. A prompt counts whole, whatever of it is cached: those that come are like those that came.
-2. The speed is that of the best of the last windows of work, so that nobody is refused because
-   nobody asked for more. Nothing is expected before a whole window of work has been seen.
-3. A caller waits for its own prompts that are as urgent and for which something is due no later,
-   and for no more of another's than of its own: callers take turns. What other nodes have sent to
-   where prompts are computed is another's.
-
-`EarlyRefusal`: Why a request is not worth beginning: it would not be answered within what it is
-wanted in.
-Looks at those who wait and run, and changes nothing. Thread rule: the engine loop's. Invariants:
-only who has just come is refused, never who was taken; where nobody waits a request is always
-taken. What nothing is known of is no reason.
+Owns measured times and the counts of what was refused. Thread rule: the engine loop's.
 """
 
 import math
@@ -46,12 +14,21 @@ from weakref import ReferenceType, ref
 
 from tasuki.engine import messages as m
 from tasuki.engine.request import Request
+from tasuki.utils.signatures import Clock
 
 _GROWTH = 2
 """So many times the rows that were seen are expected at most."""
 
 
 class StepOutlook:
+    """How long a step of so many answers takes, by what the last ones took.
+
+    Knows rows and seconds, no requests. Thread rule: the engine loop's. Invariants: a step of more
+    rows is never expected to be shorter; what a newer step contradicts is forgotten, so that
+    answers whose contexts grow are seen; one slow step alone shows nothing where the one before it
+    had as many rows.
+    """
+
     def __init__(self) -> None:
         self._rows: list[int] = []
         self._seconds: list[float] = []
@@ -101,6 +78,13 @@ is computed and sent, and their rows would be empty until then."""
 
 
 class Seats:
+    """How many requests may run beside each other.
+
+    With a target for the time between two tokens: as many as a step has time for, found by
+    doubling. One target for all, the node's own: any that a request could name would let it keep
+    others out, or let others in to whom it was promised otherwise. Thread rule: the engine loop's.
+    """
+
     def __init__(self, rows: int, per_token: float | None) -> None:
         """rows: of a forward, at most. per_token: seconds of a step; None: however long it
         takes."""
@@ -124,7 +108,15 @@ class Seats:
 
 
 class QueueLimit:
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    """How long a request may wait in the engine's queue before its prompt is begun, and when its
+    first token is due.
+
+    Owns no queue: its owner reports who enters one. Thread rule: the engine's thread. Invariant:
+    looking costs nothing while nobody can be due, and else what those cost who are, however many
+    wait and however many different times they name.
+    """
+
+    def __init__(self, seconds: float, clock: Clock = time.monotonic) -> None:
         self.seconds = seconds
         self._clock = clock
         self._times: list[tuple[float, int, ReferenceType[Request]]] = []
@@ -183,7 +175,20 @@ _WINDOWS = 12
 
 
 class FirstTokenOutlook:
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    """When a prompt that comes now would have its first token, by how fast first tokens came while
+    prompts waited for theirs.
+
+    Owns the prompts of which no token is out; asks neither queue nor cache, so that it holds
+    wherever prompts are computed. Thread rule: the engine loop's. Invariants:
+    1. A prompt counts whole, whatever of it is cached: those that come are like those that came.
+    2. The speed is that of the best of the last windows of work, so that nobody is refused because
+       nobody asked for more. Nothing is expected before a whole window of work has been seen.
+    3. A caller waits for its own prompts that are as urgent and for which something is due no
+       later, and for no more of another's than of its own: callers take turns. What other nodes
+       have sent to where prompts are computed is another's.
+    """
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._waiting: dict[Request, None] = {}
         self._speeds: deque[float] = deque(maxlen=_WINDOWS)
@@ -247,7 +252,19 @@ def _comes_first(other: Request, request: Request, due: float, now: float) -> bo
     return (other.ordered_by if other.first_due > now else other.due) <= due
 
 
+SecondsElsewhere = Callable[[Request], float]
+"""Returns the seconds of others' work before a request, as of FirstTokenOutlook.seconds."""
+
+
 class EarlyRefusal:
+    """Why a request is not worth beginning: it would not be answered within what it is wanted in.
+
+    Looks at those who wait and run, and changes nothing. Thread rule: the engine loop's.
+    Invariants:
+    only who has just come is refused, never who was taken; where nobody waits a request is always
+    taken. What nothing is known of is no reason.
+    """
+
     def __init__(self, own: m.Targets, outlook: FirstTokenOutlook, seats: Seats) -> None:
         """own: the node's, of requests that name none."""
         self._own = own
@@ -262,14 +279,12 @@ class EarlyRefusal:
         self,
         request: Request,
         others: Collection[Request],
-        elsewhere: Callable[[Request], float],
+        elsewhere: SecondsElsewhere,
     ) -> m.RequestError | None:
         """others: all that are not over. elsewhere: as of FirstTokenOutlook.seconds."""
         return self._late(request, elsewhere) or self._slow(request, others)
 
-    def _late(
-        self, request: Request, elsewhere: Callable[[Request], float]
-    ) -> m.RequestError | None:
+    def _late(self, request: Request, elsewhere: SecondsElsewhere) -> m.RequestError | None:
         limit, name = min(
             (_or_never(request.targets.first_token), "its target"),
             (_or_never(request.targets.answer), "its target for the whole answer"),

@@ -1,11 +1,6 @@
 """States kept in the tree: where a prefill leaves them, and what a request leaves at its end.
 
-`plan_checkpoints()`: Where a prefill leaves checkpoints: at the prompt's end, at its last message's
-end, at a branch point, at the client's marks.
-
-`keep_state()`: What a request leaves in the tree when it stops running, and what its last tokens
-show of the next turn: a tool call is answered soon. Knows what the checkpoint's tokenizer calls a
-tool call, no conversations and no templates.
+Thread rule: the engine loop's.
 """
 
 import json
@@ -31,8 +26,11 @@ def plan_checkpoints(
     branches: Iterable[PlannedCheckpoint] = (),
     message_end: int | None = None,
 ) -> list[PlannedCheckpoint]:
-    """Positions in (cached, tokens), ascending, none twice, all but the message's end multiples of
-    a page. branches: where others wait to branch off. message_end: where the last message ends, if
+    """Where a prefill leaves checkpoints: at the prompt's end, at its last message's end, at a
+    branch point, at the client's marks.
+
+    Positions in (cached, tokens), ascending, none twice, all but the message's end multiples of a
+    page. branches: where others wait to branch off. message_end: where the last message ends, if
     the next turn may go on from there.
 
     The prompt's end is kept at the last page boundary that a repeat of the same prompt may use (at
@@ -103,7 +101,11 @@ def turn_hint(output: Sequence[int], reason: FinishReason, tool_call_ids: frozen
 def keep_state(
     cache: HybridPrefixCache, request: Request, active: Active, hint: str = "unknown"
 ) -> None:
-    """Publish KV and state at the exact last forwarded token, so that the next turn resumes there.
+    """What a request leaves in the tree when it stops running, and what its last tokens show of the
+    next turn: a tool call is answered soon. Knows what the checkpoint's tokenizer calls a tool
+    call, no conversations and no templates.
+
+    Publish KV and state at the exact last forwarded token, so that the next turn resumes there.
 
     `hint` is what the end shows of the next turn (PrefixCache.insert). The last sampled token was
     never forwarded and has no state. A forward in flight may already be one token further: it

@@ -1,18 +1,6 @@
 """Prefill chunks: how many prompt tokens a forward takes, and whose they are.
 
-`ChunkLimit`: How many prompt tokens a forward may have beside answers, so that no answer waits too
-long.
-Owns what the last forwards took. Thread rule: the engine loop's. Invariant: at least a page, at
-most a chunk; without a limit always a chunk.
-
-`Demand`: Who gets how much of a forward's prompt tokens. Pure.
-Each caller has an equal part of the chunk, and what it could not use of it while it wanted more is
-owed to it: deficit round robin (Shreedhar and Varghese, 1995). Of a part, the prompt with the least
-left to compute comes first, at most three quarters of the chunk to one prompt: a long prompt delays
-a short one by a few chunks, not by its length. Before these come prompts that would miss the time
-of their first token if they waited for all others, and can still meet it, the first due first.
-Every fourth chunk begins with the oldest prompt instead, so that short ones that keep coming never
-stop a long one. What somebody cannot use, others get on their own account.
+Owns the measured times of forwards. Thread rule: the engine loop's.
 """
 
 import math
@@ -29,6 +17,12 @@ _GROWTH = 2.0
 
 
 class ChunkLimit:
+    """How many prompt tokens a forward may have beside answers, so that no answer waits too long.
+
+    Owns what the last forwards took. Thread rule: the engine loop's. Invariant: at least a page, at
+    most a chunk; without a limit always a chunk.
+    """
+
     def __init__(self, chunk: int, most_seconds: float | None) -> None:
         """chunk: prompt tokens of a forward. most_seconds: of a forward with answers; None: as long
         as it takes."""
@@ -60,9 +54,21 @@ _OLDEST_EVERY = 4
 
 @dataclass(frozen=True)
 class Demand:
-    """Tokens [start, length) of a prompt are still to be forwarded. sought: somebody needs them
-    until there; at most length. seconds_left: until its first token is due; infinite where nobody
-    said when."""
+    """Who gets how much of a forward's prompt tokens. Pure.
+
+    Each caller has an equal part of the chunk, and what it could not use of it while it wanted more
+    is owed to it: deficit round robin (Shreedhar and Varghese, 1995). Of a part, the prompt with
+    the least left to compute comes first, at most three quarters of the chunk to one prompt: a long
+    prompt delays a short one by a few chunks, not by its length. Before these come prompts that
+    would miss the time of their first token if they waited for all others, and can still meet it,
+    the first due first. Every fourth chunk begins with the oldest prompt instead, so that short
+    ones that keep coming never stop a long one. What somebody cannot use, others get on their own
+    account.
+
+    Tokens [start, length) of a prompt are still to be forwarded. sought: somebody needs them until
+    there; at most length. seconds_left: until its first token is due; infinite where nobody said
+    when.
+    """
 
     caller: str
     start: int

@@ -1,11 +1,6 @@
 """What one forward computes, kept by the engine until that forward lands.
 
-`ScheduledSequence`: What one forward computes of one request, as the engine remembers it until the
-forward lands.
-
-`AnswerRows`: What one forward computes, as the engine remembers it until the forward lands: one
-token of each of many answers, as columns, then tokens of answers with drafts behind them, then
-parts of prompts.
+Thread rule: the engine loop's.
 """
 
 from collections.abc import Sequence
@@ -22,7 +17,9 @@ from tasuki.engine.speculation.step_costs import StepShape
 
 @dataclass(slots=True)
 class ScheduledSequence:
-    """Tokens [start, stop) of a running request; checkpoints that fall into it, with their slots.
+    """What one forward computes of one request, as the engine remembers it until the forward lands.
+
+    Tokens [start, stop) of a running request; checkpoints that fall into it, with their slots.
 
     The forward reads the working slot of index read_index and writes the one of write_index.
     num_sampled: tokens that it draws; some only where it reaches the last token there is. drafts:
@@ -30,7 +27,8 @@ class ScheduledSequence:
     how many of its tokens count shows when it lands. first_guesses: as many as there are drafts
     where the model's draft layer is to make them before the forward, and they stand for nothing
     yet. drafts_on_lane: whether they stand for those that the runner has. guesses: tokens that it
-    is to propose behind what is drawn."""
+    is to propose behind what is drawn.
+    """
 
     request: Request
     active: Active
@@ -69,9 +67,14 @@ class ScheduledSequence:
 
 @dataclass(frozen=True)
 class AnswerRows:
-    """A row each, columns [n]: of requests that answer, one token, behind which one is drawn.
-    holders: as ProgressTable's. row_limits: tokens that the allocations hold. indices: where in the
-    answer what is drawn will stand; is_last: no more are wanted behind it."""
+    """What one forward computes, as the engine remembers it until the forward lands: one token of
+    each of many answers, as columns, then tokens of answers with drafts behind them, then parts of
+    prompts.
+
+    A row each, columns [n]: of requests that answer, one token, behind which one is drawn. holders:
+    as ProgressTable's. row_limits: tokens that the allocations hold. indices: where in the answer
+    what is drawn will stand; is_last: no more are wanted behind it.
+    """
 
     requests: Sequence[Request]
     lanes: Lanes

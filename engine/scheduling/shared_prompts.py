@@ -1,16 +1,6 @@
 """Requests over one prompt: siblings that arrive together, and answers forked from one request.
 
-`Leader`: Requests that arrive together over one long prefix: the first computes it, the others wait
-for its checkpoint where that is less to compute.
-A leader is a request that runs, as far as others wait for it. Knows nothing of queues. Thread rule:
-the engine loop's.
-
-`carrier_of()`: Several answers to one prompt: all of it but the last token is computed once, by a
-request of its own, the carrier, and kept in the tree at its exact end. Each answer then begins
-there as any request does that finds its prompt cached: it shares the whole pages, copies the last
-one and the state, and forwards the one token whose logits its first draw needs, with its own seed,
-penalties and end.
-Pure: makes requests, and says what they may report. Who waits for whom is in the requests.
+Thread rule: the engine loop's.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -40,8 +30,15 @@ _MOST_KEPT = 8
 
 @dataclass(frozen=True)
 class Leader:
-    """A running request that will keep the state after `position` tokens. Requests and allocations
-    are equal where they are the same."""
+    """Requests that arrive together over one long prefix: the first computes it, the others wait
+    for its checkpoint where that is less to compute.
+
+    A leader is a request that runs, as far as others wait for it. Knows nothing of queues. Thread
+    rule: the engine loop's.
+
+    A running request that will keep the state after `position` tokens. Requests and allocations are
+    equal where they are the same.
+    """
 
     request: Request
     allocation: Allocation
@@ -159,8 +156,17 @@ NOTHING_DRAWN = SamplingParams(max_new_tokens=0)
 
 
 def carrier_of(choices: Sequence[Request], taken: Collection[m.RequestId]) -> Request:
-    """The request that computes what the choices have in common. choices: of one prompt of at
-    least two tokens. taken: ids of other requests."""
+    """Several answers to one prompt: all of it but the last token is computed once, by a request of
+    its own, the carrier, and kept in the tree at its exact end. Each answer then begins there as
+    any request does that finds its prompt cached: it shares the whole pages, copies the last one
+    and the state, and forwards the one token whose logits its first draw needs, with its own seed,
+    penalties and end.
+
+    Pure: makes requests, and says what they may report. Who waits for whom is in the requests.
+
+    The request that computes what the choices have in common. choices: of one prompt of at least
+    two tokens. taken: ids of other requests.
+    """
     first = choices[0]
     name = m.RequestId(f"{first.id}/prompt")
     while name in taken:

@@ -1,16 +1,6 @@
 """Requests that wait, and the share of the engine that each caller holds.
 
-`WaitingQueue`: Requests that wait to be begun: a line for each caller, the most urgent of a line
-first, of these the one for whom something is due first.
-Owns where each of them stands; says nothing of memory. Thread rule: the engine loop's. Invariant: a
-request that waits stands in its caller's line or is parked behind a sibling, never both; who left
-comes back to the place that it had.
-
-`CallerShares`: How much of the engine each caller holds, and who gives way to whom.
-A caller's share is the larger of its part of the seats and its part of the arena: dominant resource
-fairness (Ghodsi et al., NSDI 2011). Has no part in queues. Thread rule: the engine loop's.
-Invariant: of the caller who holds least the most urgent of those who run, the oldest of them, gives
-way last; so there is always progress.
+Owns the queue and each caller's share. Thread rule: the engine loop's.
 """
 
 import math
@@ -35,6 +25,14 @@ Place = tuple[int, bool, float, int, Request]
 
 
 class WaitingQueue:
+    """Requests that wait to be begun: a line for each caller, the most urgent of a line first, of
+    these the one for whom something is due first.
+
+    Owns where each of them stands; says nothing of memory. Thread rule: the engine loop's.
+    Invariant: a request that waits stands in its caller's line or is parked behind a sibling, never
+    both; who left comes back to the place that it had.
+    """
+
     def __init__(self) -> None:
         self._numbers = count()
         self._places: dict[Request, Place] = {}
@@ -138,6 +136,14 @@ class WaitingQueue:
 
 
 class CallerShares:
+    """How much of the engine each caller holds, and who gives way to whom.
+
+    A caller's share is the larger of its part of the seats and its part of the arena: dominant
+    resource fairness (Ghodsi et al., NSDI 2011). Has no part in queues. Thread rule: the engine
+    loop's. Invariant: of the caller who holds least the most urgent of those who run, the oldest of
+    them, gives way last; so there is always progress.
+    """
+
     def __init__(self, cache: HybridPrefixCache, seats: Seats) -> None:
         layout = cache.arena.layout
         self._slot_tokens = layout.pages_per_slab * PAGE_TOKENS

@@ -1,16 +1,6 @@
 """How many drafts each answer of the next step may have: a fixed or a measured limit.
 
-`DraftLimit`: How many drafts the answers of the next step may have: the protocol, and a limit that
-stays.
-A limit decides how long steps take, never which tokens come of them: see drafter.py.
-
-`MeasuredLimit`: As many drafts a step as make the most tokens a second, by what steps took and what
-held.
-What holds is known only in the mean, and costs change: so whatever the estimates say, drafts may
-lose no more time than they are allowed, a small part of all time. Owns the costs of steps, and what
-drafts may still lose. Pure: it reads no clock. Thread rule: the engine loop's. Invariant: where
-drafts lost _MOST_LOST steps more than they gained, by the costs that it knows, there are none until
-as many steps have passed as make _ALLOWED of them worth what they owe.
+Thread rule: the engine loop's. The limit reads no clock: callers bring durations.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,7 +12,12 @@ from .step_costs import StepCosts, StepShape
 
 
 class DraftLimit(Protocol):
-    """Thread rule: the engine loop's."""
+    """How many drafts the answers of the next step may have: the protocol, and a limit that stays.
+
+    A limit decides how long steps take, never which tokens come of them: see drafting.py.
+
+    Thread rule: the engine loop's.
+    """
 
     @property
     def watched(self) -> int:
@@ -88,6 +83,15 @@ _UNMEASURED = 0.8
 
 
 class MeasuredLimit:
+    """As many drafts a step as make the most tokens a second, by what steps took and what held.
+
+    What holds is known only in the mean, and costs change: so whatever the estimates say, drafts
+    may lose no more time than they are allowed, a small part of all time. Owns the costs of steps,
+    and what drafts may still lose. Pure: it reads no clock. Thread rule: the engine loop's.
+    Invariant: where drafts lost _MOST_LOST steps more than they gained, by the costs that it knows,
+    there are none until as many steps have passed as make _ALLOWED of them worth what they owe.
+    """
+
     def __init__(self, widths: Sequence[int]) -> None:
         """widths: as of StepCosts; the last one is a row's of the most drafts."""
         self.costs = StepCosts(widths)

@@ -1,18 +1,6 @@
 """How the answer of one request is drafted, and how many of its drafts held.
 
-`Drafter`: What proposes the next tokens of an answer: the protocol. A draft is only a guess: every
-token of an answer is the model's own draw, whatever was proposed (engine/runner/cpu_runner.py).
-
-`Chances`: How likely drafts hold: by place, each where those before it held, newer ones counting
-more.
-Owns what became of the last ones. Thread rule: the engine loop's.
-
-`MtpDrafter`: Drafts that the model's own draft layer made beside the forward before
-(model/qwen3_5.py).
-Owns the newest ones, or how many there are where a runner has them, and behind how much of the
-answer they stand. Thread rule: the engine loop's.
-
-`Drafting`: How one request's answer is drafted, and what came of it.
+Owns what one request's drafts have shown so far. Thread rule: the engine loop's.
 """
 
 from collections.abc import Sequence
@@ -35,7 +23,11 @@ class DraftSource(Enum):
 
 
 class Drafter(Protocol):
-    """One request's. Thread rule: the engine loop's."""
+    """What proposes the next tokens of an answer: the protocol. A draft is only a guess: every
+    token of an answer is the model's own draw, whatever was proposed (engine/runner/cpu_runner.py).
+
+    One request's. Thread rule: the engine loop's.
+    """
 
     @property
     def source(self) -> DraftSource: ...
@@ -58,6 +50,11 @@ _FIRST_GUESS = 0.6
 
 
 class Chances:
+    """How likely drafts hold: by place, each where those before it held, newer ones counting more.
+
+    Owns what became of the last ones. Thread rule: the engine loop's.
+    """
+
     def __init__(self, prior: "Chances | None" = None) -> None:
         """prior: of others like it, which stand for what it has not seen yet, and learn from it."""
         self._prior = prior
@@ -102,6 +99,12 @@ class Chances:
 
 
 class MtpDrafter:
+    """Drafts that the model's own draft layer made beside the forward before (model/qwen3_5.py).
+
+    Owns the newest ones, or how many there are where a runner has them, and behind how much of the
+    answer they stand. Thread rule: the engine loop's.
+    """
+
     def __init__(self) -> None:
         self._guessed: tuple[int, ...] = ()
         self._on_lane = 0
@@ -155,8 +158,10 @@ class DraftCount:
 
 
 class Drafting:
-    """The first of the drafters that has something to propose does. Thread rule: the engine
-    loop's."""
+    """How one request's answer is drafted, and what came of it.
+
+    The first of the drafters that has something to propose does. Thread rule: the engine loop's.
+    """
 
     def __init__(
         self,

@@ -1,36 +1,12 @@
 """The sources of drafts, and the choice of sources for each request.
 
-`SuffixIndex`: Where in texts that were seen a few tokens stood last, and what followed them.
-Owns the newest `capacity` tokens of all texts, in a ring, and a table of places by a hash of the
-tokens before each; both are of fixed size. A place that the table has is checked token by token, so
-what is found is what was there. A text has a salt and is found by nobody who has another, or the
-speed of one tenant's answers would show what others write. Thread rule: the engine loop's.
-
-`TreeDrafter`: Drafts from what stands elsewhere behind the same tokens: in the prompt, in the
-answer so far, or in what others of the same salt left in the tree. Needs no weights; an agent that
-writes a file anew writes most of it as it was.
-Owns an index of its own request's tokens, and how many drafts are worth a try: twice as many after
-all held, half as many after none did. Where that are too few to be proposed, what was found is only
-watched, until one of it comes. Thread rule: the engine loop's.
-
-`PredictionDrafter`: Drafts from what the request said its answer would be, as OpenAI's
-`prediction`: an edited file is most often the file.
-Owns its place in the prediction. While the answer goes along, what follows there is proposed. Where
-it differs in one token, the place moves on by one, as if that token had replaced another; where the
-next one differs too, nothing is proposed until the answer's last tokens stand in the prediction
-somewhere. So a difference costs the drafts of a step or two, whatever it is.
-
-`ForcedDrafter`: Drafts of an answer under a grammar: text that the grammar leaves no choice of,
-such as the names of a schema's keys, and of what others propose only as much as it allows.
-Follows the answer with a constraint of its own, made at the first look: the one that masks logits
-is the runner's. Thread rule: the engine loop's.
-
-`Speculation`: Which requests of a node are drafted, and from what.
+Owns the suffix indexes and what ended requests left for drafts of others. Thread rule: the engine
+loop's.
 """
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -49,6 +25,15 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 class SuffixIndex:
+    """Where in texts that were seen a few tokens stood last, and what followed them.
+
+    Owns the newest `capacity` tokens of all texts, in a ring, and a table of places by a hash of
+    the tokens before each; both are of fixed size. A place that the table has is checked token by
+    token, so what is found is what was there. A text has a salt and is found by nobody who has
+    another, or the speed of one tenant's answers would show what others write. Thread rule: the
+    engine loop's.
+    """
+
     def __init__(self, capacity: int) -> None:
         """capacity: tokens that are remembered."""
         bits = max(8, capacity.bit_length() + 1)
@@ -120,6 +105,15 @@ _OWN_TOKENS = 1 << 17
 
 
 class TreeDrafter:
+    """Drafts from what stands elsewhere behind the same tokens: in the prompt, in the answer so
+    far, or in what others of the same salt left in the tree. Needs no weights; an agent that writes
+    a file anew writes most of it as it was.
+
+    Owns an index of its own request's tokens, and how many drafts are worth a try: twice as many
+    after all held, half as many after none did. Where that are too few to be proposed, what was
+    found is only watched, until one of it comes. Thread rule: the engine loop's.
+    """
+
     def __init__(
         self, prompt: Ints, salt: bytes, most: int, left: SuffixIndex, least: int = 1
     ) -> None:
@@ -174,6 +168,15 @@ _BACK, _AHEAD = 256, 2048
 
 
 class PredictionDrafter:
+    """Drafts from the answer that the request predicted, as OpenAI's `prediction`: an edited file
+    is most often the file.
+
+    Owns its place in the prediction. While the answer goes along, what follows there is proposed.
+    Where it differs in one token, the place moves on by one, as if that token had replaced another.
+    Where the next one differs too, nothing is proposed until the answer's last tokens are found in
+    the prediction again. So a difference costs the drafts of a step or two, whatever its size.
+    """
+
     def __init__(self, prediction: Ints) -> None:
         self._prediction = prediction
         self._place = 0
@@ -230,7 +233,7 @@ class AnswerGrammar:
     """Where one answer is in its grammar."""
 
     def __init__(self, grammar: Grammar, grammars: Grammars) -> None:
-        self._make: Callable[[], Constraint] = lambda: grammars.constraint(grammar, ())
+        self._grammar, self._grammars = grammar, grammars
         self._constraint: Constraint | None = None
         self._seen = 0
 
@@ -238,7 +241,7 @@ class AnswerGrammar:
         """output: at each call what it was at the last one, and maybe more. REQUIRES: it runs, so
         that its grammar is compiled."""
         if self._constraint is None:
-            self._constraint = self._make()
+            self._constraint = self._grammars.constraint(self._grammar, ())
         for token in output[self._seen :]:
             self._constraint.append(token)
         self._seen = len(output)
@@ -246,7 +249,14 @@ class AnswerGrammar:
 
 
 class ForcedDrafter:
-    """Proposes the text that has to come, in the longest tokens there are."""
+    """Drafts of an answer under a grammar: text that the grammar leaves no choice of, such as the
+    names of a schema's keys, and of what others propose only as much as it allows.
+
+    Follows the answer with a constraint of its own, made at the first look: the one that masks
+    logits is the runner's. Thread rule: the engine loop's.
+
+    Proposes the text that has to come, in the longest tokens there are.
+    """
 
     def __init__(self, grammar: AnswerGrammar) -> None:
         self._grammar = grammar
@@ -286,8 +296,11 @@ _LEFT_TOKENS = 1 << 19
 
 
 class Speculation:
-    """Owns what ended requests left for drafts of others, where `from_tree`. Thread rule: the
-    engine loop's."""
+    """Which requests of a node are drafted, and from what.
+
+    Owns what ended requests left for drafts of others, where `from_tree`. Thread rule: the engine
+    loop's.
+    """
 
     def __init__(
         self,

@@ -1,21 +1,7 @@
 """One copy between two places as plain data, its pieces by layer, and who waits for them.
 
-`LoadBarrier`: The layer barrier of one load: who computes behind it waits here for what a layer
-reads.
-Thread rule: the thread that copies opens it, one thread waits, any thread closes it. Invariants:
-layer l is open once all that the load brings of it has been copied to the arena; that it is what
-was written shows only at the load's end, so what was computed behind it counts for nothing before
-that. Whoever waits is let go: the load lands, or whoever began it gives it up as late, and closes
-this.
-
-`CopyJob`: A copy between two places as plain data, and how it ended.
-
-`Piece`: A load as pieces in the order in which layers compute, so that whoever computes behind it
-begins at its first layers.
-Pure. Invariant: the pieces of a job move each byte of its pages and of its slot once: the slot
-first, all of which is as long as the pages of one layer are or shorter, so that layers that read
-states alone are computed while the pages of the next one land. What a page has goes in the order of
-its regions and the slot's bytes from the first on, which is the order that digests take.
+Plain values, but for LoadBarrier. Thread rule: one thread copies and opens a barrier, one waits,
+any closes it.
 """
 
 import threading
@@ -35,6 +21,16 @@ from tasuki.pycache.layout import BlockRegion, CacheLayout
 
 
 class LoadBarrier:
+    """The layer barrier of one load: who computes behind it waits here for what a layer reads.
+
+    Thread rule: the thread that copies opens it, one thread waits, any thread closes it.
+    Invariants:
+    layer l is open once all that the load brings of it has been copied to the arena; that it is
+    what was written shows only at the load's end, so what was computed behind it counts for nothing
+    before that. Whoever waits is let go: the load lands, or whoever began it gives it up as late,
+    and closes this.
+    """
+
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._layers = 0
@@ -91,9 +87,12 @@ class WriteLabel:
 
 @dataclass(frozen=True)
 class CopyJob:
-    """transfer: the tree's number of it. pages, slot: (source, target), ids of their places; slot
-    is None where another tier has the load's state. label: of a write to a tier that outlives its
-    node. barrier: of a load that somebody may compute behind."""
+    """A copy between two places as plain data, and how it ended.
+
+    transfer: the tree's number of it. pages, slot: (source, target), ids of their places; slot is
+    None where another tier has the load's state. label: of a write to a tier that outlives its
+    node. barrier: of a load that somebody may compute behind.
+    """
 
     transfer: int
     direction: Direction
@@ -135,8 +134,18 @@ Runs = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Piece:
-    """layers: of which all has been moved once this piece was. region, pages: whose block of which
-    of the job's pages (first, end) it has; None: it is of the slot."""
+    """A load as pieces in the order in which layers compute, so that whoever computes behind it
+    begins at its first layers.
+
+    Pure. Invariant: the pieces of a job move each byte of its pages and of its slot once: the slot
+    first, all of which is as long as the pages of one layer are or shorter, so that layers that
+    read states alone are computed while the pages of the next one land. What a page has goes in the
+    order of its regions and the slot's bytes from the first on, which is the order that digests
+    take.
+
+    layers: of which all has been moved once this piece was. region, pages: whose block of which of
+    the job's pages (first, end) it has; None: it is of the slot.
+    """
 
     layers: int
     moves: Moves

@@ -16,10 +16,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from tasuki.utils.signatures import Clock, Notice
 from tasuki.utils.system import name_this_thread, shorten_lock_turns
 
 from .copy_job import CopyJob, Direction, JobEnd
@@ -51,7 +52,7 @@ class CopyThread:
         self,
         pieces: PieceCopies,
         name: str = "host",
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
         journal: WriteJournal | None = None,
     ) -> None:
         """name: of the tier. clock: of how long a piece takes, seconds. journal: of a tier that
@@ -249,7 +250,7 @@ class CopyThread:
         return JobEnd.DONE if found == (wanted, slot) else _mismatched(job)
 
     def _copied(
-        self, job: CopyJob, copy: RunningCopy, between: Callable[[], None]
+        self, job: CopyJob, copy: RunningCopy, between: Notice
     ) -> tuple[list[int], int | None] | None:
         """What it moved has these digests; None where it is not wanted any more. between: called
         before each piece. Nothing of it moves on return."""

@@ -1,14 +1,7 @@
 """Digests of pages and slots in a tier and in the arena.
 
-`page_bytes()`: The bytes of a page and of a slot of an arena in host memory.
-
-`ArenaDigests`: What the pages and slots of a tier were written with, and what those of the arena
-have now.
-A digest (128 bits) is of the bytes of one page or slot, region after region, and not of their
-place: what the arena had and what came back from below are equal if their digests are, but for one
-pair of differing pieces in 2^128. Digests are of the arena's bytes alone, and taken where that is.
-A copy from one tier to the next takes the digest along: what rotted on its way fails where it is
-loaded.
+Owns the digests of one tier. Thread rule: the copying thread writes; the holder of a usable copy
+may read.
 """
 
 from collections.abc import Sequence
@@ -24,7 +17,10 @@ from tasuki.pycache.arena import Arena
 
 
 def page_bytes(arena: Arena, page: int) -> NDArray[np.uint8]:
-    """[regions, bytes of a block], a view."""
+    """The bytes of a page and of a slot of an arena in host memory.
+
+    [regions, bytes of a block], a view.
+    """
     layout = arena.layout
     blocks: NDArray[np.uint8] = arena.bytes.numpy().reshape(-1, layout.block_bytes)
     step = layout.pages_per_slab
@@ -63,7 +59,16 @@ class TierDigests:
 
 
 class ArenaDigests:
-    """XXH3. Thread rule: any. Holds no interpreter's lock while bytes are read."""
+    """What the pages and slots of a tier were written with, and what those of the arena have now.
+
+    A digest (128 bits) is of the bytes of one page or slot, region after region, and not of their
+    place: what the arena had and what came back from below are equal if their digests are, but for
+    one pair of differing pieces in 2^128. Digests are of the arena's bytes alone, and taken where
+    that is. A copy from one tier to the next takes the digest along: what rotted on its way fails
+    where it is loaded.
+
+    XXH3. Thread rule: any. Holds no interpreter's lock while bytes are read.
+    """
 
     def __init__(self, arena: Arena) -> None:
         """REQUIRES: the arena is in host memory."""

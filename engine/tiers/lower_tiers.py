@@ -28,6 +28,7 @@ from tasuki.engine.runner.base import Event, EventRecorder
 from tasuki.engine.tiers.remote.remote_memory import NO_LOOKUP, Lookup, adopt
 from tasuki.pycache._cpp_cache import Allocation, TierStats, TierWrite
 from tasuki.pycache.prefix_cache import HybridPrefixCache
+from tasuki.utils.signatures import Clock
 
 from .copy_job import CopyJob, JobEnd, LoadBarrier, WriteLabel, parts_of_load
 from .digests import TierDigests
@@ -125,10 +126,14 @@ class LowerTier:
         return self.disk or self.remote
 
 
+OnLoadEnd = Callable[[LoadEnd], None]
+"""Called once with how a load ended, on the engine's thread."""
+
+
 @dataclass(eq=False)
 class _Load:
     allocation: Allocation
-    on_end: Callable[[LoadEnd], None]
+    on_end: OnLoadEnd
     price: float
     due: float
     sizes: Mapping[int, int]
@@ -148,7 +153,7 @@ class LowerTiers:
         cache: HybridPrefixCache,
         recorder: EventRecorder,
         tiers: Sequence[LowerTier],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         """tiers: the cache's, the nearest first."""
         self._cache = cache
@@ -222,7 +227,7 @@ class LowerTiers:
     def load(
         self,
         allocation: Allocation,
-        on_end: Callable[[LoadEnd], None],
+        on_end: OnLoadEnd,
         barrier: LoadBarrier | None = None,
         behind: Behind | None = None,
     ) -> None:
@@ -267,7 +272,8 @@ class LowerTiers:
         """Begin what is at rest, acknowledge what has ended, give up what is late."""
         self._begin_at_rest()
         if self._remote is not None:
-            self._remote[1].lookups.advance(self._adopt)
+            for manifest in self._remote[1].lookups.advance():
+                self._adopt(manifest)
         for tier, its in enumerate(self._tiers):
             for transfer, end in its.copier.take_ended():
                 if transfer in self._writes:

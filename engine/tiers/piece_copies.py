@@ -1,9 +1,6 @@
 """Copies between an arena and a tier, piece by piece, with digests of what they move.
 
-`WholeCopy`: A copy while it goes on, piece by piece, as the thread that copies sees it.
-
-`PieceCopies`: Copies between an arena and a tier, with digests of what they move: all that depends
-on where the arena is and on what is below it.
+Thread rule: one thread; a load may go on while a write is under way.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +38,10 @@ class RunningCopy(Protocol):
 
 
 class WholeCopy:
-    """`RunningCopy` of whole pages, then of a whole slot: no layer is there before all are."""
+    """A copy while it goes on, piece by piece, as the thread that copies sees it.
+
+    `RunningCopy` of whole pages, then of a whole slot: no layer is there before all are.
+    """
 
     layers = 0
 
@@ -89,8 +89,12 @@ PIECE_BYTES = 8 << 20
 
 
 class PieceCopies(Protocol):
-    """Down to a tier from what is above it, up from the tier to the arena. Thread rule: one thread;
-    a load may go on while a write is under way."""
+    """Copies between an arena and a tier, with digests of what they move: all that depends on where
+    the arena is and on what is below it.
+
+    Down to a tier from what is above it, up from the tier to the arena. Thread rule: one thread; a
+    load may go on while a write is under way.
+    """
 
     def down(self, job: CopyJob) -> RunningCopy:
         """A write, of which nothing has begun; its digests are of what the arena had."""

@@ -1,25 +1,7 @@
 """What every store below host memory has in common: its interface, rows, threads and bounds.
 
-`folder_of()`: The name of what nodes of one contract keep: equal where their bytes mean the same.
-
-`within()`: A call that may hang, with a bound.
-
-`Patience`: How often a store may fail in a row before nobody asks it any more.
-
-`IoThreads`: Calls side by side: a few threads, so that a store has several reads or writes at a
-time.
-Thread rule of run(): any, several at a time. Invariant: what run() was given has ended when it
-returns, whoever else runs calls meanwhile. A call that hangs, hangs it: who waits for it has a
-bound (CopyThread).
-
-`PassingRows`: Memory that pages and slots pass through on their way to a store and back: a row
-each.
-A row begins at a sector of memory and is a whole number of them long, as direct reads and writes of
-a disk need it.
-
-`TierStore`: What a tier below the arena is to who copies: pages and slots by the tree's ids.
-Host memory is one that is read from, a file on a disk and objects of a remote store are ones that
-are written too.
+A call that may hang can be given a bound, and a store that fails too often in a row is no longer
+asked.
 """
 
 import hashlib
@@ -35,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.pycache.arena import Arena
+from tasuki.utils.signatures import Clock, Work
 from tasuki.utils.system import name_this_thread
 
 from .digests import page_bytes, slot_bytes
@@ -49,15 +32,19 @@ def contract_digest(contract: Mapping[str, str]) -> str:
 
 
 def folder_of(digest: str) -> str:
+    """The name of what nodes of one contract keep: equal where their bytes mean the same."""
     return PREFIX + digest[:_DIGITS]
 
 
 Found = TypeVar("Found")
 
 
-def within(seconds: float, call: Callable[[], Found], late: OSError) -> Found:
-    """Raises what the call raises, and `late` where it has not ended by then: then it hangs a
-    thread of nobody."""
+def within(seconds: float, call: Work[Found], late: OSError) -> Found:
+    """A call that may hang, with a bound.
+
+    Raises what the call raises, and `late` where it has not ended by then: then it hangs a thread
+    of nobody.
+    """
     found: list[Found] = []
     errors: list[BaseException] = []
 
@@ -81,11 +68,12 @@ MOST_FAILURES = 3
 
 
 class Patience:
-    """Thread rule: any."""
+    """How often a store may fail in a row before nobody asks it any more.
 
-    def __init__(
-        self, seconds: float = float("inf"), clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    Thread rule: any.
+    """
+
+    def __init__(self, seconds: float = float("inf"), clock: Clock = time.monotonic) -> None:
         """seconds: after which it is tried again."""
         self._seconds = seconds
         self._clock = clock
@@ -112,22 +100,31 @@ class Patience:
             self._failures = 0
 
 
-Call = Callable[[], None]
+MakeContract = Callable[[], Mapping[str, str]]
+"""Returns what must be equal before bytes are used that another node wrote. Computed once asked."""
+
 Ends = SimpleQueue[BaseException | None]
 """How each call of one run() ended."""
 
 
 class IoThreads:
-    """Daemons, from the first run() with several calls on: what hangs in one holds up no exit."""
+    """Calls side by side: a few threads, so that a store has several reads or writes at a time.
+
+    Thread rule of run(): any, several at a time. Invariant: what run() was given has ended when it
+    returns, whoever else runs calls meanwhile. A call that hangs, hangs it: who waits for it has a
+    bound (CopyThread).
+
+    Daemons, from the first run() with several calls on: what hangs in one holds up no exit.
+    """
 
     def __init__(self, name: str, count: int) -> None:
         self._name = name
         self._count = count
         self._starting = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._asked: SimpleQueue[tuple[Call, Ends] | None] = SimpleQueue()
+        self._asked: SimpleQueue[tuple[Work[None], Ends] | None] = SimpleQueue()
 
-    def run(self, calls: Sequence[Call]) -> None:
+    def run(self, calls: Sequence[Work[None]]) -> None:
         """Raises what one of them raised, once all have ended."""
         if len(calls) == 1:
             calls[0]()
@@ -180,8 +177,14 @@ def row_bytes(size: int) -> int:
 
 
 class PassingRows:
-    """Grows to the most that was asked for. Thread rule: one thread; what it gave out before is
-    overwritten."""
+    """Memory that pages and slots pass through on their way to a store and back: a row each.
+
+    A row begins at a sector of memory and is a whole number of them long, as direct reads and
+    writes of a disk need it.
+
+    Grows to the most that was asked for. Thread rule: one thread; what it gave out before is
+    overwritten.
+    """
 
     def __init__(self) -> None:
         self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -207,7 +210,13 @@ class TierSource(Protocol):
 
 
 class TierStore(TierSource, Protocol):
-    """One thread writes."""
+    """What a tier below the arena is to who copies: pages and slots by the tree's ids.
+
+    Host memory is one that is read from, a file on a disk and objects of a remote store are ones
+    that are written too.
+
+    One thread writes.
+    """
 
     def put_pages(self, pages: Sequence[int], rows: Rows) -> None:
         """From the first bytes of a row each."""

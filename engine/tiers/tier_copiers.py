@@ -1,12 +1,6 @@
 """The copiers of each tier below an arena.
 
-`HostLoads`: Loads from a store to the arena: all of a store's copies that depends on where the
-arena is.
-
-`StoreCopies`: `PieceCopies` of a store below host memory: down from the tier above it, up to the
-arena.
-
-`tier_copiers()`: Who copies to and from each tier below an arena.
+Each tier has one copying thread (copy_thread.py). The nearest tier comes first.
 """
 
 from typing import Protocol
@@ -31,7 +25,10 @@ class StoreLoads(Protocol):
 
 
 class HostLoads:
-    """To an arena in host memory."""
+    """Loads from a store to the arena: all of a store's copies that depends on where the arena is.
+
+    To an arena in host memory.
+    """
 
     def __init__(self, arena: Arena, store: TierSource) -> None:
         self._arena = arena
@@ -62,6 +59,8 @@ class HostLoads:
 
 
 class StoreCopies:
+    """`PieceCopies` of a store below host memory: down from the tier above it, up to the arena."""
+
     def __init__(
         self,
         layout: CacheLayout,
@@ -106,7 +105,10 @@ class StoreCopies:
 def tier_copiers(
     arena: Arena, host: Arena, disk: DiskMemory | None, remote: RemoteMemory | None = None
 ) -> list[CopyThread]:
-    """A thread a tier, the nearest first: a slow disk holds up no copy of host memory."""
+    """Who copies to and from each tier below an arena.
+
+    A thread a tier, the nearest first: a slow disk holds up no copy of host memory.
+    """
     found = [CopyThread(host_copies(arena, host))]
     source: TierSource = HostSource(host)
     if disk is not None:

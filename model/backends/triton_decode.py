@@ -11,7 +11,6 @@ and rows of which nothing is wanted any more leave nothing in the pages. Waits f
 allocates only through PyTorch, so that a CUDA graph may capture it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +38,7 @@ from tasuki.model.weights.layers import (
 from tasuki.model.weights.matrix import Matrix
 
 from .base import Operators, Reduce
-from .triton_entries import StepEntries
+from .triton_entries import Product, StepEntries
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class TritonDraft:
         rows: DraftRows,
         rotary: Tensor,
         step: Operators,
-        product: Callable[[Tensor, Matrix], Tensor],
+        product: Product,
     ) -> None:
         """rotary: of `rotary_cache`; step: the same batch's decode step; product: x times a weight
         transposed, of this rank alone."""

@@ -8,6 +8,7 @@ there when the step begins: they are computed beside its layers, on another stre
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ from tasuki.model.ops.norm.rms_norm import rms_norm
 from tasuki.model.weights.layers import DraftWeights
 from tasuki.model.weights.matrix import Matrix
 
+Product: TypeAlias = Callable[[Tensor, Matrix], Tensor]
+"""Returns x [T, k] times a weight [n, k] transposed, of this rank alone."""
+
 
 class TritonEntries:
     """What prompts and decode steps have in common. read_slots [B]: of each row of the places'
@@ -34,7 +38,7 @@ class TritonEntries:
         rotary: Tensor,
         places: TokenPlaces,
         read_slots: Tensor,
-        product: Callable[[Tensor, Matrix], Tensor],
+        product: Product,
     ) -> None:
         self._config = config
         self._rotary = rotary
@@ -103,7 +107,7 @@ class PromptEntries(TritonEntries):
         rotary: Tensor,
         places: TokenPlaces,
         carry: PromptCarry,
-        product: Callable[[Tensor, Matrix], Tensor],
+        product: Product,
     ) -> None:
         super().__init__(config, rotary, places, carry.read_slots, product)
         self._carry = carry
@@ -123,7 +127,7 @@ class VerifyEntries(TritonEntries):
         rotary: Tensor,
         places: TokenPlaces,
         read_slots: Tensor,
-        product: Callable[[Tensor, Matrix], Tensor],
+        product: Product,
         kept: Tensor,
     ) -> None:
         """kept [B, tokens, width], a view of what folds read."""
@@ -149,7 +153,7 @@ class StepEntries(TritonEntries):
         rotary: Tensor,
         places: TokenPlaces,
         slots: tuple[Tensor, Tensor],
-        product: Callable[[Tensor, Matrix], Tensor],
+        product: Product,
         side: torch.cuda.Stream,
     ) -> None:
         """slots: read and written."""

@@ -7,6 +7,7 @@ tests/model/grammar_twin.py, which tries every token.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,10 @@ def _never() -> Matcher | None:
     return None
 
 
+Renew: TypeAlias = Callable[[], Matcher | None]
+"""Returns a matcher with a fresh lexer, at its beginning; None: there is none."""
+
+
 class _Phase(Enum):
     """START: of an answer that may begin with thinking. GAP: behind it, or at the start of an
     answer without it where nothing may come between."""
@@ -50,7 +55,7 @@ class Constraint:
         grammar: Grammar,
         eos_ids: Iterable[int],
         tokens: Sequence[bytes],
-        fresh: Callable[[], Matcher | None] = _never,
+        fresh: Renew = _never,
     ) -> None:
         """matcher: its own, at its beginning. eos_ids: tokens that end an answer. tokens: the
         vocabulary's. fresh: another one, once the lexer of the last one is spent; None: there is

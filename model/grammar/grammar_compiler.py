@@ -15,7 +15,7 @@ Invariants:
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from tasuki.utils.bounded_cache import BoundedCache
 from tasuki.utils.fair_threads import FairThreads
 
 from .compiled_grammar import Matcher, compiled, token_tree
-from .constraint import Constraint
+from .constraint import Constraint, Renew
 from .grammar import Grammar, GrammarKind, GrammarsUnavailable
 from .trials.client import GrammarTrials, outcome_raised
 from .trials.messages import Verdict
@@ -209,7 +209,7 @@ class GrammarCompiler:
             made.append(token)
         return made
 
-    def _renewals(self, grammar: Grammar, first: _Compiled) -> Callable[[], Matcher | None]:
+    def _renewals(self, grammar: Grammar, first: _Compiled) -> Renew:
         """Return the call for a fresh lexer of one answer, once its last one is spent."""
         last = first
 

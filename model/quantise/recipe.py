@@ -103,6 +103,8 @@ def _e2m1(weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 
 Codec = Callable[[Tensor], dict[str, Tensor]]
+MakeConfig = Callable[[Sequence[str]], dict[str, Any]]
+"""Returns `quantization_config`, given the modules that stay plain."""
 
 _MLP = r"mlp\.(?:experts\.\d+\.|shared_expert\.)?(?:gate|up|down)_proj"
 _ATTENTION = r"self_attn\.[qkvo]_proj"
@@ -111,11 +113,10 @@ _GDN = r"linear_attn\.(?:in_proj_qkv|in_proj_z|out_proj)"
 
 @dataclass(frozen=True)
 class Recipe:
-    """modules: a codec for each kind of module, the first pattern that ends a name. config:
-    `quantization_config`, given the modules that stay plain."""
+    """modules: a codec for each kind of module, the first pattern that ends a name."""
 
     modules: tuple[tuple[str, Codec], ...]
-    config: Callable[[Sequence[str]], dict[str, Any]]
+    config: MakeConfig
 
     def codec(self, module: str) -> Codec | None:
         """Of a module by its published name; None: it stays plain."""
@@ -137,7 +138,7 @@ def _fp8_config(plain: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _compressed(form: str, weights: dict[str, Any]) -> Callable[[Sequence[str]], dict[str, Any]]:
+def _compressed(form: str, weights: dict[str, Any]) -> MakeConfig:
     def config(plain: Sequence[str]) -> dict[str, Any]:
         group = {"targets": ["Linear"], "format": form, "weights": weights}
         return {
@@ -152,7 +153,7 @@ def _compressed(form: str, weights: dict[str, Any]) -> Callable[[Sequence[str]],
     return config
 
 
-def _modelopt(algorithm: str) -> Callable[[Sequence[str]], dict[str, Any]]:
+def _modelopt(algorithm: str) -> MakeConfig:
     def config(plain: Sequence[str]) -> dict[str, Any]:
         return {
             "quant_method": "modelopt",

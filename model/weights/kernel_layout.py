@@ -110,7 +110,7 @@ _TILE = 32
 
 
 def for_kernels(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """The same rows in the same order, those of NVFP4 as `nvfp4_layout.py` has them."""
+    """The same rows in the same order, those of NVFP4 as `in_halves` lays them."""
     found: list[Segment] = []
     for _, group in groupby(segments, key=lambda segment: segment.kind):
         same = list(group)

@@ -23,10 +23,19 @@ _OF_LAYER = re.compile(r"(^|\.)(language_model|model)\.layers\.\d+\.")
 nobody."""
 
 
+Elsewhere = Callable[[str], bool]
+"""Whether another rank reads the tensor of that name."""
+
+
+def nowhere_else(name: str) -> bool:
+    """Return that no other rank reads the tensor: there is one rank."""
+    return False
+
+
 def check_left_over(
     tensors: StoredTensors,
     prefix: str,
-    elsewhere: Callable[[str], bool] = lambda name: False,
+    elsewhere: Elsewhere = nowhere_else,
     *,
     drafts: bool,
 ) -> None:

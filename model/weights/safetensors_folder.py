@@ -27,7 +27,7 @@ from tasuki.model.config_json import QuantizationConfig, check_draft_layer_confi
 from tasuki.utils.logs import Progress, no_progress
 
 from .layers import ModelWeights, assemble, tensors
-from .left_over import check_left_over, is_of_draft_layer, is_of_text_model
+from .left_over import Elsewhere, check_left_over, is_of_draft_layer, is_of_text_model, nowhere_else
 from .matrix import WHOLE, Kind, Matrix, Part, WeightsError
 from .published_matrix import MissingWeight, PublishedMatrix, is_coded
 from .safetensors_files import StoredTensors
@@ -210,9 +210,7 @@ class Checkpoint:
     ModelConfigError where config.json has a quantization_config that is not served.
     """
 
-    def __init__(
-        self, directory: Path, tensors: Callable[[Sequence[Path]], StoredTensors] = StoredTensors
-    ) -> None:
+    def __init__(self, directory: Path, tensors: type[StoredTensors] = StoredTensors) -> None:
         """tensors: of files. Those of `StoredShapes` have no memory."""
         self._directory = directory
         scheme = QuantizationConfig.load(directory).activation_scheme
@@ -288,9 +286,7 @@ class Checkpoint:
             return error
         return None
 
-    def check_left_over(
-        self, elsewhere: Callable[[str], bool] = lambda name: False, *, drafts: bool
-    ) -> None:
+    def check_left_over(self, elsewhere: Elsewhere = nowhere_else, *, drafts: bool) -> None:
         """Once everything was read, the draft layer too where `drafts`: raises WeightsError where
         values are damaged, and where a scale is left, or codes are, of what is not read
         elsewhere."""

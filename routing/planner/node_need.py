@@ -1,15 +1,6 @@
 """How many nodes of each role a load needs.
 
-`ServiceTimes`: How long prompts wait for one of several nodes: M/G/n by Erlang's C and Allen and
-Cunneen.
-Exact for exponential prompts on one queue, an approximation for others. Pure.
-
-`prefill_nodes()`: How many prefill nodes a load needs, so that wait and prefill keep within a
-target. Pure.
-
-`StepLine`: How many decode nodes a load needs: by the time of a step, and by memory. Pure.
-
-`FleetNeed`: How many nodes of each role the observations ask for. Pure.
+Pure.
 """
 
 import math
@@ -32,7 +23,12 @@ _POINTS = tuple((_NORMAL.inv_cdf((low + high) / 2), high - low) for low, high in
 
 @dataclass(frozen=True)
 class ServiceTimes:
-    """Log-normal. mean: seconds, over 0. variation: the variance over the mean's square."""
+    """How long prompts wait for one of several nodes: M/G/n by Erlang's C and Allen and Cunneen.
+
+    Exact for exponential prompts on one queue, an approximation for others. Pure.
+
+    Log-normal. mean: seconds, over 0. variation: the variance over the mean's square.
+    """
 
     mean: float
     variation: float
@@ -85,9 +81,11 @@ def prefill_feasible(service: ServiceTimes, targets: ServiceTargets) -> bool:
 def prefill_nodes(
     work: float, service: ServiceTimes | None, targets: ServiceTargets, most: int
 ) -> int:
-    """The least that meets the targets, at most `most`; where they cannot be met, the least that
-    are busy for BUSY_AT_MOST of their time. work: nodes' worth. service: None where it is not
-    known."""
+    """How many prefill nodes a load needs, so that wait and prefill keep within a target. Pure.
+
+    The least that meets the targets, at most `most`; where they cannot be met, the least that are
+    busy for BUSY_AT_MOST of their time. work: nodes' worth. service: None where it is not known.
+    """
     if work <= 0:
         return 0
     if work >= most:
@@ -117,7 +115,10 @@ _STRETCHED = 2.0
 
 @dataclass(frozen=True)
 class StepLine:
-    """Seconds of a step: fixed, and for each answer in the batch."""
+    """How many decode nodes a load needs: by the time of a step, and by memory. Pure.
+
+    Seconds of a step: fixed, and for each answer in the batch.
+    """
 
     fixed: float
     each: float
@@ -201,9 +202,11 @@ _LONG_WAIT = 0.5
 
 @dataclass(frozen=True)
 class FleetNeed:
-    """By role. now: nodes without which targets are missed, now or before another could start.
-    keep: those that must stay where nodes are taken away. feasible: whether any number meets the
-    targets."""
+    """How many nodes of each role the observations ask for. Pure.
+
+    By role. now: nodes without which targets are missed, now or before another could start. keep:
+    those that must stay where nodes are taken away. feasible: whether any number meets the targets.
+    """
 
     now: dict[NodeRole, int]
     keep: dict[NodeRole, int]

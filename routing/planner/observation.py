@@ -1,10 +1,6 @@
 """What a fleet was asked for lately, and what that foretells.
 
-`Observation`: What a fleet was asked for and how it stood, of some seconds; and how many nodes it
-then had.
-
-`Trend`: What is asked for now and soon, from what was asked for lately. Pure.
-Invariant: what is returned grows by the factor by which all values do.
+Pure.
 """
 
 from dataclasses import dataclass
@@ -67,8 +63,11 @@ class DecodeObserved:
 
 @dataclass(frozen=True)
 class Observation:
-    """at: monotonic seconds of its end. nodes: as they were then, before anything that is done
-    because of it."""
+    """What a fleet was asked for and how it stood, of some seconds; and how many nodes it then had.
+
+    at: monotonic seconds of its end. nodes: as they were then, before anything that is done because
+    of it.
+    """
 
     at: float
     nodes: dict[NodeRole, NodeCount]
@@ -89,8 +88,13 @@ errors noise makes one every few minutes, at four one in some days, while a crow
 
 @dataclass(frozen=True)
 class Trend:
-    """now: to serve at once. soon: at most so much within `ahead`. settled: at least so much was
-    asked for, or will be, in the time that decides whether a node may go."""
+    """What is asked for now and soon, from what was asked for lately. Pure.
+
+    Invariant: what is returned grows by the factor by which all values do.
+
+    now: to serve at once. soon: at most so much within `ahead`. settled: at least so much was asked
+    for, or will be, in the time that decides whether a node may go.
+    """
 
     now: float
     soon: float

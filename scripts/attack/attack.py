@@ -7,7 +7,8 @@ judged by the world behind it. Invariant: everything an attack asks has a deadli
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from scripts.attack.tally import Tally
@@ -28,6 +29,18 @@ class Attempt:
         yield
         while time.monotonic() < self.until:
             yield
+
+    def at_once(self, callers: int, calls: Sequence[Callable[[], object]]) -> None:
+        """Each call by some caller; what is not begun when the time is up is left, but for every
+        caller's first. An attack's own failure is raised."""
+
+        def unless_over(number: int) -> None:
+            if number < callers or time.monotonic() < self.until:
+                calls[number]()
+
+        with ThreadPoolExecutor(callers) as pool:
+            for done in [pool.submit(unless_over, number) for number in range(len(calls))]:
+                done.result()
 
 
 @dataclass(frozen=True)

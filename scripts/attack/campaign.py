@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from scripts.attack.attack import Attack, Attempt
 from scripts.attack.tally import Tally
 from scripts.attack.world import World
+from scripts.common.command import head
+from scripts.common.command import row as line
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,5 @@ def run(
 
 
 def table(rows: Sequence[Row]) -> str:
-    lines = ["| attack | tries | result | verdict |", "| --- | --- | --- | --- |"]
-    lines += [f"| {row.attack} | {row.tries} | {row.result} | {row.verdict} |" for row in rows]
-    return "\n".join(lines)
+    lines = [line(each.attack, each.tries, each.result, each.verdict) for each in rows]
+    return "\n".join([head("attack", "tries", "result", "verdict"), *lines])

@@ -1,19 +1,23 @@
 """Every attack, in the order in which they are tried: those that need no luck first."""
 
 from scripts.attack.attack import Attack
-from scripts.attack.attacks.bombs import gzip_bombs, json_bombs, long_conversations
+from scripts.attack.attacks.bombs import (
+    grammar_bombs,
+    gzip_bombs,
+    json_bombs,
+    long_conversations,
+)
 from scripts.attack.attacks.floods import (
     cancel_storm,
     host_tricks,
+    left_turns,
     session_flood,
     unread_streams,
 )
-from scripts.attack.attacks.grammars import grammar_bombs
 from scripts.attack.attacks.grpc_fuzz import grpc_fuzz
 from scripts.attack.attacks.heavy_texts import heavy_answers, heavy_texts, left_grammars
 from scripts.attack.attacks.http_fuzz import http_fuzz
-from scripts.attack.attacks.left_turns import left_turns
-from scripts.attack.attacks.raw_http import raw_http
+from scripts.attack.attacks.raw_http import raw_http, slow_clients
 from scripts.attack.attacks.responses import (
     background_storm,
     conversation_flood,
@@ -23,7 +27,6 @@ from scripts.attack.attacks.rogue_fetch import rogue_fetch
 from scripts.attack.attacks.rogue_prefill import rogue_prefill
 from scripts.attack.attacks.rogue_receiver import rogue_receiver
 from scripts.attack.attacks.scopes import foreign_requests, forged_keys, scope_walk
-from scripts.attack.attacks.slow_clients import slow_clients
 
 ATTACKS = (
     Attack("forged keys", forged_keys),

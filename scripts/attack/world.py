@@ -12,10 +12,10 @@ from pathlib import Path
 import grpc
 
 from scripts.attack.http_call import HttpCall, ask
-from scripts.attack.probe import Probe
 from scripts.attack.tally import Tally
-from scripts.pair import Pair
-from scripts.processes import resident
+from scripts.common.daemons import Pair
+from scripts.common.probe import Probe
+from scripts.common.processes import resident
 from tests.harness.daemons import Node, asked, flags, questions
 
 OWNER = "owner-key"

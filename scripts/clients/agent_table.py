@@ -16,6 +16,7 @@ from pathlib import Path
 from scripts.clients.agents.columns import COLUMNS
 from scripts.clients.install import FOLDER, interpreter, pins, program
 from scripts.clients.recorded_table import record
+from scripts.common.command import head, row, show
 from tests.harness.running_nodes import fused_node, node_pair
 from tests.harness.tool_caller import tool_caller
 
@@ -58,18 +59,17 @@ class AgentRun:
 
     def run(self, clients: Sequence[str]) -> bool:
         """Prints a table, a row a client; whether every cell holds."""
-        print(f"| {self.arrangement}, {self.template} | {' | '.join(COLUMNS)} |")
-        print(f"| --- |{' --- |' * len(COLUMNS)}", flush=True)
+        show(head(f"{self.arrangement}, {self.template}", *COLUMNS))
         good = True
         with _node(self.arrangement, self.template, self.folder) as address:
             for client in clients:
                 here = self.folder / f"{self.arrangement}-{client}"
                 here.mkdir()
-                row, holds = _row(client, address, here)
-                print(row, flush=True)
+                line, holds = _row(client, address, here)
+                show(line)
                 good &= holds
                 if self.records:
-                    record(self.arrangement, CLIENTS, {client: row})
+                    record(self.arrangement, CLIENTS, {client: line})
         return good
 
 
@@ -101,13 +101,14 @@ def _row(client: str, address: str, folder: Path) -> tuple[str, bool]:
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"columns"')]
     if done.returncode or not lines:
         print(f"    {client}: no result, see {folder}/printed", file=sys.stderr, flush=True)
-        return f"| {client} {pins(client)} | no result |{' |' * (len(COLUMNS) - 1)}", False
+        cells = ["no result", *[""] * (len(COLUMNS) - 1)]
+        return row(f"{client} {pins(client)}", *cells), False
     found: dict[str, str] = json.loads(lines[-1])["columns"]
     cells = ["-" if name not in found else "no" if found[name] else "yes" for name in COLUMNS]
     for name, wrong in found.items():
         if wrong:
             print(f"    {client}, {name}: {wrong}", file=sys.stderr, flush=True)
-    return f"| {client} {pins(client)} | {' | '.join(cells)} |", not any(found.values())
+    return row(f"{client} {pins(client)}", *cells), not any(found.values())
 
 
 def _command(client: str) -> list[str]:

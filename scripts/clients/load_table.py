@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.clients.runs import runs
-from scripts.pair import Pair
+from scripts.common.command import head, row, show
+from scripts.common.daemons import Pair
 from tasuki.cli.embedded import embedded_model
 from tests.harness.daemons import flags
 
@@ -31,7 +32,7 @@ def usable_tokens(address: str) -> int:
     return int(float(found))
 
 
-def row(client: str, address: str, folder: Path) -> bool:
+def _ran(client: str, address: str, folder: Path) -> bool:
     """Runs it and prints its line of a Markdown table."""
     run = runs(f"http://{address}", embedded_model(), folder)[client]
     before, begun = usable_tokens(address), time.monotonic()
@@ -48,14 +49,10 @@ def row(client: str, address: str, folder: Path) -> bool:
     try:
         counts = run.read(done.stdout + done.stderr, folder)
     except (OSError, ValueError, KeyError) as error:
-        print(f"| {client} | no result: {error!r}; see {folder}/output | | | |", flush=True)
+        show(row(client, f"no result: {error!r}; see {folder}/output", "", "", "", ""))
         return False
     cached = "does not count" if counts.cached_tokens is None else str(counts.cached_tokens)
-    print(
-        f"| {client} | {counts.requests} | {counts.failed} | {cached} | {counted} "
-        f"| {spent:.0f} s |",
-        flush=True,
-    )
+    show(row(client, counts.requests, counts.failed, cached, counted, f"{spent:.0f} s"))
     agrees = counts.requests > 0 and not counts.failed and counts.cached_tokens in (None, counted)
     return done.returncode == 0 and agrees
 
@@ -64,11 +61,11 @@ def run_load(clients: Sequence[str], folder: Path) -> bool:
     """Prints a table, a row a client; whether every row holds. folder: theirs to write in."""
     common = flags(arena_mib=256)
     http = ("--http-bind", "127.0.0.1:0", "--served-model-name", "embedded")
-    print("| client | requests | failed | cached, its sum | cached, the server's | took |")
-    print("| --- | --- | --- | --- | --- | --- |", flush=True)
+    columns = ("requests", "failed", "cached, its sum", "cached, the server's", "took")
+    show(head("client", *columns))
     good = True
     with Pair(common, (*common, *http)) as pair:
         for client in clients:
             (folder / client).mkdir()
-            good &= row(client, pair.decode.http_address, folder / client)
+            good &= _ran(client, pair.decode.http_address, folder / client)
     return good

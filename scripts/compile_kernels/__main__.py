@@ -43,13 +43,13 @@ def main() -> int:
     if record["triton"] != triton.__version__:
         sys.exit(
             f"compile_kernels: recorded with triton {record['triton']}, here is "
-            f"{triton.__version__}: install that one, or run `make kernels` and review the change"
+            f"{triton.__version__}: install that one, or record anew and review the change"
         )
     faults = growth(record["kernels"], measured)
     for fault in faults:
         print(f"compile_kernels: {fault}")
     if faults:
-        print("compile_kernels: `make kernels` records the numbers; say why they grew")
+        print("compile_kernels: without --check it records the numbers; say why they grew")
         return 1
     print(f"compile_kernels: {len(measured)} kernels within the recorded numbers")
     return 0

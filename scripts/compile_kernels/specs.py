@@ -8,7 +8,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 
 FOLDERS = (
     "tasuki.model.ops",
-    "tasuki.engine.parallel.device",
+    "tasuki.engine.parallel",
     "tasuki.engine.tiers.gpu",
     "tasuki.transfer.windows",
     "tasuki.transfer.precision",

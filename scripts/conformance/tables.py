@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scripts.common.command import head
+from scripts.common.command import row as line
+
 _CELLS = {"passed": "yes", "failed": "**no**", "skipped": "skipped"}
 _MOST_SHOWN = 140
 _REFUSAL = ": a refusal of the API's shape"
@@ -31,9 +34,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         found[check][row["api"]] = _CELLS[row["outcome"]]
         if row["note"]:
             notes[check, _shortened(row["note"])].append(row["api"])
-    lines = [f"| check | {' | '.join(apis)} |", "| --- |" + " --- |" * len(apis)]
+    lines = [head("check", *apis)]
     for check, cells in found.items():
-        lines.append(f"| {check} | {' | '.join(cells.get(api, '-') for api in apis)} |")
+        lines.append(line(check, *(cells.get(api, "-") for api in apis)))
     lines.append("")
     lines += [f"- {check} ({', '.join(of)}): `{note}`" for (check, note), of in notes.items()]
     return lines

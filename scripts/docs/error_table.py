@@ -6,7 +6,7 @@ Pure functions. Lists every ServerError that its imports define.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tasuki.engine.messages import ErrorKind, RequestError
+from tasuki.engine.messages.types import ErrorKind, RequestError
 from tasuki.server.errors import RateLimited, RequestRejected, Retry, ServerError, error_classes
 from tasuki.server.http.errors import error_body, error_status
 

@@ -1,21 +1,24 @@
 """A recorded run beside the simulator at the same workload, and how far apart they are.
 
 What the simulator is given: the measured prefills of the model, and of the record its workload, its
-arena and the mean forward of its decode node. Nothing is fitted to what is compared.
+arena and the mean forward of its decode node. Nothing is fitted to what is compared. A state stands
+behind an answer's last token but one, if the answer came back to the prefill node, and else at the
+last page's end inside the prompt: then the next turn computes the tokens between.
 """
 
 from dataclasses import asdict
 from typing import Any
 
 from tasuki.bench.errors import BenchError
-from tasuki.bench.fleet.nodes.measured_prefills import measured
+from tasuki.bench.fleet.node_model import measured
 from tasuki.bench.fleet.settings import FleetSettings
 from tasuki.bench.fleet.simulate import simulate
+from tasuki.bench.load.client.loads import Agents
 from tasuki.model.known_models import PUBLISHED
+from tasuki.pycache.layout import PAGE_TOKENS
 
 from .agents_trace import agents_trace
 from .record import Record
-from .returned_answers import continued_turns, tokens_not_returned
 
 _INDEX_SECONDS = 0.25
 """Between two changes that a prefill node sends of what is usable on it."""
@@ -70,7 +73,7 @@ def _check_measured(record: Record) -> None:
     if found is None or found.device != record.device:
         raise BenchError(
             f"{record.name}: prefills of {record.model} on {record.device} were not measured: add "
-            "them to bench/fleet/nodes/measured_prefills.py"
+            "them to bench/fleet/node_model.py"
         )
 
 
@@ -97,3 +100,22 @@ def _settings(record: Record, begin: float) -> FleetSettings:
         dead=0.0,
         link_gb=25.0,
     )
+
+
+def continued_turns(agents: Agents) -> int:
+    """Those whose answer a later one continues."""
+    return agents.sessions * (agents.turns - 1)
+
+
+def tokens_behind_answers(agents: Agents) -> int:
+    """That all continued turns together find only if every answer came back."""
+    a_session = 0
+    for turn in range(agents.turns - 1):
+        prompt = agents.prefix + agents.turn + turn * (agents.turn + agents.answer)
+        a_session += prompt + agents.answer - 1 - (prompt - 1) // PAGE_TOKENS * PAGE_TOKENS
+    return agents.sessions * a_session
+
+
+def tokens_not_returned(agents: Agents, returned: int) -> float:
+    """Of so many answers that came back, in the mean over which ones they were."""
+    return tokens_behind_answers(agents) * (1 - returned / continued_turns(agents))

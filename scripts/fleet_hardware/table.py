@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+from scripts.common.command import head, row
 from tasuki.bench.measure.host import Host
 
 from .comparison import Row
 
 POINTS = 2.0
-"""Of the hit rate: the target of `make fleet-replay`."""
+"""Of the hit rate: a target."""
 TTFT_SHARE = 0.2
 SHARES = ("p50", "p95", "p99")
 _HIT_COLUMNS = (
@@ -22,24 +23,25 @@ _TTFT_COLUMNS = (
 
 def as_page(rows: Sequence[Row], host: Host) -> str:
     """host: of the simulation; the records name their own."""
-    pairs = [row for row in rows if row["pair"]]
-    devices = ", ".join(sorted({row["device"] for row in rows}))
-    source = "; ".join(sorted({row["simulated"]["prefill_source"] for row in rows}))
+    pairs = [each for each in rows if each["pair"]]
+    devices = ", ".join(sorted({each["device"] for each in rows}))
+    source = "; ".join(sorted({each["simulated"]["prefill_source"] for each in rows}))
     lines = [
         "# The simulator beside recorded runs on hardware",
         "",
-        "By `make fleet-hardware`; what is compared and why it differs: docs/routing.md, "
+        "By `python -m scripts.fleet_hardware`; what is compared and why it differs: "
+        "docs/routing.md, "
         '"Validated". Runs of `tasuki bench serving --pair` and `--agents` on '
         f"{devices}, each of the commit named; simulated at commit {host.commit} on {host.date}, "
         f"prefills {source}. An error is the simulation less the hardware; **bold** where it is "
         f"over {POINTS:g} points or {100 * TTFT_SHARE:.0f}%.",
         "",
-        *_table(_HIT_COLUMNS, [_hits(row) for row in rows]),
+        *_table(_HIT_COLUMNS, list(map(_hits, rows))),
         "",
         "Points of the others: what answers that were not pulled back to the prefill node take "
         "from the hardware's hit rate, in the mean; the simulator takes all to come back.",
         "",
-        *_table(_TTFT_COLUMNS, [_first_tokens(row) for row in pairs]),
+        *_table(_TTFT_COLUMNS, list(map(_first_tokens, pairs))),
         "",
         "No run recorded a mean TTFT. On one node that answers beside its prefills the simulator "
         "says nothing of it.",
@@ -77,7 +79,8 @@ def _first_tokens(row: Row) -> list[str]:
 
 
 def _name(row: Row) -> str:
-    return f"[{row['name'].removeprefix('serving_gpu_')}]({row['name']}.md)"
+    run = row["name"].removeprefix("serving_gpu_")
+    return f"[{run}](serving_gpu.md#{run})"
 
 
 def _marked(text: str, is_over: bool) -> str:
@@ -85,5 +88,4 @@ def _marked(text: str, is_over: bool) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    head = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
-    return head + [f"| {' | '.join(cells)} |" for cells in rows]
+    return [head(*columns), *(row(*cells) for cells in rows)]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.command import show
+from scripts.common.command import head, row, show
 from tasuki.utils.flags import parse_config
 from tasuki.utils.options import option
 
@@ -62,13 +62,13 @@ def _chosen(runs: Sequence[Run], only: str) -> list[Run]:
 
 
 def _table(outcomes: Sequence[Outcome]) -> str:
-    head = "| run | verdict | seconds | decides |\n| --- | --- | --- | --- |\n"
-    return head + "".join(f"{_row(outcome)}\n" for outcome in outcomes)
+    lines = [head("run", "verdict", "seconds", "decides"), *map(_row, outcomes)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _row(outcome: Outcome) -> str:
     run = outcome.run
-    return f"| {run.name} | {outcome.verdict.value} | {outcome.seconds:.0f} | {run.decides} |"
+    return row(run.name, outcome.verdict.value, f"{outcome.seconds:.0f}", run.decides)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ _PAIRS = (
 )
 _SWAPS = {old: new for pair in _PAIRS for old, new in (pair, pair[::-1])}
 _SWAPS |= {" % ": " * ", " ^ ": " & "}
-_TOKEN = re.compile("|".join(re.escape(token) for token in sorted(_SWAPS, key=len, reverse=True)))
-_WORD = re.compile(r"\btrue\b|\bfalse\b")
+_TOKENS = sorted(map(re.escape, _SWAPS), key=len, reverse=True)
+_TOKEN = re.compile(rf"\b(?:true|false)\b|{'|'.join(_TOKENS)}")
 _NUMBER = re.compile(r"(?<![\w.\"])\d+(?![\w.\"])")
 _NOT = re.compile(r"!(?=[\w(])")
 _GUARD = re.compile(r"if \(.*\) (return\b.*|continue|break|throw\b.*);\s*$")
@@ -35,8 +35,7 @@ def mutants_of(source: bytes, module: str) -> list[Mutant]:
 
 def _bodies(text: str, module: str) -> Iterator[tuple[str, int, int]]:
     """Symbol, start and end of each function's text."""
-    start, name = -1, ""
-    place = 0
+    start, name, place = -1, "", 0
     for line in text.splitlines(keepends=True):
         fresh = start < 0 and line[0].isalpha() and not line.startswith(("namespace", "using"))
         if fresh and (found := _DEFINITION.search(line)) is not None:
@@ -50,9 +49,7 @@ def _bodies(text: str, module: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _edits(text: str, symbol: str, start: int, end: int) -> Iterator[Edit]:
-    scope = text[start:end]
-    place = start
-    in_body = False
+    scope, place, in_body = text[start:end], start, False
     for line in scope.splitlines(keepends=True):
         code = _TEXT.sub(lambda found: " " * len(found[0]), line)
         if in_body or (place == start and line.rstrip().endswith("}")):
@@ -70,15 +67,13 @@ def _of_line(code: str) -> Iterator[tuple[str, int, int, str]]:
     if bare.startswith(("throw", "#")):
         return
     for found in _TOKEN.finditer(code):
-        yield found[0].strip(), found.start(), found.end(), _SWAPS[found[0]]
-    for found in _WORD.finditer(code):
-        yield found[0], found.start(), found.end(), "false" if found[0] == "true" else "true"
+        yield found[0].strip(), *found.span(), _SWAPS.get(found[0], str(found[0] != "true").lower())
     for found in _NUMBER.finditer(code):
-        yield "number", found.start(), found.end(), str(int(found[0]) + 1)
+        yield "number", *found.span(), str(int(found[0]) + 1)
     for found in _NOT.finditer(code):
-        yield "not", found.start(), found.end(), ""
-    indent = len(code) - len(code.lstrip())
-    whole = indent, indent + len(bare)
+        yield "not", *found.span(), ""
+    start = code.index(bare)
+    whole = start, start + len(bare)
     if _GUARD.match(bare):
         yield "guard", *whole, ";"
     elif _CALL.match(bare) and not bare.startswith(("return", "if", "for", "while", "case")):

@@ -5,6 +5,7 @@ the symbol, so that it holds while the symbol's text does, whichever file the sy
 """
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
@@ -25,9 +26,8 @@ class Edit:
         return source[: self.start] + self.text.encode() + source[self.end :]
 
     def shown(self, source: bytes) -> str:
-        before = " ".join(source[self.start : self.end].decode().split())
-        after = " ".join(self.text.split())
-        return f"{_short(before)} -> {_short(after) or 'nothing'}"
+        before = _short(source[self.start : self.end].decode())
+        return f"{before} -> {_short(self.text) or 'nothing'}"
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,6 @@ class Status(Enum):
     CAUGHT = "caught"
     TIMEOUT = "timeout"
     """The tests did not end: caught too, and slowly."""
-    UNNOTICED = "unnoticed"
-    """No test failed of those that run what it changes; the others have not been tried."""
     SURVIVED = "survived"
     EQUIVALENT = "equivalent"
     """It survived, and docs/testing.md has the reason why no test could notice."""
@@ -56,14 +54,15 @@ class Status(Enum):
 
 def numbered(edits: list[Edit]) -> list[Mutant]:
     """Mutants with their keys, in the order of the source."""
-    seen: dict[tuple[str, str], int] = {}
+    seen: Counter[tuple[str, str]] = Counter()
     mutants = []
     for edit in sorted(edits, key=lambda edit: (edit.start, edit.end, edit.operator)):
-        ordinal = seen.get((edit.symbol, edit.operator), 0)
-        seen[edit.symbol, edit.operator] = ordinal + 1
-        mutants.append(Mutant(f"{edit.symbol} {edit.operator} {ordinal}", edit))
+        kind = edit.symbol, edit.operator
+        mutants.append(Mutant(f"{edit.symbol} {edit.operator} {seen[kind]}", edit))
+        seen[kind] += 1
     return mutants
 
 
 def _short(text: str) -> str:
+    text = " ".join(text.split())
     return text if len(text) <= 60 else f"{text[:57]}..."

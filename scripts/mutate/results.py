@@ -1,17 +1,22 @@
 """The verdicts of mutants, a JSON line each, so that a run goes on where the last one ended.
 
 Owns the file. Thread rule: any thread, one lock. Invariant: a verdict counts only for the symbol's
-text that it was given for, and that of one that lives only for the tests that it outlived.
+text that it was given for, and that of one that survived only for the tests that it outlived.
 """
 
 import hashlib
+import json
+import re
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from scripts.mutate import kept_rows
-from scripts.mutate.mutant import Status
 from scripts.mutate.targets import Aim
+
+from scripts.mutate.mutant import Status
+
+_ROW = re.compile(r"^\| `(?P<key>[^`]+)` \| (?P<reason>.+) \|$", re.MULTILINE)
+_TITLE = "## Equivalent mutants"
 
 
 @dataclass(frozen=True)
@@ -30,38 +35,60 @@ class Verdict:
 
 
 class Results:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, root: Path) -> None:
+        """path: a file that only grows while a run lasts; a last line that was not written whole is
+        left out. Raises ValueError where another line is no verdict. root: of the checkout."""
         self._path = path
+        self._root = root
         self._lock = threading.Lock()
-        self._verdicts: dict[str, Verdict] = {}
-        for row in kept_rows.read(path):
-            verdict = Verdict(**row)
-            self._verdicts[verdict.key] = verdict
-        kept_rows.replace(path, map(asdict, self._verdicts.values()))
+        self._equivalents = equivalents(root / "docs" / "testing.md")
+        *whole, _torn = path.read_text().split("\n") if path.exists() else [""]
+        rows = [Verdict(**json.loads(line)) for line in whole]
+        self._verdicts = {verdict.key: verdict for verdict in rows}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(".new")
+        fresh.write_text("".join(map(_line, self._verdicts.values())))
+        fresh.replace(path)
 
-    def known(self, aim: Aim, tests: str) -> Status | None:
+    def known(self, aim: Aim) -> Verdict | None:
         verdict = self._verdicts.get(aim.mutant.key)
         if verdict is None or verdict.scope != aim.mutant.scope_digest:
             return None
-        status = Status(verdict.status)
-        lives = status in (Status.SURVIVED, Status.UNNOTICED)
-        return None if lives and verdict.tests != tests else status
+        # "unnoticed": of runs that ended before all tests were tried.
+        lives = verdict.status in (Status.SURVIVED.value, "unnoticed")
+        if lives and (verdict.status == "unnoticed" or verdict.tests != self._tests_of(aim)):
+            return None
+        return self._judged(verdict)
 
-    def add(self, verdict: Verdict) -> None:
-        with self._lock:
+    def add(self, aim: Aim, status: Status, by: str, seconds: float) -> Verdict:
+        change = aim.mutant.edit.shown((self._root / aim.path).read_bytes())
+        verdict = Verdict(
+            *(aim.mutant.key, aim.target.area, change, status.value, round(seconds, 1)),
+            *(aim.mutant.scope_digest, self._tests_of(aim), by),
+        )
+        with self._lock, self._path.open("a") as file:
             self._verdicts[verdict.key] = verdict
-            kept_rows.add(self._path, asdict(verdict))
+            file.write(_line(verdict))
+        return self._judged(verdict)
 
-    def __getitem__(self, key: str) -> Verdict:
-        return self._verdicts[key]
+    def _judged(self, verdict: Verdict) -> Verdict:
+        lives = verdict.status == Status.SURVIVED.value
+        excused = lives and verdict.key in self._equivalents
+        return replace(verdict, status=Status.EQUIVALENT.value) if excused else verdict
+
+    def _tests_of(self, aim: Aim) -> str:
+        """A digest of the target's test files, C++ ones included where they matter."""
+        paths = [self._root / run for run in aim.target.runs]
+        paths += sorted((self._root / "cpp_cache/tests").glob("*")) if aim.is_cpp else []
+        return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
 
 
-def digest_of_tests(root: Path, aim: Aim) -> str:
-    """Of the target's test files, C++ ones included where they matter."""
-    paths = [root / run for run in aim.target.runs]
-    if aim.is_cpp:
-        paths += sorted((root / "cpp_cache/tests").glob("*"))
-    found = hashlib.sha256()
-    for path in paths:
-        found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+def _line(verdict: Verdict) -> str:
+    return f"{json.dumps(asdict(verdict))}\n"
+
+
+def equivalents(document: Path) -> dict[str, str]:
+    """Reasons by key: rows `| `key` | reason |` of the document's table."""
+    _, _, section = document.read_text().partition(_TITLE)
+    section = section.partition("\n## ")[0]
+    return {row["key"].replace("\\|", "|"): row["reason"] for row in _ROW.finditer(section)}

@@ -1,84 +1,100 @@
-"""Which tests run a line, and what each costs: noted once with nothing changed, kept in a file.
+"""Which tests run a line, and what each costs: noted once a run, with nothing changed.
 
 It chooses which tests try a mutant first and how long they may take, no verdict: a mutant that they
-do not notice is tried with all. Owns the file. Thread rule: any thread, one lock.
+do not notice is tried with all. As a plugin of pytest (`-p scripts.mutate.touched_lines`) it notes
+a file's tests: TOUCHED_FILES are the files whose lines are noted, TOUCHED_OUT is the file of JSON
+that gets a Ran for each test that passed. Thread rule: any thread, one lock.
 """
 
-import hashlib
+import json
+import os
+import sys
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
 
-from scripts.mutate import kept_rows
-from scripts.mutate.collected_pytest import Ran
+import pytest
 from scripts.mutate.targets import Aim
-from scripts.package_copy import tracked
+
+PLUGIN, FILES, OUT = __name__, "TOUCHED_FILES", "TOUCHED_OUT"
 
 
-@dataclass(frozen=True)
-class Noted:
-    """file: of tests. text: a digest of it and of all that it may run. tests: those that passed."""
+class Ran(NamedTuple):
+    """One test that passed: its seconds, and the lines that it ran by their file."""
 
-    file: str
-    text: str
-    tests: Sequence[Ran]
+    test: str
+    seconds: float
+    lines: Mapping[str, Sequence[int]]
 
 
 class TouchedLines:
-    def __init__(self, root: Path, path: Path, aims: Sequence[Aim]) -> None:
-        """path: of the file. aims: whose files' lines are noted."""
+    def __init__(self, root: Path, aims: Sequence[Aim]) -> None:
+        """aims: whose files' lines are noted."""
         self.mutated = sorted({aim.path for aim in aims if not aim.is_cpp})
         self._root = root
-        self._path = path
         self._lock = threading.Lock()
-        self._sources = _digest(root, _sources(root))
-        self._noted: dict[str, Noted] = {}
-        for row in kept_rows.read(path):
-            noted = Noted(row["file"], row["text"], [Ran(**ran) for ran in row["tests"]])
-            self._noted[noted.file] = noted
-        kept_rows.replace(path, map(asdict, self._noted.values()))
+        self._passed: dict[str, Sequence[Ran]] = {}
 
-    def touching(self, aim: Aim, file: str, measure: Callable[[str], list[Ran]]) -> list[Ran]:
+    def touching(self, aim: Aim, file: str, measure: Callable[[str], Sequence[Ran]]) -> list[Ran]:
         """Tests of one of the aim's files that run what the mutant changes, the cheapest first.
         measure: runs the file, noting lines, where that is not known."""
         source = (self._root / aim.path).read_bytes()
         first = source.count(b"\n", 0, aim.mutant.edit.start) + 1
         last = source.count(b"\n", 0, aim.mutant.edit.end) + 1
+        with self._lock:
+            if file not in self._passed:
+                self._passed[file] = measure(file)
         found = [
             ran
-            for ran in self._of(file, measure).tests
+            for ran in self._passed[file]
             if any(first <= line <= last for line in ran.lines.get(str(aim.path), ()))
         ]
         # Coarse and stable: below that a busy machine decides, and a file has its plain case
         # before one that waits without end for what a mutant broke.
-        return sorted(found, key=lambda ran: (round(ran.cpu, 1), round(ran.seconds)))
-
-    def _of(self, file: str, measure: Callable[[str], list[Ran]]) -> Noted:
-        text = _digest(self._root, [Path(file)]) + self._sources
-        with self._lock:
-            noted = self._noted.get(file)
-            if noted is None or noted.text != text:
-                passed = [ran for ran in measure(file) if ran.failure is None]
-                noted = self._noted[file] = Noted(file, text, passed)
-                kept_rows.add(self._path, asdict(noted))
-            return noted
+        return sorted(found, key=lambda ran: round(ran.seconds, 1))
 
 
-def _sources(root: Path) -> list[Path]:
-    """What a test file may run: all Python but other test files and what runs none of it."""
-    return [
-        path
-        for path in tracked(root)
-        if path.suffix == ".py"
-        and path.parts[0] not in ("scripts", "bench", "docs")
-        and not path.name.startswith("test_")
-    ]
+class _Notes:
+    def __init__(self, files: Sequence[str], out: Path) -> None:
+        """files: relative to the folder in which pytest runs."""
+        self._files = {os.path.abspath(file): file for file in files}
+        self._out = out
+        self._failed = False
+        self._ran: list[Ran] = []
+        self._lines: defaultdict[str, set[int]] = defaultdict(set)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._failed |= not report.passed
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self._lines, self._failed = defaultdict(set), False
+        begun = time.monotonic()
+        threading.settrace(self._entered)
+        sys.settrace(self._entered)
+        found = yield
+        sys.settrace(None)
+        if not self._failed:
+            lines = {path: sorted(numbers) for path, numbers in self._lines.items()}
+            self._ran.append(Ran(item.nodeid, time.monotonic() - begun, lines))
+        return found
+
+    def pytest_sessionfinish(self) -> None:
+        self._out.write_text(json.dumps(self._ran))
+
+    def _entered(self, frame: FrameType, event: str, _: object) -> Any:
+        return self._inside if frame.f_code.co_filename in self._files else None
+
+    def _inside(self, frame: FrameType, event: str, _: object) -> Any:
+        if event == "line":
+            self._lines[self._files[frame.f_code.co_filename]].add(frame.f_lineno)
+        return self._inside
 
 
-def _digest(root: Path, paths: Sequence[Path]) -> str:
-    found = hashlib.sha256()
-    for path in paths:
-        found.update(str(path).encode())
-        found.update((root / path).read_bytes())
-    return found.hexdigest()[:16]
+def pytest_configure(config: pytest.Config) -> None:
+    files, out = os.environ[FILES].split(os.pathsep), Path(os.environ[OUT])
+    config.pluginmanager.register(_Notes(files, out), "touched-lines")

@@ -11,20 +11,21 @@ import http.client
 import json
 import multiprocessing
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from scripts.front_workers.model_folder import write_chat_folder
+from scripts.common.daemons import ModuleDaemon
+from scripts.common.probe import Probe
+from scripts.common.processes import resident, tree, tree_seconds
+from scripts.neighbours.model_folder import write_chat_folder
 from scripts.neighbours.noise import ANSWER, STAND_INS, Crowd, plain, send, worst
-from scripts.processes import resident
 from tasuki.cli.launcher import Daemon
 
 KEYS = ("ann", "bob", "cat")
@@ -44,52 +45,8 @@ class ChatLost(Exception):
     """The stream ended with an error event; the message is the event."""
 
 
-class _Node(Daemon):
-    def __init__(self, answers: Path, flags: Sequence[str]) -> None:
-        """answers: as of node.py."""
-        self._answers = str(answers)
-        super().__init__("serve", flags)
-
-    def _spawn(self, arguments: Sequence[str]) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "scripts.neighbours.node", self._answers),
-                *(*arguments, "--exit-with-parent"),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-
-
-def _tree(pid: int) -> list[int]:
-    """The process and all below it."""
-    found = [pid]
-    for parent in found:
-        for listed in Path(f"/proc/{parent}/task").glob("*/children"):
-            try:
-                found += map(int, listed.read_text().split())
-            except OSError:
-                continue
-    return found
-
-
 def _memory(pid: int) -> int:
-    return sum(map(resident, _tree(pid)))
-
-
-def _cpu_seconds(pid: int) -> float:
-    total = 0
-    for each in _tree(pid):
-        try:
-            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        total += int(fields[11]) + int(fields[12])
-    return total / 100
+    return sum(map(resident, tree(pid)))
 
 
 def _first_token(address: str, number: int) -> tuple[float | None, bool]:
@@ -149,36 +106,6 @@ def _chats(address: str, seconds: float) -> tuple[list[float], int]:
     return firsts, len(lost)
 
 
-class _Health:
-    """Probes /health every 20 ms between enter and exit."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.seconds: list[float] = []
-
-    def __enter__(self) -> "_Health":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.wait(0.02):
-            begun = time.perf_counter()
-            with closing(http.client.HTTPConnection(self._address, timeout=60)) as connection:
-                try:
-                    connection.request("GET", "/health")
-                    connection.getresponse().read()
-                except (OSError, http.client.HTTPException):
-                    self.seconds.append(60.0)
-                    continue
-            self.seconds.append(time.perf_counter() - begun)
-
-
 @contextmanager
 def _noise(crowd: Crowd) -> "Iterator[Counter[tuple[str, str]]]":
     """Send the crowd's bodies until it exits. The counts that it yields, of how each body ended,
@@ -223,7 +150,8 @@ def main() -> int:
         model = write_chat_folder(Path(folder), ANSWER, CONTEXT_TOKENS)
         flags = ["--model", str(model / "model"), "--http-bind", "127.0.0.1:0"]
         flags += ["--arena-mib", "64", "--draft-layer", "off", "--api-keys", str(keys)]
-        node = _Node(model / "answer.json", flags)
+        program = ("scripts.neighbours.node", str(model / "answer.json"))
+        node = ModuleDaemon(program, "serve", flags)
         try:
             node.wait_ready()
             address = node.http_address
@@ -244,14 +172,14 @@ def _judged(node: Daemon, address: str, given: argparse.Namespace) -> int:
         among, _ = _chats(address, given.alone)
     before = _memory(node.pid)
     with (
-        _Health(address) as health,
+        Probe(address, node.pid, 60.0, 0.02) as health,
         _noise(replace(some, shapes=worst, stand_ins=STAND_INS)) as sent,
     ):
         beside, lost = _chats(address, given.seconds)
     time.sleep(_REST_SECONDS)
-    began, used = time.monotonic(), _cpu_seconds(node.pid)
+    began, used = time.monotonic(), tree_seconds(node.pid)
     time.sleep(2.0)
-    idle = (_cpu_seconds(node.pid) - used) / (time.monotonic() - began)
+    idle = (tree_seconds(node.pid) - used) / (time.monotonic() - began)
     kept = _memory(node.pid) - before
     slower = _part(beside, 0.95) / _part(alone, 0.95)
     rows = (
@@ -264,9 +192,10 @@ def _judged(node: Daemon, address: str, given: argparse.Namespace) -> int:
         ("p95 beside / alone", f"{slower:.2f}", slower <= MOST_SLOWER),
         (
             "/health p99",
-            f"{1000 * _part(health.seconds, 0.99):.1f} ms",
-            _part(health.seconds, 0.99) <= MOST_HEALTH_SECONDS,
+            f"{1000 * _part(health.waits, 0.99):.1f} ms",
+            _part(health.waits, 0.99) <= MOST_HEALTH_SECONDS,
         ),
+        ("/health refused", f"{health.refused}", health.refused == 0),
         ("processors busy, 5 s after", f"{idle:.2f}", idle <= MOST_IDLE_SHARE),
         ("memory kept, 5 s after", f"{kept / 2**20:.0f} MiB", kept <= MOST_KEPT_BYTES),
     )

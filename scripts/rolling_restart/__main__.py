@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.command import seed_option, settings_of, show
+from scripts.common.command import seed_option, settings_of, show
 from tasuki.bench.load.serving_report import ServingReport
 from tasuki.utils.options import option
 
@@ -95,7 +95,7 @@ async def _run(settings: Settings, nodes: Nodes, address: str) -> Run:
 
 def main() -> int:
     about = "Restart nodes in turn behind a reverse proxy."
-    settings = settings_of("scripts.rolling_restart", about, Settings)
+    settings = settings_of("scripts.rolling_restart", about, Settings, sys.argv[1:])
     with tempfile.TemporaryDirectory() as folder:
         try:
             run = restarted_under_load(settings, Path(folder))

@@ -3,15 +3,12 @@
 Owns their processes. Each keeps its addresses over its lives.
 """
 
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from scripts.pair import Daemons
+from scripts.common.daemons import Daemons, ModuleDaemon
 from tasuki.bench.load.free.model import free_shape
 from tasuki.bench.load.model_folder import write_model_folder
 from tasuki.cli.embedded import embedded_model
@@ -35,35 +32,14 @@ class Restart:
     ready_after: float
 
 
-class FreeDaemon(Daemon):
-    """A node whose forwards take `step_ms` and compute nothing."""
-
-    def __init__(
-        self, step_ms: float, command: str, flags: Sequence[str], bind: str = "127.0.0.1:0"
-    ) -> None:
-        self._step_ms = step_ms
-        super().__init__(command, flags, bind)
-
-    def _spawn(self, arguments: Sequence[str]) -> "subprocess.Popen[str]":
-        role, *flags = arguments
-        program = ("-m", f"{PACKAGE}.bench.load.node_main", role)
-        own = ("--weights", "free", "--step-ms", f"{self._step_ms:g}", "--")
-        return subprocess.Popen(
-            [sys.executable, *program, *own, *flags, "--exit-with-parent"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-
-
 class Nodes(Daemons):
     def __init__(self, folder: Path, model: str, grace: float, step_ms: float) -> None:
         """model: free or embedded. grace: the nodes' drain_grace. step_ms: of the free model's
         forwards."""
-        launch = partial(FreeDaemon, step_ms) if model == "free" else Daemon
+        program = (f"{PACKAGE}.bench.load.node_main",)
+        forwards = ("--weights", "free", "--step-ms", f"{step_ms:g}", "--")
+        free = partial(ModuleDaemon, program, between=forwards)
+        launch = free if model == "free" else Daemon
         shared = ("--device", "cpu", "--dtype", "float32", "--drain-grace", f"{grace:g}")
         own = _free_flags(folder) if model == "free" else _embedded_flags()
         self._nodes = tuple(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from scripts.common.command import head, row
 from scripts.suites.outcome import Outcome, failures
 from scripts.suites.rules import CLASSES, MEANINGS, Class, Explained
 
@@ -40,15 +41,15 @@ def merged(kept: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
 
 def as_page(results: Mapping[str, Any]) -> str:
     """Return the page in Markdown. results: what as_json returned."""
-    lines = ["# Other projects' suites", "", "Made by `make suites`. Classes of failures:", ""]
+    made = "Made by `python -m scripts.suites`. Classes of failures:"
+    lines = ["# Other projects' suites", "", made, ""]
     lines += [f"- {kind}: {MEANINGS[kind]}." for kind in CLASSES]
-    lines += ["", _line("suite", "run", "passed", "failed", *CLASSES, "skipped")]
-    lines.append(_line(*["---"] * (5 + len(CLASSES))))
+    lines += ["", head("suite", "run", "passed", "failed", *CLASSES, "skipped")]
     for suite, counts in results["suites"].items():
         cells = [counts[key] for key in ("run", "passed", "failed", *CLASSES, "skipped")]
-        lines.append(_line(suite, *cells))
+        lines.append(row(suite, *cells))
     for suite in results["suites"]:
-        rows = [row for row in results["failures"] if row["suite"] == suite]
+        rows = [each for each in results["failures"] if each["suite"] == suite]
         lines += ["", f"## {suite}", ""]
         lines += _table(rows) if rows else ["No test failed."]
     return "\n".join([*lines, ""])
@@ -85,15 +86,10 @@ def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
     def in_file(row: Mapping[str, str]) -> tuple[str, str, str]:
         return (row["test"].partition("::")[0], row["class"], row["reason"])
 
-    lines = [_line("test", "failures", "class", "reason"), _line(*["---"] * 4)]
+    lines = [head("test", "failures", "class", "reason")]
     for (file, kind, reason), same in groupby(sorted(rows, key=in_file), in_file):
         functions = Counter(row["test"].partition("[")[0] for row in same)
         if len(functions) > _FUNCTIONS:
             functions = Counter({f"{file}::*": functions.total()})
-        lines += [_line(f"`{test}`", count, kind, reason) for test, count in functions.items()]
+        lines += [row(f"`{test}`", count, kind, reason) for test, count in functions.items()]
     return lines
-
-
-def _line(*cells: object) -> str:
-    flat = (str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells)
-    return f"| {' | '.join(flat)} |"

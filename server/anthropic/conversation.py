@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tasuki.server.errors import InvalidField, PromptTooLong
-from tasuki.server.openai.request_fields import RequestFields, is_among
+from tasuki.server.errors import InvalidField
+from tasuki.server.openai.messages import message_items
+from tasuki.server.openai.request_fields import RequestFields, is_among, required
 from tasuki.server.openapi.anthropic_fields import ABSENT, DISPLAYS
 from tasuki.server.text.chat_message import ChatMessage, ConversationBuilder, ToolCall
-from tasuki.server.text.chat_renderer import MAX_MESSAGES
 from tasuki.server.text.token_options import effort_of_budget
 
 _CARRIED = "tasuki.text."
@@ -111,9 +111,7 @@ def read_blocks(
 
 
 def read_text(block: dict[str, Any], place: str) -> str:
-    text = block.get("text")
-    if not isinstance(text, str):
-        raise InvalidField(f"{place}.text", "must be a string")
+    text = required(block, "text", str, place)
     if not is_among(block.get("citations"), ABSENT):
         raise InvalidField(f"{place}.citations", "are not shown to the model: leave them out")
     return text
@@ -125,26 +123,18 @@ def texts_of(content: Any, place: str) -> str:
 
 
 def read_tool_use(block: dict[str, Any], place: str) -> ToolCall:
-    name, arguments = block.get("name"), block.get("input")
-    if not isinstance(name, str):
-        raise InvalidField(f"{place}.name", "must be a string")
-    if not isinstance(arguments, dict):
-        raise InvalidField(f"{place}.input", "must be an object")
-    return ToolCall(name, arguments)
+    return ToolCall(required(block, "name", str, place), required(block, "input", dict, place))
 
 
 def read_tool_result(block: dict[str, Any], place: str) -> str:
     """Templates have no place for `is_error`: the text says what went wrong."""
-    if not isinstance(block.get("tool_use_id"), str):
-        raise InvalidField(f"{place}.tool_use_id", "must be a string")
+    required(block, "tool_use_id", str, place)
     content = block.get("content")
     return "" if content is None else texts_of(content, f"{place}.content")
 
 
 def read_thinking_block(block: dict[str, Any], place: str) -> str:
-    thinking, signature = block.get("thinking"), block.get("signature")
-    if not isinstance(thinking, str):
-        raise InvalidField(f"{place}.thinking", "must be a string")
+    thinking, signature = required(block, "thinking", str, place), block.get("signature")
     return read_thinking(thinking, signature if isinstance(signature, str) else "")
 
 
@@ -175,14 +165,7 @@ class Conversation:
 
 def read_conversation(fields: RequestFields) -> Conversation:
     """Raises InvalidField, PromptTooLong."""
-    messages = fields.items("messages")
-    if not messages:
-        raise InvalidField("messages", "is empty: send at least one message")
-    if len(messages) > MAX_MESSAGES:
-        raise PromptTooLong(
-            f"messages has {len(messages)}: send at most {MAX_MESSAGES}, or join some",
-            "messages",
-        )
+    messages = message_items(fields)
     reader = _Reader()
     if fields.get("system") is not None:
         reader.instructions(fields.get("system"), "system")

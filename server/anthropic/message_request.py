@@ -1,4 +1,4 @@
-"""What a Messages request asks, its `tools` and `tool_choice` included. On any thread.
+"""Reads a Messages request, its `tools` and `tool_choice` included. On any thread.
 
 A field that would change the answer and that this engine cannot honour is refused, never ignored;
 fields about accounts and routing are ignored, and so are those of a cache's lifetime.
@@ -16,7 +16,7 @@ from tasuki.engine.messages import Submit
 from tasuki.server.auth.limits import submit_bytes, value_bytes
 from tasuki.server.errors import InvalidField
 from tasuki.server.openai.generation import ServedModel, prompt_salt, read_submit
-from tasuki.server.openai.request_fields import RequestFields, is_among
+from tasuki.server.openai.request_fields import RequestFields, is_among, optional, required
 from tasuki.server.openai.sampling import AnswerOptions, AskedThinking, read_options
 from tasuki.server.openai.token_details import wants_hit
 from tasuki.server.openapi.anthropic_fields import DIRECT, EFFORTS, MAX_USER_ID, OF_MESSAGES
@@ -51,9 +51,7 @@ class MessageTools:
 
 
 def read_message_tools(fields: RequestFields) -> MessageTools:
-    tools = fields.items("tools")
-    if len(tools) > MAX_TOOLS:
-        raise InvalidField("tools", f"may hold at most {MAX_TOOLS}")
+    tools = fields.items("tools", MAX_TOOLS)
     offered = [_offered(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     choice = fields.fields("tool_choice")
     kind = choice.text("type")
@@ -80,23 +78,18 @@ def _offered(tool: Any, place: str) -> OfferedTool:
         raise InvalidField(
             f"{place}.type", f"{tool['type']!r:.60} is a tool of Anthropic's own: use custom ones"
         )
-    if not isinstance(tool.get("strict"), bool | None):
-        raise InvalidField(f"{place}.strict", "must be true or false")
+    strict = bool(optional(tool, "strict", bool, place))
     for name in _CHANGES_THE_PROMPT:
         if not is_among(tool.get(name), DIRECT):
             raise InvalidField(f"{place}.{name}", "is not supported here: leave it out")
-    schema = tool.get("input_schema")
-    if not isinstance(schema, dict):
-        raise InvalidField(f"{place}.input_schema", "must be an object")
-    description = tool.get("description")
-    if not isinstance(description, str | None):
-        raise InvalidField(f"{place}.description", "must be a string")
+    schema = required(tool, "input_schema", dict, place)
+    description = optional(tool, "description", str, place)
     described = {} if description is None else {"description": description}
     function = {"name": tool["name"], **described, "parameters": schema}
-    return OfferedTool({"type": "function", "function": function}, bool(tool.get("strict")))
+    return OfferedTool({"type": "function", "function": function}, strict)
 
 
-_SAMPLING = ("temperature", "top_p", "top_k")
+_SAMPLING = ("temperature", "top_p", "top_k", "seed", "stream")
 
 
 @dataclass(frozen=True)
@@ -177,8 +170,7 @@ def _read_options(
     model: ServedModel, fields: RequestFields, max_tokens: int, budget: int | None
 ) -> AnswerOptions:
     """budget: tokens of thought, at most."""
-    asked = {name: fields.get(name) for name in (*_SAMPLING, "seed", "stream")}
-    fields_of_chat = RequestFields({**asked, "max_tokens": max_tokens})
+    fields_of_chat = fields.only(*_SAMPLING, max_tokens=max_tokens)
     options = read_options(fields_of_chat, model.codec, max_tokens, model.sampling_defaults, 0)
     if budget is not None:
         options = replace(options, thinking=AskedThinking("thinking.budget_tokens", budget))
@@ -188,8 +180,7 @@ def _read_options(
 def _affinity(fields: RequestFields) -> RequestFields:
     """As chats name it: whose conversation it is, its salt, its place among its caller's."""
     user = fields.fields("metadata").short_text("user_id", MAX_USER_ID, "metadata.user_id")
-    own = {name: fields.get(name) for name in ("cache_salt", "priority")}
-    return RequestFields({**own, "prompt_cache_key": user})
+    return fields.only("cache_salt", "priority", prompt_cache_key=user)
 
 
 def _template_variables(

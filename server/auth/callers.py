@@ -1,4 +1,4 @@
-"""Who calls: callers and their scopes, API keys, and the access rules of a daemon's servers.
+"""Callers and their scopes, API keys, and the access rules of a daemon's servers.
 
 Caller: Has no part in keys themselves or transports. Pure.
 

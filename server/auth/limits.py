@@ -20,7 +20,7 @@ functions; any thread. Invariant: each takes time linear in what it measures.
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +28,17 @@ from typing import Any
 import msgspec
 
 from tasuki.engine.messages import Submit
-from tasuki.server.errors import Busy, InvalidRequest, PromptTooLong, RateLimited, ServerError
+from tasuki.server.errors import (
+    Busy,
+    InvalidRequest,
+    PromptTooLong,
+    RateLimited,
+    RequestLimit,
+    ServerError,
+    WatcherLimit,
+)
 from tasuki.utils.free_memory import FreeMemory
+from tasuki.utils.signatures import Clock
 
 from .callers import Caller, Scope
 
@@ -102,7 +111,7 @@ class _Allowance:
 class _Rate:
     """One unit's allowances. per_minute: 0 sets no limit."""
 
-    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+    def __init__(self, per_minute: int, clock: Clock) -> None:
         self.per_minute = per_minute
         self._clock = clock
         self._allowances: dict[str, _Allowance] = {}
@@ -128,9 +137,7 @@ class _Rate:
 
 
 class RateLimits:
-    def __init__(
-        self, requests_per_minute: int, tokens_per_minute: int, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, requests_per_minute: int, tokens_per_minute: int, clock: Clock) -> None:
         """0: no such limit. clock: seconds, monotone."""
         self._requests = _Rate(requests_per_minute, clock)
         self._tokens = _Rate(tokens_per_minute, clock)
@@ -176,8 +183,22 @@ class RateLimits:
         self._tokens.spend(caller, tokens)
 
 
-def no_limits() -> RateLimits:
-    return RateLimits(0, 0, lambda: 0.0)
+@dataclass(frozen=True)
+class CallerLimits:
+    """What callers may ask for in a minute, and hold at once: requests in flight, watches."""
+
+    rates: RateLimits
+    requests: ConcurrencyCaps
+    watchers: ConcurrencyCaps
+
+    @staticmethod
+    def none() -> "CallerLimits":
+        """As much as they like."""
+        return CallerLimits(
+            RateLimits(0, 0, lambda: 0.0),
+            ConcurrencyCaps(RequestLimit, "requests in flight", 0),
+            ConcurrencyCaps(WatcherLimit, "watches", 0),
+        )
 
 
 _MIB = 2**20

@@ -1,9 +1,7 @@
 """What answers clients of a node: codec, services and routes over one engine, front workers."""
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
 from pathlib import Path
 
 from aiohttp import web
@@ -25,8 +23,8 @@ from tasuki.server.sessions import HeldSessions, SessionStore
 from tasuki.server.smg.factory import gateway_of
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.workers.links import NodeSockets
-from tasuki.server.workers.pool import Header, NodeWorkers, WorkerPool
-from tasuki.server.workers.registry import Registry
+from tasuki.server.workers.pool import NodeWorkers, WorkerPool
+from tasuki.server.workers.registry import Header, Registry
 from tasuki.server.workers.worker import WorkerJob
 from tasuki.transfer.liveness.link_status import HandoverStatus, HandoverStatusSource
 
@@ -106,15 +104,22 @@ class ClientFront:
         self._role_change = role_change
         self._served = served_model(self.folder, config, max_request_tokens, codec)
         self._responses = response_store(config)
-        self._sessions: Callable[[EngineClient], SessionStore] = cache(
-            partial(session_store, config=config)
-        )
+        self._sessions: dict[EngineClient, SessionStore] = {}
         self._gateway = gateway_of(
             engine_config, config, model, max_request_tokens, max_batch, codec
         )
 
+    @property
+    def grammars(self) -> GrammarTrials:
+        """As of NodeFront."""
+        return self._codec.grammars
+
+    def chat_tokens(self) -> dict[str, int]:
+        """As in NodeReport."""
+        return self._codec.chat_tokens()
+
     def services(self, client: EngineClient) -> tuple[Service, ...]:
-        store = self._sessions(client)
+        store = self._store(client)
         ours = grpc_services(
             *(client, self._codec, self._config, self._status, self._role_change, store),
             held=self._served.held,
@@ -141,6 +146,12 @@ class ClientFront:
         pool = WorkerPool(job, self._config.front_workers)
         return NodeWorkers(sockets, pool, self._registry, engine.on_worker_gone)
 
+    def _store(self, client: EngineClient) -> SessionStore:
+        """One for all that is made over that client."""
+        if client not in self._sessions:
+            self._sessions[client] = session_store(client, self._config)
+        return self._sessions[client]
+
     def _registry(self, client: EngineClient, header: Header) -> Registry:
-        sessions = HeldSessions(self._sessions(client), self._codec)
+        sessions = HeldSessions(self._store(client), self._codec)
         return Registry(client, header, sessions, self._responses)

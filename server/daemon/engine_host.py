@@ -22,6 +22,7 @@ from tasuki.server.engine_client import parted
 from tasuki.transfer.liveness.link_status import NodeProgress
 from tasuki.utils.loops import LoopPulse
 from tasuki.utils.program import is_expected, line_of
+from tasuki.utils.signatures import Notice
 
 from .startup import spare_collections
 
@@ -85,7 +86,7 @@ class EngineHost:
         self.handover_ends = asyncio.Event()
         self.engine_ends = asyncio.Event()
         self._pulse = LoopPulse(self._probe)
-        self._turned: Callable[[], None] | None = None
+        self._turned: Notice | None = None
         self._headers: dict[m.RequestId, str] = {}
         self._side: EngineSide
         self._thread: EngineThread
@@ -139,7 +140,7 @@ class EngineHost:
     def begin_room(self, room: m.RoomId, request: str, traceparent: str) -> None:
         self._link.send([c.RoomBegun(room, request, traceparent)])
 
-    def _probe(self, answered: Callable[[], None]) -> None:
+    def _probe(self, answered: Notice) -> None:
         self._turned = answered
         self._link.send([c.FrontProbe()])
 

@@ -11,18 +11,20 @@ serve_apart(): Startup, main loop, drain.
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from tasuki.engine import messages as m
 from tasuki.engine.apart import control as c
 from tasuki.engine.apart.frames import BrokenFrame, FrameProtocol, FrameReader, frame_of
+from tasuki.engine.apart.front_links import WorkerGone
 from tasuki.server.config import ServerConfig
 from tasuki.server.role_change import RoleChange
 from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.utils.child_process import Job, start_child
 from tasuki.utils.program import PACKAGE
+from tasuki.utils.signatures import Notice
 
 from .node import Node
 from .running_engine import OBSERVED_INBOX, Front
@@ -43,15 +45,27 @@ class EngineProcessError(RuntimeError):
     """The engine's process did not start, or has ended; the message has the reason."""
 
 
+class EngineLink(FrameProtocol):
+    """The front's end of the socket to the engine's process."""
+
+    def __init__(self, engine: "EngineProcess") -> None:
+        super().__init__("the engine's process", FrameReader())
+        self._engine = engine
+
+    def taken(self, messages: Sequence[Any]) -> None:
+        self._engine.take(messages)
+
+    def ended(self, why: Exception | None) -> None:
+        self._engine.link_ended(why)
+
+
 class EngineProcess:
     """As RunningEngine."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._loop = asyncio.get_running_loop()
-        self._link = FrameProtocol(
-            "the engine's process", FrameReader(), self.take, self.link_ended
-        )
+        self._link = EngineLink(self)
         self._stands: asyncio.Future[c.EngineStands] = self._loop.create_future()
         self._handover_retired: asyncio.Future[None] = self._loop.create_future()
         self._handover_over: asyncio.Future[None] = self._loop.create_future()
@@ -62,8 +76,8 @@ class EngineProcess:
         self._ending = False
         self._last_words: str | None = None
         self._end_seen: asyncio.Task[None] | None = None
-        self._on_loss: Callable[[], None] = lambda: None
-        self._on_worker_gone: Callable[[int, Sequence[m.RequestId]], None] = lambda *_: None
+        self._on_loss: Notice = lambda: None
+        self._on_worker_gone: WorkerGone = lambda *_: None
         self.reason: str | None = None
         """Why the process has ended unasked; None while it lives, and where it was asked to."""
 
@@ -84,13 +98,13 @@ class EngineProcess:
         """What the engine is, once it is ready. Raises EngineProcessError."""
         return await asyncio.shield(self._stands)
 
-    def on_loss(self, call: Callable[[], None]) -> None:
+    def on_loss(self, call: Notice) -> None:
         """Call it once the process has ended unasked, or now if it has."""
         self._on_loss = call
         if self.reason is not None:
             call()
 
-    def on_worker_gone(self, call: Callable[[int, Sequence[m.RequestId]], None]) -> None:
+    def on_worker_gone(self, call: WorkerGone) -> None:
         """Call it with a front worker's number and the requests that it leaves in the engine, once
         its link to the engine has ended."""
         self._on_worker_gone = call
@@ -264,7 +278,7 @@ async def serve_apart(
     is attached to it. Raises EngineProcessError where the engine's process has ended unasked, once
     all clients have their error."""
     async with StopRequest(
-        exit_with_parent=server_config.exit_with_parent, hurry=node.hurry
+        exit_with_parent=server_config.exit_with_parent, rotation=node.engine.rotation
     ) as stop:
         engine.on_loss(stop.ask)
         address = await node.startup()

@@ -2,19 +2,17 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
 from functools import partial
 
 from tasuki.engine import messages as m
 from tasuki.engine.assembly.engines import BuildParts, asked_model, build_cache, build_fused_engine
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.server.config import ServerConfig
-from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.traces import open_tracing
 from tasuki.server.workers.links import NodeSockets, node_sockets
 from tasuki.server.workers.pool import NodeWorkers
 from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.utils.logs import configure_logging, progress_bar
+from tasuki.utils.signatures import EndNotice
 
 from .client_front import ClientFront, node_codec, with_trials
 from .engine_host import EngineHost, host_engine
@@ -52,9 +50,9 @@ async def serve(
         engine.max_request_tokens,
         engine.max_batch,
     )
-    node = _front(NearEngine(engine), engine_config, server_config, front, codec, name)
+    node = _front(NearEngine(engine), engine_config, server_config, front, name)
     async with StopRequest(
-        exit_with_parent=server_config.exit_with_parent, hurry=node.hurry
+        exit_with_parent=server_config.exit_with_parent, rotation=node.engine.rotation
     ) as stop:
         address = await node.startup()
         spare_collections()
@@ -79,7 +77,7 @@ async def serve_apart(
             engine_config, server_config, model, codec, sizes.max_request_tokens, sizes.max_batch
         )
         workers = front.workers(engine, sockets)
-        node = _front(engine, engine_config, server_config, front, codec, name, workers)
+        node = _front(engine, engine_config, server_config, front, name, workers)
         await live_apart(engine, node, server_config)
 
 
@@ -110,7 +108,7 @@ class FusedSide:
         self,
         config: EngineConfig,
         build: BuildParts,
-        end: Callable[[str], None] | None = None,
+        end: EndNotice | None = None,
     ) -> None:
         """end: ends this process, for a reason. REQUIRES: it is given where there are ranks."""
         parts = build(config, progress_bar("weights"), Role.FUSED)
@@ -149,7 +147,6 @@ def _front(
     engine_config: EngineConfig,
     server_config: ServerConfig,
     front: ClientFront,
-    codec: TextCodec,
     name: str,
     workers: NodeWorkers | None = None,
 ) -> Node:
@@ -157,12 +154,8 @@ def _front(
     return Node(
         engine,
         server_config,
-        front.services,
-        routes=front.routes,
-        about=about,
-        tracing=open_tracing(server_config.otlp_endpoint, name, "fused", about["model"]),
-        chat_tokens=codec.chat_tokens,
+        front,
+        about,
         workers=workers,
-        grammars=codec.grammars,
         files=NodeFiles(folders=folders_of(engine_config)),
     )

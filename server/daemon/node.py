@@ -8,22 +8,20 @@ loop, shutdown, once each.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
 from tasuki.dashboard.health import Standing
 from tasuki.dashboard.history.views import tree_view
 from tasuki.dashboard.metrics.exposition import Exposition
-from tasuki.dashboard.observed import ObservedMessage
+from tasuki.dashboard.observed import NodeReport, ObservedMessage
 from tasuki.dashboard.page_files import load_page
 from tasuki.engine import messages as m
 from tasuki.model.grammar.trials.client import DRAINS, GrammarTrials
-from tasuki.server.auth.tenants import RequestContext
 from tasuki.server.bind import BindError
 from tasuki.server.config import ServerConfig
 from tasuki.server.discovery.registration import Registration, http_registration
@@ -37,15 +35,14 @@ from tasuki.server.http.server import (
     start_http_server,
     start_private_http_server,
 )
-from tasuki.server.traces import NoTracing, Tracing
+from tasuki.server.traces import open_tracing
 from tasuki.server.workers.pool import NodeWorkers
-from tasuki.server.workers.registry import Registry
 from tasuki.transfer.liveness.link_status import HandoverStatus, HandoverStatusSource
 from tasuki.utils.loops import LoopThread
 from tasuki.utils.program import package_version
 from tasuki.utils.tls import TlsError
 
-from .node_recorder import ActivityLog, NodeRecorder, log_ended
+from .node_recorder import ActivityLog, NodeObserver, NodeRecorder, NodeRecords
 from .node_watch import NodeFiles, NodeWatch, metrics_handler, node_report
 from .running_engine import RunningEngine
 from .shutdown import TimeForHeirs
@@ -66,6 +63,23 @@ def about_node(name: str, role: str, folder: str, config: ServerConfig) -> dict[
     return {"node": name, "role": role, "model": config.model_names(Path(folder))[0]}
 
 
+class NodeFront(Protocol):
+    """What answers the clients of a node's role, over a client of its engine."""
+
+    def services(self, client: EngineClient) -> Sequence[Service]:
+        """By gRPC."""
+
+    def routes(self, client: EngineClient) -> Sequence[web.RouteDef]:
+        """By HTTP."""
+
+    def chat_tokens(self) -> Mapping[str, int]:
+        """As in NodeReport."""
+
+    @property
+    def grammars(self) -> GrammarTrials | None:
+        """Trials that this process's callers wait for; None where it answers no caller."""
+
+
 class Node:
     """Owns the engine that runs and the servers. Build it inside a running event loop."""
 
@@ -73,60 +87,51 @@ class Node:
         self,
         engine: RunningEngine,
         config: ServerConfig,
-        services: Callable[[EngineClient], Sequence[Service]],
+        front: NodeFront,
         about: Mapping[str, str],
-        handover: Callable[[m.Outbox], None] | None = None,
-        routes: Callable[[EngineClient], Sequence[web.RouteDef]] | None = None,
+        handover: m.Emit | None = None,
         status: HandoverStatusSource = HandoverStatus,
-        tracing: Tracing | None = None,
-        chat_tokens: Callable[[], Mapping[str, int]] = dict,
         workers: NodeWorkers | None = None,
-        grammars: GrammarTrials | None = None,
         files: NodeFiles | None = None,
     ) -> None:
-        """services, routes: those of this role over its engine, by gRPC and by HTTP. handover:
-        takes the engine's hand-over messages, on the engine's thread; None where the role has none,
-        or has them in the engine's process. status: of this node's
-        hand-overs. about: the page's heading, `node` (its name), `role` and
-        `model`. tracing: closed with the node. chat_tokens: as in NodeReport. workers: answer
-        clients in this process's place, which is then their registry; None: there are none.
-        grammars: trials that this process's callers wait for; None where it answers no caller.
-        files: that it lives on, beside the server's."""
+        """about: the page's heading, `node` (its name), `role` and `model`. handover: takes the
+        engine's hand-over messages, on the engine's thread; None where the role has none, or has
+        them in the engine's process. status: of this node's hand-overs. workers: answer clients in
+        this process's place, which is then their registry; None: there are none. files: that it
+        lives on, beside the server's. Raises TracingUnavailable."""
         self._config = config
         self._etcd_access = config.etcd_access
         if config.http_etcd:
             self._etcd_access.check(config.http_etcd)
         self.loop = asyncio.get_running_loop()
         exposition = Exposition(config.metrics_compat, about["model"])
-        self._exposition = exposition
         self._recorder = NodeRecorder(time.time)
         self._activity = ActivityLog()
         self._sampling: list[asyncio.Task[None]] = []
         self._keeps = config.metrics == "on"
-        self.tracing = tracing or NoTracing()
+        self.tracing = open_tracing(
+            config.otlp_endpoint, about["node"], about["role"], about["model"]
+        )
+        kept = NodeRecords(exposition, self._recorder, self._activity) if self._keeps else None
+        self._observer = NodeObserver(self.tracing, kept)
         self._running = engine
         self.engine = EngineClient(
             engine.post if workers is None else self._post_beside_workers,
             self.loop,
             handover,
-            observe=self.observe,
-            count_tokens=self.count_tokens,
-            limits=config.limits,
-            begin=self._begun,
-            requests=config.requests,
-            watchers=config.watchers,
+            self._observer,
+            config.caller_limits,
             drain_grace=config.drain_grace,
         )
         self.engine.rotation.watch(self._show_rotation)
         self._workers = workers
-        self._grammars = grammars
-        self._services = services(self.engine)
+        self._front = front
+        self._status = status
+        self._services = front.services(self.engine)
         if workers is not None:
             self._registry = workers.registry(self.engine, self.tracing.header)
-            chat_tokens = partial(_with_workers, self._registry, chat_tokens)
         about = {**about, "version": package_version(), "started_at": f"{time.time():.0f}"}
         self._about = about
-        self._report = partial(node_report, self.engine, status, chat_tokens, about)
         self._watch = NodeWatch(
             self._report,
             self._standing,
@@ -144,9 +149,9 @@ class Node:
         )
         dashboard = DashboardHandlers(source, load_page(), self.engine.watchers)
         self._routes = [
-            web.get("/metrics", metrics_handler(self._watch.reports, exposition)),
+            web.get("/metrics", metrics_handler(self._watch, exposition)),
             *dashboard.routes(),
-            *(() if routes is None else routes(self.engine)),
+            *front.routes(self.engine),
         ]
         self._server: Server | None = None
         self._http: HttpServer | None = None
@@ -178,24 +183,20 @@ class Node:
             self._registry.abort_asked(message.request_id)
 
     def observe(self, message: ObservedMessage) -> None:
-        """Count it, keep it, trace it and log it."""
-        if self._keeps:
-            self._exposition.observe(message)
-            self._recorder.observe(message)
-            self._activity.observe(message)
-        self.tracing.observe(message)
-        log_ended(message)
-
-    def _begun(self, request: m.RequestId, request_context: RequestContext) -> None:
-        self.tracing.begin(request, request_context)
-        if self._keeps:
-            self._exposition.begin(request, request_context.operation)
+        """As of NodeObserver."""
+        self._observer.observe(message)
 
     def count_tokens(self, count: int) -> None:
-        if self._keeps:
-            self._exposition.count_tokens(count)
-            self._recorder.count_tokens(count)
-            self._activity.count_tokens(count)
+        """As of NodeObserver."""
+        self._observer.count_tokens(count)
+
+    async def _report(self) -> NodeReport:
+        """The node's counters, now. Raises ServerError where the engine has died."""
+        stats = await self.engine.counters()
+        chat_tokens = self._front.chat_tokens()
+        if self._workers is not None:
+            chat_tokens = self._registry.chat_tokens(chat_tokens)
+        return node_report(stats, self._status(), chat_tokens, self._about)
 
     def _failures(self) -> Mapping[str, int]:
         own = self.engine.calls.failures
@@ -310,11 +311,6 @@ class Node:
         await self.refuse_and_drain()
         await self.stop()
 
-    def hurry(self) -> bool:
-        """Skip the grace of refuse_and_drain(), whether or not it has begun. Returns False where
-        none is left."""
-        return self.engine.rotation.hurry()
-
     def _show_rotation(self) -> None:
         if self._workers is None:
             return
@@ -333,8 +329,8 @@ class Node:
         await self.engine.leave()
         if self._workers is not None:
             self._workers.pool.refuse_traffic()
-        if self._grammars is not None:
-            self._grammars.close(DRAINS)
+        if self._front.grammars is not None:
+            self._front.grammars.close(DRAINS)
         if self.engine.lost is not None:
             return
         heirs = TimeForHeirs(self.engine, self._config.drain_timeout)
@@ -367,8 +363,3 @@ class Node:
             await self._server.drain(_LAST_WRITES_SECONDS)
         await self._running.stop()
         await asyncio.to_thread(self.tracing.close)
-
-
-def _with_workers(registry: Registry, own: Callable[[], Mapping[str, int]]) -> Mapping[str, int]:
-    """Of this process and its workers."""
-    return registry.chat_tokens(own())

@@ -1,4 +1,4 @@
-"""What a node records of itself: the history behind its page, and a line of activity in its log.
+"""A node's record of itself: the history behind its page, and a line of activity in its log.
 
 NodeRecorder: Keeps the messages of the engine and its hand-overs, and the counters once a second.
 Owns the history. Thread rule: the event loop's. `observe` never waits.
@@ -12,21 +12,28 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from tasuki.dashboard.history.events import Event, PromptBlocks, event_of, pools_event
 from tasuki.dashboard.history.node_history import NodeHistory
 from tasuki.dashboard.metrics.cache_metrics import arena_use
+from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.observed import NodeReport, ObservedMessage
 from tasuki.engine.messages import (
     Finished,
     HitBreakdown,
     Rejected,
+    RequestId,
     RequestPhase,
     RoomEnded,
     StatsReply,
     Submit,
 )
+from tasuki.server.auth.tenants import RequestContext
+from tasuki.server.engine_client import RequestObserver
 from tasuki.server.errors import ServerError
+from tasuki.server.traces import Tracing
+from tasuki.utils.signatures import Clock
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +59,12 @@ def log_ended(message: ObservedMessage) -> None:
 _SAMPLE_SECONDS = 1.0
 
 
+AskNode = Callable[[], Awaitable[NodeReport]]
+"""Asks the engine for the node's counters, now. Raises ServerError where it has died."""
+
+
 class NodeRecorder:
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock) -> None:
         """clock: seconds since 1970."""
         self.history = NodeHistory()
         self._clock = clock
@@ -87,7 +98,7 @@ class NodeRecorder:
         finally:
             self._recordings -= 1
 
-    async def sample(self, ask: Callable[[], Awaitable[NodeReport]]) -> None:
+    async def sample(self, ask: AskNode) -> None:
         """Keep a sample a second until cancelled, or until the engine has died. ask: the node's
         counters now."""
         while True:
@@ -131,7 +142,7 @@ class ActivityLog:
         """Of answers."""
         self._output += count
 
-    async def run(self, ask: Callable[[], Awaitable[NodeReport]]) -> None:
+    async def run(self, ask: AskNode) -> None:
         """Write lines until cancelled, or until the engine has died. ask: the node's counters
         now."""
         begun = time.monotonic()
@@ -168,3 +179,40 @@ def _memory(stats: StatsReply) -> str:
     """Nothing where the arena's size is not known."""
     use = arena_use(stats)
     return "" if use is None else f", {use.words()}"
+
+
+@dataclass(frozen=True)
+class NodeRecords:
+    """What a node that keeps metrics counts its messages in."""
+
+    exposition: Exposition
+    recorder: NodeRecorder
+    activity: ActivityLog
+
+
+class NodeObserver(RequestObserver):
+    """Traces and logs what the engine's client sees, and counts it. The event loop's thread."""
+
+    def __init__(self, tracing: Tracing, records: NodeRecords | None) -> None:
+        """records: None where the node keeps no metrics."""
+        self._tracing = tracing
+        self._records = records
+
+    def begin(self, request: RequestId, request_context: RequestContext) -> None:
+        self._tracing.begin(request, request_context)
+        if self._records is not None:
+            self._records.exposition.begin(request, request_context.operation)
+
+    def observe(self, message: ObservedMessage) -> None:
+        if self._records is not None:
+            self._records.exposition.observe(message)
+            self._records.recorder.observe(message)
+            self._records.activity.observe(message)
+        self._tracing.observe(message)
+        log_ended(message)
+
+    def count_tokens(self, count: int) -> None:
+        if self._records is not None:
+            self._records.exposition.count_tokens(count)
+            self._records.recorder.count_tokens(count)
+            self._records.activity.count_tokens(count)

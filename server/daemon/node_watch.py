@@ -21,23 +21,27 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from tasuki.dashboard.health import Standing
+from tasuki.dashboard.health import AskStanding
 from tasuki.dashboard.metrics.exposition import CONTENT_TYPE, Exposition
 from tasuki.dashboard.observed import DiskRoom, FrontReport, NodeReport, NodeState
 from tasuki.engine.config import EngineConfig
-from tasuki.server.engine_client import EngineClient
+from tasuki.engine.messages import StatsReply
 from tasuki.server.errors import ServerError
 from tasuki.transfer.liveness.link_status import (
-    HandoverStatusSource,
+    HandoverStatus,
     PrefillNodeState,
     PrefillNodeStatus,
 )
+from tasuki.utils.signatures import Clock, Counts
 from tasuki.utils.tls import ServerTls, not_after_dates
+
+from .node_recorder import AskNode
 
 
 @dataclass(frozen=True)
@@ -130,8 +134,8 @@ def _rooms(folders: Mapping[str, str]) -> dict[str, DiskRoom]:
 class LatestCounters:
     def __init__(
         self,
-        ask: Callable[[], Awaitable[NodeReport]],
-        clock: Callable[[], float] = time.monotonic,
+        ask: AskNode,
+        clock: Clock = time.monotonic,
     ) -> None:
         """ask: the engine, now; raises ServerError where it has died."""
         self._ask = ask
@@ -176,9 +180,9 @@ _DISK_SECONDS = 0.5
 class NodeWatch:
     def __init__(
         self,
-        ask: Callable[[], Awaitable[NodeReport]],
-        standing: Callable[[], Standing],
-        failures: Callable[[], Mapping[str, int]],
+        ask: AskNode,
+        standing: AskStanding,
+        failures: Counts,
         files: NodeFiles,
         tls: ServerTls | None,
     ) -> None:
@@ -218,22 +222,20 @@ class NodeWatch:
         self._counters.close()
 
 
-async def node_report(
-    engine: EngineClient,
-    handover: HandoverStatusSource,
-    chat_tokens: Callable[[], Mapping[str, int]],
+def node_report(
+    stats: StatsReply,
+    status: HandoverStatus,
+    chat_tokens: Mapping[str, int],
     about: Mapping[str, str],
 ) -> NodeReport:
-    """The node's counters, now. chat_tokens, about: as in NodeReport."""
-    stats = await engine.counters()
-    status = handover()
+    """The node's counters. chat_tokens, about: as in NodeReport."""
     return NodeReport(
         stats,
         _by_state(status.prefill_nodes),
         status.windows,
         status.sent,
         status.peers,
-        chat_tokens(),
+        chat_tokens,
         status.prefill_nodes,
         about,
     )
@@ -246,14 +248,11 @@ def _by_state(nodes: Sequence[PrefillNodeStatus]) -> dict[str, int]:
     return {state.value: counts[state] for state in PrefillNodeState} if nodes else {}
 
 
-def metrics_handler(
-    reports: Callable[[], Awaitable[tuple[NodeReport | None, FrontReport]]],
-    exposition: Exposition,
-) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """reports: as of Exposition.text(), at each scrape."""
+def metrics_handler(watch: NodeWatch, exposition: Exposition) -> Handler:
+    """Answers each scrape with what the watch reports then."""
 
-    async def handle(request: web.Request) -> web.Response:
-        text = exposition.text(*await reports())
+    async def handle(request: web.Request) -> web.StreamResponse:
+        text = exposition.text(*await watch.reports())
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
     return handle

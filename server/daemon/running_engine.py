@@ -1,4 +1,4 @@
-"""What the two sides of a node are to each other, whichever processes they are in.
+"""Interfaces between the two sides of a node, in one process or in two.
 
 A front sees a RunningEngine; an engine's owner sees a Front; the hand-over's control sees a
 HandoverFront. NearEngine has both in one process, engine_process.py and engine_host.py in two.

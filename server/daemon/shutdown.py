@@ -1,4 +1,4 @@
-"""How a daemon ends: the requests to stop it, and the time it leaves states to its heirs.
+"""End of a daemon: requests to stop it, and the time for leaving states to its heirs.
 
 StopRequest owns the process's signal handlers while a StopRequest is entered. One event loop's
 thread.
@@ -12,12 +12,14 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable
 
 from tasuki.engine import messages as m
+from tasuki.server.drain import Rotation
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import RequestAborted, RequestRejected
 from tasuki.utils.system import report_stopping
+
+log = logging.getLogger(__name__)
 
 _STDIN = 0
 
@@ -26,13 +28,11 @@ class StopRequest:
     """`async with` it around a daemon's life. The first SIGTERM or SIGINT requests a drain. Another
     one skips the grace before the drain, where there is one; the next exits at once."""
 
-    def __init__(
-        self, *, exit_with_parent: bool = False, hurry: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, *, exit_with_parent: bool = False, rotation: Rotation | None = None) -> None:
         """exit_with_parent: the end of stdin requests a drain too, so that no child outlives its
-        launcher. hurry: skips the grace, and returns whether there was one."""
+        launcher. rotation: whose grace a second signal skips."""
         self._exit_with_parent = exit_with_parent
-        self._hurry = hurry
+        self._rotation = rotation or Rotation()
         self._signalled = False
         self._asked = asyncio.Event()
 
@@ -58,7 +58,7 @@ class StopRequest:
         self._asked.set()
 
     def _on_signal(self, number: int) -> None:
-        if self._signalled and self._hurry():
+        if self._signalled and self._rotation.hurry():
             return
         # Also where a change of the role was asked for: it would outlive the signal.
         if self._asked.is_set():
@@ -72,8 +72,6 @@ class StopRequest:
             asyncio.get_running_loop().remove_reader(_STDIN)
             self.ask()
 
-
-log = logging.getLogger(__name__)
 
 MOST_SECONDS = 10.0
 _PART_OF_DRAIN = 3

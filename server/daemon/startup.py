@@ -16,6 +16,13 @@ from tasuki.server.config import ServerConfig
 from tasuki.utils.logs import writes_json
 from tasuki.utils.system import report_ready
 
+log = logging.getLogger(__name__)
+
+_QUESTION = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}
+_MIDDLE_BEFORE_FULL = 200
+"""Collections of the middle generation, of which a few requests make one, before a full one is
+considered; Python's own is 10. Cycles that are garbage and old wait for it: some megabytes."""
+
 
 def with_local_checkpoint(
     engine_config: EngineConfig, server_config: ServerConfig
@@ -43,9 +50,6 @@ def with_local_checkpoint(
     )
 
 
-log = logging.getLogger(__name__)
-
-
 def log_loading(config: EngineConfig) -> None:
     """REQUIRES: the model is a folder."""
     log.info(
@@ -62,12 +66,6 @@ def _reason(config: EngineConfig) -> str:
         return ", as GPUs multiply it"
     has = "no bf16 units" if config.compute_dtype == "float32" else "bf16 units"
     return f", since this CPU has {has} (--dtype says otherwise)"
-
-
-_QUESTION = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}
-_MIDDLE_BEFORE_FULL = 200
-"""Collections of the middle generation, of which a few requests make one, before a full one is
-considered; Python's own is 10. Cycles that are garbage and old wait for it: some megabytes."""
 
 
 @dataclass(frozen=True)

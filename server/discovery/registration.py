@@ -12,8 +12,10 @@ their health, and it never fences a write. Thread rule: the event loop.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
+
+from tasuki.utils.signatures import Work
 
 from .etcd import Entry, Etcd, EtcdError
 from .etcd_access import HTTP_PREFIX, EtcdAccess
@@ -78,9 +80,7 @@ def http_registration(access: EtcdAccess, endpoint: str, address: str) -> Regist
 class EtcdMembership:
     """A node's key is prefix + its name, the value its gRPC address, HOST:PORT."""
 
-    def __init__(
-        self, connect: Callable[[], Etcd], prefix: str, retry_seconds: float = 1.0
-    ) -> None:
+    def __init__(self, connect: Work[Etcd], prefix: str, retry_seconds: float = 1.0) -> None:
         self._connect = connect
         self._prefix = prefix
         self._retry_seconds = retry_seconds

@@ -52,6 +52,11 @@ from tasuki.server.text.token_options import placed_budget, read_bad_words
 from tasuki.server.text.tokenizer import IncrementalDetokenizer
 from tasuki.server.unread_answer import AnswerPart
 
+_WITH_DEFAULTS = (
+    *("max_new_tokens", "temperature", "top_k", "top_p", "seed", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+"""Of a Sampling: the fields with a default of SamplingParams."""
 _MOST_NAMED = {"logit_bias": MAX_BIASES, "allowed_token_ids": MAX_ALLOWED_TOKENS}
 
 
@@ -190,17 +195,9 @@ def read_sampling(
     try:
         return asked_sampling(
             codec.vocab_size,
-            max_new_tokens=given("max_new_tokens"),
-            temperature=given("temperature"),
-            top_k=given("top_k"),
-            top_p=given("top_p"),
-            seed=given("seed"),
+            **{name: given(name) for name in _WITH_DEFAULTS},
             stop_token_ids=tuple(stops.tolist()),
             ignore_eos=sampling.ignore_eos,
-            min_p=given("min_p"),
-            presence_penalty=given("presence_penalty"),
-            frequency_penalty=given("frequency_penalty"),
-            repetition_penalty=given("repetition_penalty"),
             logit_bias=tuple(sorted(sampling.logit_bias.items())),
             min_tokens=sampling.min_tokens,
             bad_words=read_bad_words("sampling.bad_words", sampling.bad_words, codec),

@@ -1,4 +1,4 @@
-"""What each gRPC call passes before its method: keys, typed errors, methods that are not served.
+"""Checks of each gRPC call before its method: keys, typed errors, unserved methods.
 
 RequireScope: Checks each gRPC call against surfaces.py before the method's message is read. Uses
 methods' names alone. A key is never logged. One event loop's thread.
@@ -16,7 +16,7 @@ import inspect
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from aiohttp import web
@@ -35,6 +35,7 @@ from tasuki.server.auth.tenants import (
 )
 from tasuki.server.errors import (
     CallContext,
+    Failed,
     InvalidApiKey,
     InvalidRequest,
     NotServedHere,
@@ -43,19 +44,25 @@ from tasuki.server.errors import (
 )
 from tasuki.server.request_checks import read_targets
 
-Failed = Callable[[str], None]
+Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+"""Returns the handler of a call, as gRPC's own server finds it."""
+
+Method: TypeAlias = Callable[..., Awaitable[Any]]
+"""A servicer's method with one answer."""
+
+ReadMessage: TypeAlias = Callable[[bytes], Any]
+"""Returns the message of these bytes. Raises DecodeError."""
 
 
 class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Wraps unary and async-generator methods; leaves others (reflection) as they are."""
 
     def __init__(self, failed: Failed) -> None:
-        """failed: counts a call by the kind of the error that ended it."""
         self._failed = failed
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
@@ -106,7 +113,7 @@ def method_of(handler: Any) -> tuple[Any, Any]:
     return handler.unary_unary, grpc.unary_unary_rpc_method_handler
 
 
-def _awaitable(method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+def _awaitable(method: Any) -> Method:
     async def call(request: Any, context: CallContext) -> Any:
         try:
             return method(request, context)
@@ -116,7 +123,7 @@ def _awaitable(method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     return call
 
 
-def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+def _tolerant(deserialize: ReadMessage) -> ReadMessage:
     def read(data: bytes) -> Any:
         try:
             return deserialize(data)
@@ -126,9 +133,7 @@ def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return read
 
 
-def _guarded_coroutine(
-    method: Callable[..., Awaitable[Any]], streaming: bool, failed: Failed
-) -> Any:
+def _guarded_coroutine(method: Method, streaming: bool, failed: Failed) -> Any:
     async def guarded(request: Any, context: CallContext) -> Any:
         async with refusals(context, failed):
             return await method(_checked(request, streaming), context)
@@ -190,13 +195,12 @@ class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     method's scope."""
 
     def __init__(self, keys: ApiKeys, failed: Failed) -> None:
-        """failed: as MalformedRequests."""
         self._keys = keys
         self._failed = failed
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
@@ -263,12 +267,11 @@ class UnimplementedMethods(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
     """Methods of foreign services keep gRPC's own refusal."""
 
     def __init__(self, failed: Failed) -> None:
-        """failed: as MalformedRequests."""
         self._failed = failed
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)

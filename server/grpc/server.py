@@ -16,7 +16,7 @@ server's loop loses nothing.
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -29,19 +29,45 @@ from tasuki.server.auth.callers import LOOPBACK_ONLY, Access
 from tasuki.server.auth.surfaces import is_for_peers
 from tasuki.server.bind import BindError, join_address, parse_bind, require_callers_known
 from tasuki.server.drain import CallsInProgress, Rotation
-from tasuki.server.errors import CallContext, LoopBehind
+from tasuki.server.errors import CallContext, Failed, LoopBehind
 from tasuki.utils.loops import run_on
 
 from .interceptors import (
-    Failed,
+    Continuation,
     MalformedRequests,
+    Method,
+    ReadMessage,
     RequireScope,
     UnimplementedMethods,
     method_of,
     refusing,
 )
 
+log = logging.getLogger(__name__)
+
+_OPTIONS = (
+    # Gateways ping often and without calls; gRPC's defaults would cut them off.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Finds clients that vanished without closing the connection.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Strangers hold a connection no longer than they use it, nor much of this node while they do.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
+    ("grpc.max_concurrent_streams", 4096),
+    ("grpc.max_metadata_size", 16 * 2**10),
+    ("grpc.absolute_max_metadata_size", 32 * 2**10),
+)
+
+# Generic to type checkers only.
+Interceptor: TypeAlias = "grpc.aio.ServerInterceptor[Any, Any]"
+
 _PATIENCE_SECONDS = 30.0
+
+# How long the end of a server waits for a loop that has died or stands.
+_LATE_SECONDS = 5.0
 
 
 class Bridge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -66,7 +92,7 @@ class Bridge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         if handler_call_details.method.startswith(self._stay):
@@ -112,15 +138,13 @@ class _Crossing:
         """Raises, as gRPC's does."""
         await self._there(self._context.abort, code, details, trailer)
 
-    async def _there(self, method: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+    async def _there(self, method: Method, *arguments: Any) -> None:
         async def call() -> None:
             await method(*arguments)
 
         await run_on(self._home, call())
 
-    async def requests(
-        self, given: AsyncIterator[bytes], read: Callable[[bytes], Any]
-    ) -> AsyncIterator[Any]:
+    async def requests(self, given: AsyncIterator[bytes], read: ReadMessage) -> AsyncIterator[Any]:
         async def following() -> bytes | None:
             return await anext(given, None)
 
@@ -158,31 +182,6 @@ def _bridged(handler: Any, loop: asyncio.AbstractEventLoop) -> Any:
 
 def _as_it_is(message: Any) -> Any:
     return message
-
-
-log = logging.getLogger(__name__)
-
-_OPTIONS = (
-    # Gateways ping often and without calls; gRPC's defaults would cut them off.
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    ("grpc.http2.max_ping_strikes", 0),
-    # Finds clients that vanished without closing the connection.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    # Strangers hold a connection no longer than they use it, nor much of this node while they do.
-    ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_connection_idle_ms", 300_000),
-    ("grpc.max_concurrent_streams", 4096),
-    ("grpc.max_metadata_size", 16 * 2**10),
-    ("grpc.absolute_max_metadata_size", 32 * 2**10),
-)
-
-# Generic to type checkers only.
-Interceptor: TypeAlias = "grpc.aio.ServerInterceptor[Any, Any]"
-
-# How long the end of a server waits for a loop that has died or stands.
-_LATE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)

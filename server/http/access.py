@@ -1,4 +1,4 @@
-"""Which HTTP requests are let in: by Host, by key and scope, and by a browser page's origin.
+"""Admission of HTTP requests by Host, by key and scope, and by a browser page's origin.
 
 require_host(): The names by which a request may address this server. A foreign name that resolves
 to this address makes a web page of one origin with this server in a browser (DNS rebinding); only
@@ -13,11 +13,11 @@ preflights bear no key, and are answered before one is looked for. Invariant: wi
 origins nothing is answered or added, so that a page of another origin reads nothing.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from aiohttp import web
 from aiohttp.abc import AbstractMatchInfo
-from aiohttp.typedefs import Middleware
+from aiohttp.typedefs import Handler, Middleware
 
 from tasuki.server.auth.callers import NOBODY, ApiKeys, Caller
 from tasuki.server.auth.surfaces import HTTP, Unscoped, denial, suffices
@@ -47,9 +47,7 @@ def require_host(bound: str, allowed: Sequence[str]) -> Middleware:
     names = frozenset(name.strip("[]").lower() for name in (bound, *allowed))
 
     @web.middleware
-    async def check(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if checked and request.path not in _OPEN_PATHS:
             name = host_name(request.headers.get("Host", ""))
             if name not in names and not is_loopback(name):
@@ -84,9 +82,7 @@ def require_scope(keys: ApiKeys) -> Middleware:
     `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients do."""
 
     @web.middleware
-    async def check(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         caller = keys.caller(_borne(request))
         surface = surface_of(request.match_info)
         # Which paths exist is shown to callers with a key only.
@@ -154,9 +150,7 @@ class AllowedOrigins:
         leave before they open one, and let the page read it."""
 
         @web.middleware
-        async def answer(
-            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-        ) -> web.StreamResponse:
+        async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
             if "websocket" in request.headers.get("Upgrade", "").lower():
                 self._check_socket(request)
             asked = request.headers.get("Access-Control-Request-Method")

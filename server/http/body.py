@@ -13,9 +13,9 @@ in line.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from tasuki.server.auth.limits import Hold
 
@@ -115,9 +115,7 @@ async def leave_later(request: web.Request) -> None:
 
 
 @web.middleware
-async def refuse_expectations(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def refuse_expectations(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware: what a client expects beside the leave to send its body, nobody does."""
     expected = request.headers.get("Expect", "")
     if expected and not _waits_for_leave(request):
@@ -130,9 +128,7 @@ async def refuse_expectations(
 
 
 @web.middleware
-async def refuse_encodings(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def refuse_encodings(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware: a compressed body could expand to any size."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.strip().lower() not in ("", "identity"):
@@ -143,9 +139,7 @@ async def refuse_encodings(
 
 
 @web.middleware
-async def end_with_unread_bodies(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def end_with_unread_bodies(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The outermost middleware: after the answer, closes a connection whose body was not read."""
     response = await handler(request)
     if not request.content.is_eof() and not response.prepared:

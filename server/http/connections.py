@@ -21,6 +21,13 @@ _FULL = (
 )
 
 
+MakeProtocol = Callable[[], asyncio.Protocol]
+"""Makes the protocol of a new connection."""
+
+Wanted = Callable[[int], bool]
+"""Takes the bytes that a read brings. Returns whether they are to be looked at."""
+
+
 class HttpConnections:
     def __init__(
         self, most: int, most_strangers: int, header_seconds: float = HEADER_SECONDS
@@ -36,7 +43,7 @@ class HttpConnections:
     def __len__(self) -> int:
         return len(self._open)
 
-    def bounded(self, make: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
+    def bounded(self, make: MakeProtocol) -> MakeProtocol:
         """A factory of protocols for `create_server`: those that `make` makes, within bounds."""
         return lambda: _Connection(self, make())
 
@@ -46,9 +53,7 @@ class HttpConnections:
         if connection is not None and connection.stranger_at is not None:
             self._forget_stranger(connection)
 
-    def count_received(
-        self, transport: asyncio.BaseTransport | None, wanted: Callable[[int], bool]
-    ) -> None:
+    def count_received(self, transport: asyncio.BaseTransport | None, wanted: Wanted) -> None:
         """From now on `wanted` gets the size of what each read brings, before it is looked at, and
         says whether it is: what is not wanted is thrown away."""
         connection = None if transport is None else self._open.get(transport)
@@ -90,7 +95,7 @@ class _Connection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._tail = b""
         self.stranger_at: str | None = None
-        self.wanted: Callable[[int], bool] | None = None
+        self.wanted: Wanted | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

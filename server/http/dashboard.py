@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from tasuki.dashboard.health import Standing
+from tasuki.dashboard.health import AskStanding, Standing
 from tasuki.dashboard.history import views
 from tasuki.dashboard.history.node_history import NodeHistory
 from tasuki.dashboard.page_files import INDEX, PageFile
 from tasuki.server.auth.limits import ConcurrencyCaps
 from tasuki.server.errors import WatcherLimit
+from tasuki.utils.signatures import Clock
 
 from .access import http_caller
 from .errors import HttpRefusal
@@ -34,7 +36,6 @@ _PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TreeSource = Callable[[str | None], Awaitable[list[dict[str, Any]]]]
 
 
@@ -46,11 +47,11 @@ class DashboardSource:
     prompts' blocks runs. standing: the node's own word, now."""
 
     history: NodeHistory
-    now: Callable[[], float]
+    now: Clock
     tree: TreeSource | None
     about: dict[str, str]
     recording_blocks: Callable[[], AbstractContextManager[None]] = nullcontext
-    standing: Callable[[], Standing] = Standing
+    standing: AskStanding = Standing
 
 
 class DashboardHandlers:
@@ -88,10 +89,8 @@ class DashboardHandlers:
     async def _file(self, request: web.Request) -> web.Response:
         return page_file(self._page, request.match_info["name"])
 
-    def _listed(
-        self, view: Callable[[NodeHistory], Any]
-    ) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def handle(request: web.Request) -> web.Response:
+    def _listed(self, view: Callable[[NodeHistory], Any]) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
             return web.json_response(view(self._history))
 
         return handle

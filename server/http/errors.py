@@ -10,51 +10,17 @@ OpenAI's shape, so that every kind has both. Pure.
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
 from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
 
 from tasuki.server.drain import CallsInProgress
 from tasuki.server.errors import InvalidField, PromptTooLong, ServerError
 
 from .headers import SERVER, asks_as_anthropic, http_request_id
-
-_OVERLOADED = 529
-# A status that Anthropic's clients know by another number.
-_ANTHROPIC_STATUS = {501: 400, 503: _OVERLOADED}
-_ELSEWHERE = ("draining", "behind")
-"""Codes that stay 503: reverse proxies send those on to another node, and know no 529."""
-_ANTHROPIC_TYPE = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    _OVERLOADED: "overloaded_error",
-}
-# Agents shorten their conversation when they read this.
-_TOO_LONG = "prompt is too long: "
-
-
-def anthropic_status(status: int, code: str) -> int:
-    """status, code: of the refusal in OpenAI's shape."""
-    return status if code in _ELSEWHERE else _ANTHROPIC_STATUS.get(status, status)
-
-
-def anthropic_error(status: int, body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
-    """status, body: of the refusal in OpenAI's shape."""
-    error = body["error"]
-    too_long = error["code"] == "context_length_exceeded"
-    default = "api_error" if status >= 500 else "invalid_request_error"
-    shown = {
-        "type": _ANTHROPIC_TYPE.get(anthropic_status(status, error["code"]), default),
-        "message": (_TOO_LONG if too_long else "") + error["message"],
-    }
-    return {"type": "error", "error": shown, "request_id": request_id}
-
 
 log = logging.getLogger(__name__)
 
@@ -137,9 +103,7 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 
 @web.middleware
-async def typed_errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def typed_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware: what a handler raises is the answer."""
     try:
         return await handler(request)
@@ -215,3 +179,38 @@ def _response(
         shown = anthropic_error(status, body, http_request_id(request))
         status, body = anthropic_status(status, body["error"]["code"]), shown
     return web.json_response(body, status=status, headers=headers)
+
+
+_OVERLOADED = 529
+# A status that Anthropic's clients know by another number.
+_ANTHROPIC_STATUS = {501: 400, 503: _OVERLOADED}
+_ELSEWHERE = ("draining", "behind")
+"""Codes that stay 503: reverse proxies send those on to another node, and know no 529."""
+_ANTHROPIC_TYPE = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    _OVERLOADED: "overloaded_error",
+}
+# Agents shorten their conversation when they read this.
+_TOO_LONG = "prompt is too long: "
+
+
+def anthropic_status(status: int, code: str) -> int:
+    """status, code: of the refusal in OpenAI's shape."""
+    return status if code in _ELSEWHERE else _ANTHROPIC_STATUS.get(status, status)
+
+
+def anthropic_error(status: int, body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
+    """status, body: of the refusal in OpenAI's shape."""
+    error = body["error"]
+    too_long = error["code"] == "context_length_exceeded"
+    default = "api_error" if status >= 500 else "invalid_request_error"
+    shown = {
+        "type": _ANTHROPIC_TYPE.get(anthropic_status(status, error["code"]), default),
+        "message": (_TOO_LONG if too_long else "") + error["message"],
+    }
+    return {"type": "error", "error": shown, "request_id": request_id}

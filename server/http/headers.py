@@ -8,10 +8,10 @@ at a time.
 add_header(): Of a request's handler. One event loop's thread, but before the answer begins any.
 """
 
-from collections.abc import Awaitable, Callable
 from uuid import uuid4
 
 from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
 
 from tasuki.engine.messages import RequestId
 from tasuki.server.request_checks import MAX_REQUEST_ID
@@ -25,9 +25,7 @@ _ID = web.RequestKey("request_id", str)
 
 
 @web.middleware
-async def name_request(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def name_request(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Before any middleware that may refuse the request."""
     given = request.headers.get(REQUEST_ID_HEADER, "")
     usable = 0 < len(given) <= MAX_REQUEST_ID and given.isascii() and given.isprintable()

@@ -31,6 +31,7 @@ from tasuki.server.errors import ServerError
 from tasuki.server.text.text_answer import Ending, Piece, TextAnswer, first_looks
 from tasuki.server.unread_answer import AnswerPart, TokenSink
 from tasuki.utils.loops import together
+from tasuki.utils.signatures import Work
 
 from .errors import count_failure
 
@@ -82,7 +83,7 @@ class EventStream:
     def __init__(
         self,
         request: web.Request,
-        keep_alive: Callable[[], bytes],
+        keep_alive: Work[bytes],
         keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
     ) -> None:
         """keep_alive: what is written after a silence of three quarters of keep_alive_seconds, and
@@ -189,7 +190,7 @@ _COUNTED_AT_ONCE = 1 << 14
 
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
 
-Writing = Callable[[Callable[[], bytes]], Awaitable[bytes]]
+Writing = Callable[[Work[bytes]], Awaitable[bytes]]
 """Has a text written where it takes long; returns it."""
 
 

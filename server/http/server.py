@@ -13,14 +13,14 @@ Thread rule: any thread.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.typedefs import Middleware
+from aiohttp.typedefs import Handler, Middleware
 
 from tasuki.engine.messages import RequestId
 from tasuki.server.auth.callers import LOOPBACK_ONLY, NOBODY, Access, Caller
@@ -39,7 +39,7 @@ from .body import (
     refuse_encodings,
     refuse_expectations,
 )
-from .connections import HttpConnections
+from .connections import HttpConnections, MakeProtocol
 from .errors import CALLS, CHARGED, HttpRefusal, TypedRequestHandler, typed_errors
 from .headers import (
     http_request_id,
@@ -73,6 +73,9 @@ _TLS_HANDSHAKE_SECONDS = 10.0
 _SOCKETS = frozenset({("GET", "/v1/responses")})
 """Routes of sockets: their messages are calls, they themselves are none that a drain waits for."""
 
+
+LossReason = Callable[[], str | None]
+"""Returns why the engine has died; None while it lives."""
 
 Admitted = Callable[[Caller, RequestId], AbstractAsyncContextManager[RequestId]]
 
@@ -111,7 +114,7 @@ class HttpServer:
 class Probes:
     """The routes of load balancers. lost: why the engine has died, None while it lives."""
 
-    def __init__(self, lost: Callable[[], str | None], rotation: Rotation, grpc: str = "") -> None:
+    def __init__(self, lost: LossReason, rotation: Rotation, grpc: str = "") -> None:
         """grpc: HOST:PORT of the node's other server; empty: there is none."""
         self._lost = lost
         self._rotation = rotation
@@ -143,7 +146,7 @@ class Probes:
 async def start_http_server(
     bind: str,
     routes: Sequence[web.RouteDef],
-    lost: Callable[[], str | None],
+    lost: LossReason,
     access: Access = LOOPBACK_ONLY,
     *,
     admitted: Admitted = _everybody,
@@ -186,7 +189,7 @@ async def start_private_http_server(
     path: str,
     bind: str,
     routes: Sequence[web.RouteDef],
-    lost: Callable[[], str | None],
+    lost: LossReason,
     access: Access,
     calls: CallsInProgress | None = None,
 ) -> HttpServer:
@@ -207,7 +210,7 @@ class _Application:
         self,
         host: str,
         routes: Sequence[web.RouteDef],
-        lost: Callable[[], str | None],
+        lost: LossReason,
         access: Access,
         admitted: Admitted,
         calls: CallsInProgress | None,
@@ -261,7 +264,7 @@ class _Application:
         await runner.setup()
         return runner
 
-    def protocol(self, runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
+    def protocol(self, runner: web.AppRunner) -> MakeProtocol:
         assert runner.server is not None
         # aiohttp takes an adapter for a logger, and None for no log; its annotations do not.
         settings: dict[str, Any] = {
@@ -293,9 +296,7 @@ def _let_in(
     calls: CallsInProgress,
 ) -> Middleware:
     @web.middleware
-    async def count(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
         caller = http_caller(request)
         if caller != NOBODY:
             connections.let_in(request.transport)

@@ -61,7 +61,7 @@ _PING_SECONDS = 40.0
 """Of silence; the client then has half of it to answer. Proxies end connections after 60 s."""
 _CLOSE_SECONDS = 1.0
 _HIGH_WATER_BYTES = 1 << 14
-"""As of streams (event_stream.py)."""
+"""As of streams (EventStream)."""
 _FRAMES_BYTES = 1 << 16
 """Around a text of the largest size."""
 _LARGEST_TEXT_BYTES = 2 << 20

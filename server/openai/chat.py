@@ -277,8 +277,7 @@ def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -
             place,
             with_logprobs=fields.flag("logprobs"),
             streamed=options.stream,
-            with_reasoning=fields.get("include_reasoning") is None
-            or fields.flag("include_reasoning"),
+            with_reasoning=fields.flag("include_reasoning", default=True),
             prompt_logprobs=None if scored is None else (scored, prompt_logprobs or 0),
         )
         for place in range(options.choices)

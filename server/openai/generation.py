@@ -45,6 +45,8 @@ from .request_fields import RequestFields, check_is_json, read_fields
 from .sampling import OPENAI_DEFAULTS, AnswerOptions, SamplingDefaults
 from .token_details import ScoredPrompt, TokenIds, prompt_ids, wants_hit
 
+log = logging.getLogger(__name__)
+
 _MOST = 8
 """Names that an answer's header has."""
 _LONGEST = 64
@@ -57,8 +59,6 @@ def shown_names(names: Sequence[str]) -> str:
 
 
 Result = TypeVar("Result")
-
-log = logging.getLogger(__name__)
 
 UNKNOWN_HEADER = "x-tasuki-unknown-fields"
 SESSION_KEY = "x-session-id"

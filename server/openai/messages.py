@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tasuki.server.errors import InvalidField, PromptTooLong
-from tasuki.server.openapi.openai_fields import TAKEN_VARIABLES
+from tasuki.server.openapi.openai_fields import REASONING, TAKEN_VARIABLES, THINKING, THINKING_TYPES
 from tasuki.server.text.chat_message import ROLES, ChatMessage, ConversationBuilder, ToolCall
 from tasuki.server.text.chat_renderer import MAX_MESSAGES, MAX_TOOLS
 from tasuki.server.text.grammars.call_grammar import OfferedTool, ToolChoice
@@ -23,12 +23,12 @@ from tasuki.server.text.json_reading import (
 )
 from tasuki.server.text.token_options import effort_of_budget
 
-from .request_fields import RequestFields
+from .request_fields import RequestFields, optional
 
 _FLAGS = ("enable_thinking", "preserve_thinking")
 _EFFORT = "reasoning_effort"
-_THINKING_TYPES = {None: None, "auto": None, "adaptive": None, "enabled": True, "disabled": False}
 NO_EFFORT = "none"
+NameOf = Callable[[Mapping[str, Any]], str | None]
 
 
 def read_template_variables(fields: RequestFields) -> dict[str, Any]:
@@ -55,16 +55,13 @@ def read_template_variables(fields: RequestFields) -> dict[str, Any]:
 def _of_thinking(fields: RequestFields) -> dict[str, Any]:
     """What the object of DeepSeek's and GLM's APIs, and of Anthropic's, stands for. Raises
     InvalidField."""
-    thinking = fields.fields("thinking")
-    for name, value in fields.items_by_name("thinking").items():
-        if name not in ("type", "budget_tokens", "clear_thinking") and value is not None:
-            raise InvalidField(f"thinking.{name:.80}", "is not supported here: leave it out")
+    thinking = fields.fields("thinking", THINKING)
     kind = thinking.text("type")
-    if kind not in _THINKING_TYPES:
+    if kind not in THINKING_TYPES:
         raise InvalidField("thinking.type", "must be enabled, disabled or auto")
     cleared = thinking.get("clear_thinking")
     variables = {
-        "enable_thinking": _THINKING_TYPES[kind],
+        "enable_thinking": THINKING_TYPES[kind],
         "preserve_thinking": None if cleared is None else not thinking.flag("clear_thinking"),
         _EFFORT: effort_of_budget("thinking.budget_tokens", thinking.integer("budget_tokens")),
     }
@@ -74,10 +71,7 @@ def _of_thinking(fields: RequestFields) -> dict[str, Any]:
 def _effort(fields: RequestFields, variables: dict[str, Any]) -> str | None:
     """SGLang's object for the same: its effort; `enabled` goes to the variables. Raises
     InvalidField."""
-    reasoning = fields.fields("reasoning")
-    for name, value in fields.items_by_name("reasoning").items():
-        if name not in ("effort", "enabled") and value is not None:
-            raise InvalidField(f"reasoning.{name:.80}", "is not supported here: leave it out")
+    reasoning = fields.fields("reasoning", REASONING)
     if reasoning.get("enabled") is not None:
         variables.setdefault("enable_thinking", reasoning.flag("enabled"))
     return reasoning.text("effort")
@@ -100,18 +94,24 @@ _TEXT_OF_PART = {
 
 def read_chat_messages(fields: RequestFields) -> list[ChatMessage]:
     """Templates take one system message, the first: later ones join the message before them."""
+    read = [
+        _message(item, f"messages[{index}]") for index, item in enumerate(message_items(fields))
+    ]
+    if any(message.role == "system" for message in read[1:]):
+        return _joined(read)
+    return read
+
+
+def message_items(fields: RequestFields) -> list[Any]:
+    """Return the items of `messages`. Raises InvalidField where there is none, PromptTooLong where
+    there are too many."""
     messages = fields.items("messages")
     if not messages:
         raise InvalidField("messages", "is empty: send at least one message")
     if len(messages) > MAX_MESSAGES:
-        raise PromptTooLong(
-            f"messages has {len(messages)}: send at most {MAX_MESSAGES}, or join some",
-            "messages",
-        )
-    read = [_message(item, f"messages[{index}]") for index, item in enumerate(messages)]
-    if any(message.role == "system" for message in read[1:]):
-        return _joined(read)
-    return read
+        complaint = f"has {len(messages)}: send at most {MAX_MESSAGES}, or join some"
+        raise PromptTooLong(f"messages {complaint}", "messages")
+    return messages
 
 
 def _joined(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
@@ -126,9 +126,7 @@ def _joined(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
     """The definitions as they came, each with its type; none where tool_choice is "none"."""
-    tools = fields.items("tools")
-    if len(tools) > MAX_TOOLS:
-        raise InvalidField("tools", f"may hold at most {MAX_TOOLS}")
+    tools = fields.items("tools", MAX_TOOLS)
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
         if not isinstance(tool, dict) or tool.get("type") not in (None, _FUNCTION):
@@ -136,8 +134,7 @@ def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidField(f"{place}.function", "must be an object with a name")
-        if not isinstance(function.get("strict"), bool | None):
-            raise InvalidField(f"{place}.function.strict", "must be true or false")
+        optional(function, "strict", bool, f"{place}.function")
     if fields.get("tool_choice") == "none":
         return []
     # Templates show a definition as it stands.
@@ -152,27 +149,30 @@ def read_offered_tools(fields: RequestFields) -> list[OfferedTool]:
 def read_tool_choice(fields: RequestFields) -> ToolChoice:
     """Raises InvalidField."""
     choice = fields.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        allowed = fields.fields("tool_choice").fields("allowed_tools")
+        return read_allowed_tools(allowed, "tool_choice.allowed_tools", _function_name)
+    return read_mode(choice, _function_name, "function")
+
+
+def read_mode(choice: Any, name_of: NameOf, types: str) -> ToolChoice:
+    """Return OpenAI's choice of a mode or of one tool. name_of: the tool's name, None: is wrongly
+    given. types: of tools, in errors. Raises InvalidField."""
     if choice in (None, "auto", "none"):
         return ToolChoice()
     if choice == "required":
         return ToolChoice(forced=True)
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        allowed = fields.fields("tool_choice").fields("allowed_tools")
-        return read_allowed_tools(allowed, "tool_choice.allowed_tools", _function_name)
-    function = choice.get("function") if isinstance(choice, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str) or choice.get("type") != "function":
+    name = name_of(choice) if isinstance(choice, dict) else None
+    if name is None:
         raise InvalidField(
             "tool_choice",
-            'must be "auto", "none", "required", or an object of type function with its name, or '
+            f'must be "auto", "none", "required", or an object of type {types} with its name, or '
             "of type allowed_tools",
         )
     return ToolChoice(forced=True, name=name)
 
 
-def read_allowed_tools(
-    allowed: RequestFields, place: str, name_of: Callable[[Mapping[str, Any]], str | None]
-) -> ToolChoice:
+def read_allowed_tools(allowed: RequestFields, place: str, name_of: NameOf) -> ToolChoice:
     """OpenAI's choice among some of the tools. name_of: one of those that it lists, None: is
     wrongly given. Raises InvalidField."""
     mode = allowed.text("mode")
@@ -194,7 +194,7 @@ def _function_name(item: Mapping[str, Any]) -> str | None:
 
 def parallel_calls(fields: RequestFields) -> bool:
     """Whether an answer may hold more than one call."""
-    return fields.get("parallel_tool_calls") is None or fields.flag("parallel_tool_calls")
+    return fields.flag("parallel_tool_calls", default=True)
 
 
 def _message(item: Any, place: str) -> ChatMessage:
@@ -218,13 +218,9 @@ def _message(item: Any, place: str) -> ChatMessage:
 
 def _reasoning(item: dict[str, Any], place: str) -> str | None:
     """Under the name that most clients send, or under vLLM's newer one."""
-    found = None
-    for name in ("reasoning", "reasoning_content"):
-        reasoning = item.get(name)
-        if not isinstance(reasoning, str | None):
-            raise InvalidField(f"{place}.{name}", "must be a string")
-        found = found if reasoning is None else reasoning
-    return found
+    reasoning = optional(item, "reasoning", str, place)
+    of_older_name = optional(item, "reasoning_content", str, place)
+    return reasoning if of_older_name is None else of_older_name
 
 
 def read_content(content: Any, place: str, *, optional: bool) -> str:

@@ -6,7 +6,7 @@ Pure; any thread. A field that is null counts as absent, as OpenAI's clients mea
 import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -21,6 +21,25 @@ from tasuki.server.text.json_reading import (
     nested_too_deeply,
 )
 
+Value = TypeVar("Value")
+
+_NAMES = {str: "a string", bool: "true or false", list: "a list", dict: "an object"}
+"""By the type of a JSON value: its name in errors."""
+
+
+def required(item: Mapping[str, Any], name: str, kind: type[Value], place: str) -> Value:
+    """Return the value of that name, of this kind. place: of the item in the request. Raises
+    InvalidField with the value's place where it is absent, null or of another kind."""
+    value = item.get(name)
+    if not isinstance(value, kind):
+        raise InvalidField(f"{place}.{name}", f"must be {_NAMES[kind]}")
+    return value
+
+
+def optional(item: Mapping[str, Any], name: str, kind: type[Value], place: str) -> Value | None:
+    """Return the same, or None where the value is absent or null."""
+    return None if item.get(name) is None else required(item, name, kind, place)
+
 
 class RequestFields:
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -34,31 +53,33 @@ class RequestFields:
 
     def unknown(self, known: Collection[str]) -> list[str]:
         """Return the names of unknown fields, but for null ones."""
-        values = self._values
-        return [name for name in values if name not in known and values[name] is not None]
+        return [name for name in self._values if name not in known and self.get(name) is not None]
 
     def changed(self, **values: Any) -> "RequestFields":
         """Return the same fields but for these."""
         return RequestFields({**self._values, **values})
 
+    def only(self, *names: str, **values: Any) -> "RequestFields":
+        """Return the fields of these names, and these values beside them."""
+        return RequestFields({name: self.get(name) for name in names} | values)
+
     def get(self, name: str) -> Any:
         return self._values.get(name)
 
     def text(self, name: str) -> str | None:
-        value: str | None = self._of(name, str, "a string")
-        return value
+        return self._of(name, str)
 
     def short_text(self, name: str, most: int, place: str | None = None) -> str | None:
         """Return the field's text. most: characters. place: the field's name in errors; None: its
         own. Raises InvalidField where it is longer, or no text."""
         value = self.text(name)
-        if value is not None and len(value) > most:
-            complaint = f"has {len(value)} characters: send at most {most}"
-            raise InvalidField(place or name, complaint)
+        if value is not None:
+            _check_length(value, most, place or name)
         return value
 
-    def flag(self, name: str) -> bool:
-        return bool(self._of(name, bool, "true or false"))
+    def flag(self, name: str, default: bool = False) -> bool:
+        found = self._of(name, bool)
+        return default if found is None else found
 
     def integer(self, name: str) -> int | None:
         """Fits 63 bits and a sign. A number without a fraction is one however it is written, as in
@@ -74,22 +95,27 @@ class RequestFields:
             raise InvalidField(name, "must be in [-2^63, 2^63)")
         return value
 
-    def number(self, name: str) -> float | None:
+    def number(self, name: str, default: float) -> float:
         value = self.get(name)
         if value is None:
-            return None
+            return default
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidField(name, "must be a number")
         if not abs(value) <= sys.float_info.max:
             raise InvalidField(name, "must be finite")
         return float(value)
 
-    def items(self, name: str) -> list[Any]:
-        return self._of(name, list, "a list") or []
+    def items(self, name: str, most: int | None = None) -> list[Any]:
+        """A list's; none where it is absent. Raises InvalidField where it holds more than `most`;
+        None: no bound."""
+        found = self._of(name, list) or []
+        if most is not None and len(found) > most:
+            raise InvalidField(name, f"may hold at most {most}")
+        return found
 
     def items_by_name(self, name: str) -> dict[str, Any]:
         """An object's; none where it is absent."""
-        return self._of(name, dict, "an object") or {}
+        return self._of(name, dict) or {}
 
     def refuse_but(self, name: str, harmless: Sequence[Any]) -> None:
         """harmless: values that ask for what happens anyway, as none does. Raises InvalidField."""
@@ -99,15 +125,24 @@ class RequestFields:
         instead = f", or {json.dumps(harmless[0])}" if harmless else ""
         raise InvalidField(name, f"is not supported here: leave it out{instead}")
 
-    def fields(self, name: str) -> "RequestFields":
-        """The fields of an object; none where it is absent."""
-        return RequestFields(self.items_by_name(name))
+    def fields(self, name: str, served: Collection[str] | None = None) -> "RequestFields":
+        """The fields of an object; none where it is absent. Raises InvalidField where one is not
+        among those that are served, and is not null. None: all are."""
+        found = RequestFields(self.items_by_name(name))
+        for unserved in () if served is None else found.unknown(served):
+            raise InvalidField(f"{name}.{unserved:.80}", "is not supported here: leave it out")
+        return found
 
-    def _of(self, name: str, kind: type, what: str) -> Any:
+    def _of(self, name: str, kind: type[Value]) -> Value | None:
         value = self.get(name)
-        if value is not None and not isinstance(value, kind):
-            raise InvalidField(name, f"must be {what}")
-        return value
+        if value is None or isinstance(value, kind):
+            return value
+        raise InvalidField(name, f"must be {_NAMES[kind]}")
+
+
+def _check_length(text: str, most: int, place: str) -> None:
+    if len(text) > most:
+        raise InvalidField(place, f"has {len(text)} characters: send at most {most}")
 
 
 def is_among(value: Any, values: Sequence[Any]) -> bool:
@@ -156,14 +191,9 @@ def check_account_fields(fields: RequestFields) -> None:
     pairs = fields.items_by_name("metadata")
     if len(pairs) > MAX_PAIRS:
         raise InvalidField("metadata", f"has {len(pairs)} pairs: send at most {MAX_PAIRS}")
-    for name, value in pairs.items():
+    for name in pairs:
         if len(name) > MAX_NAME:
             raise InvalidField(
                 "metadata", f"has a name of {len(name)} characters: send at most {MAX_NAME}"
             )
-        if not isinstance(value, str):
-            raise InvalidField(f"metadata.{name}", "must be a string")
-        if len(value) > MAX_VALUE:
-            raise InvalidField(
-                f"metadata.{name}", f"has {len(value)} characters: send at most {MAX_VALUE}"
-            )
+        _check_length(required(pairs, name, str, "metadata"), MAX_VALUE, f"metadata.{name}")

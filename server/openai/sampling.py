@@ -19,11 +19,10 @@ from typing import Any
 from tasuki.model.ops.sampling.params import MAX_BIAS, MAX_BIASES, MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.model.ops.sampling.thinking_budget import MAX_THINKING_TOKENS
 from tasuki.server.errors import InvalidField
-from tasuki.server.openapi.common_fields import UNSERVED
+from tasuki.server.openapi.common_fields import STREAM_OPTIONS, UNSERVED
 from tasuki.server.request_checks import (
     MAX_CHOICES,
     MAX_STOP_TOKENS,
-    LogitFields,
     asked_sampling,
     check_stops,
     check_vocabulary,
@@ -130,8 +129,6 @@ def _number(values: dict[str, Any], name: str, default: float) -> float:
 _UNBOUNDED = -1
 SHOWN_IDS = frozenset({"return_token_ids", "return_tokens_as_token_ids"})
 """vLLM's fields of replies that show token ids."""
-# The last is about padding that hides lengths; no chunk here has any.
-_STREAM_OPTIONS = frozenset({"include_usage", "continuous_usage_stats", "include_obfuscation"})
 
 
 @dataclass(frozen=True)
@@ -211,8 +208,7 @@ def read_options(
         # As in vLLM, where the one alone asks for nothing.
         continuous_usage=include_usage and "continuous_usage_stats" in in_stream,
         choices=_choices(fields) if "n" in honoured else 1,
-        names_special=fields.get("skip_special_tokens") is not None
-        and not fields.flag("skip_special_tokens"),
+        names_special=not fields.flag("skip_special_tokens", default=True),
         thinking=_thinking(fields),
     )
 
@@ -249,7 +245,7 @@ def _stream_options(fields: RequestFields) -> frozenset[str]:
         raise InvalidField("stream_options", "needs stream: true, or leave it out")
     for name, value in given.items():
         place = f"stream_options.{name:.80}"
-        if name not in _STREAM_OPTIONS:
+        if name not in STREAM_OPTIONS:
             raise InvalidField(place, "is not known here: leave it out")
         if not isinstance(value, bool):
             raise InvalidField(place, "must be true or false")
@@ -300,61 +296,48 @@ def _sampling(
     top_logprobs: int,
     least_new_tokens: int,
 ) -> SamplingParams:
-    limit, new_tokens = "max_tokens", fields.integer("max_tokens")
-    if fields.integer("max_completion_tokens") is not None:
-        limit, new_tokens = "max_completion_tokens", fields.integer("max_completion_tokens")
-    temperature, top_p, seed = fields.number("temperature"), fields.number("top_p"), _seed(fields)
-    top_k = fields.integer("top_k")
-    stop_tokens = fields.items("stop_token_ids")
-    if len(stop_tokens) > MAX_STOP_TOKENS:
-        raise InvalidField("stop_token_ids", f"may hold at most {MAX_STOP_TOKENS}")
-    stops = to_tokens("stop_token_ids", stop_tokens)
-    check_vocabulary("stop_token_ids", stops, codec.vocab_size)
+    limits = {name: fields.integer(name) for name in ("max_tokens", "max_completion_tokens")}
+    limit = "max_tokens" if limits["max_completion_tokens"] is None else "max_completion_tokens"
+    new_tokens = limits[limit]
     try:
         return asked_sampling(
             codec.vocab_size,
             max_new_tokens=defaults.bounded(
                 default_new_tokens if new_tokens is None else new_tokens
             ),
-            temperature=defaults.temperature if temperature is None else temperature,
-            top_k=defaults.top_k if top_k is None else _all_tokens_as_zero(top_k),
-            top_p=defaults.top_p if top_p is None else top_p,
-            seed=seed,
-            stop_token_ids=tuple(stops.tolist()),
+            temperature=fields.number("temperature", defaults.temperature),
+            top_p=fields.number("top_p", defaults.top_p),
+            seed=_seed(fields),
+            top_k=_top_k(fields, defaults.top_k),
+            stop_token_ids=_stop_tokens(fields, codec.vocab_size),
             ignore_eos=fields.flag("ignore_eos"),
             top_logprobs=top_logprobs,
             least_new_tokens=least_new_tokens,
-            **_logit_fields(fields, codec, defaults),
+            min_p=fields.number("min_p", defaults.min_p),
+            presence_penalty=fields.number("presence_penalty", 0.0),
+            frequency_penalty=fields.number("frequency_penalty", 0.0),
+            repetition_penalty=fields.number("repetition_penalty", defaults.repetition_penalty),
+            logit_bias=_bias(fields),
+            min_tokens=fields.integer("min_tokens") or 0,
+            bad_words=read_bad_words("bad_words", fields.items("bad_words"), codec),
+            allowed_token_ids=_allowed_tokens(fields),
         )
     except ValueError as error:
         name, _, complaint = str(error).partition(" ")
         raise InvalidField(limit if name == "max_new_tokens" else name, complaint) from error
 
 
-def _logit_fields(
-    fields: RequestFields, codec: TextCodec, defaults: SamplingDefaults
-) -> LogitFields:
-    """OpenAI's own fields that change the logits, and vLLM's further ones. Raises InvalidRequest
-    naming the field."""
-    found: LogitFields = {
-        "min_p": _or(fields.number("min_p"), defaults.min_p),
-        "presence_penalty": fields.number("presence_penalty") or 0.0,
-        "frequency_penalty": fields.number("frequency_penalty") or 0.0,
-        "repetition_penalty": _or(fields.number("repetition_penalty"), defaults.repetition_penalty),
-        "logit_bias": _bias(fields),
-        "min_tokens": fields.integer("min_tokens") or 0,
-        "bad_words": read_bad_words("bad_words", fields.items("bad_words"), codec),
-    }
-    if fields.get("allowed_token_ids") is not None:
-        allowed = fields.items("allowed_token_ids")
-        if not allowed:
-            raise InvalidField("allowed_token_ids", "must hold at least one token id")
-        found["allowed_token_ids"] = tuple(to_tokens("allowed_token_ids", allowed).tolist())
-    return found
+def _stop_tokens(fields: RequestFields, vocab_size: int) -> tuple[int, ...]:
+    stops = to_tokens("stop_token_ids", fields.items("stop_token_ids", MAX_STOP_TOKENS))
+    check_vocabulary("stop_token_ids", stops, vocab_size)
+    return tuple(stops.tolist())
 
 
-def _or(given: float | None, default: float) -> float:
-    return default if given is None else given
+def _allowed_tokens(fields: RequestFields) -> tuple[int, ...]:
+    allowed = fields.items("allowed_token_ids")
+    if not allowed and fields.get("allowed_token_ids") is not None:
+        raise InvalidField("allowed_token_ids", "must hold at least one token id")
+    return tuple(to_tokens("allowed_token_ids", allowed).tolist())
 
 
 def _bias(fields: RequestFields) -> tuple[tuple[int, float], ...]:
@@ -375,9 +358,10 @@ def _bias(fields: RequestFields) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(found.items()))
 
 
-def _all_tokens_as_zero(top_k: int) -> int:
+def _top_k(fields: RequestFields, default: int) -> int:
     """vLLM's clients write -1 for every token."""
-    return 0 if top_k == -1 else top_k
+    top_k = fields.integer("top_k")
+    return default if top_k is None else 0 if top_k == -1 else top_k
 
 
 def _seed(fields: RequestFields) -> int:

@@ -1,4 +1,4 @@
-"""What replies show of tokens: how many, which ones, and how likely they were.
+"""Details of tokens in replies: counts, ids and logprobs.
 
 TokenIds: The token ids of one choice and of its prompt, as vLLM's `return_token_ids` shows them.
 Owns the choice's ids so far. One answer, one thread. Invariant: of a stream's choices each id is in

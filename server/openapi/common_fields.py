@@ -229,7 +229,8 @@ _BIASES: Schema = {
     "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
     "maxProperties": MAX_BIASES,
 }
-_STREAM_OPTIONS: Fields = dict.fromkeys(
+# The last is about padding that hides lengths; no chunk here has any.
+STREAM_OPTIONS: Fields = dict.fromkeys(
     ("include_usage", "continuous_usage_stats", "include_obfuscation"), FLAG
 )
 _HONOURED: Fields = {
@@ -249,7 +250,7 @@ _HONOURED: Fields = {
     "no_stop_trim": FLAG,
     "skip_special_tokens": FLAG,
     "stream": FLAG,
-    "stream_options": either(object_of(_STREAM_OPTIONS, others=NULL), NULL),
+    "stream_options": either(object_of(STREAM_OPTIONS, others=NULL), NULL),
     "n": integer(1, MAX_CHOICES),
     "best_of": integer(1, MAX_CHOICES),
     "prompt_logprobs": TOP_LOGPROBS,

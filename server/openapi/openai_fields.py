@@ -95,14 +95,14 @@ VARIABLES: Fields = {
     "enable_thinking": FLAG,
     "preserve_thinking": FLAG,
 }
-_THINKING: Schema = object_of(
-    {
-        "type": one_of([None, "auto", "adaptive", "enabled", "disabled"]),
-        "budget_tokens": integer(1),
-        "clear_thinking": FLAG,
-    },
-    others=NULL,
-)
+THINKING_TYPES = {None: None, "auto": None, "adaptive": None, "enabled": True, "disabled": False}
+"""By the type: whether the model thinks; None: as its template does by itself."""
+THINKING: Fields = {
+    "type": one_of(THINKING_TYPES),
+    "budget_tokens": integer(1),
+    "clear_thinking": FLAG,
+}
+REASONING: Fields = {"effort": TEXT, "enabled": FLAG}
 _PREDICTION: Schema = object_of(
     {"type": one_of(["content"]), "content": CONTENT}, ["type", "content"]
 )
@@ -110,9 +110,9 @@ RENDERED: Fields = {
     **VARIABLES,
     "add_generation_prompt": FLAG,
     "continue_final_message": FLAG,
-    "reasoning": or_null(object_of({"effort": TEXT, "enabled": FLAG}, others=NULL)),
+    "reasoning": or_null(object_of(REASONING, others=NULL)),
     "reasoning_effort": TEXT,
-    "thinking": or_null(_THINKING),
+    "thinking": or_null(object_of(THINKING, others=NULL)),
     "tools": TOOLS,
 }
 """What a prompt is made of beside its messages."""

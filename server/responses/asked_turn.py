@@ -229,7 +229,7 @@ def keeper(
 
 def is_stored(fields: RequestFields) -> bool:
     """Whether the response is to be stored. Raises InvalidField."""
-    return fields.get("store") is None or fields.flag("store")
+    return fields.flag("store", default=True)
 
 
 def _check_outputs(messages: Sequence[ChatMessage], old: int) -> None:
@@ -251,10 +251,10 @@ def template_variables(codec: TextCodec, fields: RequestFields) -> dict[str, Any
     context = reasoning.text("context")
     if context not in PRESERVES:
         raise InvalidField("reasoning.context", "must be auto, current_turn or all_turns")
-    asked = {name: fields.get(name) for name in VARIABLES}
-    if asked["preserve_thinking"] is None:
-        asked["preserve_thinking"] = PRESERVES[context]
+    asked = fields.only(*VARIABLES)
+    if asked.get("preserve_thinking") is None:
+        asked = asked.changed(preserve_thinking=PRESERVES[context])
     effort = reasoning.short_text("effort", MAX_ID, "reasoning.effort")
     if effort is not None and effort != NO_EFFORT:
         effort = effort_of_template(codec, "reasoning.effort", effort)
-    return read_template_variables(RequestFields({**asked, EFFORT: effort}))
+    return read_template_variables(asked.changed(**{EFFORT: effort}))

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tasuki.server.errors import InvalidField, PromptTooLong
+from tasuki.server.openai.request_fields import required
 from tasuki.server.text.chat_message import ChatMessage, ConversationBuilder, ToolCall
 from tasuki.server.text.chat_renderer import MAX_MESSAGES
 from tasuki.server.text.json_reading import holds_too_many_values, read_arguments
@@ -33,68 +34,7 @@ SUMMARY_LEAD = "Summary of the conversation before this, of which only some mess
 _COMPACTION_PREFIX = "tasuki.compaction."
 _CHECK_BYTES = 8
 
-
-def compaction_item(item_id: str, summary: str) -> dict[str, Any]:
-    """Return the item of a summary."""
-    text = summary.encode(errors="replace")
-    carried = base64.b64encode(_check(text) + text).decode()
-    return {"id": item_id, "type": KIND, "encrypted_content": _COMPACTION_PREFIX + carried}
-
-
-def read_compaction(item: dict[str, Any], place: str) -> str:
-    """Return the summary of an item that came back, as a model reads it. Raises InvalidField."""
-    field = f"{place}.encrypted_content"
-    content = item.get("encrypted_content")
-    if not isinstance(content, str) or not content.startswith(_COMPACTION_PREFIX):
-        raise InvalidField(field, "was not made by tasuki: send the conversation itself")
-    try:
-        found = base64.b64decode(content.removeprefix(_COMPACTION_PREFIX), validate=True)
-        text = found[_CHECK_BYTES:].decode()
-    except (binascii.Error, ValueError) as error:
-        raise InvalidField(field, "is not as it was sent") from error
-    if found[:_CHECK_BYTES] != _check(found[_CHECK_BYTES:]):
-        raise InvalidField(field, "is not as it was sent")
-    return SUMMARY_LEAD + text
-
-
-def _check(text: bytes) -> bytes:
-    return hashlib.blake2b(text, digest_size=_CHECK_BYTES).digest()
-
-
 _REASONING_PREFIX = "tasuki.text."
-
-
-def carried(text: str) -> str:
-    return _REASONING_PREFIX + base64.b64encode(text.encode(errors="replace")).decode()
-
-
-def read_reasoning(item: dict[str, Any], place: str) -> str:
-    """Of an item that came back. What another model thought is shown by its summary alone."""
-    shown = _texts(item.get("content"), f"{place}.content")
-    if shown:
-        return shown
-    content = item.get("encrypted_content")
-    if isinstance(content, str) and content.startswith(_REASONING_PREFIX):
-        try:
-            return base64.b64decode(content.removeprefix(_REASONING_PREFIX), validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError) as error:
-            raise InvalidField(f"{place}.encrypted_content", "is not as it was sent") from error
-    return _texts(item.get("summary"), f"{place}.summary")
-
-
-def _texts(parts: Any, place: str) -> str:
-    if parts is None:
-        return ""
-    if not isinstance(parts, list):
-        raise InvalidField(place, "must be a list of parts")
-    texts = []
-    for part in parts:
-        text = part.get("text") if isinstance(part, dict) else None
-        if not isinstance(text, str):
-            raise InvalidField(place, "must be a list of parts with a text")
-        texts.append(text)
-    return "\n\n".join(texts)
-
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _REFERENCE = "item_reference"
@@ -132,9 +72,7 @@ def read_input(
 
 
 def _referred(item: dict[str, Any], place: str, stored: StoredItems) -> dict[str, Any]:
-    name = item.get("id")
-    if not isinstance(name, str):
-        raise InvalidField(f"{place}.id", "must be a string")
+    name = required(item, "id", str, place)
     found = stored.get(name)
     if found is None:
         raise InvalidField(f"{place}.id", f"{name!r:.100} is not stored here: send the item itself")
@@ -183,9 +121,7 @@ def _call(item: dict[str, Any], place: str, builder: ConversationBuilder) -> Non
 
 
 def _custom_call(item: dict[str, Any], place: str, builder: ConversationBuilder) -> None:
-    text = item.get("input")
-    if not isinstance(text, str):
-        raise InvalidField(f"{place}.input", "must be a string")
+    text = required(item, "input", str, place)
     builder.call(ToolCall(_name(item, place), {CUSTOM_INPUT: text}))
 
 
@@ -221,3 +157,62 @@ _ITEMS: dict[str, Callable[[dict[str, Any], str, ConversationBuilder], None]] = 
     "reasoning": _reasoning,
     KIND: _compaction,
 }
+
+
+def compaction_item(item_id: str, summary: str) -> dict[str, Any]:
+    """Return the item of a summary."""
+    text = summary.encode(errors="replace")
+    encoded = base64.b64encode(_check(text) + text).decode()
+    return {"id": item_id, "type": KIND, "encrypted_content": _COMPACTION_PREFIX + encoded}
+
+
+def read_compaction(item: dict[str, Any], place: str) -> str:
+    """Return the summary of an item that came back, as a model reads it. Raises InvalidField."""
+    field = f"{place}.encrypted_content"
+    content = item.get("encrypted_content")
+    if not isinstance(content, str) or not content.startswith(_COMPACTION_PREFIX):
+        raise InvalidField(field, "was not made by tasuki: send the conversation itself")
+    try:
+        found = base64.b64decode(content.removeprefix(_COMPACTION_PREFIX), validate=True)
+        text = found[_CHECK_BYTES:].decode()
+    except (binascii.Error, ValueError) as error:
+        raise InvalidField(field, "is not as it was sent") from error
+    if found[:_CHECK_BYTES] != _check(found[_CHECK_BYTES:]):
+        raise InvalidField(field, "is not as it was sent")
+    return SUMMARY_LEAD + text
+
+
+def _check(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=_CHECK_BYTES).digest()
+
+
+def carried(text: str) -> str:
+    return _REASONING_PREFIX + base64.b64encode(text.encode(errors="replace")).decode()
+
+
+def read_reasoning(item: dict[str, Any], place: str) -> str:
+    """Of an item that came back. What another model thought is shown by its summary alone."""
+    shown = _texts(item.get("content"), f"{place}.content")
+    if shown:
+        return shown
+    content = item.get("encrypted_content")
+    if isinstance(content, str) and content.startswith(_REASONING_PREFIX):
+        try:
+            return base64.b64decode(content.removeprefix(_REASONING_PREFIX), validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError) as error:
+            raise InvalidField(f"{place}.encrypted_content", "is not as it was sent") from error
+    return _texts(item.get("summary"), f"{place}.summary")
+
+
+def _texts(parts: Any, place: str) -> str:
+    if parts is None:
+        return ""
+    if not isinstance(parts, list):
+        raise InvalidField(place, "must be a list of parts")
+    texts = []
+    for part in parts:
+        text = part.get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str):
+            raise InvalidField(place, "must be a list of parts with a text")
+        texts.append(text)
+    return "\n\n".join(texts)

@@ -16,6 +16,7 @@ from tasuki.server.auth.limits import submit_bytes, value_bytes
 from tasuki.server.errors import InvalidField, PromptTooLong
 from tasuki.server.openai.answer_format import read_format
 from tasuki.server.openai.generation import ServedModel, read_submit
+from tasuki.server.openai.messages import parallel_calls
 from tasuki.server.openai.request_fields import RequestFields, check_account_fields
 from tasuki.server.openai.sampling import AnswerOptions, read_options, read_top_logprobs
 from tasuki.server.openai.token_details import TokenNames, wants_hit
@@ -177,12 +178,11 @@ def _include(fields: RequestFields) -> list[Any]:
 
 
 def read_response_options(model: ServedModel, fields: RequestFields, room: int) -> AnswerOptions:
-    asked = {name: fields.get(name) for name in (*_SAMPLING, "stream")}
     wanted = fields.integer("max_output_tokens")
     if wanted is not None and wanted < 1:
         raise InvalidField("max_output_tokens", f"must be at least 1, not {wanted}")
     limit = room if wanted is None else min(wanted, room)
-    fields_of_chat = RequestFields({**asked, "max_tokens": limit})
+    fields_of_chat = fields.only(*_SAMPLING, "stream", max_tokens=limit)
     top = read_top_logprobs(fields, "top_logprobs")
     return read_options(fields_of_chat, model.codec, limit, model.sampling_defaults, top)
 
@@ -190,7 +190,6 @@ def read_response_options(model: ServedModel, fields: RequestFields, room: int) 
 def _plain_fields(model: ServedModel, fields: RequestFields) -> dict[str, Any]:
     """Return a response's fields that are short whatever the request is. REQUIRES:
     refuse_unserved() let the request pass."""
-    parallel = fields.get("parallel_tool_calls")
     effort = fields.fields("reasoning").text("effort")
     conversation = conversation_id(fields)
     return {
@@ -201,7 +200,7 @@ def _plain_fields(model: ServedModel, fields: RequestFields) -> dict[str, Any]:
         "background": fields.flag("background"),
         "max_output_tokens": fields.integer("max_output_tokens"),
         "max_tool_calls": fields.integer("max_tool_calls"),
-        "parallel_tool_calls": True if parallel is None else bool(parallel),
+        "parallel_tool_calls": parallel_calls(fields),
         "previous_response_id": fields.short_text("previous_response_id", MAX_ID),
         "prompt_cache_key": fields.get("prompt_cache_key"),
         "reasoning": {"effort": effort, "summary": None},

@@ -46,53 +46,6 @@ from tasuki.server.text.text_answer import (
     Reasoning,
 )
 
-NO_MESSAGES = b"[]"
-
-
-def written_messages(messages: Iterable[ChatMessage]) -> bytes:
-    """Return the messages as one JSON list."""
-    listed = [
-        (
-            message.role,
-            message.content,
-            message.reasoning,
-            [(call.name, call.arguments) for call in message.tool_calls],
-        )
-        for message in messages
-    ]
-    text = json.dumps(listed, ensure_ascii=False, separators=(",", ":"))
-    return text.encode(errors="surrogatepass")
-
-
-def written_answer(content: str, reasoning: str, calls: Sequence[tuple[str, str]]) -> bytes:
-    """Return an assistant's message as a list of one. calls: names and the texts of arguments,
-    which are read when the message is, since that may take long."""
-    text = json.dumps([("assistant", content, reasoning, calls)], ensure_ascii=False)
-    return text.encode(errors="surrogatepass")
-
-
-def joined_messages(first: bytes, second: bytes) -> bytes:
-    """Return one list of both lists' messages. REQUIRES: written_messages() made both."""
-    if NO_MESSAGES in (first, second):
-        return second if first == NO_MESSAGES else first
-    return b"%b,%b" % (first[:-1], second[1:])
-
-
-def read_messages(written: bytes) -> tuple[ChatMessage, ...]:
-    """Return the messages that were written."""
-    listed: list[tuple[str, str, str | None, list[tuple[str, Any]]]]
-    listed = json.loads(written.decode(errors="surrogatepass"))
-    return tuple(
-        ChatMessage(role, content, tuple(_call(*call) for call in calls), reasoning)
-        for role, content, reasoning, calls in listed
-    )
-
-
-def _call(name: str, arguments: Any) -> ToolCall:
-    """arguments: an object, or the text that a model wrote."""
-    return ToolCall(name, read_arguments(arguments) if isinstance(arguments, str) else arguments)
-
-
 _ENTRY_BYTES = 1500
 """Of a response's objects, and of its places in the store's tables."""
 
@@ -105,7 +58,7 @@ _Owner = tuple[str, str | None]
 @dataclass(frozen=True, slots=True)
 class StoredTurn:
     """tokens: the prompt and its answer, int32 [T]. conversation: the same as a template takes it,
-    without instructions, as stored_messages.py writes it. context: a digest of all else that the
+    without instructions, as written_messages() writes it. context: a digest of all else that the
     prompt's text depends on."""
 
     tokens: Tokens
@@ -375,3 +328,50 @@ class TurnRecord:
         """Return the turn of a response that has no answer: what goes on from it is rendered
         anew."""
         return StoredTurn(self._prompt, self._before, NO_CONTEXT)
+
+
+NO_MESSAGES = b"[]"
+
+
+def written_messages(messages: Iterable[ChatMessage]) -> bytes:
+    """Return the messages as one JSON list."""
+    listed = [
+        (
+            message.role,
+            message.content,
+            message.reasoning,
+            [(call.name, call.arguments) for call in message.tool_calls],
+        )
+        for message in messages
+    ]
+    text = json.dumps(listed, ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="surrogatepass")
+
+
+def written_answer(content: str, reasoning: str, calls: Sequence[tuple[str, str]]) -> bytes:
+    """Return an assistant's message as a list of one. calls: names and the texts of arguments,
+    which are read when the message is, since that may take long."""
+    text = json.dumps([("assistant", content, reasoning, calls)], ensure_ascii=False)
+    return text.encode(errors="surrogatepass")
+
+
+def joined_messages(first: bytes, second: bytes) -> bytes:
+    """Return one list of both lists' messages. REQUIRES: written_messages() made both."""
+    if NO_MESSAGES in (first, second):
+        return second if first == NO_MESSAGES else first
+    return b"%b,%b" % (first[:-1], second[1:])
+
+
+def read_messages(written: bytes) -> tuple[ChatMessage, ...]:
+    """Return the messages that were written."""
+    listed: list[tuple[str, str, str | None, list[tuple[str, Any]]]]
+    listed = json.loads(written.decode(errors="surrogatepass"))
+    return tuple(
+        ChatMessage(role, content, tuple(_call(*call) for call in calls), reasoning)
+        for role, content, reasoning, calls in listed
+    )
+
+
+def _call(name: str, arguments: Any) -> ToolCall:
+    """arguments: an object, or the text that a model wrote."""
+    return ToolCall(name, read_arguments(arguments) if isinstance(arguments, str) else arguments)

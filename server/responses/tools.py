@@ -10,8 +10,8 @@ from typing import Any
 
 from tasuki.model.grammar.grammar import GrammarKind
 from tasuki.server.errors import InvalidField
-from tasuki.server.openai.messages import read_allowed_tools
-from tasuki.server.openai.request_fields import RequestFields, is_among
+from tasuki.server.openai.messages import parallel_calls, read_allowed_tools, read_mode
+from tasuki.server.openai.request_fields import RequestFields, is_among, optional, required
 from tasuki.server.openapi.responses_fields import MAX_NAMESPACE
 from tasuki.server.text.chat_renderer import MAX_TOOLS
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, of_text
@@ -69,9 +69,8 @@ def read_response_tools(fields: RequestFields) -> ResponseTools:
     for index, tool in enumerate(fields.items("tools")):
         _add(tool, f"tools[{index}]", None, offered, names)
     choice = fields.get("tool_choice")
-    parallel = fields.get("parallel_tool_calls") is None or fields.flag("parallel_tool_calls")
     shown = [] if choice == "none" else offered
-    return ResponseTools(shown, names, parallel, _choice(choice))
+    return ResponseTools(shown, names, parallel_calls(fields), _choice(choice))
 
 
 def echoed_tools(fields: RequestFields) -> list[dict[str, Any]]:
@@ -84,20 +83,9 @@ def echoed_tools(fields: RequestFields) -> list[dict[str, Any]]:
 
 
 def _choice(choice: Any) -> ToolChoice:
-    if choice in (None, "auto", "none"):
-        return ToolChoice()
-    if choice == "required":
-        return ToolChoice(forced=True)
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         return read_allowed_tools(RequestFields(choice), "tool_choice", _chosen_name)
-    name = _chosen_name(choice) if isinstance(choice, dict) else None
-    if name is None:
-        raise InvalidField(
-            "tool_choice",
-            'must be "auto", "none", "required", or an object of type function or custom with its '
-            "name, or of type allowed_tools",
-        )
-    return ToolChoice(forced=True, name=name)
+    return read_mode(choice, _chosen_name, "function or custom")
 
 
 def _chosen_name(item: Mapping[str, Any]) -> str | None:
@@ -131,9 +119,7 @@ def _add(
     if not isinstance(name, str) or not isinstance(description, str | None):
         raise InvalidField(place, "must have a name, and a description only as a string")
     if kind == "namespace":
-        inner = tool.get("tools")
-        if not isinstance(inner, list):
-            raise InvalidField(f"{place}.tools", "must be a list")
+        inner = required(tool, "tools", list, place)
         if len(name) > MAX_NAMESPACE:
             # Each of its tools bears it.
             raise InvalidField(f"{place}.name", f"may have at most {MAX_NAMESPACE} characters")
@@ -147,21 +133,18 @@ def _add(
     shown = template_name(name, namespace)
     names[shown] = ToolName(name, namespace, kind == "custom")
     function = _custom(tool, place) if kind == "custom" else _function(tool, place)
-    if not isinstance(tool.get("strict"), bool | None):
-        raise InvalidField(f"{place}.strict", "must be true or false")
+    strict = bool(optional(tool, "strict", bool, place))
     offered.append(
         OfferedTool(
             {"type": "function", "function": {"name": shown, **function}},
-            strict=bool(tool.get("strict")),
+            strict=strict,
             input=_input_grammar(tool, place) if kind == "custom" else None,
         )
     )
 
 
 def _function(tool: dict[str, Any], place: str) -> dict[str, Any]:
-    parameters = tool.get("parameters")
-    if not isinstance(parameters, dict | None):
-        raise InvalidField(f"{place}.parameters", "must be an object")
+    parameters = optional(tool, "parameters", dict, place)
     described = {} if tool.get("description") is None else {"description": tool["description"]}
     return {**described, **({} if parameters is None else {"parameters": parameters})}
 

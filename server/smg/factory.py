@@ -21,6 +21,10 @@ class GatewayUnavailable(RuntimeError):
     """The protocol is to be served and its package is not installed."""
 
 
+GatewayServices = Callable[[EngineClient], tuple[Service, ...]]
+"""Returns the gateway's services over the engine's client. Raises GatewayUnavailable."""
+
+
 def gateway_of(
     engine_config: EngineConfig,
     config: ServerConfig,
@@ -29,7 +33,7 @@ def gateway_of(
     max_batch: int,
     codec: TextCodec | None,
     answers: Answers | None = None,
-) -> Callable[[EngineClient], tuple[Service, ...]]:
+) -> GatewayServices:
     """A function from the engine's client to the gateway's services: none where the config does not
     serve it, and then the model's folder is not read. max_tokens: of prompt and answer together;
     max_batch: requests in one forward. codec: None where another node draws the answers. answers:

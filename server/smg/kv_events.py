@@ -1,4 +1,4 @@
-"""What a gateway learns of the cache: the blocks that count as hits, as KvEventBatch messages.
+"""Cache events for a gateway: the blocks that count as hits, as KvEventBatch messages.
 
 UsableBlocks: The cached blocks that a gateway may count as hits: the pages that lead to a
 checkpoint. A hybrid model cannot use a page behind the last checkpoint of its path; a router that

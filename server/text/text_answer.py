@@ -17,7 +17,7 @@ take. A list of its pieces would take some 60 bytes for each. One text, one thre
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -27,6 +27,7 @@ import msgspec
 
 from tasuki.engine import messages as m
 from tasuki.server.errors import RequestAborted
+from tasuki.utils.signatures import Notice
 
 from .stop_strings import StopStrings
 from .tokenizer import IncrementalDetokenizer
@@ -90,7 +91,7 @@ class TextAnswer:
         self,
         detokenizer: IncrementalDetokenizer,
         stops: StopStrings,
-        abort: Callable[[], None],
+        abort: Notice,
         min_tokens: int = 0,
     ) -> None:
         """abort: makes the engine end this request; its events go on to their Finished. min_tokens:

@@ -13,7 +13,6 @@ is never begun; the memory of failed work is freed on its own thread.
 import asyncio
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +23,7 @@ from tasuki.server.errors import Busy, InvalidRequest
 from tasuki.server.text.rendering.chat_template import DEFAULT_CACHE_BYTES, ChatTemplate
 from tasuki.utils.fair_threads import FairThreads, LinesFull
 from tasuki.utils.free_memory import FreeMemory, map_large_blocks
+from tasuki.utils.signatures import Work
 from tasuki.utils.system import shorten_lock_turns
 
 from .tokenizer import IncrementalDetokenizer, NamingDetokenizer, Tokenizer
@@ -52,7 +52,7 @@ class WorkThreads:
         self._waiting = waiting
         self._memory = FreeMemory()
 
-    async def run(self, line: str, work: Callable[[], Result], size: int = 0) -> Result:
+    async def run(self, line: str, work: Work[Result], size: int = 0) -> Result:
         """Returns or raises as `work` does. line: whose turn it takes (RequestContext.line). size:
         bytes that the work reads. Raises Busy where `waiting` pieces are held: at once, or later in
         another line's favour."""
@@ -66,7 +66,7 @@ class WorkThreads:
             ) from error
 
 
-def _tidied(work: Callable[[], Result], memory: FreeMemory) -> Result:
+def _tidied(work: Work[Result], memory: FreeMemory) -> Result:
     """Frees the frames of a failed work here: an error keeps all that they hold, and freeing it
     takes a while. What a large one held goes back to the system."""
     began = time.thread_time()

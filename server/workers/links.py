@@ -27,14 +27,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tasuki.engine.apart.frames import FrameProtocol, FrameReader, frame_of, framed, values_of
+from tasuki.engine.apart.frames import (
+    FrameProtocol,
+    FrameReader,
+    TakeMessages,
+    frame_of,
+    framed,
+)
 from tasuki.engine.apart.front_links import NUMBER_BYTES
 from tasuki.engine.messages.types import reader_of
 from tasuki.server.config import ServerConfig
 from tasuki.server.errors import ServerError
+from tasuki.utils.signatures import Notice
 
 from . import messages as w
 from .messages import KINDS, error_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,28 +88,30 @@ def worker_frame(messages: Sequence[Any]) -> bytearray:
 
 
 def worker_frames() -> FrameReader:
-    return FrameReader(lambda body: [value for _, value in values_of(body, _READ)])
+    return FrameReader(_READ)
 
-
-log = logging.getLogger(__name__)
 
 _GONE = "this front has lost its node's registry; ask again"
 
 
+TakeMessage = Callable[[Any], None]
+"""Takes one message of the registry. Returns at once."""
+
+
 class RegistryLink(FrameProtocol):
-    def __init__(self, take: Callable[[Any], None], on_end: Callable[[], None]) -> None:
+    def __init__(self, take: TakeMessage, on_end: Notice) -> None:
         """take: what comes unasked. on_end: the registry is gone."""
-        super().__init__("the registry", worker_frames(), self._take_all, self._ended)
+        super().__init__("the registry", worker_frames())
         self._take_unasked = take
         self._on_gone = on_end
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, tuple[asyncio.Future[Any], Callable[[Any], None] | None]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[Any], TakeMessage | None]] = {}
         self._closed = asyncio.Event()
         self._closes = False
 
     @classmethod
     async def over(
-        cls, connection: socket.socket, take: Callable[[Any], None], on_end: Callable[[], None]
+        cls, connection: socket.socket, take: TakeMessage, on_end: Notice
     ) -> "RegistryLink":
         loop = asyncio.get_running_loop()
         _, link = await loop.create_unix_connection(lambda: cls(take, on_end), sock=connection)
@@ -119,9 +130,7 @@ class RegistryLink(FrameProtocol):
         """Send a message for whose reply, if it has one, no caller waits."""
         self.write(worker_frame([note]))
 
-    def ask(
-        self, ask: w.Ask, at_once: Callable[[Any], None] | None = None
-    ) -> "asyncio.Future[Any]":
+    def ask(self, ask: w.Ask, at_once: TakeMessage | None = None) -> "asyncio.Future[Any]":
         """Send the ask now, and return its reply to come; cancel that to give the ask up. at_once:
         called with the reply before any message behind it is taken, unless the ask was given up.
 
@@ -142,11 +151,11 @@ class RegistryLink(FrameProtocol):
         self.close()
         await self._closed.wait()
 
-    def _take_all(self, messages: Sequence[Any]) -> None:
+    def taken(self, messages: Sequence[Any]) -> None:
         for message in messages:
-            self._taken(message)
+            self._take_one(message)
 
-    def _taken(self, message: Any) -> None:
+    def _take_one(self, message: Any) -> None:
         if not isinstance(message, w.Reply):
             self._take_unasked(message)
             return
@@ -165,7 +174,7 @@ class RegistryLink(FrameProtocol):
             return
         future.set_result(message)
 
-    def _ended(self, why: Exception | None) -> None:
+    def ended(self, why: Exception | None) -> None:
         self._closed.set()
         for future, _ in [*self._waiting.values()]:
             if not future.done():
@@ -175,17 +184,25 @@ class RegistryLink(FrameProtocol):
 
 
 class EngineSocket(FrameProtocol):
-    def __init__(self, take: Callable[[Sequence[Any]], None], on_end: Callable[[], None]) -> None:
+    def __init__(self, take: TakeMessages, on_end: Notice) -> None:
         """take: a step's messages for this worker. on_end: the engine takes no more."""
-        super().__init__("the engine", FrameReader(), take, lambda why: on_end())
+        super().__init__("the engine", FrameReader())
+        self._take = take
+        self._on_end = on_end
+
+    def taken(self, messages: Sequence[Any]) -> None:
+        self._take(messages)
+
+    def ended(self, why: Exception | None) -> None:
+        self._on_end()
 
     @classmethod
     async def to(
         cls,
         path: str,
         number: int,
-        take: Callable[[Sequence[Any]], None],
-        on_end: Callable[[], None],
+        take: TakeMessages,
+        on_end: Notice,
     ) -> "EngineSocket":
         """path: as NodeSockets.engine. number: this worker's."""
         loop = asyncio.get_running_loop()

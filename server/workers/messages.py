@@ -1,4 +1,4 @@
-"""What a front worker and the node's registry send each other.
+"""Messages between a front worker and the node's registry.
 
 Plain, immutable values. An Ask has a number of its worker's own, higher than those before it, and
 is answered by one Reply of that number; a Note is not answered. A worker's messages are taken in

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from tasuki.engine.apart.frames import FrameProtocol
-from tasuki.engine.messages import RequestId
+from tasuki.engine.apart.front_links import WorkerGone
 from tasuki.server.bind import PortClaim
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
@@ -27,7 +27,7 @@ from tasuki.utils.program import PACKAGE
 
 from . import messages as w
 from .links import NodeSockets, worker_frame, worker_frames
-from .registry import Registry, WorkerSeat
+from .registry import Header, Registry, WorkerSeat
 from .worker import WorkerJob, run_worker
 
 log = logging.getLogger(__name__)
@@ -169,12 +169,16 @@ class WorkerPool:
 class WorkerLink(FrameProtocol):
     """The registry's end of the socket to a worker."""
 
-    def __init__(self, take: Callable[[Any], None], on_end: Callable[[], None]) -> None:
-        def take_all(messages: Sequence[Any]) -> None:
-            for message in messages:
-                take(message)
+    def __init__(self, worker: "_WorkerProcess") -> None:
+        super().__init__("a front worker", worker_frames())
+        self._worker = worker
 
-        super().__init__("a front worker", worker_frames(), take_all, lambda why: on_end())
+    def taken(self, messages: Sequence[Any]) -> None:
+        for message in messages:
+            self._worker.take(message)
+
+    def ended(self, why: Exception | None) -> None:
+        self._worker.link_ended()
 
     def send(self, messages: Sequence[Any]) -> None:
         self.write(worker_frame(messages))
@@ -189,7 +193,7 @@ class _WorkerProcess:
         self._stands: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._left = asyncio.Event()
         self._unanswered = 0
-        self._link = WorkerLink(self._take, self._ended)
+        self._link = WorkerLink(self)
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, job: WorkerJob) -> None:
@@ -253,7 +257,8 @@ class _WorkerProcess:
                 self._process.kill()
             await self._process.wait()
 
-    def _take(self, message: Any) -> None:
+    def take(self, message: Any) -> None:
+        """Take a message of the worker."""
         match message:
             case w.WorkerStands():
                 self._seat.stood = True
@@ -270,17 +275,14 @@ class _WorkerProcess:
             case _:
                 self._seat.take(message)
 
-    def _ended(self) -> None:
+    def link_ended(self) -> None:
+        """Learn that the worker's socket has ended."""
         if not self._stands.done():
             self._stands.set_exception(WorkerError("a front worker has ended before it stood"))
         self._left.set()
         # Nobody waits for a worker that is gone.
         self.calls_over.set()
         self._registry.left(self.number)
-
-
-Header = Callable[[RequestId], str]
-WorkerGone = Callable[[int, Sequence[RequestId]], None]
 
 
 @dataclass(frozen=True)

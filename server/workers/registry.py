@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any
 
 from tasuki.engine import messages as m
+from tasuki.engine.apart.frames import TakeMessages
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import RequestAborted, ServerError
 from tasuki.server.responses.stored_responses import ResponseStore
@@ -35,6 +36,9 @@ from . import messages as w
 from .ask_table import AskState, AskTable
 from .messages import refused
 
+Header = Callable[[m.RequestId], str]
+"""As Tracing.header."""
+
 
 @dataclass(frozen=True)
 class NodeState:
@@ -42,7 +46,7 @@ class NodeState:
     in flight that was let in for a worker."""
 
     engine: EngineClient
-    header: Callable[[m.RequestId], str]
+    header: Header
     sessions: Sessions
     responses: ResponseStore
     owners: dict[m.RequestId, Any] = field(default_factory=dict)
@@ -79,7 +83,6 @@ class EnteredCall(Begun):
 
 log = logging.getLogger(__name__)
 
-Send = Callable[[Sequence[Any]], None]
 
 _NEVER_SENT = m.RequestError(
     m.ErrorKind.INTERNAL, "its front left before the engine had it; ask again"
@@ -91,7 +94,7 @@ class WorkerSeat:
     """The asks of one worker. in_engine: those of its requests that the engine had when it took no
     more from the worker; None: it still takes from it."""
 
-    def __init__(self, node: NodeState, send: Send) -> None:
+    def __init__(self, node: NodeState, send: TakeMessages) -> None:
         """send: to the worker, without waiting."""
         self._node = node
         self.send = send
@@ -348,7 +351,7 @@ class Registry:
     def __init__(
         self,
         engine: EngineClient,
-        header: Callable[[m.RequestId], str],
+        header: Header,
         sessions: Sessions,
         responses: ResponseStore,
     ) -> None:
@@ -359,7 +362,7 @@ class Registry:
         self._failures: Counter[str] = Counter()
         """Both of workers that have ended."""
 
-    def seat(self, number: int, send: Send) -> WorkerSeat:
+    def seat(self, number: int, send: TakeMessages) -> WorkerSeat:
         """For a worker with a number that none had before. send: to it, without waiting."""
         seat = self._seats[number] = WorkerSeat(self._node, send)
         return seat

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from tasuki.server.auth.tenants import TENANT_KEY, TRACE_HEADER
 from tasuki.server.config import ServerConfig
 from tasuki.server.drain import Rotation
 from tasuki.server.errors import CallContext
+from tasuki.server.grpc.interceptors import Continuation
 from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.server.grpc.services import InferenceService
 from tasuki.server.grpc.session_service import TurnService
@@ -50,6 +51,7 @@ from tasuki.server.responses.endpoints.routes import (
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.utils.logs import configure_logging
 from tasuki.utils.program import is_expected, line_of
+from tasuki.utils.signatures import Notice
 
 from . import messages as w
 from .links import EngineSocket, NodeSockets, RegistryLink, worker_frame
@@ -83,7 +85,7 @@ class GrpcForwarding(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         method = handler_call_details.method
@@ -223,7 +225,7 @@ class Worker:
         self._forwarding: HttpForwarding | None = None
         self._channel: grpc.aio.Channel
 
-    async def start(self, connection: socket.socket, registry_gone: Callable[[], None]) -> None:
+    async def start(self, connection: socket.socket, registry_gone: Notice) -> None:
         """connection: to the registry; registry_gone: called when that has ended."""
         job, config = self._job, self._job.config
         codec = TextCodec.load(

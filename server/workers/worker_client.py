@@ -1,4 +1,4 @@
-"""A front worker's stand-ins for what the node has once: engine, sessions, stored responses.
+"""A front worker's stand-ins for the node's single engine, sessions and stored responses.
 
 WorkerClient: A front worker's client of the engine: as EngineClient for clients' calls, over two
 sockets. Owns the answers that its clients have yet to read. What is one per node is asked of the
@@ -12,12 +12,13 @@ AskedSessions and AskedResponses ask the registry for the rest.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from tasuki.engine import messages as m
 from tasuki.engine.apart.control import RequestTraced
+from tasuki.engine.apart.frames import TakeMessages
 from tasuki.server.auth.callers import Caller
 from tasuki.server.auth.tenants import ANONYMOUS, RequestContext, visible_end
 from tasuki.server.drain import CallsInProgress
@@ -26,6 +27,7 @@ from tasuki.server.errors import RequestRejected
 from tasuki.server.responses.stored_responses import Keep, StoredResponse, StoredValues
 from tasuki.server.sessions import Appended, LogEnd, SessionInput, Tail, TurnPrompt
 from tasuki.server.unread_answer import AnswerPart, SinkTurn, TokenSink, UnreadAnswer
+from tasuki.utils.signatures import Counts
 
 from . import messages as w
 from .links import RegistryLink
@@ -43,8 +45,8 @@ class WorkerClient:
     def __init__(
         self,
         link: RegistryLink,
-        post: Callable[[Sequence[Any]], None],
-        chat_tokens: Callable[[], Mapping[str, int]],
+        post: TakeMessages,
+        chat_tokens: Counts,
         counts_tokens: bool,
     ) -> None:
         """Build it on the worker's event loop. post: sends messages to the engine, in order.

@@ -3,6 +3,7 @@
 import json
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,13 @@ import pytest
 import torch
 
 from tasuki.bench.errors import BenchError
-from tasuki.bench.measure.draft_pair import DraftPair, Turns
-from tasuki.bench.measure.drafted_turns import DraftedTurns
-from tasuki.bench.measure.floors import Floors, measure_floors
-from tasuki.bench.measure.known_answers import known_answer
-from tasuki.bench.measure.model_floor import ModelFloor
+from tasuki.bench.measure import report
+from tasuki.bench.measure.draft_turns import DraftedTurns, DraftPair, Turn, TurnLimit, Turns
+from tasuki.bench.measure.floors import Floors, ModelFloor, measure_floors
+from tasuki.bench.measure.gpu_timeline import KernelTime, Work, gaps, kernel_times
 from tasuki.bench.measure.report import Row, as_line, reported
-from tasuki.bench.measure.scripted_drafts import Script, ScriptedSpeculation
+from tasuki.bench.measure.scripted_drafts import Script, ScriptedSpeculation, known_answer
 from tasuki.bench.measure.timing import turn_seconds
-from tasuki.bench.measure.turn_limit import Turn, TurnLimit
-from tasuki.bench.steps.gpu_timeline import KernelTime, Work, gaps, kernel_times
 from tasuki.bench.workload import Point
 from tasuki.cli import main as cli
 from tasuki.engine.config import EngineConfig
@@ -33,6 +31,15 @@ from tests.harness.engines import TINY, submit
 from tests.harness.model_shapes import MOE
 
 TINY_FLAGS = ["--device", "cpu", "--dtype", "float32", "--arena-mib", "16"]
+
+
+measured_once = cache(measure_floors)
+
+
+@pytest.fixture(autouse=True)
+def floors_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Benches of one device and type have the same floors, which take most of a tiny bench."""
+    monkeypatch.setattr(report, "measure_floors", measured_once)
 
 
 @pytest.fixture

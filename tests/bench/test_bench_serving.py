@@ -3,19 +3,23 @@
 import asyncio
 import json
 import os
+import subprocess
 import threading
 import time
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tasuki.bench.handover import process as client_process
+from tasuki.bench.load import node_main, node_process
 from tasuki.bench.load.client.answer import Answer, AnswerReader
 from tasuki.bench.load.client.http_stream import HttpCaller
 from tasuki.bench.load.cpu_by_role import CpuSample, descendants, sample, use_between
@@ -41,10 +45,34 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.text.tokenizer import Tokenizer
 from tasuki.transfer.windows.window import StepCounter
 from tasuki.utils.system import name_this_thread
+from tests.harness.fork_server import fork_context
+from tests.harness.forked_daemon import ForkedProgram
 from tests.harness.processes import command_of
 from tests.harness.waiting import HANG_SECONDS
 
-FEW = ["--streams", "8", "--seconds", "2", "--prompt", "70", "--answer", "20"]
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nodes and client processes are forked; else each one starts an interpreter."""
+    nodes: list[ForkedProgram] = []
+
+    def node(command: Sequence[str], **_: object) -> ForkedProgram:
+        words = [word for word in command if word != "--exit-with-parent"]
+        nodes.append(ForkedProgram(node_main.main, words[words.index("-m") + 2 :]))
+        return nodes[-1]
+
+    programs = SimpleNamespace(
+        Popen=node, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired
+    )
+    monkeypatch.setattr(node_process, "subprocess", programs)
+    contexts = SimpleNamespace(get_context=lambda _: fork_context())
+    monkeypatch.setattr(client_process, "mp", contexts)
+    yield
+    for started in nodes:
+        started.stderr.close()
+
+
+FEW = ["--streams", "8", "--clients", "1", "--seconds", "1", "--prompt", "70", "--answer", "20"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
@@ -95,6 +123,7 @@ def test_streams_over_http_at_a_pace_that_was_measured(
     assert f"| engine_us_per_token | {document['engine_us_per_token']} |" in table
 
 
+@pytest.mark.usefixtures("forked")
 def test_streams_over_grpc_at_a_given_pace(capsys: pytest.CaptureFixture[str]) -> None:
     document = run(capsys, *FEW, "--protocol", "grpc", "--step-ms", "4")
     assert_answered(document)
@@ -106,6 +135,7 @@ def test_streams_over_grpc_at_a_given_pace(capsys: pytest.CaptureFixture[str]) -
 AGENTS = ["--sessions", "4", "--turns", "2", "--prefix", "300", "--turn-tokens", "200"]
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("warm", ["0", "1"])
 def test_agents_of_one_node(warm: str, capsys: pytest.CaptureFixture[str]) -> None:
     flags = [*AGENTS, "--turn-answer", "10", "--step-ms", "2", "--warm", warm]
@@ -118,6 +148,7 @@ def test_agents_of_one_node(warm: str, capsys: pytest.CaptureFixture[str]) -> No
     assert document["cached_tokens"] >= 4 * 300 * turns_that_have_it
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     "prefill_flags",
     [
@@ -143,6 +174,7 @@ def test_agents_of_a_pair(prefill_flags: str, capsys: pytest.CaptureFixture[str]
     assert document["prefill_node"]["cpu_seconds"]["engine/tasuki-sender"] > 0
 
 
+@pytest.mark.usefixtures("forked")
 def test_endless_streams_have_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--endless", "--streams", "4", "--long", "300", "--seconds", "1", "--step-ms", "5"]
     status = cli.main(["bench", "serving", "--free-model", *flags])

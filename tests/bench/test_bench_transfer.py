@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tasuki.bench.handover.goodput import put_protocols
-from tasuki.bench.handover.throttled import ThrottledTransport
+from tasuki.bench.handover.prefill import ThrottledTransport
 from tasuki.cli import main as cli
 from tasuki.transfer.transports.base import TransferState
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport

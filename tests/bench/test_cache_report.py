@@ -1,4 +1,4 @@
-"""`make bench-cache` with measurements that are given."""
+"""`python bench/cache/main.py` with measurements that are given."""
 
 import json
 import runpy
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 ROWS = {"match 65536, ns/token": 0.1}
 
 
-def test_what_was_measured_is_kept_as_json_a_table_and_a_plot(
+def test_what_was_measured_is_kept_as_a_run_a_table_and_a_plot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "bench/cache"))
@@ -20,8 +20,9 @@ def test_what_was_measured_is_kept_as_json_a_table_and_a_plot(
     main = script["main"]
     main.__globals__.update(PEERS=(), measure=lambda arguments: ROWS)
     main()
-    assert json.loads((tmp_path / "cache.json").read_text())["results"] == {"tasuki": ROWS}
+    (run,) = map(json.loads, (tmp_path / "cache.jsonl").read_text().splitlines())
+    assert run["results"] == {"tasuki": ROWS} and run["host"]["commit"]
     table = (tmp_path / "cache.md").read_text()
     assert "| match 65536, ns/token | 0.10 | <= 0.5: met |" in table
-    assert table in capsys.readouterr().out
+    assert "| match 65536, ns/token | 0.10 |" in capsys.readouterr().out
     assert (tmp_path / "cache.svg").read_text().startswith("<svg")

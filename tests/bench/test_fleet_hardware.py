@@ -9,19 +9,31 @@ import pytest
 
 from scripts.fleet_hardware.__main__ import main
 from scripts.fleet_hardware.agents_trace import agents_trace
-from scripts.fleet_hardware.comparison import compare
+from scripts.fleet_hardware.comparison import (
+    compare,
+    tokens_behind_answers,
+    tokens_not_returned,
+)
 from scripts.fleet_hardware.record import read_record
-from scripts.fleet_hardware.returned_answers import tokens_behind_answers, tokens_not_returned
 from tasuki.bench.errors import BenchError
 from tasuki.bench.fleet.workload import Workload
 from tasuki.bench.load.client.loads import Agents
+from tasuki.cli import main as cli
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+RUNS = Path(__file__).parents[2] / "docs" / "results" / "serving_gpu.jsonl"
 AGENTS = Agents(sessions=3, turns=3, prefix=60, turn=35, answer=15, seed="a")
 WARM = 2
 HIT_POINTS = 0.02
 """Of a pair, behind what answers that did not come back take: which ones they were is not
 recorded."""
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a file for each recorded run."""
+    folder = tmp_path_factory.mktemp("recorded")
+    assert cli.main(["bench", "page", str(RUNS), "--split", str(folder)]) == 0
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -59,23 +71,29 @@ def test_a_turn_continues_the_answer_as_soon_as_it_has_ended(workload: Workload)
 
 
 @pytest.mark.parametrize("name", ["agents1", "agents32", "agents128"])
-def test_a_recorded_node_found_exactly_what_the_simulated_one_finds(name: str) -> None:
-    row = compare(read_record(RESULTS / f"serving_gpu_{name}.json"))
+def test_a_recorded_node_found_exactly_what_the_simulated_one_finds(
+    name: str, recorded: Path
+) -> None:
+    row = compare(read_record(recorded / f"serving_gpu_{name}.json"))
     assert row["simulated"]["cached_tokens"] == row["cached_tokens"]
     assert "ttft_apart" not in row
 
 
 @pytest.mark.parametrize("name", ["pair_agents1", "pair_agents32", "pair_agents128_5ms"])
-def test_a_recorded_pair_found_what_is_simulated_but_for_answers_not_pulled(name: str) -> None:
-    row = compare(read_record(RESULTS / f"serving_gpu_{name}.json"))
+def test_a_recorded_pair_found_what_is_simulated_but_for_answers_not_pulled(
+    name: str, recorded: Path
+) -> None:
+    row = compare(read_record(recorded / f"serving_gpu_{name}.json"))
     assert row["pulls"] < row["continued_turns"]
     assert row["points_apart"] > 10 * HIT_POINTS, "else the bound says nothing"
     assert abs(row["points_left"]) < HIT_POINTS
 
 
 @pytest.mark.parametrize("name", ["pair_agents64", "pair_agents128"])
-def test_a_recorded_pair_that_pulled_nearly_all_answers_found_what_is_simulated(name: str) -> None:
-    row = compare(read_record(RESULTS / f"serving_gpu_{name}.json"))
+def test_a_recorded_pair_that_pulled_nearly_all_answers_found_what_is_simulated(
+    name: str, recorded: Path
+) -> None:
+    row = compare(read_record(recorded / f"serving_gpu_{name}.json"))
     assert 0.9 * row["continued_turns"] < row["pulls"] < row["continued_turns"]
     assert abs(row["points_left"]) < HIT_POINTS
 
@@ -101,9 +119,9 @@ def test_no_answer_counts_as_missing_where_all_came_back() -> None:
     ],
 )
 def test_what_cannot_be_compared_is_refused_by_name(
-    change: dict[str, object], tmp_path: Path
+    change: dict[str, object], recorded: Path, tmp_path: Path
 ) -> None:
-    document = json.loads((RESULTS / "serving_gpu_pair_agents1.json").read_text())
+    document = json.loads((recorded / "serving_gpu_pair_agents1.json").read_text())
     for name, value in change.items():
         document[name] = {**document[name], **value} if isinstance(value, dict) else value
     path = tmp_path / "changed.json"
@@ -113,9 +131,9 @@ def test_what_cannot_be_compared_is_refused_by_name(
 
 
 def test_the_command_writes_rows_and_a_page_that_marks_large_errors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = [RESULTS / f"serving_gpu_{name}.json" for name in ("pair_agents1", "agents1")]
+    files = [recorded / f"serving_gpu_{name}.json" for name in ("pair_agents1", "agents1")]
     out = tmp_path / "out.json"
     monkeypatch.setattr("sys.argv", ["fleet_hardware", *map(str, files), "--out", str(out)])
     assert main() == 0

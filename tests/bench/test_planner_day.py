@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from tasuki.bench.fleet.planner.day import Day, DaySettings
-from tasuki.bench.fleet.planner.decode_pool import DecodePool, Joining
-from tasuki.bench.fleet.planner.decode_speed import DecodeSpeed
 from tasuki.bench.fleet.planner.main import POLICY, TARGETS, simulated_day
 from tasuki.bench.fleet.planner.oracle import OracleDay
 from tasuki.bench.fleet.planner.outcome import outcome
-from tasuki.bench.fleet.planner.prefill_pool import PrefillPool
+from tasuki.bench.fleet.planner.pools import DecodePool, DecodeSpeed, Joining, PrefillPool
 from tasuki.bench.fleet.planner.simulated_fleet import NodeTimes, SimulatedFleet
 from tasuki.routing.node_load import PrefillSeconds
 from tasuki.routing.planner.fleet_plan import Action, ChangeRole, Drain, Place

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasuki.bench.replay.errors import ReplayError
+from tasuki.bench.errors import ReplayError
 from tasuki.bench.replay.prompts import Prompts
 from tasuki.bench.replay.replay import replay, replay_tiers
 from tasuki.bench.replay.tiers import Tiers

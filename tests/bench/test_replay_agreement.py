@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tasuki.bench.replay.player import ends_and_branches
 from tasuki.bench.replay.replay import replay
-from tasuki.bench.replay.rules import ends_and_branches
 from tasuki.bench.replay.trace import load_trace
 
 SHARED = Path(__file__).parents[3] / "shared"

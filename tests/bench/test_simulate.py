@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tasuki.bench.fleet.nodes.load_reports import LoadReports
-from tasuki.bench.fleet.nodes.measured_prefills import fitted, measured
+from tasuki.bench.fleet.node_model import fitted, measured
+from tasuki.bench.fleet.prefill_nodes import LoadReports
 from tasuki.bench.fleet.workload import Workload
 from tasuki.bench.replay.trace import load_trace
 from tasuki.cli import main as cli
@@ -174,10 +174,10 @@ def test_a_stream_that_goes_round_asks_every_turn_once(trace: Path) -> None:
 def test_outcomes_are_kept_in_a_file_each_in_its_place(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "fleet.json"
+    out = tmp_path / "fleet.jsonl"
     for route in ("one-cache", "sticky", "sticky"):
         simulated(trace, capsys, "--route", route, "--out", str(out))
-    rows = json.loads(out.read_text())["rows"]
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["route"] for row in rows] == ["one-cache", "sticky"]
     assert rows[0]["host"]["commit"]
     table = out.with_suffix(".md").read_text()

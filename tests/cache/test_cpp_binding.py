@@ -1,9 +1,6 @@
-"""The extension is what its stub says, and what it refuses changes nothing."""
+"""What the extension refuses changes nothing. Its names and types: test_cpp_stub.py."""
 
-import ast
 from collections.abc import Callable
-from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,43 +15,7 @@ from tasuki.pycache._cpp_cache import (
 )
 from tests.harness.trees import take, tree_of
 
-STUB = Path(__file__).parents[2] / "pycache" / "_cpp_cache.pyi"
 PROMPT = np.arange(200, dtype=np.int32)
-
-
-def stub_names() -> dict[str, set[str]]:
-    """Public names by class; those of the module under ''."""
-    names: dict[str, set[str]] = {"": set()}
-    for statement in ast.parse(STUB.read_text()).body:
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            names[""].add(statement.target.id)
-        if isinstance(statement, ast.FunctionDef):
-            names[""].add(statement.name)
-        if not isinstance(statement, ast.ClassDef):
-            continue
-        names[""].add(statement.name)
-        members = names.setdefault(statement.name, set())
-        for member in statement.body:
-            if isinstance(member, ast.FunctionDef) and not member.name.startswith("_"):
-                members.add(member.name)
-            if isinstance(member, ast.Assign):
-                members |= {target.id for target in member.targets if isinstance(target, ast.Name)}
-            if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
-                members.add(member.target.id)
-    return names
-
-
-def test_names_equal_the_stub() -> None:
-    expected = stub_names()
-    public = {name for name in expected.pop("") if not name.startswith("_")}
-    assert {name for name in dir(_cpp_cache) if not name.startswith("_")} == public
-    for name, members in expected.items():
-        found = getattr(_cpp_cache, name)
-        inherited = set(dir(Exception)) if issubclass(found, Exception) else set()
-        if issubclass(found, Enum):
-            inherited |= {"name", "value"}
-        public = {each for each in dir(found) if not each.startswith("_")}
-        assert public - inherited == members, name
 
 
 def test_errors_are_one_family() -> None:

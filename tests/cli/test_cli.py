@@ -10,7 +10,7 @@ from tasuki.engine.config import EngineConfig
 from tasuki.server.config import ServerConfig
 from tasuki.utils.flags import parse_config, parse_configs
 from tasuki.utils.options import Auto, option
-from tests.harness.command_line import error_line, exit_status
+from tests.harness.programs import error_line, exit_status
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from tasuki.cli.conformance.endpoint import Reply, open_endpoint
 from tasuki.cli.conformance.main import api_rows
 from tasuki.cli.conformance.outcome import Outcome, Row
 from tasuki.server.config import ServerConfig
-from tests.harness.command_line import error_line, exit_status
 from tests.harness.daemons import Node
 from tests.harness.damaged_endpoint import (
     Damage,
@@ -35,6 +34,7 @@ from tests.harness.damaged_endpoint import (
     without,
 )
 from tests.harness.http_fixtures import running_http
+from tests.harness.programs import error_line, exit_status
 from tests.harness.running_nodes import HTTP, running
 from tests.harness.tool_caller import tool_caller
 

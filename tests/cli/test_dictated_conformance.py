@@ -11,14 +11,13 @@ import pytest
 
 from scripts.conformance import node as saying
 from tasuki.cli.conformance import catalogue
-from tasuki.cli.conformance import catalogue as dictated
 from tasuki.cli.conformance.check import Caller
 from tasuki.cli.conformance.endpoint import Endpoint, Reply, open_endpoint
 from tasuki.cli.conformance.outcome import Outcome, Row
-from tests.harness.command_line import exit_status
 from tests.harness.daemons import Node
 from tests.harness.damaged_endpoint import DamagedEndpoint, said
 from tests.harness.forked_daemon import ForkedDaemon
+from tests.harness.programs import exit_status
 from tests.harness.running_nodes import HTTP, running
 from tests.harness.tool_caller import tool_caller
 
@@ -45,7 +44,7 @@ def test_a_node_reads_calls_as_its_rules_say(
     assert status == 0, shown
     rows = json.loads(file.read_text())["rows"]
     apis = [catalogue.APIS[name] for name in WITH_CALLS]
-    assert len(rows) == sum(len(dictated.dictated_checks_of(api)) for api in apis)
+    assert len(rows) == sum(len(catalogue.dictated_checks_of(api)) for api in apis)
     others = [(row["api"], row["check"]) for row in rows if row["outcome"] != "passed"]
     assert others == [("responses", NO_STOPS)], shown
 
@@ -65,7 +64,7 @@ def test_each_check_fails_at_a_server_that_reads_no_calls(node: Node, name: str)
         async with open_endpoint(f"http://{node.http_address}") as whole:
             api = catalogue.APIS[name]
             caller = Caller(WithoutTools(whole.url, whole.seconds, whole.session), api, "model")
-            return [await check.row(name, caller) for check in dictated.dictated_checks_of(api)]
+            return [await check.row(name, caller) for check in catalogue.dictated_checks_of(api)]
 
     passed = {row.check for row in asyncio.run(rows()) if row.outcome is not Outcome.FAILED}
     assert passed == ({TORN_NAME, NO_STOPS} if name == "responses" else {TORN_NAME})
@@ -78,7 +77,7 @@ def test_a_torn_name_that_is_lost_is_found(node: Node) -> None:
             damaged = DamagedEndpoint(whole.url, whole.seconds, whole.session, damage)
             api = catalogue.APIS["chats"]
             (torn,) = [
-                check for check in dictated.dictated_checks_of(api) if check.name == TORN_NAME
+                check for check in catalogue.dictated_checks_of(api) if check.name == TORN_NAME
             ]
             return await torn.row("chats", Caller(damaged, api, "model"))
 

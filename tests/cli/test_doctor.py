@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tasuki.cli.doctor import machine_checks
-from tasuki.cli.doctor import machine_checks as room_checks
 from tasuki.cli.doctor.checks import model, peer, port, weights
 from tasuki.cli.doctor.finding import Verdict
 from tasuki.cli.doctor.main import main
@@ -62,16 +61,16 @@ def test_little_room_is_warned_of_and_a_far_hub_is_only_said(
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "none" / "yet"))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    assert str(tmp_path / "none" / "yet" / "hub") in room_checks.disk().found
+    assert str(tmp_path / "none" / "yet" / "hub") in machine_checks.disk().found
     small = os.statvfs_result((4096, 4096, 100, 10, 10, 0, 0, 0, 0, 255))
-    monkeypatch.setattr(room_checks.os, "statvfs", lambda folder: small)
-    assert room_checks.disk().verdict is Verdict.WARNING
-    monkeypatch.setattr(room_checks, "available_bytes", lambda: 2**20)
-    assert room_checks.memory().verdict is Verdict.WARNING
+    monkeypatch.setattr(machine_checks.os, "statvfs", lambda folder: small)
+    assert machine_checks.disk().verdict is Verdict.WARNING
+    monkeypatch.setattr(machine_checks, "available_bytes", lambda: 2**20)
+    assert machine_checks.memory().verdict is Verdict.WARNING
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     # Nobody listens there, and nothing is asked of anybody else.
-    monkeypatch.setattr(room_checks, "_HUB", "127.0.0.1")
-    found = room_checks.hub()
+    monkeypatch.setattr(machine_checks, "_HUB", "127.0.0.1")
+    found = machine_checks.hub()
     assert found.verdict is Verdict.OK and "serve a model from a folder" in found.found
 
 

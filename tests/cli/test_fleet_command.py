@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.harness.api_keys import headers, keys_file
-from tests.harness.command_line import error_line, exit_status
 from tests.harness.daemons import asked, random_prompt
 from tests.harness.etcd_process import running_etcd
 from tests.harness.fleet_process import nodes_of, watching
 from tests.harness.http_calls import ask
+from tests.harness.programs import error_line, exit_status
 from tests.harness.running_nodes import HTTP, fused_node, node_pair
 from tests.harness.waiting import until
 

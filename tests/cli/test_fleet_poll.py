@@ -165,23 +165,20 @@ def test_a_port_that_nobody_serves_is_dead() -> None:
     assert row["trouble"][0]["text"] == "connection refused"
 
 
-def test_bad_nodes_keep_nobody_from_the_page() -> None:
+async def test_bad_nodes_keep_nobody_from_the_page() -> None:
     """More of them than are asked at a time."""
 
-    async def ask() -> None:
-        async with AsyncExitStack() as stack:
-            bad = [await stack.enter_async_context(Host(silent).running()) for _ in range(9)]
-            good = await stack.enter_async_context(Host(answering(GOOD)).running())
-            addresses = [host.address for host in (*bad, good)]
-            levels = dict.fromkeys(addresses, "dead") | {good.address: "fine"}
-            await rows_of(
-                addresses,
-                lambda row: row["level"] == levels[row["address"]],
-                Credentials(),
-                IMPATIENT,
-            )
-
-    asyncio.run(ask())
+    async with AsyncExitStack() as stack:
+        bad = [await stack.enter_async_context(Host(silent).running()) for _ in range(9)]
+        good = await stack.enter_async_context(Host(answering(GOOD)).running())
+        addresses = [host.address for host in (*bad, good)]
+        levels = dict.fromkeys(addresses, "dead") | {good.address: "fine"}
+        await rows_of(
+            addresses,
+            lambda row: row["level"] == levels[row["address"]],
+            Credentials(),
+            IMPATIENT,
+        )
 
 
 def test_a_redirect_is_not_followed_and_takes_no_key_along() -> None:

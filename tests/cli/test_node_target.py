@@ -15,9 +15,9 @@ from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.utils.tls import ClientTls
 from tests.harness.certificates import Authority
-from tests.harness.command_line import error_line
 from tests.harness.daemons import Node, flags
 from tests.harness.forked_daemon import ForkedDaemon
+from tests.harness.programs import error_line
 from tests.harness.running_nodes import HTTP, fused_node, running
 
 

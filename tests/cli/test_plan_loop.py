@@ -4,9 +4,9 @@ takes nothing away."""
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,10 @@ import pytest
 from tasuki.cli.fleet.node_poll import NodePoll
 from tasuki.cli.fleet.poll_settings import Credentials, PollLimits
 from tasuki.cli.planner.cluster import ClusterNode, NodePhase, PlacedNodes
+from tasuki.cli.planner.config import NodeAccess
 from tasuki.cli.planner.fleet_observer import PLANNED_BY, FleetObserver
 from tasuki.cli.planner.plan_loop import PlanLoop
+from tasuki.cli.ray.actor import RayNode
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.retry import RetryPolicy, is_transient
@@ -26,8 +28,40 @@ from tasuki.routing.planner.observation import NodeRole
 from tasuki.routing.planner.policy import NodeBounds, Pace, PlanPolicy, ServiceTargets
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.harness.daemons import flags, random_prompt
-from tests.harness.local_nodes import local_nodes
 from tests.harness.waiting import HANG_SECONDS, until
+
+
+# A planner's cluster on this machine: each node a daemon, kept as Ray's actors keep theirs, on a
+# thread of its own.
+class _OnAThread:
+    """A NodeHandle."""
+
+    def __init__(self, node: RayNode) -> None:
+        self._node = node
+        self._thread = ThreadPoolExecutor(1)
+
+    def ask(self, method: str, *arguments: Any) -> "Future[Any]":
+        return self._thread.submit(getattr(self._node, method), *arguments)
+
+    def end(self) -> None:
+        self._thread.submit(self._node.drain, HANG_SECONDS)
+        self._thread.shutdown()
+
+
+@contextmanager
+def local_nodes(flags: Sequence[str]) -> Iterator[PlacedNodes]:
+    """flags: of every daemon."""
+
+    def start(role: NodeRole, name: str) -> _OnAThread:
+        access = NodeAccess(drain_seconds=HANG_SECONDS)
+        return _OnAThread(RayNode(role.value, name, flags, "127.0.0.1", access))
+
+    nodes = PlacedNodes(start)
+    try:
+        yield nodes
+    finally:
+        nodes.end()
+
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -151,27 +185,23 @@ SHARED = (*flags(arena_mib=32), "--local-prefill-tokens", "64", "--prefill-chunk
 
 
 @pytest.mark.slow
-def test_roles_follow_the_demand_and_come_back_and_no_request_is_lost() -> None:
-    async def run() -> list[dict[str, Any]]:
-        done: list[dict[str, Any]] = []
-        with local_nodes(SHARED) as nodes:
-            three(nodes)
-            async with planned(nodes, done=done) as fleet:
-                await fleet.step_until(1, 2)
-                reading = Callers(6, prompt=900, answer=1)
-                try:
-                    await fleet.step_until(2, 1, reading)
-                finally:
-                    assert await asyncio.to_thread(reading.stop) > 0
-                # Answers whose memory one node does not have.
-                writing = Callers(24, prompt=32, answer=400)
-                try:
-                    await fleet.step_until(1, 2, writing)
-                finally:
-                    assert await asyncio.to_thread(writing.stop) > 0
-        return done
-
-    done = asyncio.run(run())
+async def test_roles_follow_the_demand_and_come_back_and_no_request_is_lost() -> None:
+    done: list[dict[str, Any]] = []
+    with local_nodes(SHARED) as nodes:
+        three(nodes)
+        async with planned(nodes, done=done) as fleet:
+            await fleet.step_until(1, 2)
+            reading = Callers(6, prompt=900, answer=1)
+            try:
+                await fleet.step_until(2, 1, reading)
+            finally:
+                assert await asyncio.to_thread(reading.stop) > 0
+            # Answers whose memory one node does not have.
+            writing = Callers(24, prompt=32, answer=400)
+            try:
+                await fleet.step_until(1, 2, writing)
+            finally:
+                assert await asyncio.to_thread(writing.stop) > 0
     assert [each["changed_to"] for each in done if "changed_to" in each][:2] == [
         "prefill",
         "decode",
@@ -180,39 +210,36 @@ def test_roles_follow_the_demand_and_come_back_and_no_request_is_lost() -> None:
 
 
 @pytest.mark.slow
-def test_a_planner_that_begins_anew_takes_nothing_away_and_one_node_then_drains() -> None:
+async def test_a_planner_that_begins_anew_takes_nothing_away_and_one_node_then_drains() -> None:
     """Four nodes, of which two are too many, and an answer under way on the one that goes."""
     policy = replace(POLICY, bounds=NodeBounds(least=2, most=4))
 
-    async def run() -> None:
-        done: list[dict[str, Any]] = []
-        with local_nodes(SHARED) as nodes:
-            three(nodes)
-            nodes.place(NodeRole.PREFILL)
-            # A planner that sees two nodes for a whole window before the others stand would plan.
-            await asyncio.to_thread(until, lambda: all_stand(nodes), nodes.nodes)
-            # Two planners that end before they have seen a whole window.
-            for _ in range(2):
-                async with planned(nodes, policy, done) as fleet:
-                    await fleet.step_until(2, 2)
-                    began = time.monotonic()
-                    while time.monotonic() - began < policy.pace.window / 3:
-                        assert (made := await fleet.plans.step()) is None or not made.actions
-                        await asyncio.sleep(EVERY)
-            # Mostly at rest, so that one node of each role is enough however slow this machine is:
-            # who writes all the time makes a node busy all the time, and as seen at /metrics, whose
-            # answers come late here and soon there, now and then busier than that.
-            writing = Callers(2, prompt=32, answer=100, rests=3.0)
-            try:
-                async with planned(nodes, policy, done) as fleet:
-                    await fleet.step_until(1, 1, writing)
-            finally:
-                answers = await asyncio.to_thread(writing.stop)
-            assert answers > 0
-        assert [each for each in done if "drained" in each]
-        assert not [each for each in done if "placed" in each or "changed_to" in each]
-
-    asyncio.run(run())
+    done: list[dict[str, Any]] = []
+    with local_nodes(SHARED) as nodes:
+        three(nodes)
+        nodes.place(NodeRole.PREFILL)
+        # A planner that sees two nodes for a whole window before the others stand would plan.
+        await asyncio.to_thread(until, lambda: all_stand(nodes), nodes.nodes)
+        # Two planners that end before they have seen a whole window.
+        for _ in range(2):
+            async with planned(nodes, policy, done) as fleet:
+                await fleet.step_until(2, 2)
+                began = time.monotonic()
+                while time.monotonic() - began < policy.pace.window / 3:
+                    assert (made := await fleet.plans.step()) is None or not made.actions
+                    await asyncio.sleep(EVERY)
+        # Mostly at rest, so that one node of each role is enough however slow this machine is:
+        # who writes all the time makes a node busy all the time, and as seen at /metrics, whose
+        # answers come late here and soon there, now and then busier than that.
+        writing = Callers(2, prompt=32, answer=100, rests=3.0)
+        try:
+            async with planned(nodes, policy, done) as fleet:
+                await fleet.step_until(1, 1, writing)
+        finally:
+            answers = await asyncio.to_thread(writing.stop)
+        assert answers > 0
+    assert [each for each in done if "drained" in each]
+    assert not [each for each in done if "placed" in each or "changed_to" in each]
 
 
 class Broken:
@@ -241,17 +268,14 @@ class Broken:
         raise AssertionError("nothing was observed")
 
 
-def test_a_planner_that_breaks_goes_on_anew() -> None:
-    async def run() -> None:
-        cluster, observer = Broken(), FleetObserver(warm=0.1)
-        async with NodePoll(observer, Credentials(), PollLimits(), PLANNED_BY) as poll:
-            plans = PlanLoop(cluster, observer, poll, POLICY, 0.01, [].append)
-            running = asyncio.create_task(plans.run())
-            while cluster.asked < 5:
-                assert not running.done()
-                await asyncio.sleep(0.01)
-            running.cancel()
-        # What is least was placed, once.
-        assert cluster.placed == [NodeRole.PREFILL, NodeRole.DECODE]
-
-    asyncio.run(run())
+async def test_a_planner_that_breaks_goes_on_anew() -> None:
+    cluster, observer = Broken(), FleetObserver(warm=0.1)
+    async with NodePoll(observer, Credentials(), PollLimits(), PLANNED_BY) as poll:
+        plans = PlanLoop(cluster, observer, poll, POLICY, 0.01, [].append)
+        running = asyncio.create_task(plans.run())
+        while cluster.asked < 5:
+            assert not running.done()
+            await asyncio.sleep(0.01)
+        running.cancel()
+    # What is least was placed, once.
+    assert cluster.placed == [NodeRole.PREFILL, NodeRole.DECODE]

@@ -1,6 +1,6 @@
 """Nodes on a Ray cluster of several machines (on this one): placed, restarted, found again.
 
-`make ray-test` installs Ray beside the package and runs this.
+`python -m scripts.clients.install ray` installs Ray beside the package; its Python runs this.
 """
 
 import os
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: make ray-test")
+ray = pytest.importorskip("ray", reason="Ray is not installed: scripts.clients.install ray")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
@@ -17,10 +17,7 @@ from tasuki.cli.embedded import embedded_model  # noqa: E402
 from tasuki.cli.planner.cluster import ClusterNode, NodePhase  # noqa: E402
 from tasuki.cli.planner.config import NodeAccess  # noqa: E402
 from tasuki.cli.ray.config import RayConfig  # noqa: E402
-from tasuki.cli.ray.fleet import (
-    RayFleet,  # noqa: E402
-    RayNodes,  # noqa: E402
-)
+from tasuki.cli.ray.fleet import RayFleet, RayNodes  # noqa: E402
 from tasuki.client.prompt import Prompt  # noqa: E402
 from tasuki.client.session import Client  # noqa: E402
 from tasuki.routing.planner.observation import NodeRole  # noqa: E402

@@ -32,10 +32,10 @@ from tasuki.server.daemon import serve_config
 from tasuki.server.daemon.serve_config import HttpAddress
 from tasuki.server.daemon.startup import with_local_checkpoint
 from tasuki.utils.flags import FlagError, parse_configs, read_configs
-from tests.harness.command_line import error_line, exit_status
 from tests.harness.daemons import Node, flags
 from tests.harness.grpc_fixtures import running_front
 from tests.harness.http_calls import fetched
+from tests.harness.programs import error_line, exit_status
 from tests.harness.running_nodes import running
 
 GIB = 2**30

@@ -1,6 +1,5 @@
 """A session outlives the node's memory of it; the same rules for both clients."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,12 +7,11 @@ import grpc
 import pytest
 
 from tasuki.client.aio import AsyncClient
-from tasuki.client.conversation import Conversation
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.retry import RetryPolicy
 from tasuki.client.session import Client, Session
-from tasuki.client.session_protocol import Call, Over, Pause, SessionLife, advance
+from tasuki.client.session_protocol import Call, Conversation, Over, Pause, SessionLife, advance
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
 from tests.harness.daemons import random_prompt
@@ -199,30 +197,27 @@ def test_pauses_grow_and_stop_at_the_deadline() -> None:
     assert list(RetryPolicy(first_pause=1.0, deadline=0.5).pauses()) == []
 
 
-def test_asyncio_follows_the_same_rules(front: Front) -> None:
-    async def talk() -> list[list[int]]:
-        prompts = []
-        async with AsyncClient(front.address, retry=FAST) as client:
-            async with await client.open_session(b"salt") as session:
-                await session.append(HELLO)
-                pieces = [piece.token_ids async for piece in session.generate()]
-                assert [token for tokens in pieces for token in tokens] == [7, 8, 9]
-                await session.append(MORE)
-                await session.generate().result()
+async def test_asyncio_follows_the_same_rules(front: Front) -> None:
+    prompts = []
+    async with AsyncClient(front.address, retry=FAST) as client:
+        async with await client.open_session(b"salt") as session:
+            await session.append(HELLO)
+            pieces = [piece.token_ids async for piece in session.generate()]
+            assert [token for tokens in pieces for token in tokens] == [7, 8, 9]
+            await session.append(MORE)
+            await session.generate().result()
+            prompts.append(last_prompt(front))
+            fork = await session.fork()
+            for lost in (session, fork):
+                forget(front, lost.id)
+                await lost.generate().result()
                 prompts.append(last_prompt(front))
-                fork = await session.fork()
-                for lost in (session, fork):
-                    forget(front, lost.id)
-                    await lost.generate().result()
-                    prompts.append(last_prompt(front))
-                with pytest.raises(ClientError, match="vocabulary"):
-                    await session.append(Prompt(token_ids=[999]))
-                await fork.close()
-            answer = await client.generate(Prompt(token_ids=[5, 6])).result()
-            assert answer.token_ids == (7, 8, 9)
-        return prompts
-
-    first, again, forked = asyncio.run(talk())
+            with pytest.raises(ClientError, match="vocabulary"):
+                await session.append(Prompt(token_ids=[999]))
+            await fork.close()
+        answer = await client.generate(Prompt(token_ids=[5, 6])).result()
+        assert answer.token_ids == (7, 8, 9)
+    first, again, forked = prompts
     assert again == forked and again[: len(first)] == first
 
 

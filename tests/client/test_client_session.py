@@ -1,5 +1,11 @@
 """The caller's side over a real server and a scripted engine."""
 
+import _thread
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,12 +14,15 @@ import pytest
 
 from tasuki.cli.demo import compare
 from tasuki.cli.prompt_answers import answer_all, as_json, as_text
+from tasuki.client.aio import AsyncClient
 from tasuki.client.answer import Answer
+from tasuki.client.channel import run
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
 from tests.harness.grpc_fixtures import Front, running_front, text_codec, usage
+from tests.harness.waiting import HANG_SECONDS
 
 
 @pytest.fixture
@@ -64,6 +73,90 @@ def test_cancelling_a_stream_aborts_the_request(front: Front, client: Client) ->
     with pytest.raises(ClientError) as caught:
         stream.result()
     assert caught.value.status is grpc.StatusCode.CANCELLED
+
+
+def test_a_dropped_stream_aborts_the_request(front: Front, client: Client) -> None:
+    front.engine.hold = True
+    stream = client.generate(Prompt(text="it was"), request_id="r")
+    next(iter(stream))
+    del stream
+    gc.collect()
+    assert front.engine.wait_for(m.Abort)[0].request_id == "r"
+
+
+def test_a_stream_cancelled_by_another_thread_ends(front: Front, client: Client) -> None:
+    front.engine.hold = True
+    stream = client.generate(Prompt(text="it was"))
+    pieces = iter(stream)
+    next(pieces)
+    threading.Timer(0.1, stream.cancel).start()
+    with pytest.raises(ClientError) as caught:
+        list(pieces)
+    assert caught.value.status is grpc.StatusCode.CANCELLED
+
+
+def test_an_iterator_closed_early_leaves_the_rest_to_be_read(client: Client) -> None:
+    stream = client.generate(Prompt(token_ids=[5, 6]))
+    pieces = iter(stream)
+    next(pieces)
+    pieces.close()
+    assert stream.result().token_ids == (7, 8, 9)
+
+
+def test_an_interrupt_ends_a_blocking_read(front: Front, client: Client) -> None:
+    front.engine.hold = True
+    stream = client.generate(Prompt(text="it was"), request_id="r")
+    pieces = iter(stream)
+    next(pieces)
+    threading.Timer(0.1, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        list(pieces)
+    stream.cancel()
+    assert front.engine.wait_for(m.Abort)[0].request_id == "r"
+    assert client.stats().sessions == 0
+
+
+def test_a_failed_answer_fails_alike_when_asked_again(front: Front, client: Client) -> None:
+    failed = client.generate(Prompt(token_ids=[999]))
+    for _ in range(2):
+        with pytest.raises(ClientError, match="token_ids has 999"):
+            failed.result()
+
+    async def ask_twice() -> None:
+        async with AsyncClient(front.address) as client:
+            failed = client.generate(Prompt(token_ids=[999]))
+            for _ in range(2):
+                with pytest.raises(ClientError, match="token_ids has 999"):
+                    await failed.result()
+
+    asyncio.run(ask_twice())
+
+
+FORKED = """
+import os, sys
+from tasuki.client.session import Client
+
+def sessions():
+    with Client(sys.argv[1]) as client:
+        return client.stats().sessions
+
+with Client(sys.argv[1]):
+    child = os.fork()
+    if not child:
+        os._exit(sessions())
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_opens_a_client_of_its_own(front: Front) -> None:
+    """Not so where a loop of gRPC's asyncio part ran in the parent: then the child hangs."""
+    parent = [sys.executable, "-c", FORKED, front.address]
+    assert subprocess.run(parent, timeout=HANG_SECONDS).returncode == 0
+
+
+def test_blocking_calls_need_no_loop() -> None:
+    with pytest.raises(RuntimeError, match="suspended"):
+        run(asyncio.sleep(0))
 
 
 def test_errors_are_typed(front: Front, client: Client) -> None:

@@ -1,7 +1,8 @@
 """Clients that this project did not write, against a running pair.
 
-tokenspeed-trie lives in an environment of its own (`make clients-ci`), hey is Debian's. What they
-were told was cached, summed, is what the server counted. The larger ones: `make clients`.
+tokenspeed-trie lives in an environment of its own (`python -m scripts.clients.install trie`), hey
+is Debian's. What they were told was cached, summed, is what the server counted. The larger ones:
+`python -m scripts.clients`.
 """
 
 import json
@@ -57,7 +58,7 @@ def test_trie_fails_nothing_hits_and_counts_what_the_server_counts(
 ) -> None:
     python = interpreter("trie")
     if python is None:
-        pytest.skip("tokenspeed-trie is not installed: make clients-ci")
+        pytest.skip("tokenspeed-trie is not installed: python -m scripts.clients.install trie")
     workload = tmp_path / "workload.jsonl"
     workload.write_text(json.dumps(WORKLOAD) + "\n", encoding="utf-8")
     before = usable_tokens(decode)

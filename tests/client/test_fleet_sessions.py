@@ -1,6 +1,5 @@
 """Sessions over two real servers with scripted engines: the same for blocking calls and asyncio."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,22 +53,19 @@ def test_a_session_moves(fronts: Fronts) -> None:
         assert fronts[left].calls.stats().sessions == 0
 
 
-def test_an_awaited_session_moves_alike(fronts: Fronts) -> None:
-    async def scenario() -> None:
-        async with (
-            AsyncFleet([*fronts], retry=FAST) as fleet,
-            await fleet.open_session(b"salt") as session,
-        ):
-            await session.append(HELLO)
-            await session.generate().result()
-            left = session.node
-            fronts[left].engine.reject = DRAINING
-            await session.append(MORE)
-            answer = await session.generate().result()
-            assert answer.token_ids == (7, 8, 9)
-            check(fronts, left, session.node, session.moves)
-
-    asyncio.run(scenario())
+async def test_an_awaited_session_moves_alike(fronts: Fronts) -> None:
+    async with (
+        AsyncFleet([*fronts], retry=FAST) as fleet,
+        await fleet.open_session(b"salt") as session,
+    ):
+        await session.append(HELLO)
+        await session.generate().result()
+        left = session.node
+        fronts[left].engine.reject = DRAINING
+        await session.append(MORE)
+        answer = await session.generate().result()
+        assert answer.token_ids == (7, 8, 9)
+        check(fronts, left, session.node, session.moves)
 
 
 def test_where_both_are_overloaded_the_caller_is_told_and_when_to_come_back(

@@ -8,16 +8,15 @@ import grpc
 import pytest
 
 from tasuki.client.answer import Answer
-from tasuki.client.conversation import Conversation
 from tasuki.client.decode_nodes import MOST_ASKED, DecodeNodes
 from tasuki.client.errors import ClientError
 from tasuki.client.moving_session import Move, MovingSession, SessionTargets
 from tasuki.client.prompt import Prompt
 from tasuki.client.retry import RetryPolicy
-from tasuki.client.session_protocol import Call, Over, Pause, Steps, advance
+from tasuki.client.session_protocol import Call, Conversation, Over, Pause, Steps, advance
 from tasuki.engine.messages import FinishReason, Usage
 from tasuki.proto import inference_pb2 as pb
-from tests.harness.manual_clock import ManualClock
+from tests.harness.waiting import ManualClock
 
 FAST = RetryPolicy(attempts=3, first_pause=0.001)
 GONE = ClientError("refused", grpc.StatusCode.UNAVAILABLE, None)

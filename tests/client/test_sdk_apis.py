@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness.anthropic_client import anthropic, anthropic_client
 from tests.harness.daemons import Node
-from tests.harness.openai_client import openai, openai_client
 from tests.harness.running_nodes import HTTP, fused_node
+from tests.harness.sdk_clients import anthropic, anthropic_client, openai, openai_client
 
 KEY = "a-key-of-this-test"
 QUESTION = "Where does Elizabeth live, and with whom?" * 8

@@ -1,11 +1,12 @@
-"""The model of `make clients` on a fused node and on a pair: it calls the tool that a request
-names, of three, with the request's values. It was never trained on these names and values, which
-training draws at random (scripts/train_tool_caller)."""
+"""The model of `python -m scripts.clients` on a fused node and on a pair: it calls the tool that a
+request names, of three, with the request's values. It was never trained on these names and values,
+which training draws at random (tools/tool_caller)."""
 
 import json
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.harness.running_nodes import HTTP, fused_node, node_pair
 from tests.harness.tool_caller import tool_caller
 
 TEMPLATE = "qwen3_8"
-ARRANGEMENTS = ("fused", "pair")
+SERVED = (*HTTP, "--served-model-name", "caller")
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("get_weather", {"city": "Bath", "days": 3}),
     ("reserve_table", {"restaurant": "The Blue Lamp", "guests": 4, "terrace": True}),
@@ -100,21 +101,29 @@ def calls_of(found: dict[str, Any]) -> list[tuple[str, str]]:
     return [(function["name"], function["arguments"]) for function in functions]
 
 
-@pytest.fixture(scope="module", params=ARRANGEMENTS)
-def node(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Node]:
-    folder = tool_caller(tmp_path_factory.mktemp("caller") / "model", TEMPLATE)
-    common = ("--model", str(folder))
-    http = (*HTTP, "--served-model-name", "caller")
-    if request.param == "fused":
-        with fused_node(*common, *http) as running:
-            yield running
-    else:
-        shared = (*common, "--local-prefill-tokens", "1")
-        with node_pair(*shared, decode=http) as (_, decode):
-            yield decode
-            assert scraped(decode.http_address)["tasuki_handover_bytes_total"] > 0
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_caller(tmp_path_factory.mktemp("caller") / "model", TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def fused(folder: Path) -> Iterator[Node]:
+    with fused_node("--model", str(folder), *SERVED) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> Iterator[Node]:
+    shared = ("--model", str(folder), "--local-prefill-tokens", "1")
+    with node_pair(*shared, decode=SERVED) as (_, decode):
+        yield decode
+        assert scraped(decode.http_address)["tasuki_handover_bytes_total"] > 0
+
+
+@pytest.fixture(params=["fused", "pair"])
+def node(request: pytest.FixtureRequest) -> Node:
+    found: Node = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.mark.parametrize("thinks", (True, False), ids=("thinking", "at_once"))
@@ -151,23 +160,24 @@ def test_it_tells_what_a_tool_answered_and_says_what_it_is_to_say(node: Node) ->
     assert (said["content"], said.get("tool_calls")) == ("All is well", None)
 
 
-def test_it_finds_the_request_behind_an_agents_long_prompt(node: Node) -> None:
+def test_it_finds_the_request_behind_an_agents_long_prompt(fused: Node) -> None:
+    """On one node: what the model finds is the same wherever its prompt is computed."""
     system, tools = long_prompt()
     wrong = {}
     for number in _LONG_CASES:
         name, arguments = CASES[number]
         asked = [system, {"role": "user", "content": request(number)}]
-        made = calls_of(message(node, asked, tools=tools))
+        made = calls_of(message(fused, asked, tools=tools))
         if made != [(name, json.dumps(arguments))]:
             wrong[request(number)] = made
     assert len(wrong) <= _LONG_MAY_BE_WRONG, wrong
 
 
-def test_it_finds_the_request_behind_20_000_tokens_that_name_what_it_names(node: Node) -> None:
+def test_it_finds_the_request_behind_20_000_tokens_that_name_what_it_names(fused: Node) -> None:
     """As qwen-code's prompt does. The weights of before the fourth stage fail it."""
     system, tools = long_prompt(_SENTENCES_OF_THE_LONGEST)
     name, arguments = CASES[1]
     for place, named in enumerate((name, *arguments)):
         system["content"] += f".\nUse '{named}' for the {WORDS[place]}, `{named}` and {named}s"
     asked = [system, {"role": "user", "content": request(1)}]
-    assert calls_of(message(node, asked, tools=tools)) == [(name, json.dumps(arguments))]
+    assert calls_of(message(fused, asked, tools=tools)) == [(name, json.dumps(arguments))]

@@ -11,7 +11,6 @@ import pytest
 from tasuki.dashboard.fleet.fleet import MOST_ROWS, Fleet
 from tasuki.dashboard.fleet.samples import WANTED, read_samples
 from tasuki.server.auth.callers import LOOPBACK_ONLY
-from tests.harness.axe import grave_findings
 from tests.harness.imagined_fleet import (
     ImaginedNode,
     address_of,
@@ -19,7 +18,7 @@ from tests.harness.imagined_fleet import (
     lived,
     serving,
 )
-from tests.harness.pages import Browser, Opened, opened
+from tests.harness.pages import Browser, Opened, grave_findings, opened
 from tests.harness.waiting import until
 
 JUDGED = (390, 1280)

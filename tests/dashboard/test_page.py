@@ -12,11 +12,10 @@ import pytest
 from tasuki.cli import demo as demo_script
 from tasuki.client.prompt import Prompt
 from tasuki.engine.messages import Usage
-from tests.harness.axe import grave_findings
 from tests.harness.daemons import Node, asked, random_prompt
 from tests.harness.http_calls import ask, fetched
 from tests.harness.metrics_text import scraped
-from tests.harness.pages import Browser, Opened, opened
+from tests.harness.pages import Browser, Opened, grave_findings, opened
 from tests.harness.running_nodes import HTTP, node_pair
 from tests.harness.waiting import until
 

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from scripts.tiers.ids_and_bytes import LAYOUT, Turns
+from scripts.chaos.tier_turns import LAYOUT, Turns
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.handover.base import HandoverContext
@@ -29,9 +29,8 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tests.harness.engines import alone, prompt, submit, tiny_parts
 from tests.harness.kept_goldens import DiskGoldens
-from tests.harness.manual_clock import ManualClock
 from tests.harness.tiers import Fault, FaultyCopies, FaultyDisk, TieredEngine, flip_everything
-from tests.harness.waiting import HANG_SECONDS, until
+from tests.harness.waiting import HANG_SECONDS, ManualClock, until
 
 PROMPT = prompt(350, seed=1)
 NEXT = PROMPT + alone(PROMPT, 2) + prompt(40, seed=2)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.tiers.ids_and_bytes import LAYOUT
+from scripts.chaos.tier_turns import LAYOUT
 from tasuki.engine.tiers.copy_job import CopyJob, JobEnd
 from tasuki.engine.tiers.digests import TierDigests
 from tasuki.engine.tiers.lower_tiers import LowerTier, LowerTiers

@@ -1,7 +1,6 @@
 """An answer of one token moves no bytes, and what moves of an answer that ends with its first token
 is cut short; the next turn is exact all the same."""
 
-import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -139,25 +138,22 @@ def test_a_room_that_was_granted_nothing_ends_without_a_fence(pair: EnginePair, 
     pair.prefill.post(m.PrefillEnd(number))
 
 
-def test_a_grant_of_nothing_goes_the_whole_way_and_writes_nothing() -> None:
-    async def body() -> None:
-        async with nodes() as both:
-            await both.connected()
-            await both.accept(5)
-            before = both.pair.target.memory.copy()
-            nothing = m.Grant(m.RoomId(5), GENERATION, PAGES, (), None)
-            both.client.deliver(m.HandoverGranted(nothing))
-            start = await both.prefill.wait(m.PrefillStart, 5)
-            assert isinstance(start, m.PrefillStart) and start.grant == nothing
-            both.compute(5)
-            both.say_token(5)
-            done = await both.decode.wait(m.RemoteDone, 5)
-            assert isinstance(done, m.RemoteDone) and done.transfer.bytes == 0
-            assert np.array_equal(before, both.pair.target.memory)
-            await both.prefill.wait(m.PrefillEnd, 5)
-            await both.quiet()
-
-    asyncio.run(body())
+async def test_a_grant_of_nothing_goes_the_whole_way_and_writes_nothing() -> None:
+    async with nodes() as both:
+        await both.connected()
+        await both.accept(5)
+        before = both.pair.target.memory.copy()
+        nothing = m.Grant(m.RoomId(5), GENERATION, PAGES, (), None)
+        both.client.deliver(m.HandoverGranted(nothing))
+        start = await both.prefill.wait(m.PrefillStart, 5)
+        assert isinstance(start, m.PrefillStart) and start.grant == nothing
+        both.compute(5)
+        both.say_token(5)
+        done = await both.decode.wait(m.RemoteDone, 5)
+        assert isinstance(done, m.RemoteDone) and done.transfer.bytes == 0
+        assert np.array_equal(before, both.pair.target.memory)
+        await both.prefill.wait(m.PrefillEnd, 5)
+        await both.quiet()
 
 
 def test_a_state_for_which_no_slot_was_granted_is_no_part_of_the_room() -> None:

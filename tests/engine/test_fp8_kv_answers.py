@@ -17,12 +17,11 @@ from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.tiers.tier_prices import CPU_LINK
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import FP8_ROWS
-from tests.harness.drafted_answers import DRAWN, answered, any_pattern, assert_same
 from tests.harness.engine_pair import engine_pair
 from tests.harness.engines import Lone, engine_config, prompt, submit, tiny_engine, tiny_parts
 from tests.harness.goldens import BESIDE, OWN_MODELS, cases_of, reference_dir
 from tests.harness.rank_engines import rank_engine
-from tests.harness.scripted_drafts import draft
+from tests.harness.scripted_drafts import DRAWN, answered, any_pattern, assert_same, draft
 from tests.harness.tiers import FaultyDisk, TieredEngine
 
 MODEL = "small-dense"

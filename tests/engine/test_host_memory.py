@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tiers.ids_and_bytes import LAYOUT, Turns
+from scripts.chaos.tier_turns import LAYOUT, Turns
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.tiers.copy_job import CopyJob, Direction, JobEnd
 from tasuki.engine.tiers.copy_thread import CopyThread

@@ -6,7 +6,7 @@ import mmap
 
 import pytest
 
-from scripts.tiers.ids_and_bytes import LAYOUT
+from scripts.chaos.tier_turns import LAYOUT
 from tasuki.engine.config import EngineConfigError
 from tasuki.engine.tiers.gpu import pinned_memory
 from tasuki.engine.tiers.gpu.pinned_memory import (

@@ -11,8 +11,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.forward_stream import PlanningTime
 from tasuki.engine.runner.base import DrawnTokens
 from tasuki.engine.thread import EngineThread
-from tests.harness.manual_clock import ManualClock
-from tests.harness.waiting import until
+from tests.harness.waiting import ManualClock, until
 
 
 class Forward(SimpleNamespace):

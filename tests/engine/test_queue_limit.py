@@ -16,8 +16,7 @@ from tasuki.engine.thread import EngineThread
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.handover.test_pulls import prompt_of, reserve, sender_over
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts
-from tests.harness.manual_clock import ManualClock
-from tests.harness.waiting import HANG_SECONDS
+from tests.harness.waiting import HANG_SECONDS, ManualClock
 
 SOON = 0.05
 

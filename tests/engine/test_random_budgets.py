@@ -1,6 +1,6 @@
 """Random requests with thinking budgets: kept exactly, the same tokens in every cut of the work.
 
-TASUKI_BUDGETS: how many requests; `make budgets` asks for 1,000.
+TASUKI_BUDGETS: how many requests; minutes with 1,000.
 """
 
 import os
@@ -13,10 +13,9 @@ from tasuki.engine import messages as m
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
-from tests.harness.drafted_answers import any_pattern
 from tests.harness.engine_pair import EnginePair, Room, engine_pair
 from tests.harness.engines import Lone, prompt, submit, tiny_engine, tiny_parts
-from tests.harness.scripted_drafts import draft
+from tests.harness.scripted_drafts import any_pattern, draft
 
 REQUESTS = int(os.environ.get("TASUKI_BUDGETS", "40"))
 LETTERS = 127

@@ -1,6 +1,6 @@
 """Random bounded schemas: every answer that ends by a stop is valid by its schema, every other one
 is the beginning of a valid one, and nearly all end. `make test` draws a few, `make test-slow`
-500, `make schemas` 5,000."""
+500, `TASUKI_SCHEMAS=5000 pytest -m slow tests/engine/test_random_schemas.py` 5,000."""
 
 import json
 import os

@@ -44,11 +44,10 @@ from tasuki.engine.tiers.store import MOST_FAILURES, Patience
 from tasuki.engine.tiers.tier_prices import CPU_LINK
 from tests.harness.engines import alone, prompt, submit, tiny_parts
 from tests.harness.kept_goldens import RemoteGoldens
-from tests.harness.manual_clock import ManualClock
 from tests.harness.s3_server import BUCKET, S3Server, running_s3
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.tiers import FaultyDisk, TieredEngine
-from tests.harness.waiting import until
+from tests.harness.waiting import ManualClock, until
 
 PROMPT = prompt(600, seed=1)
 NEXT = PROMPT + alone(PROMPT, 2) + prompt(40, seed=2)
@@ -326,7 +325,7 @@ def test_a_lookup_before_a_flush_brings_nothing_after_it(written: Bucket) -> Non
             objects.flushed()
             # Until the store has noted that.
             assert lookups.begin(b"", tokens, 0) is NO_LOOKUP
-        lookups.advance(found.append)
+        found.extend(lookups.advance())
         assert lookup.is_over
     assert len(found) == 1
     objects.emptied()
@@ -345,7 +344,7 @@ def test_a_store_that_says_nonsense_ends_no_thread(
     def looked_up() -> None:
         lookups.begin(b"", tokens, 0)
         until(lambda: lookups._any_found.is_set(), "the store did not answer")
-        lookups.advance(found.append)
+        found.extend(lookups.advance())
 
     with monkeypatch.context() as patched:
         patched.setattr(written, "names", lambda folder: [None])
@@ -385,7 +384,7 @@ def test_a_store_that_is_slow_again_and_again_is_waited_for_no_more(
     def is_late() -> bool:
         lookup = lookups.begin(b"", tokens, 0)
         clock.now += LOOKUP_SECONDS + 0.1
-        lookups.advance(lambda manifest: None)
+        assert not [*lookups.advance()]
         return lookup is not NO_LOOKUP
 
     with monkeypatch.context() as patched:
@@ -398,7 +397,7 @@ def test_a_store_that_is_slow_again_and_again_is_waited_for_no_more(
     clock.now += 31.0
     found: list[Manifest] = []
     lookup = lookups.begin(b"", tokens, 0)
-    until(lambda: bool(lookups.advance(found.append) or lookup.is_over), "no answer")
+    until(lambda: bool(found.extend(lookups.advance()) or lookup.is_over), "no answer")
     assert found and lookups.begin(b"", tokens, 0) is not NO_LOOKUP
     lookups.close()
 

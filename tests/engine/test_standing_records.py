@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from scripts.tiers.ids_and_bytes import LAYOUT
+from scripts.chaos.tier_turns import LAYOUT
 from tasuki.engine.tiers.disk.standing import DIGEST_BYTES, Kept, Standing, Taken
 from tasuki.pycache.layout import PAGE_TOKENS
 

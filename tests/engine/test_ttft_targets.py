@@ -12,7 +12,7 @@ from tasuki.engine.scheduling import admission
 from tasuki.engine.scheduling.admission import FirstTokenOutlook
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engines import Lone, engine_config, prompt, submit, tiny_parts
-from tests.harness.manual_clock import ManualClock
+from tests.harness.waiting import ManualClock
 
 
 def request(tokens: int = 100, caller: str = "ann", priority: int = 0) -> Request:

@@ -11,7 +11,7 @@ from tasuki.engine.request import Request
 from tasuki.engine.scheduling.admission import QueueLimit
 from tasuki.engine.scheduling.waiting_queue import WaitingQueue
 from tasuki.model.ops.sampling.params import SamplingParams
-from tests.harness.manual_clock import ManualClock
+from tests.harness.waiting import ManualClock
 
 SECONDS = st.sampled_from((None, 1e-300, 0.5, 3.0, 59.0, 1e308)) | st.floats(1e-3, 100)
 ASKED = st.tuples(

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from scripts.tiers.ids_and_bytes import LAYOUT, Turns
+from scripts.chaos.tier_turns import LAYOUT, Turns
 from tasuki.engine import messages as m
 from tasuki.engine.assembly.engines import kept_contract
 from tasuki.engine.messages.reports import LOAD_FAILED

@@ -1,4 +1,4 @@
-"""Two minutes of the attacks that `make attack` tries for longer, and that a finding is one."""
+"""Two minutes of what `python -m scripts.attack` tries for longer, and that a finding is one."""
 
 import random
 from http.server import BaseHTTPRequestHandler, HTTPServer

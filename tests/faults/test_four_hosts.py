@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.host_programs import require_namespaces, run_in
 from tests.harness.namespaces import switched_hosts
-from tests.harness.programs import program
+from tests.harness.programs import program, require_namespaces, run_in
 from tests.harness.running_nodes import require_nixl
 
 

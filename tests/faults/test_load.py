@@ -1,6 +1,6 @@
 """Many streams at once, readers that do not read, storms of aborts, nodes that come and go.
 
-The long one is `make load`: 256 streams for five minutes.
+The long one is `python -m scripts.chaos load`: 256 streams for five minutes.
 """
 
 import asyncio
@@ -11,41 +11,42 @@ from contextlib import closing
 
 import pytest
 
-from scripts.load.load import load
-from scripts.load.memory import MemoryTrail
-from scripts.load.nodes import Nodes
-from scripts.load.tally import Tally
+from scripts.chaos.faults import Fault
+from scripts.chaos.load import LoadSettings, load
+from scripts.chaos.load import nodes as nodes_of
+from scripts.chaos.world import World
+from scripts.common.tally import MemoryTrail, Tally
 from tests.harness.daemons import asked, random_prompt
 from tests.harness.http_calls import JSON, connect
-from tests.harness.processor_time import processor_seconds
 from tests.harness.running_nodes import require_nixl
-from tests.harness.waiting import until
+from tests.harness.waiting import processor_seconds, until
 
 STORM = 500
 ENDLESS = 5000
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
+def nodes() -> Iterator[World]:
     require_nixl()
-    with Nodes(arena_mib=256) as running:
+    with nodes_of(LoadSettings(arena_mib=256)) as running:
         yield running
 
 
-def assert_answers(nodes: Nodes) -> None:
+def assert_answers(nodes: World) -> None:
     assert len(asked(nodes.decode, random_prompt(48, 3), b"", 24).result().token_ids) == 24
 
 
 @pytest.mark.slow
-def test_sixty_four_streams_at_once_lose_no_turn(nodes: Nodes) -> None:
+def test_sixty_four_streams_at_once_lose_no_turn(nodes: World) -> None:
     # More turns than users: somebody's second turn finds its first.
-    tally = asyncio.run(load(nodes, streams=64, seconds=1.0, turns=2 * 64))
-    assert tally.good and tally.again == 0, str(tally)
-    assert tally.turns >= 2 * 64 and tally.cached_tokens > 0, str(tally)
+    settings = LoadSettings(seconds=1.0, seed=1, streams=64, turns=2 * 64)
+    tally = asyncio.run(load(nodes, settings))
+    assert tally.good and tally["asked again"] == 0, str(tally)
+    assert tally["turns"] >= 2 * 64 and tally["cached tokens"] > 0, str(tally)
     nodes.assert_at_rest()
 
 
-def test_a_reader_that_does_not_read_stalls_nobody(nodes: Nodes) -> None:
+def test_a_reader_that_does_not_read_stalls_nobody(nodes: World) -> None:
     body = {"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with closing(connect(nodes.decode.http_address)) as deaf:
         deaf.connect()
@@ -61,7 +62,7 @@ def test_a_reader_that_does_not_read_stalls_nobody(nodes: Nodes) -> None:
     nodes.assert_at_rest()
 
 
-def test_five_hundred_aborts_at_once_cost_less_than_what_they_end(nodes: Nodes) -> None:
+def test_five_hundred_aborts_at_once_cost_less_than_what_they_end(nodes: World) -> None:
     """In processor time of the two nodes, which other processes do not change."""
 
     def spent() -> float:
@@ -80,19 +81,9 @@ def test_five_hundred_aborts_at_once_cost_less_than_what_they_end(nodes: Nodes) 
 
 
 @pytest.mark.slow
-def test_nodes_that_are_killed_or_restarted_under_load_lose_no_turn(nodes: Nodes) -> None:
-    async def meanwhile() -> None:
-        for disturb, node in (
-            (nodes.kill, nodes.prefill),
-            (nodes.restart, nodes.prefill),
-            (nodes.restart, nodes.decode),
-            (nodes.kill, nodes.decode),
-        ):
-            await asyncio.sleep(1.0)
-            await asyncio.to_thread(disturb, node)
-            await asyncio.to_thread(nodes.meet)
-
-    tally = asyncio.run(load(nodes, streams=16, seconds=3.0, meanwhile=meanwhile))
+def test_nodes_that_are_killed_or_restarted_under_load_lose_no_turn(nodes: World) -> None:
+    befall = (Fault.KILL_PREFILL, Fault.STOP_PREFILL, Fault.STOP_DECODE, Fault.KILL_DECODE)
+    tally = asyncio.run(load(nodes, LoadSettings(seconds=3.0, seed=1, streams=16), befall))
     assert tally.good, str(tally)
     assert len(tally.memory) == 6, "two nodes, and four more lives"
     nodes.assert_at_rest()
@@ -105,7 +96,8 @@ def test_what_grows_is_not_flat_and_what_is_lost_is_not_good() -> None:
         growing.add(400 + step)
     assert flat.is_flat() and flat.growth == 0
     assert not growing.is_flat() and growing.growth == 40
-    tally = Tally(turns=1)
+    tally = Tally()
+    tally.count("turns")
     assert tally.good
-    tally.lost["UNAVAILABLE"] += 1
-    assert not tally.good
+    tally.trouble("lost", "UNAVAILABLE")
+    assert not tally.good and tally["lost"] == 1

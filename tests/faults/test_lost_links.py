@@ -1,14 +1,23 @@
 """Links lost at random moments under a stream of new requests: each is answered, with the tokens of
-an undisturbed process, and nothing is held. The long one is `make lost-links REQUESTS=10000`."""
+an undisturbed process, and nothing is held. The long one is `python -m scripts.chaos stream`."""
 
 import random
 from itertools import islice
 
 import pytest
 
-from scripts.lost_links.plan import FAULTS, asks, disturbances
-from scripts.lost_links.stream import StreamSettings, play
-from scripts.lost_links.tally import HANDED_OVER, LOST, OUTCOMES, PULLED, Tally
+from scripts.chaos.stream import (
+    FAULTS,
+    HANDED_OVER,
+    LOST,
+    OUTCOMES,
+    PULLED,
+    StreamSettings,
+    asks,
+    disturbances,
+    stream,
+)
+from scripts.common.tally import Tally
 from tests.harness.running_nodes import needs_nixl
 
 REQUESTS = 1000
@@ -20,7 +29,7 @@ REQUESTS = 1000
 def test_every_request_is_answered_whatever_becomes_of_the_link() -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
-    tally = play(StreamSettings(REQUESTS, seed, patience=6.0), say=print)
+    tally = stream(StreamSettings(REQUESTS, seed, patience=6.0), say=print)
     print(tally)
     assert tally.good, (seed, tally.troubles)
     answered = sum(tally[outcome] for outcome in OUTCOMES)
@@ -33,9 +42,11 @@ def test_every_request_is_answered_whatever_becomes_of_the_link() -> None:
 
 def test_the_seed_decides_what_is_asked_and_broken() -> None:
     assert list(asks(7, 50)) == list(asks(7, 50)) != list(asks(8, 50))
-    drawn = list(islice(disturbances(7), 40))
-    assert drawn == list(islice(disturbances(7), 40)) != list(islice(disturbances(8), 40))
-    assert {disturbance.fault for disturbance in drawn} == set(FAULTS)
+    first, again, other = (
+        list(islice(disturbances(StreamSettings(seed=seed)), 40)) for seed in (7, 7, 8)
+    )
+    assert first == again != other
+    assert {disturbance.fault for _, disturbance in first} == set(FAULTS)
 
 
 def test_no_two_requests_share_a_cache() -> None:

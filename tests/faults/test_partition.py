@@ -21,10 +21,9 @@ from tests.harness.pair_moments import (
     queued_behind,
     read,
 )
-from tests.harness.processor_time import processor_seconds
 from tests.harness.running_nodes import needs_nixl
 from tests.harness.tcp_proxy import TcpProxy
-from tests.harness.waiting import until
+from tests.harness.waiting import processor_seconds, until
 
 pytestmark = needs_nixl
 

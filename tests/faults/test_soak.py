@@ -1,10 +1,10 @@
-"""A short soak in CI, and that its verdict can fail. The long one is `make soak SECONDS=3600`."""
+"""A short soak in CI, and that its verdict can fail. `python -m scripts.chaos soak` is longer."""
 
 import pytest
 
-from scripts.soak.plan import draw
-from scripts.soak.rounds import SoakSettings, soak
-from scripts.soak.tally import Tally
+from scripts.chaos.faults import Fault, UnknownFault, chosen
+from scripts.chaos.soak import SHARES, SoakSettings, draw, soak
+from scripts.common.tally import Tally
 from tests.harness.running_nodes import needs_nixl
 
 
@@ -19,8 +19,20 @@ def test_a_short_soak_ends_with_no_wrong_token_and_no_leak(fresh_seed: int) -> N
 
 
 def test_the_seed_decides_what_is_asked_and_broken() -> None:
-    assert draw(7, 3, 5) == draw(7, 3, 5)
-    assert draw(7, 3, 5) != draw(7, 4, 5) and draw(7, 3, 5) != draw(8, 3, 5)
+    seven, eight = SoakSettings(seed=7), SoakSettings(seed=8)
+    assert draw(seven, 3) == draw(SoakSettings(seed=7), 3)
+    assert draw(seven, 3) != draw(seven, 4) and draw(seven, 3) != draw(eight, 3)
+
+
+def test_faults_are_named_by_their_beginnings() -> None:
+    known = [*SHARES]
+    assert chosen("", known) == tuple(known)
+    assert chosen("kill,cut", known) == (Fault.KILL_PREFILL, Fault.KILL_DECODE, Fault.CUT)
+    drawn = [draw(SoakSettings(seed=7, fault="kill-p"), number) for number in range(20)]
+    disturbances = [each for one in drawn for each in one.disturbances]
+    assert {each.fault for each in disturbances} == {Fault.KILL_PREFILL}
+    with pytest.raises(UnknownFault, match="'melt' is none of kill-prefill"):
+        chosen("melt", known)
 
 
 def test_a_wrong_token_is_a_trouble_unless_the_oracle_nearly_tied() -> None:

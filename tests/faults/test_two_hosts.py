@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.harness.host_programs import require_namespaces, run_in
 from tests.harness.namespaces import two_hosts
+from tests.harness.programs import require_namespaces, run_in
 from tests.harness.running_nodes import require_nixl
 
 

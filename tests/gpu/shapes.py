@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from tasuki.bench.measure.made_up_vocabulary import made_up_vocabulary
+from tasuki.bench.measure.rig import made_up_vocabulary
 from tasuki.engine.assembly.engines import EngineParts, build_arena, build_model
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import assemble
 from tasuki.model.weights.random_weights import RandomSource
-from tasuki.transfer.windows.window import StepCounter
+from tasuki.pycache._cpp_cache import StepCounter
 from tests.harness import model_shapes
 from tests.harness.engines import GrammarsAtOnce
 

@@ -20,9 +20,9 @@ from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.pycache.arena import Arena
 from tasuki.transfer.receiving.incoming_room import LayerBarrier
 from tests.gpu.shapes import CONFIGS, VOCAB, parts_of
-from tests.harness.draft_entries import assert_kept_as_by_one_forward, entries
 from tests.harness.engines import Lone, engine_config, submit
 from tests.harness.goldens import MODELS, Request, Workspace, golden, model_cases, reference_dir
+from tests.harness.scripted_drafts import assert_kept_as_by_one_forward, entries
 
 GOLDENS = [case for case in model_cases("mtp_last_logits") if case[0] in MODELS]
 LENGTHS = (1, 2, 63, 64, 65, 130, 200, 333, 7, 90, 128, 129, 5, 64, 31, 400, 17, 256, 3)

@@ -12,18 +12,20 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.speculation.draft_limit import FixedLimit
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tests.gpu.shapes import CONFIGS, parts_of
-from tests.harness.drafted_answers import (
+from tests.harness.engine_goldens import cold_engine
+from tests.harness.engines import Lone, prompt, submit
+from tests.harness.goldens import MODELS, cases_of
+from tests.harness.scripted_drafts import (
     DRAWN,
     KINDS,
     NEW,
     answered,
+    any_limit,
     any_pattern,
     assert_same,
+    draft,
+    limited,
 )
-from tests.harness.engine_goldens import cold_engine
-from tests.harness.engines import Lone, prompt, submit
-from tests.harness.goldens import MODELS, cases_of
-from tests.harness.scripted_drafts import any_limit, draft, limited
 
 ROWS = 12
 

@@ -14,9 +14,14 @@ from tasuki.model.draft_layer import DraftHead
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
 from tests.gpu.shapes import CONFIGS, VOCAB, parts_of
-from tests.harness.draft_entries import assert_kept_as_by_one_forward
-from tests.harness.drafted_answers import KINDS, NEW, answered, assert_same
 from tests.harness.engines import Lone, prompt, submit
+from tests.harness.scripted_drafts import (
+    KINDS,
+    NEW,
+    answered,
+    assert_kept_as_by_one_forward,
+    assert_same,
+)
 
 ROWS = 12
 # The noise, which guesses share, decides most draws, so that a layer of random weights is right.

@@ -8,8 +8,8 @@ import pytest
 from tasuki.client.prompt import Prompt, SamplingOptions
 from tests.harness.daemons import Node
 from tests.harness.metrics_text import scraped
-from tests.harness.openai_client import openai_client
 from tests.harness.running_nodes import HTTP, fused_node, node_pair
+from tests.harness.sdk_clients import openai_client
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom. " * 4
 DRAWN: SamplingOptions = {

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tasuki.engine.assembly.engines import EngineParts, build_parts
-from tests.harness.draft_entries import assert_kept_as_by_one_forward
 from tests.harness.engine_pair import engine_pair
 from tests.harness.engines import Lone, engine_config, submit
 from tests.harness.goldens import golden, reference_dir
+from tests.harness.scripted_drafts import assert_kept_as_by_one_forward
 
 MODEL = "small-dense"
 

@@ -10,7 +10,7 @@ import pytest
 from tasuki.engine import messages as m
 from tests.engine.test_scheduler_failures import counted
 from tests.harness.decode_engine import DecodeNode
-from tests.harness.manual_clock import ManualClock
+from tests.harness.waiting import ManualClock
 
 LONG, SHORT = 100, 40
 """Tokens of prompts that go to a prefill node and of those that stay."""

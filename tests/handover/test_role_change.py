@@ -255,17 +255,25 @@ def test_sizes_that_are_left_open_stay_open_in_either_role() -> None:
     assert read[0] == EngineConfig()
 
 
-@pytest.mark.parametrize("name", sorted(FIXED))
 @pytest.mark.parametrize("to", ["prefill", "decode"])
-def test_a_call_never_says_who_may_ask_where_a_node_is_or_whom_it_trusts(
-    name: str, to: str
-) -> None:
+def test_a_call_never_says_who_may_ask_where_a_node_is_or_whom_it_trusts(to: str) -> None:
     role, stops = make_change("decode" if to == "prefill" else "prefill")
     role.offer("127.0.0.1:7", None, lambda: stops.append(1))
-    for value in ("", "127.0.0.1:9"):
-        with pytest.raises(InvalidRequest, match=rf"settings\.{name} is"):
+
+    def is_refused(name: str, value: str) -> bool:
+        try:
             role.ask(to, {"max_batch": "3", name: value})
-    assert role.wanted is None and not stops
+        except InvalidRequest as error:
+            return f"settings.{name} is" in str(error) and role.wanted is None
+        return False
+
+    taken = [
+        (name, value)
+        for name in sorted(FIXED)
+        for value in ("", "127.0.0.1:9")
+        if not is_refused(name, value)
+    ]
+    assert not taken and not stops
 
 
 def test_every_setting_of_a_node_is_either_tuned_by_calls_or_fixed() -> None:

@@ -14,8 +14,8 @@ from tasuki.engine.tiers.digests import page_bytes, slot_bytes
 from tests.handover.test_pulls import prompt_of, reserve, sender_over
 from tests.harness.engine_pair import EnginePair, engine_pair
 from tests.harness.engines import Lone, alone, engine_config, prompt, submit, tiny_parts
-from tests.harness.manual_clock import ManualClock
 from tests.harness.tiers import Fault, FaultyCopies, tiered_parts
+from tests.harness.waiting import ManualClock
 
 PROMPT = prompt(400, seed=1)
 NEXT = PROMPT + prompt(100, seed=2)

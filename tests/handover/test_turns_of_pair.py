@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.harness.daemons import Node
-from tests.harness.openai_client import openai, openai_client
 from tests.harness.running_nodes import HTTP, needs_nixl, node_pair
+from tests.harness.sdk_clients import openai, openai_client
 
 TURNS = 10
 FIRST = "Tell me a story about the runner and the sash. " * 12

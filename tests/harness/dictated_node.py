@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,9 @@ from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights
 from tasuki.pycache.arena import Arena
 from tasuki.server.config import ServerConfig
-from tasuki.server.daemon.client_front import client_routes
+from tasuki.server.daemon.client_front import ClientFront
 from tasuki.server.daemon.node import Node, about_node
 from tasuki.server.daemon.running_engine import NearEngine
-from tasuki.server.openai.routes import served_model
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer
 from tasuki.transfer.windows.window import StepCounter
@@ -162,12 +160,14 @@ def dictated_node(folder: Path, template: str) -> Iterator[DictatedNode]:
         patch.setattr(cpu_runner, "sample", dictation.sample)
         engine = build_fused_engine(config, parts, build_cache(config, parts))
         front = ServerConfig(bind="127.0.0.1:0", http_bind="127.0.0.1:0")
-        served = served_model(config.model, front, engine.max_request_tokens, codec)
 
         async def start() -> Node:
-            routes = partial(client_routes, model=served, config=front)
+            clients = ClientFront(
+                *(config, front, parts.model_config, codec),
+                *(engine.max_request_tokens, engine.max_batch),
+            )
             about = about_node("serve", "fused", str(folder), front)
-            node = Node(NearEngine(engine), front, lambda client: (), about, routes=routes)
+            node = Node(NearEngine(engine), front, clients, about)
             await node.startup()
             return node
 

@@ -10,6 +10,7 @@ import multiprocessing as mp
 import os
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 
 _PRELOADED = [
@@ -22,16 +23,21 @@ _PRELOADED = [
 """frozen_heap is the last. Not NIXL, which reads its environment when it is loaded."""
 
 
+def fork_context() -> ForkServerContext:
+    """Return the context whose processes the fork server starts."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
+
+
 def forked(
     target: Callable[..., object], *arguments: object, environment: Mapping[str, str] | None = None
 ) -> BaseProcess:
     """A process that calls `target`, started. environment: what differs from this process's.
     REQUIRES: target and arguments can be pickled."""
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
     life = (os.getcwd(), {**os.environ, **(environment or {})}, target, arguments)
     # daemon: one that a test leaves behind is ended with the test's process, not waited for.
-    process = context.Process(target=_live, args=life, daemon=True)
+    process = fork_context().Process(target=_live, args=life, daemon=True)
     process.start()
     return process
 

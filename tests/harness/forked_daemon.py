@@ -41,23 +41,23 @@ class ForkedDaemon(Daemon):
         self._main = main
         super().__init__(command, flags, bind)
 
-    def _spawn(self, arguments: Sequence[str]) -> "_Forked":
-        return _Forked(self._main, list(arguments), self._environment)
+    def _spawn(self, arguments: Sequence[str]) -> "ForkedProgram":
+        return ForkedProgram(self._main, list(arguments), self._environment)
 
 
-class _Forked:
-    """As much of a Popen as Daemon uses."""
+class ForkedProgram:
+    """As much of a Popen as those use that start daemons."""
 
     def __init__(
         self,
         main: Callable[[list[str]], int],
-        arguments: list[str],
-        environment: Mapping[str, str] | None,
+        arguments: Sequence[str],
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.stdin = None
         self.stdout, out = _pipe()
         self.stderr, err = _pipe()
-        self._process = forked(_live, main, arguments, out, err, environment=environment)
+        self._process = forked(_live, main, [*arguments], out, err, environment=environment)
         out.close()
         err.close()
 

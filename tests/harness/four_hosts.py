@@ -11,12 +11,12 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from scripts.load.tally import Tally
-from scripts.load.users import Users
+from scripts.chaos.load import Users
+from scripts.common.tally import Tally
 from tests.harness.daemons import Node, flags
 from tests.harness.etcd_process import EtcdProcess, running_etcd
-from tests.harness.host_programs import daemon_of
 from tests.harness.namespaces import DEVICE, host_address
+from tests.harness.programs import daemon_of
 from tests.harness.waiting import until
 
 NAMES = ("p1", "p2", "d1", "d2")
@@ -74,9 +74,9 @@ async def play(hosts: FourHosts) -> Tally:
 
 async def _turns(tally: Tally, more: int) -> None:
     """Until so many more turns have ended."""
-    wanted = tally.turns + more
+    wanted = tally["turns"] + more
     async with asyncio.timeout(90):
-        while tally.turns < wanted:
+        while tally["turns"] < wanted:
             await asyncio.sleep(0.05)
 
 

@@ -1,7 +1,7 @@
 """Checkpoints with golden outputs, and how to run a model against them.
 
-Those of this folder are made by `make goldens` and always there; larger ones may lie beside the
-repository, and then every test that is of all MODELS, or of QUANTISED, has them too.
+Those of this folder are made by `python -m tools.goldens` and always there; larger ones may lie
+beside the repository, and then every test that is of all MODELS, or of QUANTISED, has them too.
 """
 
 import json

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,8 +16,9 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tasuki.engine import messages as m
+from tasuki.server.auth.tenants import RequestContext
 from tasuki.server.config import ServerConfig
-from tasuki.server.engine_client import EngineClient
+from tasuki.server.engine_client import EngineClient, Observed, RequestObserver
 from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.server.grpc.services import grpc_services
 from tasuki.server.text.rendering.chat_template import ChatTemplate
@@ -124,6 +125,15 @@ class ScriptedEngine:
                 lambda: len(self.of(kind)) >= count, timeout=HANG_SECONDS
             ), f"only {len(self.of(kind))} of {count} {kind.__name__} came"
         return self.of(kind)
+
+    def wait_aborted(self, requests: Collection[m.RequestId]) -> None:
+        """Wait until each of these requests and no other was aborted, once or more."""
+        wanted = {*requests}
+        with self.arrived:
+            assert self.arrived.wait_for(
+                lambda: {abort.request_id for abort in self.of(m.Abort)} == wanted,
+                timeout=HANG_SECONDS,
+            ), f"{self.of(m.Abort)} came, not aborts of {wanted}"
 
     def _run(self) -> None:
         while (message := self._inbox.get()) is not None:
@@ -234,6 +244,24 @@ def loop_on_a_thread() -> Iterator[asyncio.AbstractEventLoop]:
         loop.close()
 
 
+@dataclass(frozen=True)
+class ScriptedObserver(RequestObserver):
+    """Hands what it sees to a test's functions."""
+
+    beginning: Callable[[m.RequestId, RequestContext], object] = lambda request, context: None
+    observing: Callable[[Observed], object] = lambda message: None
+    counting: Callable[[int], object] = lambda count: None
+
+    def begin(self, request: m.RequestId, request_context: RequestContext) -> None:
+        self.beginning(request, request_context)
+
+    def observe(self, message: Observed) -> None:
+        self.observing(message)
+
+    def count_tokens(self, count: int) -> None:
+        self.counting(count)
+
+
 @contextmanager
 def running_front(
     codec: TextCodec = TOKENS_ONLY,
@@ -242,29 +270,27 @@ def running_front(
     engine: ScriptedEngine | None = None,
     services: Callable[[EngineClient], Sequence[Service]] | None = None,
     workers: int = 1,
-    **observers: Any,
+    observer: RequestObserver | None = None,
 ) -> Iterator[Front]:
     """A real gRPC server on loopback, on an event loop of its own thread. services: in place of the
     front's own. workers: front workers that answer in its place, where there are more than one;
-    each call of `channel` is then on a connection of its own. observers: EngineClient's."""
+    each call of `channel` is then on a connection of its own. observer: EngineClient's."""
     config = config or ServerConfig()
     engine = engine or ScriptedEngine()
     if workers > 1:
         from tests.harness.worker_fixtures import running_workers
 
-        with running_workers(codec, config, engine, workers, **observers) as front:
+        with running_workers(codec, config, engine, workers, observer) as front:
             yield front
         return
     with loop_on_a_thread() as loop:
         client = EngineClient(
             engine.post,
             loop,
+            observer=observer,
+            limits=config.caller_limits,
             queue_limit=queue_limit,
-            limits=config.limits,
-            requests=config.requests,
-            watchers=config.watchers,
             drain_grace=config.drain_grace,
-            **observers,
         )
         engine.deliver = lambda message: client.deliver([message])
         engine.start()

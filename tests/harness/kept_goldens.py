@@ -22,9 +22,9 @@ from tasuki.pycache.layout import PAGE_TOKENS
 
 from .engines import Lone, engine_config, prompt
 from .goldens import Golden, cases_of, reference_dir
-from .manual_clock import ManualClock
 from .s3_server import S3Server
 from .tiered_goldens import CheapLoads, golden_parts, slabs_for
+from .waiting import ManualClock
 
 _MODEL = "small-dense"
 _GIB = 2**30

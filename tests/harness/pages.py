@@ -1,10 +1,18 @@
-"""A headless browser for tests of the page; skips with a reason where there is none."""
+"""A headless browser for tests of the page; skips with a reason where there is none.
 
+With axe-core's judgement of a page as it is drawn: what people who see little or nothing meet.
+"""
+
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 import pytest
+
+from scripts.clients.install import FOLDER
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed: see the dev group")
 
@@ -83,3 +91,23 @@ def opened(
         yield seen
     finally:
         page.close()
+
+
+SCRIPT = FOLDER / "axe" / "node_modules" / "axe-core" / "axe.min.js"
+GRAVE = ("serious", "critical")
+_RUN = """axe.run(document, {resultTypes: ["violations"]}).then(found => found.violations.map(
+  one => [one.impact, one.id, one.nodes.map(node => node.html.slice(0, 160)).slice(0, 4)]))"""
+
+
+@cache
+def _source() -> str:
+    if not SCRIPT.exists():
+        pytest.skip("axe-core is not installed: python -m scripts.clients.install axe")
+    return SCRIPT.read_text(encoding="utf-8")
+
+
+def grave_findings(seen: Opened) -> list[str]:
+    """Those of impact serious or critical, each with some elements that it is about."""
+    seen.page.evaluate(_source())
+    found: list[list[Any]] = seen.page.evaluate(_RUN)
+    return [json.dumps(one) for one in found if one[0] in GRAVE]

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.auth.callers import Caller
-from tasuki.server.auth.limits import ConcurrencyCaps, RateLimits
+from tasuki.server.auth.limits import CallerLimits, ConcurrencyCaps
 from tasuki.server.auth.tenants import RequestContext
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import RequestLimit, SessionBusy
@@ -20,7 +21,7 @@ from tasuki.server.sessions import HeldSessions, OpenTurn, Session, SessionStore
 from tasuki.server.workers import messages as w
 from tasuki.server.workers.registry import Registry
 from tests.harness.grpc_fixtures import TOKENS_ONLY, usage
-from tests.harness.manual_clock import ManualClock
+from tests.harness.waiting import ManualClock
 
 ANN = Caller("ann")
 OF_ANN = RequestContext(ANN)
@@ -99,8 +100,10 @@ class Played:
         self.client = GatedClient(
             self._post,
             loop,
-            limits=RateLimits(0, 0, ManualClock()),
-            requests=ConcurrencyCaps(RequestLimit, "requests in flight", 8),
+            limits=replace(
+                CallerLimits.none(),
+                requests=ConcurrencyCaps(RequestLimit, "requests in flight", 8),
+            ),
         )
         self.client.gate = self.gate = Gate()
         self.store = SessionStore(self.client, ManualClock())

@@ -1,11 +1,25 @@
-"""Other programs, run to their end."""
+"""Other programs, run to their end.
 
+`tasuki` runs in this process: how it ends, and the one line that an error is. Programs of the
+harness and daemons run on a host of their own, a network namespace. pytest runs over test files of
+their own, with what this project adds to it.
+"""
+
+import os
+import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tasuki.cli import main as cli
+from tests.harness.forked_daemon import ForkedDaemon
+from tests.harness.namespaces import inside, why_not
 
 _SECONDS = 250
 
@@ -29,3 +43,63 @@ def output_of(command: Sequence[object], **options: Any) -> str:
     done = finished(command, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def require_namespaces() -> None:
+    """Skips where this machine has none."""
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+
+
+def run_in(space: str, module: str, *words: str) -> None:
+    """`python -m MODULE WORDS` in that namespace, to its end, which must be a good one."""
+    inside = ("ip", "netns", "exec", space)
+    output_of([*inside, sys.executable, "-m", module, *words], cwd=ROOT)
+
+
+def daemon_of(space: str) -> Callable[..., ForkedDaemon]:
+    """What launches a Node's daemon in that namespace."""
+    return partial(ForkedDaemon, main=partial(_serve_in, space))
+
+
+def _serve_in(space: str, arguments: list[str]) -> int:
+    # The child has one thread as yet, so that all of it lives there.
+    with inside(space):
+        return cli.main(arguments)
+
+
+_RECORD = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO ")
+
+
+def exit_status(argv: Sequence[str]) -> int:
+    """Of `tasuki ARGV`, whether it returns or exits."""
+    try:
+        return cli.main(list(argv))
+    except SystemExit as stopped:
+        return int(str(stopped.code))
+
+
+def error_line(captured: pytest.CaptureFixture[str]) -> str:
+    """All that was written since it was read last, but for records of the log: one line on
+    stderr."""
+    out, err = captured.readouterr()
+    lines = [line for line in err.splitlines() if not _RECORD.match(line)]
+    assert out == "" and err.endswith("\n") and len(lines) == 1, err
+    return lines[0] + "\n"
+
+
+def pytest_run(
+    folder: Path, plugin: str, *more: str, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    """Of what lies in `folder`. plugin: a module there or of this repository. more: arguments."""
+    ini = folder / "pytest.ini"
+    ini.write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", plugin, folder, *more]
+    return finished(
+        [*command, "--rootdir", folder, "-c", ini],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{folder}:{ROOT}", **environment},
+    )

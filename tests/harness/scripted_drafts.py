@@ -1,14 +1,27 @@
-"""Drafts that hold, and are as many, as a test says, for an engine that is driven by hand."""
+"""Drafts that hold, and are as many, as a test says, for an engine that is driven by hand.
+
+Answers with drafts beside answers without: what is asked, and what must be equal. And what an
+engine has kept for its draft layer, beside what one forward of the CPU path keeps.
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
+
+import numpy as np
+import pytest
+import torch
 
 from tasuki.engine import messages as m
 from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit
 from tasuki.engine.speculation.drafting import Drafting, DraftSource
 from tasuki.engine.speculation.step_costs import StepShape
-from tests.harness.engines import TINY, Lone
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
+from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.pycache.arena import run_copies
+from tests.harness.engines import TINY, Lone, prompt, submit
+from tests.harness.goldens import Request, Workspace
 
 
 class ScriptedDrafter:
@@ -86,3 +99,84 @@ def any_limit(seed: int, most: int) -> ScriptedLimit:
 
 def limited(engine: Lone, limit: DraftLimit) -> None:
     engine.engine._scheduler._drafts = limit
+
+
+def entries(kv: torch.Tensor, pages: list[int], tokens: int) -> torch.Tensor:
+    """[2, kv_heads, positions 1 to tokens - 1, head_dim] on the host."""
+    return kv[pages].cpu().permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, 1:tokens]
+
+
+def assert_kept_as_by_one_forward(
+    engine: Lone, tokens: list[int], oracle: Qwen35Model | None = None
+) -> int:
+    """How many of the tokens' states the engine has; all that goes with that one is right. oracle:
+    the engine's model on the CPU, by default itself."""
+    cache, arena = engine.engine._cache, engine.parts.arena
+    allocation = cache.allocate(
+        np.asarray(tokens, dtype=np.int32), capacity_tokens=len(tokens), working_slots=1
+    )
+    assert allocation is not None
+    run_copies(arena, cache.take_copies())
+    kept, slot = allocation.cached_tokens, allocation.working_slots[0]
+    if not kept:
+        cache.release(allocation)
+        return 0
+    one = Request(Workspace(oracle or engine.parts.model), kept)
+    one.forward(tokens[:kept])
+    other = one.workspace.arena
+    found = entries(arena.kv[-1], allocation.pages.tolist(), kept)
+    expected = entries(other.kv[-1], one.pages, kept)
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
+    carried = other.carry[0][one.slots[0]]
+    torch.testing.assert_close(arena.carry[0][slot].cpu(), carried, atol=2e-4, rtol=0)
+    cache.release(allocation)
+    return kept
+
+
+NEW = 30
+GREEDY = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
+DRAWN = SamplingParams(max_new_tokens=NEW, temperature=60.0, seed=11, ignore_eos=True)
+PENALISED = replace(
+    DRAWN, temperature=1.0, presence_penalty=1.5, repetition_penalty=1.7, min_p=0.001
+)
+LIKELIEST = replace(DRAWN, top_logprobs=3, top_p=0.9, top_k=60)
+THOUGHTFUL = replace(DRAWN, thinking=ThinkingBudget(9, (10, 99, 10), 99))
+KINDS = {
+    "greedy": GREEDY,
+    "drawn": DRAWN,
+    "penalised": PENALISED,
+    "likeliest": LIKELIEST,
+    "thoughtful": THOUGHTFUL,
+}
+
+
+def answered(engine: Lone, tokens: Sequence[int], sampling: SamplingParams) -> list[m.TokenOut]:
+    engine.post(submit("r", tokens, sampling.max_new_tokens, sampling=sampling))
+    engine.run()
+    return engine.all_said(m.TokenOut)
+
+
+def assert_same(engine: Lone, plain: Lone, tokens: Sequence[int]) -> None:
+    """Both were asked the same, in the same order."""
+    mine, theirs = engine.all_said(m.TokenOut), plain.all_said(m.TokenOut)
+    assert [(t.token, t.index) for t in mine] == [(t.token, t.index) for t in theirs]
+    for field in ("logprob", "margin"):
+        values = [[getattr(t, field) for t in said] for said in (mine, theirs)]
+        assert values[0] == pytest.approx(values[1], abs=2e-4)
+    assert [[token for token, _ in t.top] for t in mine] == [
+        [token for token, _ in t.top] for t in theirs
+    ]
+    assert engine.tree() == plain.tree()
+    ends = [node.finished("r") for node in (engine, plain)]
+    assert ends[0].reason is ends[1].reason
+    answer = [t.token for t in theirs]
+    second = [*tokens, *answer, *prompt(20, seed=9)]
+    assert engine.ask("t2", second, 3) == plain.ask("t2", second, 3)
+    assert engine.hit("t2") == plain.hit("t2")
+    engine.assert_at_rest()
+
+
+def any_pattern(seed: int) -> Iterator[int]:
+    generator = Random(seed)
+    while True:
+        yield generator.randrange(6)

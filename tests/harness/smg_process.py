@@ -1,4 +1,7 @@
-"""The smg gateway, unmodified, as a child process in front of nodes of ours."""
+"""The smg gateway, unmodified, as a child process in front of nodes of ours.
+
+And the pages of a node that a request may count on, as its own events name them.
+"""
 
 import subprocess
 import sys
@@ -10,9 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from google.protobuf import __version__ as protobuf_version
 
+from tasuki.pycache._cpp_cache import prefix_hashes
+from tasuki.pycache.layout import PAGE_TOKENS
 from tests.harness.daemons import Node
 from tests.harness.http_calls import Reply, ask, fetched
 from tests.harness.processes import free_port
@@ -130,3 +136,23 @@ def _wait_for(gateway: Smg, workers: int, process: "subprocess.Popen[bytes]") ->
             return
         time.sleep(0.1)
     raise AssertionError(f"smg is not ready: {gateway.log.read_text()[-4000:]}")
+
+
+def usable_pages(node: Node) -> set[bytes]:
+    """Names of those that lead to a state."""
+    pages: dict[bytes, bytes] = {}
+    usable: set[bytes] = set()
+    for event in next(iter(node.client.watch_cache("all"))):
+        if event.kind == "page_stored":
+            pages[event.prefix] = event.parent
+        elif event.kind == "checkpoint_stored":
+            place = event.parent if event.tokens % PAGE_TOKENS else event.prefix
+            while place in pages and place not in usable:
+                usable.add(place)
+                place = pages[place]
+    return usable
+
+
+def names_of_pages(text: Sequence[int]) -> list[bytes]:
+    """Of its whole pages, the first one first, where no tenant asks."""
+    return prefix_hashes(np.array(text, dtype=np.int32), b"")[1:]

@@ -23,8 +23,7 @@ from tasuki.engine.tiers.tier_copiers import disk_copier, remote_copier
 from tasuki.pycache.arena import Arena, PagePairs
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 from tests.harness.engines import Lone, prompt, tiny_engine, tiny_parts
-from tests.harness.manual_clock import ManualClock
-from tests.harness.waiting import HANG_SECONDS, until
+from tests.harness.waiting import HANG_SECONDS, ManualClock, until
 
 
 class Fault(Enum):

@@ -1,4 +1,4 @@
-"""The model that scripts/train_tool_caller trained, as a checkpoint folder with a chat template."""
+"""The model that tools/tool_caller trained, as a checkpoint folder with a chat template."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ _MODEL = Path(__file__).parents[1] / "tool_caller"
 
 def tool_caller(folder: Path, template: str) -> Path:
     """Writes it to `folder`, which must not be there yet. template: a published one's name."""
-    assert _MODEL.exists(), "train it: scripts/train_tool_caller/README.md"
+    assert _MODEL.exists(), "train it: tools/tool_caller/README.md"
     shutil.copytree(_MODEL, folder)
     (folder / "chat_template.jinja").write_text(template_source(template), encoding="utf-8")
     return folder

@@ -20,9 +20,9 @@ from tests.harness.daemons import (
     questions,
     resting_at,
 )
-from tests.harness.host_programs import daemon_of
 from tests.harness.namespaces import DECODE_ADDRESS, DEVICE, PREFILL_ADDRESS, ip
 from tests.harness.pair_moments import handed_over, in_transfer
+from tests.harness.programs import daemon_of
 from tests.harness.waiting import until
 
 SHORT, LONG = range(2)

@@ -19,7 +19,7 @@ from tasuki.engine.apart.front_links import WorkerLinks, opened_door
 from tasuki.server.bind import PortClaim
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.client_front import response_store
-from tasuki.server.engine_client import EngineClient
+from tasuki.server.engine_client import EngineClient, RequestObserver
 from tasuki.server.grpc.server import Server, start_private_server
 from tasuki.server.grpc.services import grpc_services, session_store
 from tasuki.server.http.server import HttpServer, start_private_http_server
@@ -88,7 +88,11 @@ class _FreshCall:
 
 @contextmanager
 def running_workers(
-    codec: TextCodec, config: ServerConfig, engine: ScriptedEngine, count: int, **observers: Any
+    codec: TextCodec,
+    config: ServerConfig,
+    engine: ScriptedEngine,
+    count: int,
+    observer: RequestObserver | None,
 ) -> Iterator[Front]:
     """As running_front; HTTP too, where the config binds it."""
     with ExitStack() as stack:
@@ -112,7 +116,7 @@ def running_workers(
             1000,
             codec.grammars.address,
         )
-        node = stack.enter_context(_running_node(codec, job, engine, observers))
+        node = stack.enter_context(_running_node(codec, job, engine, observer))
         for number in range(1, count + 1):
             stack.enter_context(_running_worker(node, replace(job, number=number)))
         channel: Any = stack.enter_context(FreshConnections(claim.address))
@@ -134,17 +138,15 @@ class _Node:
 
 @contextmanager
 def _running_node(
-    codec: TextCodec, job: WorkerJob, engine: ScriptedEngine, observers: dict[str, Any]
+    codec: TextCodec, job: WorkerJob, engine: ScriptedEngine, observer: RequestObserver | None
 ) -> Iterator[_Node]:
     config = job.config
     with loop_on_a_thread() as loop:
         client = EngineClient(
             engine.post,
             loop,
-            limits=config.limits,
-            requests=config.requests,
-            watchers=config.watchers,
-            **observers,
+            observer=observer,
+            limits=config.caller_limits,
         )
         store, responses = session_store(client, config), response_store(config)
         registry = Registry(client, lambda name: "", HeldSessions(store, codec), responses)
@@ -198,18 +200,21 @@ def _running_worker(node: _Node, job: WorkerJob) -> Iterator[None]:
     stands, left = threading.Event(), threading.Event()
 
     async def join() -> WorkerLink:
-        def take(message: Any) -> None:
-            if isinstance(message, w.WorkerStands):
-                seat.stood = True
-                stands.set()
-            else:
-                seat.take(message)
+        class Process:
+            """As a worker's process, to its link."""
 
-        def leave() -> None:
-            node.registry.left(job.number)
-            left.set()
+            def take(self, message: Any) -> None:
+                if isinstance(message, w.WorkerStands):
+                    seat.stood = True
+                    stands.set()
+                else:
+                    seat.take(message)
 
-        link = WorkerLink(take, leave)
+            def link_ended(self) -> None:
+                node.registry.left(job.number)
+                left.set()
+
+        link = WorkerLink(Process())  # type: ignore[arg-type]
         seat = node.registry.seat(job.number, link.send)
         await node.loop.create_unix_connection(lambda: link, sock=ours)
         return link

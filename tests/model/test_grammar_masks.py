@@ -20,13 +20,20 @@ from tasuki.model.grammar.grammar import (
     GrammarsUnavailable,
 )
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
-from tasuki.model.grammar.trials.client import GrammarTrials
+from tasuki.model.grammar.trials.client import GrammarTrials, outcome_raised
 from tasuki.model.grammar.trials.messages import Outcome, Verdict
 from tasuki.model.grammar.vocabulary import ALL_BYTES, Vocabulary
 from tests.harness.trial_stand_ins import OBEYS
-from tests.harness.tried_grammars import check
 from tests.harness.waiting import HANG_SECONDS, until
 from tests.model.grammar_twin import naive_tokens
+
+
+# Grammars tried as a node tries them, for tests that have no node.
+def check(trials: GrammarTrials, grammar: Grammar) -> None:
+    """Wait for the verdict. Raises as GrammarTrials.check()."""
+    verdict = trials.verdict("", grammar.kind, grammar.source)
+    outcome_raised(verdict.result(HANG_SECONDS))
+
 
 # Tokens that cross the boundaries of values, and one of a half character.
 WORDS = (b'{"', b'"}', b'":', b", ", b"true", b"null", b"ab", b"\xc3", b"</think>", b"<think>")

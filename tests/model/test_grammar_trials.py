@@ -188,16 +188,13 @@ def test_a_trial_whose_last_caller_leaves_is_killed_at_once(trials: GrammarTrial
     assert time.monotonic() - left < 0.5
 
 
-def test_a_cancelled_task_gives_its_trial_up(trials: GrammarTrials) -> None:
-    async def leave() -> None:
-        task = asyncio.ensure_future(trials.check("ann", REGEX, "sleep task"))
-        while not children():
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(leave())
+async def test_a_cancelled_task_gives_its_trial_up(trials: GrammarTrials) -> None:
+    task = asyncio.ensure_future(trials.check("ann", REGEX, "sleep task"))
+    while not children():
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     until(lambda: not children(), lambda: "the child of a cancelled task runs on")
 
 

@@ -1,7 +1,7 @@
 """Contexts longer than the training: under YaRN angles and logits equal transformers'.
 
-Goldens are of `make goldens`: each variant changes what small-dense's config has to do with
-positions, under the old key and the new one.
+Goldens are of `python -m tools.goldens`: each variant changes what small-dense's config has to do
+with positions, under the old key and the new one.
 """
 
 import json

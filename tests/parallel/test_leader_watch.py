@@ -8,7 +8,7 @@ import pytest
 
 from tasuki.engine.parallel.follower import LeaderWatch
 from tasuki.engine.parallel.messages import START_SECONDS
-from tests.harness.manual_clock import ManualClock
+from tests.harness.waiting import ManualClock
 
 TIMEOUT = 10.0
 

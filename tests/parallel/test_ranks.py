@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 
@@ -24,16 +24,26 @@ from tasuki.engine.parallel.ranks import RankLost, RankProcess, Ranks
 from tasuki.engine.parallel.shared_arenas import AgreedSteps
 from tasuki.engine.runner.base import DrawnTokens, Event
 from tasuki.model.ops.sampling.reference import Sampled
-from tests.harness.manual_clock import ManualClock
 from tests.harness.processes import ended
 from tests.harness.rank_engines import rank_process
-from tests.harness.waiting import HANG_SECONDS, until
+from tests.harness.waiting import HANG_SECONDS, ManualClock, until
 
 
 def obey(connection: Connection) -> None:
     """A process that says what it is told to on its standing order: nothing."""
     with suppress(KeyboardInterrupt):
         signal.pause()
+
+
+@dataclass
+class ScriptedCollectives:
+    """What Ranks asks of Collectives."""
+
+    begun: int = 0
+    abandoned: threading.Event = field(default_factory=threading.Event)
+
+    def abandon(self) -> None:
+        self.abandoned.set()
 
 
 @dataclass
@@ -156,7 +166,7 @@ def test_a_rank_that_beats_and_gets_no_further_ends_all(
     if stands == "behind the last":
         found.ranks.ended(0)
     else:
-        found.ranks.compare_exchanges(lambda: 2)
+        found.ranks.exchange_by(ScriptedCollectives(begun=2))  # type: ignore[arg-type]
     gets_on = stands in ("nowhere", "slow")
     for beat in range(60 if gets_on else 100_000):
         if found.lost:
@@ -448,11 +458,11 @@ def ran(ours: socket.socket, count: int) -> list[Message]:
 
 def test_a_loss_lets_the_leaders_forward_end(cast: Callable[..., Cast]) -> None:
     found = cast()
-    abandoned = threading.Event()
-    found.ranks.abandon_by(abandoned.set)
-    assert not abandoned.is_set()
+    collectives = ScriptedCollectives()
+    found.ranks.exchange_by(collectives)  # type: ignore[arg-type]
+    assert not collectives.abandoned.is_set()
     os.kill(found.pids[0], signal.SIGKILL)
-    assert abandoned.wait(HANG_SECONDS) and found.loss()
+    assert collectives.abandoned.wait(HANG_SECONDS) and found.loss()
 
 
 def test_a_follower_sees_that_its_leader_ends() -> None:

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tests.harness.pytest_runs import pytest_run
+from tests.harness.programs import pytest_run
 
 
 def run(folder: Path, **environment: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.allowed_skips import ALLOWED, AllowedSkip
-from tests.harness.pytest_runs import ROOT, pytest_run
+from tests.harness.programs import ROOT, pytest_run
 
 PLUGIN = """
 import pytest

@@ -1,4 +1,4 @@
-"""`make suites`: classes of failures, the run's exit status, the reviewed tables."""
+"""`python -m scripts.suites`: classes of failures, the run's exit status, the reviewed tables."""
 
 import json
 import subprocess

@@ -119,28 +119,22 @@ def test_messages_of_one_call_twice_answer_every_ask_and_hold_nothing_after() ->
     assert play_all(all_of_them()) == 120 * 16
 
 
-def test_turn_that_ends_before_its_grant_frees_its_session_at_once() -> None:
-    async def early() -> None:
-        played = await Played.of_session()
-        played.begin_turn()
-        await turns(RESTED)
-        assert played.session.busy, "the turn waits for its cursor"
-        played.end_turn()
-        await turns(RESTED)
-        assert not played.session.busy and played.replies == {BEGUN: 1, ENDED: 1}
-        await played.settle()
-        played.check()
-
-    asyncio.run(early())
+async def test_turn_that_ends_before_its_grant_frees_its_session_at_once() -> None:
+    played = await Played.of_session()
+    played.begin_turn()
+    await turns(RESTED)
+    assert played.session.busy, "the turn waits for its cursor"
+    played.end_turn()
+    await turns(RESTED)
+    assert not played.session.busy and played.replies == {BEGUN: 1, ENDED: 1}
+    await played.settle()
+    played.check()
 
 
-def test_reservation_that_is_released_before_its_grant_still_counts_as_a_request() -> None:
-    async def early() -> None:
-        played = Played()
-        played.reserve()
-        played.release()
-        await played.settle()
-        assert played.client.let_in == 1, "a caller who leaves at once asks for free"
-        played.check()
-
-    asyncio.run(early())
+async def test_reservation_that_is_released_before_its_grant_still_counts_as_a_request() -> None:
+    played = Played()
+    played.reserve()
+    played.release()
+    await played.settle()
+    assert played.client.let_in == 1, "a caller who leaves at once asks for free"
+    played.check()

@@ -18,10 +18,9 @@ from tasuki.server.responses.response_writer import ResponseWriter
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import THOUGHT, AgentFront, running_agent_front
 from tests.harness.api_keys import headers, keys_file
-from tests.harness.http_calls import JSON, Reply
+from tests.harness.http_calls import JSON, Reply, named_events
 from tests.harness.http_fixtures import running_http
-from tests.harness.messages_calls import named_events
-from tests.harness.response_calls import response_of
+from tests.harness.response_sockets import response_of
 from tests.harness.waiting import until
 
 PATH = "/v1/responses"

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from tasuki.cli.embedded import embedded_model
 from tasuki.client.errors import ClientError
 from tasuki.proto import handover_pb2, inference_pb2
-from tests.harness.command_line import error_line, exit_status
 from tests.harness.daemons import Node, asked, flags, meet, random_prompt
+from tests.harness.programs import error_line, exit_status
 from tests.harness.refusals import INVALID, refusal
 from tests.harness.running_nodes import needs_nixl, refused_start, running
 from tests.harness.waiting import HANG_SECONDS

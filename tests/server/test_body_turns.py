@@ -31,33 +31,27 @@ async def _asked(turns: BodyTurns, name: str, began: list[str]) -> None:
     began.append(name)
 
 
-def test_a_round_begins_one_turn_in_the_order_of_asking() -> None:
-    async def story() -> None:
-        turns, began = BodyTurns(), list[str]()
-        async with asyncio.TaskGroup() as group:
-            for name in "abcd":
-                group.create_task(_asked(turns, name, began))
-            counts = await _rounds(10, began)
-        assert began == ["a", "b", "c", "d"]
-        assert all(after - before <= 1 for before, after in pairwise(counts))
-        assert counts[-1] == 4
-
-    asyncio.run(story())
+async def test_a_round_begins_one_turn_in_the_order_of_asking() -> None:
+    turns, began = BodyTurns(), list[str]()
+    async with asyncio.TaskGroup() as group:
+        for name in "abcd":
+            group.create_task(_asked(turns, name, began))
+        counts = await _rounds(10, began)
+    assert began == ["a", "b", "c", "d"]
+    assert all(after - before <= 1 for before, after in pairwise(counts))
+    assert counts[-1] == 4
 
 
-def test_a_caller_that_left_takes_no_turn() -> None:
-    async def story() -> None:
-        turns, began = BodyTurns(), list[str]()
-        asked = [asyncio.create_task(_asked(turns, name, began)) for name in "abc"]
-        await asyncio.sleep(0)
-        asked[0].cancel()
-        asked[1].cancel()
-        ends = await asyncio.gather(*asked, return_exceptions=True)
-        assert began == ["c"] and ends[2] is None
-        async with asyncio.timeout(5):
-            await turns.turn()
-
-    asyncio.run(story())
+async def test_a_caller_that_left_takes_no_turn() -> None:
+    turns, began = BodyTurns(), list[str]()
+    asked = [asyncio.create_task(_asked(turns, name, began)) for name in "abc"]
+    await asyncio.sleep(0)
+    asked[0].cancel()
+    asked[1].cancel()
+    ends = await asyncio.gather(*asked, return_exceptions=True)
+    assert began == ["c"] and ends[2] is None
+    async with asyncio.timeout(5):
+        await turns.turn()
 
 
 class _Sent:
@@ -79,26 +73,23 @@ class _Sent:
             yield bytes(MIB)
 
 
-def test_a_round_reads_one_piece_of_all_large_bodies() -> None:
+async def test_a_round_reads_one_piece_of_all_large_bodies() -> None:
     """A round that reads one of each connection takes as long as there are connections."""
 
-    async def story() -> None:
-        turns, read = BodyTurns(), list[int]()
-        held = HeldBytes(1024 * MIB)
+    turns, read = BodyTurns(), list[int]()
+    held = HeldBytes(1024 * MIB)
 
-        async def receive() -> int:
-            with held.hold(ANYBODY) as hold:
-                return len(await read_body(cast(web.Request, _Sent(8, turns, read)), hold))
+    async def receive() -> int:
+        with held.hold(ANYBODY) as hold:
+            return len(await read_body(cast(web.Request, _Sent(8, turns, read)), hold))
 
-        async with asyncio.TaskGroup() as group:
-            bodies = [group.create_task(receive()) for _ in range(16)]
-            await asyncio.sleep(0)
-            counts = await _rounds(16 * 8, read)
-        assert [body.result() for body in bodies] == [8 * MIB] * 16
-        assert all(after - before <= 1 for before, after in pairwise(counts))
-        assert counts[-1] > 16 * 6
-
-    asyncio.run(story())
+    async with asyncio.TaskGroup() as group:
+        bodies = [group.create_task(receive()) for _ in range(16)]
+        await asyncio.sleep(0)
+        counts = await _rounds(16 * 8, read)
+    assert [body.result() for body in bodies] == [8 * MIB] * 16
+    assert all(after - before <= 1 for before, after in pairwise(counts))
+    assert counts[-1] > 16 * 6
 
 
 @pytest.mark.parametrize("refused", [b'{"x": [' + b"[]," * MIB + b"[]]}", b"{" * 100, b"[1]"])
@@ -118,19 +109,16 @@ class _Stopped(_Sent):
         await asyncio.Event().wait()
 
 
-def test_a_body_whose_caller_leaves_holds_no_memory() -> None:
+async def test_a_body_whose_caller_leaves_holds_no_memory() -> None:
     """The error keeps the frame that has read it."""
 
-    async def story() -> None:
-        request = cast(web.Request, _Stopped(1, BodyTurns(), []))
-        with HeldBytes(1024 * MIB).hold(ANYBODY) as hold:
-            reading = asyncio.create_task(read_body(request, hold))
-            while hold.size < MIB:
-                await asyncio.sleep(0)
-            reading.cancel()
-            with pytest.raises(asyncio.CancelledError) as left:
-                await reading
-        bodies = [entry.locals["body"] for entry in left.traceback if "body" in entry.locals]
-        assert bodies == [b""]
-
-    asyncio.run(story())
+    request = cast(web.Request, _Stopped(1, BodyTurns(), []))
+    with HeldBytes(1024 * MIB).hold(ANYBODY) as hold:
+        reading = asyncio.create_task(read_body(request, hold))
+        while hold.size < MIB:
+            await asyncio.sleep(0)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError) as left:
+            await reading
+    bodies = [entry.locals["body"] for entry in left.traceback if "body" in entry.locals]
+    assert bodies == [b""]

@@ -24,7 +24,7 @@ from tasuki.server.grpc.services import grpc_services
 from tasuki.utils.loops import LoopThread, run_on
 from tests.harness.api_keys import metadata
 from tests.harness.grpc_calls import GrpcCalls
-from tests.harness.grpc_fixtures import TOKENS_ONLY, ScriptedEngine
+from tests.harness.grpc_fixtures import TOKENS_ONLY, ScriptedEngine, ScriptedObserver
 from tests.harness.refusals import refusal
 from tests.harness.waiting import HANG_SECONDS, until
 
@@ -77,7 +77,9 @@ def bridged(engine: ScriptedEngine | None = None, patience: float = 30.0) -> Ite
     def begin(request: m.RequestId, request_context: object) -> None:
         seen.add(threading.get_ident())
 
-    client = EngineClient(engine.post, front.loop, limits=config.limits, begin=begin)
+    observer = ScriptedObserver(beginning=begin)
+    limits = config.caller_limits
+    client = EngineClient(engine.post, front.loop, observer=observer, limits=limits)
     engine.deliver = lambda message: client.deliver([message])
     engine.start()
     guest = Guest()

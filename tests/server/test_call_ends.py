@@ -12,8 +12,8 @@ from tasuki.engine import messages as m
 from tasuki.server.config import ServerConfig
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import AgentFront, running_agent_front
-from tests.harness.messages_calls import message_of, named_events
-from tests.harness.response_calls import response_of
+from tests.harness.http_calls import message_of, named_events
+from tests.harness.response_sockets import response_of
 from tests.harness.written_calls import WRITE_FILE
 
 CHAT_TOOL = {"type": "function", "function": {"name": "write_file", "parameters": WRITE_FILE}}

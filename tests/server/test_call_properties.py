@@ -1,7 +1,7 @@
 """Random calls over random schemas, cut at every letter and damaged: however the text comes, the
 parts are the same, arguments parse, and no parameter holds the tag of another.
 
-`make calls` runs them all; here are some.
+`TASUKI_CALLS=200 pytest tests/server/test_call_properties.py` runs them all; here are some.
 """
 
 import json

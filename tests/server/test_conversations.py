@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import openai
 import pytest
 
 from tasuki.engine import messages as m
@@ -15,8 +14,8 @@ from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import CALL, SCHEMA, THOUGHT, AgentFront, running_agent_front
 from tests.harness.api_keys import headers, keys_file
 from tests.harness.http_fixtures import running_http
-from tests.harness.response_calls import response_of
-from tests.harness.response_sockets import response_socket
+from tests.harness.response_sockets import response_of, response_socket
+from tests.harness.sdk_clients import openai, openai_client
 from tests.harness.waiting import until
 
 PATH = "/v1/conversations"
@@ -67,9 +66,7 @@ def turn_of(front: AgentFront) -> list[int]:
 
 
 def test_the_client_of_openai_keeps_a_conversation(front: AgentFront) -> None:
-    client = openai.OpenAI(
-        base_url=f"http://{front.http.server.address}/v1", api_key="x", max_retries=0
-    )
+    client = openai_client(front.http.server.address)
     made = client.conversations.create(
         metadata={"a": "b"}, items=[{"role": "user", "content": "it was"}]
     )

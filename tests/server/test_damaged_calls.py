@@ -18,11 +18,14 @@ CONTENT = "<parameter=content>\nhi\n</parameter>\n"
 WHOLE = {"path": "a.txt", "content": "hi"}
 
 
-def every_cut(text: str, **asked: Any) -> Parsed:
-    """Return the same parts, whether the text comes whole, letter by letter, or in any two."""
+def every_cut(text: str, last: int | None = None, **asked: Any) -> Parsed:
+    """Return the same parts, whether the text comes whole, letter by letter, or in any two.
+
+    last: how many letters of the text's end are cut; None: all.
+    """
     whole = parsed([text], TOOLS, **asked)
     assert parsed(list(text), TOOLS, **asked) == whole
-    for place in range(len(text)):
+    for place in range(0 if last is None else max(0, len(text) - last), len(text)):
         assert parsed([text[:place], text[place:]], TOOLS, **asked) == whole, text[:place]
     return whole
 
@@ -129,7 +132,9 @@ def test_a_call_is_closed_wherever_the_answer_ends(ending: Any, as_json: bool) -
         text = block(
             "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in whole.items())
         )
-    found = [every_cut(text[:end], ending=ending) for end in range(len(text) + 1)]
+    every_cut(text, ending=ending)
+    # A cut further from the end is one of the whole text's: what was read there is the same.
+    found = [every_cut(text[:end], last=24, ending=ending) for end in range(len(text) + 1)]
     for end, each in enumerate(found):
         for call in each.calls:
             assert not each.content

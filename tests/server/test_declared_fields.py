@@ -1,7 +1,8 @@
 """The declared schema of every field and what its reader takes are one: each reader gets values of
 every type in each field, and refuses what the schema refuses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 from unittest.mock import Mock
 
@@ -218,21 +219,23 @@ def model(codec: TextCodec) -> ServedModel:
     return ServedModel("tiny", 0, 1 << 15, agent_codec(codec))
 
 
-def refusal(model: ServedModel, path: str, body: dict[str, Any]) -> str | None:
-    """What a reader complains of; None: nothing."""
+@cache
+def request_to(path: str) -> web.Request:
+    """Return one mocked request for all bodies: to make it costs more than to read a body."""
     request = make_mocked_request("POST", path, app=Mock())
     rename_request(request, RequestId("a"))
+    return request
+
+
+def refusal(model: ServedModel, path: str, body: dict[str, Any]) -> str | None:
+    """What a reader complains of; None: nothing."""
     try:
         fields = RequestFields(body)
         model.named(fields.text("model"))
-        READERS[path](model, request, fields)
+        READERS[path](model, request_to(path), fields)
     except (InvalidRequest, HttpRefusal) as error:
         return str(error)
     return None
-
-
-def declared() -> list[tuple[str, str]]:
-    return [(path, name) for path, (fields, _, _) in TABLES.items() for name in fields]
 
 
 def body_of(path: str, name: str, value: Any) -> dict[str, Any]:
@@ -248,23 +251,31 @@ def values_for(schema: Schema) -> list[Any]:
     return [*PLAIN, *SHAPED] if shaped else PLAIN
 
 
-@pytest.mark.parametrize(("path", "name"), declared())
-def test_a_reader_refuses_what_the_schema_refuses(model: ServedModel, path: str, name: str) -> None:
+@pytest.mark.parametrize("path", TABLES)
+def test_a_reader_refuses_what_the_schema_refuses(model: ServedModel, path: str) -> None:
     fields, schema, _ = TABLES[path]
-    whole = {"type": "object", "properties": {name: fields[name]}}
-    validator = jsonschema.Draft202012Validator(whole)
-    assert schema.get("properties", fields)[name] == fields[name]
-    taken = []
-    for value in values_for(fields[name]):
+    assert schema.get("properties", fields) == fields
+    faults = [fault for name in fields for fault in reader_faults(model, path, name)]
+    assert not faults, "\n".join(faults)
+
+
+def reader_faults(model: ServedModel, path: str, name: str) -> Iterator[str]:
+    """Yield a text for each value of a field that its schema and its reader judge differently."""
+    schema = TABLES[path][0][name]
+    validator = jsonschema.Draft202012Validator({"type": "object", "properties": {name: schema}})
+    taken = 0
+    for value in values_for(schema):
         body = body_of(path, name, value)
         complaint = refusal(model, path, body)
         if not validator.is_valid(body):
-            assert complaint is not None, value
+            if complaint is None:
+                yield f"{name}: {value!r} is taken"
         elif complaint is None:
-            taken.append(value)
-        else:
-            assert is_of_another_rule(name, value, complaint), (value, complaint)
-    assert taken
+            taken += 1
+        elif not is_of_another_rule(name, value, complaint):
+            yield f"{name}: {value!r} is refused: {complaint}"
+    if not taken:
+        yield f"{name}: no value is taken"
 
 
 def is_of_another_rule(name: str, value: Any, complaint: str) -> bool:

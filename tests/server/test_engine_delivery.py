@@ -11,7 +11,7 @@ import pytest
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.engine_client import EngineClient, Observed
-from tests.harness.grpc_fixtures import usage
+from tests.harness.grpc_fixtures import ScriptedObserver, usage
 from tests.harness.waiting import HANG_SECONDS
 
 ROOM = m.RoomId(7)
@@ -40,9 +40,8 @@ def client(
 
     loop.call_soon_threadsafe = call_soon_threadsafe  # type: ignore[assignment,method-assign]
     loop.close()
-    front = EngineClient(
-        lambda message: None, loop, handover, observe=observe, count_tokens=count_tokens
-    )
+    observer = ScriptedObserver(observing=observe, counting=count_tokens)
+    front = EngineClient(lambda message: None, loop, handover, observer)
     return front, woken
 
 
@@ -73,30 +72,27 @@ def test_the_likeliest_tokens_stay_with_their_token() -> None:
     assert [*columns(plain, plain).each()] == [plain, plain]
 
 
-def test_the_tokens_of_many_requests_are_columns_of_one_message() -> None:
-    async def answered() -> dict[str, list[object]]:
-        counts: list[int] = []
-        front = EngineClient(
-            lambda message: None, asyncio.get_running_loop(), count_tokens=counts.append
-        )
-        answers: dict[str, list[object]] = {}
+async def test_the_tokens_of_many_requests_are_columns_of_one_message() -> None:
+    counts: list[int] = []
+    observer = ScriptedObserver(counting=counts.append)
+    loop = asyncio.get_running_loop()
+    front = EngineClient(lambda message: None, loop, observer=observer)
+    answers: dict[str, list[object]] = {}
 
-        async def read(name: str) -> None:
-            submit = m.Submit(m.RequestId(name), np.array([5], dtype=np.int32), SamplingParams())
-            answers[name] = [part async for part in front.generate(submit)]
+    async def read(name: str) -> None:
+        submit = m.Submit(m.RequestId(name), np.array([5], dtype=np.int32), SamplingParams())
+        answers[name] = [part async for part in front.generate(submit)]
 
-        readers = [asyncio.ensure_future(read(name)) for name in "ab"]
-        await asyncio.sleep(0)
-        ends = [m.Finished(m.RequestId(name), m.FinishReason.LENGTH, usage(9, 2)) for name in "ab"]
-        # Of a request that is gone there is nobody to take it, and the others get theirs.
-        front.deliver([columns(token(0), token(0, "gone"), token(0, "b")), token(1)])
-        front.deliver([columns(token(2), token(1, "b")), *ends])
-        await asyncio.gather(*readers)
-        assert counts == [4, 2]
-        assert [ends[0]] == answers["a"][-1:] and [ends[1]] == answers["b"][-1:]
-        return {name: [t for part in parts[:-1] for t in part] for name, parts in answers.items()}
-
-    told = asyncio.run(asyncio.wait_for(answered(), HANG_SECONDS))
+    readers = [asyncio.ensure_future(read(name)) for name in "ab"]
+    await asyncio.sleep(0)
+    ends = [m.Finished(m.RequestId(name), m.FinishReason.LENGTH, usage(9, 2)) for name in "ab"]
+    # Of a request that is gone there is nobody to take it, and the others get theirs.
+    front.deliver([columns(token(0), token(0, "gone"), token(0, "b")), token(1)])
+    front.deliver([columns(token(2), token(1, "b")), *ends])
+    await asyncio.gather(*readers)
+    assert counts == [4, 2]
+    assert [ends[0]] == answers["a"][-1:] and [ends[1]] == answers["b"][-1:]
+    told = {name: [t for part in parts[:-1] for t in part] for name, parts in answers.items()}
     assert told == {"a": [token(0), token(1), token(2)], "b": [token(0, "b"), token(1, "b")]}
 
 
@@ -122,12 +118,9 @@ def test_an_answer_goes_to_who_asked_whether_it_can_be_observed_or_not(
         raise OSError(f"no space left for {tokens}")
 
     async def answered() -> list[object]:
-        front = EngineClient(
-            lambda message: None,
-            asyncio.get_running_loop(),
-            observe=observe,
-            count_tokens=count,
-        )
+        observer = ScriptedObserver(observing=observe, counting=count)
+        loop = asyncio.get_running_loop()
+        front = EngineClient(lambda message: None, loop, observer=observer)
         submit = m.Submit(m.RequestId("a"), np.array([5], dtype=np.int32), SamplingParams())
         answer = front.generate(submit)
         first = asyncio.ensure_future(anext(answer))

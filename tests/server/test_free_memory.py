@@ -5,7 +5,7 @@ from collections.abc import Callable
 from tasuki.server.auth.callers import OWNER
 from tasuki.server.auth.limits import HeldBytes
 from tasuki.utils.free_memory import FreeMemory
-from tests.harness.manual_clock import ManualClock
+from tests.harness.waiting import ManualClock
 
 TRIM_SECONDS = 0.05
 

@@ -92,14 +92,11 @@ class EndsAtTheLastMoment:
         raise ProcessLookupError
 
 
-def test_an_engine_that_ends_at_the_last_moment_is_a_typed_error_too() -> None:
-    async def scenario() -> None:
-        engine = EngineProcess(EndsAtTheLastMoment())
-        engine.link_ended(None)
-        with pytest.raises(EngineProcessError, match="has ended with status 3"):
-            await asyncio.wait_for(engine.stands(), HANG_SECONDS)
-
-    asyncio.run(scenario())
+async def test_an_engine_that_ends_at_the_last_moment_is_a_typed_error_too() -> None:
+    engine = EngineProcess(EndsAtTheLastMoment())
+    engine.link_ended(None)
+    with pytest.raises(EngineProcessError, match="has ended with status 3"):
+        await asyncio.wait_for(engine.stands(), HANG_SECONDS)
 
 
 def test_an_engine_that_sends_what_is_no_frame_is_killed_and_its_front_told() -> None:

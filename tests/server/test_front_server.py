@@ -48,26 +48,20 @@ def test_bad_binds_are_refused(start: Start, bind: str, part: str) -> None:
         asyncio.run(start(bind))
 
 
-def test_a_non_loopback_bind_needs_the_flag() -> None:
-    async def check() -> None:
-        server = await listen("0.0.0.0:0", Access(insecure=True))
-        await server.drain(0)
-        assert server.port > 0
-
-    asyncio.run(check())
+async def test_a_non_loopback_bind_needs_the_flag() -> None:
+    server = await listen("0.0.0.0:0", Access(insecure=True))
+    await server.drain(0)
+    assert server.port > 0
 
 
 @STARTS
-def test_a_port_that_is_taken_is_refused(start: Start) -> None:
-    async def listen_twice() -> None:
-        first = await listen("127.0.0.1:0")
-        try:
-            with pytest.raises(BindError, match="is the port taken"):
-                await start(first.address)
-        finally:
-            await first.drain(0)
-
-    asyncio.run(listen_twice())
+async def test_a_port_that_is_taken_is_refused(start: Start) -> None:
+    first = await listen("127.0.0.1:0")
+    try:
+        with pytest.raises(BindError, match="is the port taken"):
+            await start(first.address)
+    finally:
+        await first.drain(0)
 
 
 def test_reflection_lists_the_services() -> None:

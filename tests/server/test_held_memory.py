@@ -27,9 +27,8 @@ from tasuki.server.unread_answer import UnreadAnswer
 from tests.harness.agent_front import AgentFront, agent_codec, running_agent_front
 from tests.harness.api_keys import headers, keys_file
 from tests.harness.grpc_fixtures import running_front
-from tests.harness.http_calls import Reply
+from tests.harness.http_calls import Reply, named_events
 from tests.harness.http_fixtures import HttpFront, running_http
-from tests.harness.messages_calls import named_events
 from tests.harness.waiting import HANG_SECONDS, until
 
 MIB = 2**20
@@ -319,27 +318,24 @@ def drawn(index: int, top: int) -> m.TokenOut:
 
 
 @pytest.mark.parametrize(("top", "most"), [(0, 32), (20, 350)])
-def test_tokens_that_wait_take_few_bytes_and_come_as_they_were(top: int, most: int) -> None:
+async def test_tokens_that_wait_take_few_bytes_and_come_as_they_were(top: int, most: int) -> None:
     count = 4000
 
-    async def script() -> None:
-        unread = UnreadAnswer(count)
-        gc.collect()
-        tracemalloc.start()
-        try:
-            before = tracemalloc.get_traced_memory()[0]
-            for index in range(count):
-                assert unread.put(drawn(index, top))
-            held = tracemalloc.get_traced_memory()[0] - before
-        finally:
-            tracemalloc.stop()
-        assert held < most * count + 50_000 * (1 + top)
-        assert not unread.put(drawn(count, top)), "one too many"
-        read: list[m.TokenOut] = []
-        while len(read) < count:
-            part = await unread.read()
-            assert not isinstance(part, m.Finished) and len(part) <= 64
-            read += part
-        assert read == [drawn(index, top) for index in range(count)]
-
-    asyncio.run(script())
+    unread = UnreadAnswer(count)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for index in range(count):
+            assert unread.put(drawn(index, top))
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert held < most * count + 50_000 * (1 + top)
+    assert not unread.put(drawn(count, top)), "one too many"
+    read: list[m.TokenOut] = []
+    while len(read) < count:
+        part = await unread.read()
+        assert not isinstance(part, m.Finished) and len(part) <= 64
+        read += part
+    assert read == [drawn(index, top) for index in range(count)]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 
 from tests.harness.daemons import Node, flags
-from tests.harness.openai_client import openai, openai_client
 from tests.harness.running_nodes import HTTP, fused_node, node_pair, refused_start
+from tests.harness.sdk_clients import openai, openai_client
 from tests.harness.waiting import HANG_SECONDS, until
 
 KEY = "a-key-of-this-test"

@@ -1,6 +1,5 @@
 """What a node keeps of an answer that goes on for long: a few bytes a token, where anything."""
 
-import asyncio
 import gc
 import subprocess
 import sys
@@ -117,26 +116,23 @@ def test_an_engine_keeps_four_bytes_of_a_token() -> None:
     request.output.append(9)
 
 
-def test_a_call_keeps_four_bytes_of_a_token(codec: TextCodec) -> None:
+async def test_a_call_keeps_four_bytes_of_a_token(codec: TextCodec) -> None:
     end = m.Finished(A, m.FinishReason.LENGTH, usage(5, TOKENS))
     left: list[int] = []
 
     async def write(message: pb.GenerateResponse) -> None:
         """It leaves, and nobody keeps it."""
 
-    async def script() -> None:
-        with growing() as grown:
+    with growing() as grown:
 
-            async def parts() -> AsyncGenerator[AnswerPart, None]:
-                for index in range(TOKENS):
-                    yield [drawn(index)]
-                left.append(grown())
-                yield end
+        async def parts() -> AsyncGenerator[AnswerPart, None]:
+            for index in range(TOKENS):
+                yield [drawn(index)]
+            left.append(grown())
+            yield end
 
-            answer = await write_tokens(parts(), write, codec.detokenizer())
-        assert len(answer.token_ids) == TOKENS and answer.token_ids[1] == 1001
-
-    asyncio.run(script())
+        answer = await write_tokens(parts(), write, codec.detokenizer())
+    assert len(answer.token_ids) == TOKENS and answer.token_ids[1] == 1001
     assert left[0] < 2 * MOST_BYTES
 
 

@@ -3,13 +3,15 @@
 Beats, streams and probes share that loop.
 """
 
+import asyncio
 import gc
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -24,10 +26,45 @@ from tests.harness.grpc_calls import GrpcCalls
 from tests.harness.grpc_fixtures import running_front
 from tests.harness.http_calls import JSON, connect
 from tests.harness.http_fixtures import HttpFront, running_http
-from tests.harness.loop_watch import LoopWatch, watched_loops
 from tests.harness.refusals import refusal
 from tests.harness.response_sockets import frame, upgraded
 from tests.harness.running_nodes import CHUNKS, HTTP, node_pair
+
+
+# How much processor time an event loop's single callbacks take.
+@dataclass
+class LoopWatch:
+    """Of every callback of every loop while `watching`. longest: seconds, and what it was."""
+
+    longest: tuple[float, str] = (0.0, "")
+    callbacks: int = 0
+
+    def forget(self) -> None:
+        self.longest, self.callbacks = (0.0, ""), 0
+
+    def ran(self, handle: asyncio.Handle, seconds: float) -> None:
+        self.callbacks += 1
+        if seconds > self.longest[0]:
+            self.longest = (seconds, repr(handle)[:300])
+
+
+@contextmanager
+def watched_loops(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopWatch]:
+    """Counts this thread's processor time alone: others' load on the machine is not in it."""
+    watch = LoopWatch()
+    run = asyncio.events.Handle._run
+
+    def timed(handle: asyncio.Handle) -> None:
+        begun = time.thread_time()
+        try:
+            run(handle)
+        finally:
+            watch.ran(handle, time.thread_time() - begun)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio.events.Handle, "_run", timed)
+        yield watch
+
 
 LONGEST_SECONDS = 0.020
 MIB = 2**20

@@ -41,30 +41,24 @@ def there() -> Iterator[LoopThread]:
     running.close()
 
 
-def test_it_answers_on_its_own_thread_and_its_errors_come_back(there: LoopThread) -> None:
+async def test_it_answers_on_its_own_thread_and_its_errors_come_back(there: LoopThread) -> None:
     async def fails() -> None:
         raise ValueError("there")
 
-    async def scenario() -> None:
-        assert await there.run(thread_of(), HANG_SECONDS) != threading.get_ident()
-        with pytest.raises(ValueError, match="there"):
-            await there.run(fails(), HANG_SECONDS)
-
-    asyncio.run(scenario())
+    assert await there.run(thread_of(), HANG_SECONDS) != threading.get_ident()
+    with pytest.raises(ValueError, match="there"):
+        await there.run(fails(), HANG_SECONDS)
 
 
-def test_what_takes_too_long_is_cancelled_there(there: LoopThread) -> None:
+async def test_what_takes_too_long_is_cancelled_there(there: LoopThread) -> None:
     begun, cleaned = threading.Event(), list[str]()
 
-    async def scenario() -> None:
-        # One whose time is over before its thread comes to it never begins.
-        while not begun.is_set():
-            with pytest.raises(TimeoutError):
-                await there.run(for_ever(begun, cleaned), 0.05)
-            # What comes after it finds it ended.
-            await there.run(thread_of(), HANG_SECONDS)
-
-    asyncio.run(scenario())
+    # One whose time is over before its thread comes to it never begins.
+    while not begun.is_set():
+        with pytest.raises(TimeoutError):
+            await there.run(for_ever(begun, cleaned), 0.05)
+        # What comes after it finds it ended.
+        await there.run(thread_of(), HANG_SECONDS)
     assert cleaned == ["cleaned"]
 
 
@@ -82,22 +76,19 @@ def test_one_that_was_never_started_stops_too() -> None:
     never.close()
 
 
-def test_a_loop_that_dies_says_so_to_its_owner_and_to_all_who_wait() -> None:
+async def test_a_loop_that_dies_says_so_to_its_owner_and_to_all_who_wait() -> None:
     told = list[str]()
     begun = threading.Event()
     there = LoopThread("there", told.append)
     there.start()
 
-    async def scenario() -> None:
-        waiting = asyncio.create_task(there.run(for_ever(begun, []), HANG_SECONDS))
-        await asyncio.to_thread(begun.wait, HANG_SECONDS)
-        there.loop.call_soon_threadsafe(break_it)
-        with pytest.raises(LoopLost, match="by the test"):
-            await waiting
-        with pytest.raises(LoopLost, match="restart this node"):
-            await there.run(thread_of(), HANG_SECONDS)
-
-    asyncio.run(scenario())
+    waiting = asyncio.create_task(there.run(for_ever(begun, []), HANG_SECONDS))
+    await asyncio.to_thread(begun.wait, HANG_SECONDS)
+    there.loop.call_soon_threadsafe(break_it)
+    with pytest.raises(LoopLost, match="by the test"):
+        await waiting
+    with pytest.raises(LoopLost, match="restart this node"):
+        await there.run(thread_of(), HANG_SECONDS)
     # Whoever still posts to it is not harmed.
     there.loop.call_soon_threadsafe(break_it)
     there.stop(HANG_SECONDS)
@@ -115,15 +106,12 @@ def test_a_stop_that_hangs_is_bounded(there: LoopThread) -> None:
     assert not there.loop.is_running()
 
 
-def test_a_crossing_that_is_cancelled_here_is_cancelled_there(there: LoopThread) -> None:
+async def test_a_crossing_that_is_cancelled_here_is_cancelled_there(there: LoopThread) -> None:
     begun, cleaned = threading.Event(), list[str]()
 
-    async def scenario() -> None:
-        crossing = asyncio.create_task(run_on(there.loop, for_ever(begun, cleaned)))
-        await asyncio.to_thread(begun.wait, HANG_SECONDS)
-        crossing.cancel()
-        await asyncio.wait({crossing})
-        await there.run(thread_of(), HANG_SECONDS)
-
-    asyncio.run(scenario())
+    crossing = asyncio.create_task(run_on(there.loop, for_ever(begun, cleaned)))
+    await asyncio.to_thread(begun.wait, HANG_SECONDS)
+    crossing.cancel()
+    await asyncio.wait({crossing})
+    await there.run(thread_of(), HANG_SECONDS)
     assert cleaned == ["cleaned"]

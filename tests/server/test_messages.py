@@ -14,8 +14,7 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.errors import InvalidField
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import CALL, SCHEMA, THOUGHT, AgentFront, running_agent_front
-from tests.harness.http_calls import JSON, Reply
-from tests.harness.messages_calls import message_of, named_events
+from tests.harness.http_calls import JSON, Reply, message_of, named_events
 
 USER = [{"role": "user", "content": "it was"}]
 TOOL = {"name": "weather", "description": "the end", "input_schema": SCHEMA}

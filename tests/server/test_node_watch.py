@@ -43,53 +43,47 @@ class Engine:
         return self.seconds
 
 
-def test_an_engine_that_is_late_is_asked_once_and_shown_as_it_was() -> None:
-    async def run() -> None:
-        engine = Engine()
-        latest = LatestCounters(engine.ask, engine.clock)
-        assert await latest.within(SOON) is None
-        engine.seconds = 30.0
-        assert latest.silent_seconds == 30.0
-        await asyncio.gather(*(latest.within(SOON) for _ in range(5)))
-        assert engine.asked == 1
-        engine.answers.put_nowait(REPORT)
-        assert await latest.within(HANG_SECONDS) is REPORT
-        assert latest.silent_seconds == 0.0
-        # The next one is late: what it told last is shown, with for how long it has owed more.
-        engine.seconds = 100.0
-        assert await latest.within(SOON) is REPORT
-        assert latest.silent_seconds == 0.0
-        engine.seconds = 107.0
-        assert latest.silent_seconds == 7.0 and engine.asked == 2
-        engine.answers.put_nowait(DIED)
-        assert await latest.within(HANG_SECONDS) is None
-        assert latest.silent_seconds == 0.0
-        latest.close()
-
-    asyncio.run(run())
+async def test_an_engine_that_is_late_is_asked_once_and_shown_as_it_was() -> None:
+    engine = Engine()
+    latest = LatestCounters(engine.ask, engine.clock)
+    assert await latest.within(SOON) is None
+    engine.seconds = 30.0
+    assert latest.silent_seconds == 30.0
+    await asyncio.gather(*(latest.within(SOON) for _ in range(5)))
+    assert engine.asked == 1
+    engine.answers.put_nowait(REPORT)
+    assert await latest.within(HANG_SECONDS) is REPORT
+    assert latest.silent_seconds == 0.0
+    # The next one is late: what it told last is shown, with for how long it has owed more.
+    engine.seconds = 100.0
+    assert await latest.within(SOON) is REPORT
+    assert latest.silent_seconds == 0.0
+    engine.seconds = 107.0
+    assert latest.silent_seconds == 7.0 and engine.asked == 2
+    engine.answers.put_nowait(DIED)
+    assert await latest.within(HANG_SECONDS) is None
+    assert latest.silent_seconds == 0.0
+    latest.close()
 
 
-def test_a_node_s_state_is_what_load_balancers_see(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_s_state_is_what_load_balancers_see(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_watch, "_ENGINE_SECONDS", SOON)
 
-    async def run() -> None:
-        engine = Engine()
-        standing = [Standing()]
-        watch = NodeWatch(engine.ask, lambda: standing[0], lambda: {"busy": 2}, NodeFiles(), None)
-        report, front = await watch.reports()
-        assert report is None and front.state is NodeState.STARTING
-        engine.answers.put_nowait(REPORT)
-        report, front = await watch.reports()
-        assert report is REPORT and front == FrontReport(NodeState.READY, failures={"busy": 2})
-        standing[0] = Standing(None, True)
-        assert (await watch.reports())[1].state is NodeState.DRAINING
-        standing[0] = Standing("the watchdog gave it up", True)
-        report, front = await watch.reports()
-        # Nothing of what it told before is true any more.
-        assert report is None and front.state is NodeState.LOST
-        watch.close()
-
-    asyncio.run(run())
+    engine = Engine()
+    standing = [Standing()]
+    watch = NodeWatch(engine.ask, lambda: standing[0], lambda: {"busy": 2}, NodeFiles(), None)
+    report, front = await watch.reports()
+    assert report is None and front.state is NodeState.STARTING
+    engine.answers.put_nowait(REPORT)
+    report, front = await watch.reports()
+    assert report is REPORT and front == FrontReport(NodeState.READY, failures={"busy": 2})
+    standing[0] = Standing(None, True)
+    assert (await watch.reports())[1].state is NodeState.DRAINING
+    standing[0] = Standing("the watchdog gave it up", True)
+    report, front = await watch.reports()
+    # Nothing of what it told before is true any more.
+    assert report is None and front.state is NodeState.LOST
+    watch.close()
 
 
 def test_of_an_engine_that_died_the_rest_is_told() -> None:

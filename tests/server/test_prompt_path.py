@@ -24,10 +24,9 @@ import numpy as np
 from tasuki.cli.embedded import embedded_model
 from tasuki.engine.assembly.engines import build_cache, build_fused_engine, build_parts
 from tasuki.server.config import ServerConfig
-from tasuki.server.daemon.client_front import client_routes
+from tasuki.server.daemon.client_front import ClientFront
 from tasuki.server.daemon.node import Node, about_node
 from tasuki.server.daemon.running_engine import NearEngine
-from tasuki.server.openai.routes import served_model
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.engines import engine_config
 from tests.harness.http_calls import ask
@@ -131,7 +130,9 @@ async def traced_path() -> list[str]:
     codec = TextCodec.load(Path(config.model), loaded.model_config.vocab, 4096)
     engine = build_fused_engine(config, loaded, build_cache(config, loaded))
     front = ServerConfig(bind="127.0.0.1:0", http_bind="127.0.0.1:0")
-    served = served_model(config.model, front, engine.max_request_tokens, codec)
+    clients = ClientFront(
+        *(config, front, loaded.model_config, codec), *(engine.max_request_tokens, engine.max_batch)
+    )
     path = PromptPath(codec.require_tokenizer().encode(PROMPT))
     threading.setprofile(path.trace)
     sys.setprofile(path.trace)
@@ -139,9 +140,8 @@ async def traced_path() -> list[str]:
         node = Node(
             NearEngine(engine),
             front,
-            lambda client: (),
+            clients,
             about_node("serve", "fused", config.model, front),
-            routes=partial(client_routes, model=served, config=front),
         )
         await node.startup()
         try:

@@ -13,7 +13,7 @@ from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
 from tasuki.server.auth.callers import ANYBODY, CERTIFIED, ApiKeyError, ApiKeys, Caller, Scope
-from tasuki.server.auth.limits import RateLimits, no_limits
+from tasuki.server.auth.limits import CallerLimits, RateLimits
 from tasuki.server.config import ServerConfig
 from tasuki.server.errors import RETRY_AFTER_KEY, PromptTooLong, RateLimited
 from tasuki.server.text.text_codec import TextCodec
@@ -36,7 +36,7 @@ class Clock:
 
 
 def test_without_limits_nothing_is_too_much() -> None:
-    limits = no_limits()
+    limits = CallerLimits.none().rates
     for _ in range(100):
         limits.admit_request(ANN)
     limits.admit_prompt(ANN, 2**40)

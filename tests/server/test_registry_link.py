@@ -177,50 +177,41 @@ def test_call_given_up_at_any_moment_over_any_delay_holds_nothing_after(name: st
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_call_whose_registry_refuses_raises_and_holds_nothing_after(name: str) -> None:
+async def test_call_whose_registry_refuses_raises_and_holds_nothing_after(name: str) -> None:
     call, make = CALLS[name]
 
-    async def refused() -> None:
-        played = await make()
-        joined = Joined(played, 1, 1)
-        played.refuse()
-        with pytest.raises(ServerError, match="refused by the test"):
-            await call(joined)
-        await turns(RESTED)
-        assert joined.link.waiting == 0
-        played.check()
-
-    asyncio.run(refused())
+    played = await make()
+    joined = Joined(played, 1, 1)
+    played.refuse()
+    with pytest.raises(ServerError, match="refused by the test"):
+        await call(joined)
+    await turns(RESTED)
+    assert joined.link.waiting == 0
+    played.check()
 
 
-def test_ask_whose_socket_ends_raises_and_so_does_a_later_one() -> None:
-    async def cut() -> None:
-        joined = Joined(Played(), NEVER, 0)
-        asks = [joined.link.ask(w.Admit(joined.link.number(), ANN)) for _ in range(2)]
-        asks[0].cancel()
-        joined.link.connection_lost(None)
-        with pytest.raises(ServerError, match="lost its node's registry"):
-            await asks[1]
-        with pytest.raises(ServerError, match="lost its node's registry"):
-            await joined.link.ask(w.Admit(joined.link.number(), ANN))
+async def test_ask_whose_socket_ends_raises_and_so_does_a_later_one() -> None:
+    joined = Joined(Played(), NEVER, 0)
+    asks = [joined.link.ask(w.Admit(joined.link.number(), ANN)) for _ in range(2)]
+    asks[0].cancel()
+    joined.link.connection_lost(None)
+    with pytest.raises(ServerError, match="lost its node's registry"):
+        await asks[1]
+    with pytest.raises(ServerError, match="lost its node's registry"):
+        await joined.link.ask(w.Admit(joined.link.number(), ANN))
+    await turns(1)
+    assert joined.link.waiting == 0 and joined.ended == ["gone"]
+
+
+async def test_turn_whose_answer_was_kept_keeps_it_though_its_client_leaves_then() -> None:
+    played = await Played.of_session()
+    played.grant()
+    joined = Joined(played, 0, 3)
+    calling = asyncio.ensure_future(has_turn(joined))
+    while played.replies[2] == 0:
         await turns(1)
-        assert joined.link.waiting == 0 and joined.ended == ["gone"]
-
-    asyncio.run(cut())
-
-
-def test_turn_whose_answer_was_kept_keeps_it_though_its_client_leaves_then() -> None:
-    async def left_behind() -> None:
-        played = await Played.of_session()
-        played.grant()
-        joined = Joined(played, 0, 3)
-        calling = asyncio.ensure_future(has_turn(joined))
-        while played.replies[2] == 0:
-            await turns(1)
-        # The registry has ended the turn, and its reply is under way.
-        calling.cancel()
-        await turns(RESTED)
-        assert calling.cancelled() and joined.link.waiting == 0
-        assert played.session.log.length == 7
-
-    asyncio.run(left_behind())
+    # The registry has ended the turn, and its reply is under way.
+    calling.cancel()
+    await turns(RESTED)
+    assert calling.cancelled() and joined.link.waiting == 0
+    assert played.session.log.length == 7

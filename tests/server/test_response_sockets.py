@@ -24,8 +24,8 @@ from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import CALL, SCHEMA, THOUGHT, AgentFront, running_agent_front
 from tests.harness.api_keys import headers, keys_file
+from tests.harness.http_calls import named_events
 from tests.harness.http_fixtures import running_http
-from tests.harness.messages_calls import named_events
 from tests.harness.response_sockets import (
     MASK,
     Refused,

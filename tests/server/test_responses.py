@@ -13,9 +13,8 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import CALL, END, SCHEMA, THOUGHT, AgentFront, running_agent_front
 from tests.harness.api_keys import headers, keys_file
-from tests.harness.http_calls import JSON, Reply
-from tests.harness.messages_calls import named_events
-from tests.harness.response_calls import response_of
+from tests.harness.http_calls import JSON, Reply, named_events
+from tests.harness.response_sockets import response_of
 
 TOOL = {"type": "function", "name": "weather", "description": "the end", "parameters": SCHEMA}
 FUNCTION = {

@@ -289,13 +289,10 @@ def test_off_loopback_a_node_without_keys_does_not_start(
         asyncio.run(starts(ServerConfig(bind="0.0.0.0:0", api_key="secret", **fields)))
 
 
-def test_the_hand_over_s_server_asks_its_peers_for_no_key() -> None:
-    async def start() -> None:
-        service = Service("tasuki.handover.v1.Handover", lambda server: None)
-        server = await start_server("0.0.0.0:0", [service], Access(insecure=True))
-        await server.drain(0)
-
-    asyncio.run(start())
+async def test_the_hand_over_s_server_asks_its_peers_for_no_key() -> None:
+    service = Service("tasuki.handover.v1.Handover", lambda server: None)
+    server = await start_server("0.0.0.0:0", [service], Access(insecure=True))
+    await server.drain(0)
 
 
 def test_a_certificate_alone_owns_no_node_that_others_reach(tmp_path: Path) -> None:

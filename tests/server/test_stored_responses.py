@@ -23,7 +23,7 @@ from tasuki.server.responses.stored_responses import (
 )
 from tasuki.server.text.chat_message import ChatMessage, ToolCall
 from tasuki.server.text.text_answer import CallArguments, CallBegin, Content
-from tests.harness.manual_clock import ManualClock
+from tests.harness.waiting import ManualClock
 
 ANN, BOB = (RequestContext(Caller(name, tenant=name), tenant=name) for name in ("ann", "bob"))
 HOST = RequestContext(OWNER)

@@ -62,7 +62,7 @@ def test_streams_for_clients() -> None:
         asyncio.run(come_at_once(front.server.port, calls))
 
 
-def test_streams_between_nodes() -> None:
+async def test_streams_between_nodes() -> None:
     calls: dict[str, Call] = {
         "Handover.Heartbeat": lambda channel: handover_pb2_grpc.HandoverStub(channel).Heartbeat(),
         "Handover.Transfer": lambda channel: handover_pb2_grpc.HandoverStub(channel).Transfer(),
@@ -72,8 +72,5 @@ def test_streams_between_nodes() -> None:
     }
     assert set(calls) == streams(handover_pb2)
 
-    async def test() -> None:
-        async with nodes() as running:
-            await come_at_once(running.port, calls)
-
-    asyncio.run(test())
+    async with nodes() as running:
+        await come_at_once(running.port, calls)

@@ -21,11 +21,10 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.client_front import node_codec
 from tasuki.server.daemon.fused_node import FusedSide
-from tests.harness.anthropic_client import anthropic_client
 from tests.harness.daemons import Node
 from tests.harness.engines import LETTERS, engine_config, submit, tiny_parts
-from tests.harness.openai_client import openai, openai_client
 from tests.harness.running_nodes import HTTP, fused_node, node_pair
+from tests.harness.sdk_clients import anthropic_client, openai, openai_client
 from tests.harness.waiting import until
 
 USER = [{"role": "user", "content": "Where does Elizabeth live, and with whom?" * 4}]

@@ -236,63 +236,50 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-def played(script: Any) -> None:
-    asyncio.run(asyncio.wait_for(script, HANG_SECONDS))
+async def test_a_sink_takes_what_waits_without_waking_the_reader() -> None:
+    reading = Reading()
+    follower = asyncio.create_task(reading.follow())
+    await turn()
+    reading.put(0, 1, 2)
+    await turn()
+    reading.put(3)
+    await turn()
+    assert reading.fed == [[0, 1, 2], [3]] and not reading.read
+    reading.put(4)
+    reading.unread.end(END)
+    await follower
+    # The end wakes the reader, which then takes what still waits.
+    assert reading.fed[2:] == [] and reading.read == [[4]]
 
 
-def test_a_sink_takes_what_waits_without_waking_the_reader() -> None:
-    async def script() -> None:
-        reading = Reading()
-        follower = asyncio.create_task(reading.follow())
-        await turn()
-        reading.put(0, 1, 2)
-        await turn()
-        reading.put(3)
-        await turn()
-        assert reading.fed == [[0, 1, 2], [3]] and not reading.read
-        reading.put(4)
-        reading.unread.end(END)
-        await follower
-        # The end wakes the reader, which then takes what still waits.
-        assert reading.fed[2:] == [] and reading.read == [[4]]
-
-    played(script())
+async def test_what_the_sink_refuses_is_read_before_it_is_asked_again() -> None:
+    reading = Reading()
+    follower = asyncio.create_task(reading.follow())
+    await turn()
+    reading.flows = False
+    reading.put(*range(70))
+    await turn()
+    assert reading.read == [[*range(64)], [*range(64, 70)]] and not reading.fed
+    reading.flows = True
+    reading.put(*range(70, 140))
+    await turn()
+    assert reading.fed == [[*range(70, 134)]] and reading.read[2:] == [[*range(134, 140)]]
+    reading.unread.end(END)
+    await follower
 
 
-def test_what_the_sink_refuses_is_read_before_it_is_asked_again() -> None:
-    async def script() -> None:
-        reading = Reading()
-        follower = asyncio.create_task(reading.follow())
-        await turn()
-        reading.flows = False
-        reading.put(*range(70))
-        await turn()
-        assert reading.read == [[*range(64)], [*range(64, 70)]] and not reading.fed
-        reading.flows = True
-        reading.put(*range(70, 140))
-        await turn()
-        assert reading.fed == [[*range(70, 134)]] and reading.read[2:] == [[*range(134, 140)]]
-        reading.unread.end(END)
-        await follower
-
-    played(script())
-
-
-def test_tokens_that_come_before_they_are_read_go_to_the_reader() -> None:
-    async def script() -> None:
-        reading = Reading()
-        reading.put(0, 1)
-        await turn()
-        assert not reading.fed
-        follower = asyncio.create_task(reading.follow())
-        await turn()
-        reading.put(2)
-        await turn()
-        assert (reading.read, reading.fed) == ([[0, 1]], [[2]])
-        reading.unread.end(END)
-        await follower
-
-    played(script())
+async def test_tokens_that_come_before_they_are_read_go_to_the_reader() -> None:
+    reading = Reading()
+    reading.put(0, 1)
+    await turn()
+    assert not reading.fed
+    follower = asyncio.create_task(reading.follow())
+    await turn()
+    reading.put(2)
+    await turn()
+    assert (reading.read, reading.fed) == ([[0, 1]], [[2]])
+    reading.unread.end(END)
+    await follower
 
 
 def test_one_callback_feeds_all_answers_of_a_turn(
@@ -324,32 +311,26 @@ def test_one_callback_feeds_all_answers_of_a_turn(
         stream.close()
 
 
-def test_what_a_sink_raises_the_reader_gets() -> None:
-    async def script() -> None:
-        def broken(tokens: Sequence[m.TokenOut]) -> bool:
-            raise OSError("no space left")
+async def test_what_a_sink_raises_the_reader_gets() -> None:
+    def broken(tokens: Sequence[m.TokenOut]) -> bool:
+        raise OSError("no space left")
 
-        unread = UnreadAnswer(8, broken)
-        reader = asyncio.create_task(unread.read())
-        await turn()
-        assert unread.put(token(0))
-        with pytest.raises(OSError, match="no space left"):
-            await reader
-        assert unread.put(token(1)), "it is dropped"
-        with pytest.raises(OSError, match="no space left"):
-            await unread.read()
-
-    played(script())
+    unread = UnreadAnswer(8, broken)
+    reader = asyncio.create_task(unread.read())
+    await turn()
+    assert unread.put(token(0))
+    with pytest.raises(OSError, match="no space left"):
+        await reader
+    assert unread.put(token(1)), "it is dropped"
+    with pytest.raises(OSError, match="no space left"):
+        await unread.read()
 
 
-def test_one_token_too_many_cuts_the_reader_off_behind_the_others() -> None:
-    async def script() -> None:
-        unread = UnreadAnswer(3)
-        assert [unread.put(token(index)) for index in range(5)] == [True] * 3 + [False, True]
-        unread.end(END)
-        part = await unread.read()
-        assert not isinstance(part, m.Finished) and [token.index for token in part] == [0, 1, 2]
-        with pytest.raises(SlowReader, match="3 tokens wait"):
-            await unread.read()
-
-    played(script())
+async def test_one_token_too_many_cuts_the_reader_off_behind_the_others() -> None:
+    unread = UnreadAnswer(3)
+    assert [unread.put(token(index)) for index in range(5)] == [True] * 3 + [False, True]
+    unread.end(END)
+    part = await unread.read()
+    assert not isinstance(part, m.Finished) and [token.index for token in part] == [0, 1, 2]
+    with pytest.raises(SlowReader, match="3 tokens wait"):
+        await unread.read()

@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tasuki.client.prompt import Prompt, Targets, generate_request
+from tasuki.client.prompt import ClientRequests, Prompt, Targets
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.config import ServerConfig
@@ -102,10 +102,15 @@ def test_a_call_s_target_that_is_no_time_is_refused(http: HttpFront, seconds: fl
     assert not http.engine.of(m.Submit)
 
 
+class SeenRequest(ClientRequests[pb.GenerateRequest]):
+    """Its answer is the request."""
+
+    def _ask(self, request: pb.GenerateRequest, choices: int) -> pb.GenerateRequest:
+        return request
+
+
 def test_the_clients_targets_are_those_of_the_call() -> None:
-    request = generate_request(
-        Prompt(token_ids=[1]), "", b"", (), 0, 1, None, (), Targets(0.5, answer=9), {}
-    )
+    request = SeenRequest().generate(Prompt(token_ids=[1]), targets=Targets(0.5, answer=9))
     assert read_targets(request.targets) == m.Targets(0.5, None, 9)
 
 

@@ -1,8 +1,8 @@
 """What is one per node stays one: a front worker's calls at the registry, without processes."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server import errors
 from tasuki.server.auth.callers import Caller
-from tasuki.server.auth.limits import ConcurrencyCaps, RateLimits
+from tasuki.server.auth.limits import CallerLimits, ConcurrencyCaps, RateLimits
 from tasuki.server.auth.tenants import RequestContext
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import RateLimited, RequestLimit, ServerError
@@ -22,8 +22,8 @@ from tasuki.server.workers import messages as w
 from tasuki.server.workers.links import worker_frame, worker_frames
 from tasuki.server.workers.messages import error_of, refused
 from tasuki.server.workers.registry import Registry, WorkerSeat
-from tests.harness.grpc_fixtures import TOKENS_ONLY, usage
-from tests.harness.manual_clock import ManualClock
+from tests.harness.grpc_fixtures import TOKENS_ONLY, ScriptedObserver, usage
+from tests.harness.waiting import ManualClock
 
 ANN = Caller("ann")
 OF_ANN = RequestContext(ANN)
@@ -42,9 +42,12 @@ class Desk:
         self.client = EngineClient(
             self._post,
             asyncio.get_running_loop(),
-            observe=self.observed.append,
-            limits=RateLimits(0, self.tokens_per_minute, ManualClock()),
-            requests=ConcurrencyCaps(RequestLimit, "requests in flight", self.requests_per_key),
+            observer=ScriptedObserver(observing=self.observed.append),
+            limits=replace(
+                CallerLimits.none(),
+                rates=RateLimits(0, self.tokens_per_minute, ManualClock()),
+                requests=ConcurrencyCaps(RequestLimit, "requests in flight", self.requests_per_key),
+            ),
         )
         self.store = SessionStore(self.client, ManualClock())
         responses = ResponseStore(ManualClock(), 1 << 20, 0, 60.0)
@@ -126,15 +129,6 @@ async def rest() -> None:
         await asyncio.sleep(0)
 
 
-def running(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def run() -> None:
-        asyncio.run(test())
-
-    run.__name__ = test.__name__
-    return run
-
-
-@running
 async def test_an_end_is_told_once_the_registry_has_seen_it() -> None:
     desk = Desk()
     worker = desk.worker(1)
@@ -151,7 +145,6 @@ async def test_an_end_is_told_once_the_registry_has_seen_it() -> None:
     assert desk.registry.chat_tokens({}) == {"new": 3}
 
 
-@running
 async def test_ids_in_flight_and_reserved_are_the_node_s() -> None:
     desk = Desk()
     one, other = desk.worker(1), desk.worker(2)
@@ -172,7 +165,6 @@ async def test_ids_in_flight_and_reserved_are_the_node_s() -> None:
     assert asked in one.told and asked not in other.told
 
 
-@running
 async def test_caps_and_rates_are_the_node_s() -> None:
     desk = Desk(requests_per_key=1, tokens_per_minute=10)
     ben = RequestContext(Caller("ben"))
@@ -207,7 +199,6 @@ def asked_call(request_id: str, answers: int, prompts: int = 1) -> list[m.Submit
     ]
 
 
-@running
 async def test_every_answer_of_a_call_is_counted_and_ends_once() -> None:
     desk = Desk(requests_per_key=4, tokens_per_minute=20)
     one, other = desk.worker(1), desk.worker(2)
@@ -233,7 +224,6 @@ async def test_every_answer_of_a_call_is_counted_and_ends_once() -> None:
         await other.enter("s")
 
 
-@running
 async def test_the_end_of_one_answer_waits_for_no_other() -> None:
     desk = Desk(requests_per_key=2)
     worker = desk.worker(1)
@@ -250,7 +240,6 @@ async def test_the_end_of_one_answer_waits_for_no_other() -> None:
     assert (await worker.enter("s")).names == ("s",)
 
 
-@running
 async def test_end_of_one_answer_of_several_is_answered_after_the_engines_own_end() -> None:
     desk = Desk()
     worker = desk.worker(1)
@@ -271,7 +260,6 @@ async def test_end_of_one_answer_of_several_is_answered_after_the_engines_own_en
     assert await worker.reply(12) == w.Done(12)
 
 
-@running
 async def test_cursor_whose_caller_is_cancelled_behind_its_reply_is_closed() -> None:
     posted: list[Any] = []
     client = EngineClient(posted.append, asyncio.get_running_loop())
@@ -285,7 +273,6 @@ async def test_cursor_whose_caller_is_cancelled_behind_its_reply_is_closed() -> 
     assert posted[1:] == [m.CloseCursor(7)]
 
 
-@running
 async def test_call_that_breaks_at_the_registry_has_every_end_answered_and_holds_nothing() -> None:
     desk = Desk(requests_per_key=2)
     worker = desk.worker(1)
@@ -301,7 +288,6 @@ async def test_call_that_breaks_at_the_registry_has_every_end_answered_and_holds
     assert (await worker.enter_all(asked_call("r", 2), OF_ANN)).names == entered.names
 
 
-@running
 async def test_answers_that_their_worker_never_sent_are_accounted_each() -> None:
     desk = Desk()
     worker = desk.worker(1)
@@ -312,7 +298,6 @@ async def test_answers_that_their_worker_never_sent_are_accounted_each() -> None
     assert all(isinstance(end, m.Rejected) for end in desk.ends())
 
 
-@running
 async def test_a_request_that_its_worker_never_sent_is_accounted() -> None:
     desk = Desk()
     worker = desk.worker(1)
@@ -325,42 +310,38 @@ async def test_a_request_that_its_worker_never_sent_is_accounted() -> None:
 
 
 @pytest.mark.parametrize("engine_first", [False, True])
-def test_what_a_dead_worker_held_is_given_back_and_accounted(engine_first: bool) -> None:
-    async def test() -> None:
-        desk = Desk(requests_per_key=3)
-        worker, other = desk.worker(1), desk.worker(2)
-        for request in ("sent", "ended", "never sent"):
-            await worker.enter(request)
-        await worker.ask(lambda call: w.Reserve(call, Caller("ben"), m.RequestId("held")))
-        session = await desk.store.open(ANN, b"")
-        session.log.append(np.arange(5, dtype=np.int32))
-        session.tail = Tail.TOKENS
-        begun = await worker.ask(lambda call: w.BeginTurn(call, ANN, None, session.id))
-        assert begun.prompt.tokens.tolist() == [0, 1, 2, 3, 4] and session.busy
-        desk.end("ended")
+async def test_what_a_dead_worker_held_is_given_back_and_accounted(engine_first: bool) -> None:
+    desk = Desk(requests_per_key=3)
+    worker, other = desk.worker(1), desk.worker(2)
+    for request in ("sent", "ended", "never sent"):
+        await worker.enter(request)
+    await worker.ask(lambda call: w.Reserve(call, Caller("ben"), m.RequestId("held")))
+    session = await desk.store.open(ANN, b"")
+    session.log.append(np.arange(5, dtype=np.int32))
+    session.tail = Tail.TOKENS
+    begun = await worker.ask(lambda call: w.BeginTurn(call, ANN, None, session.id))
+    assert begun.prompt.tokens.tolist() == [0, 1, 2, 3, 4] and session.busy
+    desk.end("ended")
 
-        async def gone() -> None:
-            desk.registry.gone_from_engine(1, [m.RequestId("sent")])
+    async def gone() -> None:
+        desk.registry.gone_from_engine(1, [m.RequestId("sent")])
 
-        steps = [gone, worker.left] if engine_first else [worker.left, gone]
-        for step in steps:
-            await step()
-        await rest()
-        assert m.Abort(m.RequestId("sent")) in desk.posted
-        desk.end("sent", m.FinishReason.ABORT)
-        ends = {end.request_id: type(end) for end in desk.ends()}
-        assert ends == {"ended": m.Finished, "sent": m.Finished, "never sent": m.Rejected}
-        assert not session.busy and session.log.length == 5
-        for request in ("sent", "ended", "never sent"):
-            assert (await other.enter(request)).names == (request,)
-        held = await other.ask(lambda call: w.Reserve(call, Caller("ben"), m.RequestId("held")))
-        assert held.request_id == "held"
-        assert desk.registry.chat_tokens({}) == {"new": 6}, "the dead one's count too"
-
-    asyncio.run(test())
+    steps = [gone, worker.left] if engine_first else [worker.left, gone]
+    for step in steps:
+        await step()
+    await rest()
+    assert m.Abort(m.RequestId("sent")) in desk.posted
+    desk.end("sent", m.FinishReason.ABORT)
+    ends = {end.request_id: type(end) for end in desk.ends()}
+    assert ends == {"ended": m.Finished, "sent": m.Finished, "never sent": m.Rejected}
+    assert not session.busy and session.log.length == 5
+    for request in ("sent", "ended", "never sent"):
+        assert (await other.enter(request)).names == (request,)
+    held = await other.ask(lambda call: w.Reserve(call, Caller("ben"), m.RequestId("held")))
+    assert held.request_id == "held"
+    assert desk.registry.chat_tokens({}) == {"new": 6}, "the dead one's count too"
 
 
-@running
 async def test_a_turn_goes_on_from_any_worker_and_is_one_at_a_time() -> None:
     desk = Desk()
     one, other = desk.worker(1), desk.worker(2)
@@ -382,7 +363,6 @@ async def test_a_turn_goes_on_from_any_worker_and_is_one_at_a_time() -> None:
     assert session.log.length == 4 and not session.busy
 
 
-@running
 async def test_a_stored_response_is_found_by_any_worker() -> None:
     desk = Desk()
     turn = StoredTurn.of(np.arange(3, dtype=np.int32), (), b"context")

@@ -18,7 +18,7 @@ from tasuki.server.grpc.server import Service
 from tasuki.server.smg.gateway_model import GatewayModel
 from tests.harness.api_keys import keys_file, metadata
 from tests.harness.daemons import Node
-from tests.harness.grpc_fixtures import running_front
+from tests.harness.grpc_fixtures import ScriptedObserver, running_front
 from tests.harness.http_calls import Reply
 from tests.harness.otlp_collector import Collector, SeenSpan, running_collector
 from tests.harness.refusals import refusal
@@ -53,7 +53,9 @@ def test_each_key_has_its_own_minute_and_its_call_a_trace_and_an_id(tmp_path: Pa
     def begin(request: m.RequestId, context: RequestContext) -> None:
         began.append((request, context))
 
-    with running_front(config=config, services=served, begin=begin) as front:
+    with running_front(
+        config=config, services=served, observer=ScriptedObserver(beginning=begin)
+    ) as front:
         stub = pb_grpc.TokenSpeedSchedulerStub(front.channel)
         prompt = pb.TokenizedInput(input_ids=[5, 6, 7])
 

@@ -15,14 +15,6 @@ from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, TreeConfig, p
 from tasuki.pycache.packed import pack_events
 from tasuki.server.errors import InvalidRequest
 from tasuki.server.smg.gateway_model import GatewayModel
-from tasuki.server.smg.kv_events import (
-    Announced,
-    Change,
-    Cleared,
-    UsableBlocks,
-    Withdrawn,
-    namespace_of,
-)
 from tasuki.server.text.grammars.asked_grammar import check_followable
 from tasuki.server.text.tokenizer import IncrementalDetokenizer, Tokenizer
 from tasuki.server.unread_answer import AnswerPart
@@ -34,14 +26,23 @@ require_protocol()
 
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb  # noqa: E402
 
-from tasuki.server.smg.generate_messages import (
-    GatewayAnswer,  # noqa: E402
-    read_gateway_request,  # noqa: E402
+from tasuki.server.smg.generate_messages import (  # noqa: E402
+    GatewayAnswer,
+    read_gateway_request,
 )
-from tasuki.server.smg.kv_events import GatewayEvents, block_hash  # noqa: E402
+from tasuki.server.smg.kv_events import (  # noqa: E402
+    Announced,
+    Change,
+    Cleared,
+    GatewayEvents,
+    UsableBlocks,
+    Withdrawn,
+    block_hash,
+    namespace_of,
+)
 from tasuki.server.smg.node_info import (  # noqa: E402
     archive_chunks,
-    loads_message,  # noqa: E402
+    loads_message,
     tokenizer_archive,
 )
 

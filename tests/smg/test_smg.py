@@ -14,10 +14,9 @@ import pytest
 from tasuki.cli.embedded import embedded_model
 from tests.harness.daemons import Node, flags
 from tests.harness.http_calls import JSON, connect
-from tests.harness.openai_client import openai, openai_client
 from tests.harness.running_nodes import node_pair, running
-from tests.harness.smg_process import Smg, in_front_of_pair, require_smg, smg
-from tests.harness.usable_pages import usable_pages
+from tests.harness.sdk_clients import openai, openai_client
+from tests.harness.smg_process import Smg, in_front_of_pair, require_smg, smg, usable_pages
 from tests.harness.waiting import HANG_SECONDS, until
 
 require_smg()

@@ -13,8 +13,7 @@ import pytest
 from tasuki.pycache.layout import PAGE_TOKENS
 from tests.harness.daemons import Node, asked, flags, random_prompt
 from tests.harness.running_nodes import running
-from tests.harness.smg_process import Smg, require_smg, smg
-from tests.harness.usable_pages import names_of_pages, usable_pages
+from tests.harness.smg_process import Smg, names_of_pages, require_smg, smg, usable_pages
 from tests.harness.waiting import until
 
 require_smg()

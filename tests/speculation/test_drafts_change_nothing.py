@@ -12,16 +12,19 @@ from tasuki.engine import messages as m
 from tasuki.engine.speculation.step_costs import StepShape
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.qwen3_5 import Qwen35Model
-from tests.harness.drafted_answers import (
+from tests.harness.engines import prompt, submit, tiny_engine, tiny_parts
+from tests.harness.scripted_drafts import (
     DRAWN,
     KINDS,
     NEW,
+    ScriptedLimit,
     answered,
+    any_limit,
     any_pattern,
     assert_same,
+    draft,
+    limited,
 )
-from tests.harness.engines import prompt, submit, tiny_engine, tiny_parts
-from tests.harness.scripted_drafts import ScriptedLimit, any_limit, draft, limited
 
 WORDS = replace(
     DRAWN, grammar=Grammar(GrammarKind.REGEX, "([a-f]{2,4}[ .,;]){3,20}"), stop_token_ids=(127,)

@@ -12,8 +12,8 @@ from tasuki.model.grammar.compiled_grammar import compiled, token_tree
 from tasuki.model.grammar.constraint import Constraint
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.grammar.vocabulary import Vocabulary
-from tests.harness.drafted_answers import DRAWN, NEW, answered, assert_same
 from tests.harness.engines import LETTERS, prompt, submit, tiny_engine
+from tests.harness.scripted_drafts import DRAWN, NEW, answered, assert_same
 
 KEYS = Grammar(GrammarKind.REGEX, "(celsius: [0-9], fahrenheit: [0-9]; ){9}")
 SAMPLING = replace(DRAWN, grammar=KEYS, stop_token_ids=(127,))

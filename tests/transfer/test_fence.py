@@ -16,8 +16,7 @@ from tasuki.transfer.control.writer_life import WatchedProcess, WriterLife
 from tasuki.transfer.node_identity import ProcessIdentity
 from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms.fence import ALIVE, Fence, FenceReason, FenceTerms, WriterFacts
-from tests.harness.manual_clock import ManualClock
-from tests.harness.waiting import until
+from tests.harness.waiting import ManualClock, until
 
 CHILD = """
 import sys

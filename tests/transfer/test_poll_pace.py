@@ -1,7 +1,7 @@
 """The pace at which a transport is asked: at once while bytes move, seldom while none do."""
 
 from tasuki.transfer.transports.base import PollBackoff
-from tests.harness.manual_clock import ManualClock
+from tests.harness.waiting import ManualClock
 
 MOST = 0.0005
 

@@ -28,8 +28,7 @@ from tasuki.transfer.windows.descriptors import (
 from tasuki.transfer.windows.digest import WindowDigester, splitmix64, word_keys
 from tasuki.transfer.windows.window import FinishedLayers, StepCounter, WindowHeader, cut
 from tests.harness.loopback_pair import small_layout
-from tests.harness.manual_clock import ManualClock
-from tests.harness.waiting import HANG_SECONDS
+from tests.harness.waiting import HANG_SECONDS, ManualClock
 
 
 def test_steps_wake_waiters_and_remember_times() -> None:

@@ -1,16 +1,6 @@
 """Windows that leave encoded, by way of cells in the sender's own arena.
 
-`StagingBuffer`: Cells of an arena in which windows are encoded and from which they are posted.
-Owns which cell is whose. Knows offsets; not what is in a cell. Thread rule: one thread. Invariants:
-every cell is free or held by one holder; a holder has at most half of them, so that one link that
-stands still leaves the other half to the others; a cell takes any window, so none waits for a hole
-of its size.
-
-`EncodingSource`: Windows that leave encoded: copied into cells kept back in the sender's own arena,
-since nothing else is registered.
-Owns the cells. Knows units and cells; no rooms. Thread rule: as of WindowSource. Invariants: what
-is encoded of a window fits one cell; what a precision leaves exact is posted from where it lies; a
-cell is free again when its window was released.
+Owns the cells that encoded windows leave from. Thread rule: as of WindowSource.
 """
 
 from collections import Counter
@@ -53,6 +43,15 @@ class Cell:
 
 
 class StagingBuffer:
+    """Cells of an arena in which windows are encoded and from which they are posted.
+
+    Owns which cell is whose. Knows offsets; not what is in a cell. Thread rule: one thread.
+    Invariants:
+    every cell is free or held by one holder; a holder has at most half of them, so that one link
+    that stands still leaves the other half to the others; a cell takes any window, so none waits
+    for a hole of its size.
+    """
+
     def __init__(self, offset: int, size: int, largest_unit: int) -> None:
         """Of the bytes [offset, offset + size). REQUIRES: two of the largest unit fit; ALIGNMENT
         divides offset."""
@@ -105,6 +104,14 @@ Places = NDArray[np.int64]
 
 
 class EncodingSource:
+    """Windows that leave encoded: copied into cells kept back in the sender's own arena, since
+    nothing else is registered.
+
+    Owns the cells. Knows units and cells; no rooms. Thread rule: as of WindowSource. Invariants:
+    what is encoded of a window fits one cell; what a precision leaves exact is posted from where it
+    lies; a cell is free again when its window was released.
+    """
+
     in_place = False
     most_together = 1
     """Another one's encoding takes as long as this one's way."""

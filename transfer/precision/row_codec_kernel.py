@@ -1,4 +1,4 @@
-"""fp8 rows on a GPU, equal to row_codec.py bit for bit (its twin), and a codec of layers.
+"""fp8 rows on a GPU, equal to wire_layout.py bit for bit (its twin), and a codec of layers.
 
 A program encodes or decodes some rows of one unit: read once, written once, so the floor is memory
 bandwidth.

@@ -1,17 +1,6 @@
 """Rows and units on the wire: their formats and lengths.
 
-`RowFormat`: Rows of numbers as fewer bytes: bf16, or fp8 with a power of two a row
-(pycache/fp8_rows.py, with its error). The naive twin of row_codec_kernel.py, and what arenas in
-host memory use.
-Encoding what was decoded changes nothing, so that a prefix that travels there and back loses no
-more than once. bf16's error is |x| / 256; a number that is not finite stays what it is.
-Pure functions; knows rows, not pages, layers or arenas. Encoded, a unit is its codes [rows, width],
-then in fp8 its scales [rows], then zeros up to ALIGNMENT: what a head has of a block where an arena
-keeps fp8 itself.
-
-`WireUnits`: How long units are on the wire: a block of KV, and the state of one GDN layer.
-A unit lands in the head of the block or state that it becomes, so it is never longer than that.
-Knows layout and precision; not pages, rooms or who encodes. Immutable.
+Pure. Formats know rows; units know a layout.
 """
 
 from dataclasses import dataclass
@@ -29,7 +18,17 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class RowFormat:
-    """`rows` rows of `width` numbers of an arena's dtype, as they travel. REQUIRES: not EXACT."""
+    """Rows of numbers as fewer bytes: bf16, or fp8 with a power of two a row (pycache/fp8_rows.py,
+    with its error). The naive twin of row_codec_kernel.py, and what arenas in host memory use.
+
+    Encoding what was decoded changes nothing, so that a prefix that travels there and back loses no
+    more than once. bf16's error is |x| / 256; a number that is not finite stays what it is. Pure
+    functions; knows rows, not pages, layers or arenas. Encoded, a unit is its codes [rows, width],
+    then in fp8 its scales [rows], then zeros up to ALIGNMENT: what a head has of a block where an
+    arena keeps fp8 itself.
+
+    `rows` rows of `width` numbers of an arena's dtype, as they travel. REQUIRES: not EXACT.
+    """
 
     precision: Precision
     rows: int
@@ -72,7 +71,12 @@ class WireError(TransferError):
 
 @dataclass(frozen=True)
 class WireUnits:
-    """Lengths of a layout's units in a precision. kv, state: how the rows of what one head has of a
+    """How long units are on the wire: a block of KV, and the state of one GDN layer.
+
+    A unit lands in the head of the block or state that it becomes, so it is never longer than that.
+    Knows layout and precision; not pages, rooms or who encodes. Immutable.
+
+    Lengths of a layout's units in a precision. kv, state: how the rows of what one head has of a
     block, and of a recurrent state, are encoded; None where they travel as they lie. A block's
     heads travel one after the other.
 

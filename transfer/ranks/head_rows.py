@@ -1,13 +1,6 @@
 """Digests of windows by heads, for transfers between nodes of several ranks.
 
-`HeadPart`: What digests are summed over where ranks hand over: one head of a block, or of a state.
-Pure. A part's key names the head in the whole model, and which copy of it, so that a sum says the
-same whoever of the ranks had the bytes.
-
-`HeadRows`: Digests of windows by heads of the whole model, where ranks hand over or are handed to.
-A window's sum is that of one head of a block, or of a state, after another, each mixed with where
-it belongs in the whole model: equal on both nodes, whatever numbers of ranks they have, if each
-byte of each of the receiver's ranks is right. Knows spans; no memory, no peers. Pure.
+Pure.
 """
 
 from collections.abc import Iterator
@@ -29,9 +22,15 @@ _NO_HEADS: dict[str, Any] = {"kv": range(0), "keys": range(0), "values": range(0
 
 @dataclass(frozen=True)
 class HeadPart:
-    """`length` bytes at `begin` of a block, or of a slot, in the arena of the sender's rank; of a
+    """What digests are summed over where ranks hand over: one head of a block, or of a state.
+
+    Pure. A part's key names the head in the whole model, and which copy of it, so that a sum says
+    the same whoever of the ranks had the bytes.
+
+    `length` bytes at `begin` of a block, or of a slot, in the arena of the sender's rank; of a
     block those whose page has its turn: page % copies == turn. number: of head and copy, among all
-    of a layer's blocks, or of its states."""
+    of a layer's blocks, or of its states.
+    """
 
     rank: int
     begin: int
@@ -103,8 +102,15 @@ class _State:
 
 
 class HeadRows:
-    """Of what ranks of `ours` send to so many receivers, or, with its own number of them, of what
-    has landed there. Raises ValueError where heads cannot be shared out or are no whole words."""
+    """Digests of windows by heads of the whole model, where ranks hand over or are handed to.
+
+    A window's sum is that of one head of a block, or of a state, after another, each mixed with
+    where it belongs in the whole model: equal on both nodes, whatever numbers of ranks they have,
+    if each byte of each of the receiver's ranks is right. Knows spans; no memory, no peers. Pure.
+
+    Of what ranks of `ours` send to so many receivers, or, with its own number of them, of what has
+    landed there. Raises ValueError where heads cannot be shared out or are no whole words.
+    """
 
     def __init__(self, ours: RankSpans, receivers: int) -> None:
         whole = ours.layout

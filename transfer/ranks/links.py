@@ -1,12 +1,6 @@
 """Which rank gives which heads to which, and where the bytes of such a link are.
 
-`RankLink`: Which rank of a sender gives which heads to which rank of a receiver.
-Pure, of the two sizes and the model's heads alone, so that both nodes derive the same links. All
-that is handed over is whole heads, but for what a draft layer carries, which every rank has.
-
-`LinkPieces`: Where the bytes of a link lie: in the sender's arena, and in the receiver's.
-Pure. A head is one run of a page's block, of the recurrent state and of each of the convolution's
-three parts, whose local order is [q | k | v] of the rank's own heads.
+Pure: both nodes derive the same links from the two sizes and the model's heads.
 """
 
 from collections.abc import Iterator
@@ -17,10 +11,17 @@ from tasuki.pycache.layout import CacheLayout, SlotColumn, itemsize, key_heads, 
 
 @dataclass(frozen=True)
 class RankLink:
-    """From a sender's rank `source` to a receiver's rank `target`; heads are numbered as in the
-    whole model. kv: of pages, where the source's turn is (sends_page). keys, values: of states.
-    carry: of a draft layer. copies: how many sender ranks take turns with the target's pages, since
-    they have the same head; the source is number `turn`."""
+    """Which rank of a sender gives which heads to which rank of a receiver.
+
+    Pure, of the two sizes and the model's heads alone, so that both nodes derive the same links.
+    All that is handed over is whole heads, but for what a draft layer carries, which every rank
+    has.
+
+    From a sender's rank `source` to a receiver's rank `target`; heads are numbered as in the whole
+    model. kv: of pages, where the source's turn is (sends_page). keys, values: of states. carry: of
+    a draft layer. copies: how many sender ranks take turns with the target's pages, since they have
+    the same head; the source is number `turn`.
+    """
 
     source: int
     target: int
@@ -99,8 +100,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class LinkPieces:
-    """Of a link between nodes of so many ranks. layout: of one rank that has all. Offsets are from
-    the begin of a page's block in one layer, or of a slot."""
+    """Where the bytes of a link lie: in the sender's arena, and in the receiver's.
+
+    Pure. A head is one run of a page's block, of the recurrent state and of each of the
+    convolution's three parts, whose local order is [q | k | v] of the rank's own heads.
+
+    Of a link between nodes of so many ranks. layout: of one rank that has all. Offsets are from the
+    begin of a page's block in one layer, or of a slot.
+    """
 
     layout: CacheLayout
     senders: int

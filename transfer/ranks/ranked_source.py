@@ -1,13 +1,6 @@
 """Windows that leave a node of several ranks, and the bytes of each of them.
 
-`RankedPieces`: Which bytes a window is, between nodes of any numbers of ranks: pieces from where
-each of the sender's ranks has them to where each of the receiver's wants them.
-Knows both nodes' spans and ids; nothing of peers or rooms. Pure.
-
-`RankedSource`: Windows between nodes of which one at least has several ranks: bytes leave from
-where each rank has them, straight to where each of the receiver's ranks wants them.
-As WindowSource. Thread rule: as there. REQUIRES: what is long finished was so on every rank of this
-node when it was planned; for what is not, the sender's counter has the slowest rank's steps.
+Owns no memory. Thread rule: as of WindowSource.
 """
 
 from collections.abc import Sequence
@@ -35,7 +28,13 @@ _NOTHING = np.empty((0, 3), dtype=np.int64)
 
 
 class RankedPieces:
-    """Raises ValueError where the heads cannot be shared out. REQUIRES: both are of one model."""
+    """Which bytes a window is, between nodes of any numbers of ranks: pieces from where each of the
+    sender's ranks has them to where each of the receiver's wants them.
+
+    Knows both nodes' spans and ids; nothing of peers or rooms. Pure.
+
+    Raises ValueError where the heads cannot be shared out. REQUIRES: both are of one model.
+    """
 
     def __init__(self, ours: RankSpans, theirs: RankSpans) -> None:
         whole = ours.layout
@@ -109,6 +108,14 @@ class RankedPieces:
 
 
 class RankedSource:
+    """Windows between nodes of which one at least has several ranks: bytes leave from where each
+    rank has them, straight to where each of the receiver's ranks wants them.
+
+    As WindowSource. Thread rule: as there. REQUIRES: what is long finished was so on every rank of
+    this node when it was planned; for what is not, the sender's counter has the slowest rank's
+    steps.
+    """
+
     code = BY_HEADS
     in_place = False
     most_together = 64

@@ -1,17 +1,6 @@
 """The memory of all arenas of a node's ranks, and where each arena is in it.
 
-`RankSpans`: Where the arenas of a node's ranks lie: one behind another, in one region of memory.
-Pure.
-
-`SpreadDigester`: Digests of windows out of arenas that are no neighbours, by a digester that
-reaches them all.
-Thread rule: as of the digester. Windows are rows by heads (head_rows.py), whose offsets are those
-of the region.
-
-`RankRegion`: The memory in which the arenas of a node's ranks lie: one behind another on a CPU,
-else each on a GPU of its own. One process, which has all of it mapped, sends from there and
-receives into it.
-Owns nothing of it. Any thread.
+Pure values, and digests in the caller's thread. It owns no memory.
 """
 
 from collections.abc import Sequence
@@ -32,8 +21,13 @@ _ALIGNMENT = 1 << 16
 
 @dataclass(frozen=True)
 class RankSpans:
-    """layout: of one rank that has all. slabs: of each rank's arena. Raises ValueError where the
-    heads cannot be shared out."""
+    """Where the arenas of a node's ranks lie: one behind another, in one region of memory.
+
+    Pure.
+
+    layout: of one rank that has all. slabs: of each rank's arena. Raises ValueError where the heads
+    cannot be shared out.
+    """
 
     layout: CacheLayout
     ranks: int
@@ -62,6 +56,12 @@ _WORD = 8
 
 
 class SpreadDigester(Digester):
+    """Digests of windows out of arenas that are no neighbours, by a digester that reaches them all.
+
+    Thread rule: as of the digester. Windows are rows by heads (head_rows.py), whose offsets are
+    those of the region.
+    """
+
     def __init__(self, own: Digester, origin: int, spread: Spread) -> None:
         """own: whose offsets count from the address `origin`, and may be negative."""
         self._own = own
@@ -77,6 +77,13 @@ class SpreadDigester(Digester):
 
 
 class RankRegion(Protocol):
+    """The memory in which the arenas of a node's ranks lie: one behind another on a CPU, else each
+    on a GPU of its own. One process, which has all of it mapped, sends from there and receives into
+    it.
+
+    Owns nothing of it. Any thread.
+    """
+
     def register(self, transport: Transport) -> None:
         """Make it known to the transport, once. Raises TransportError."""
 

@@ -1,22 +1,11 @@
 """One room on the receiving side, and the layer barrier of those who compute on it.
 
-`IncomingRoom`: One room on the receiving side: which windows have landed, with which digests, and
-what is still missing.
-Owns that record, and wakes who waits for it. Does not know transports or clocks: Receiver calls it
-under its lock. Invariant: a window counts once, however often it is announced.
-
-`LayerBarrier`: The layer barrier of one room: who computes on a prompt that is still landing waits
-here.
-Owns nothing but whether it was closed; shares the room's record with the receiver, under the
-receiver's lock. Thread rule: one thread waits, any thread closes. Invariants: layer l is open only
-after all that the room brings of l has landed and was digested as it lies in the arena, so that
-from then on the sender writes nothing of l any more and who waited may write beside it; a barrier
-whose room is forgotten stays open for the layers that had landed, and never opens for the others.
+Owns what of one room has landed. Thread rule of the barrier: one thread waits, any thread closes.
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -24,9 +13,17 @@ from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.errors import DigestMismatch, OutOfBounds, WindowsMissing
 from tasuki.transfer.reports import KEPT_WINDOWS, BarrierWait, LandedWindow, WindowDigest
 from tasuki.transfer.windows.window import Destination, WindowHeader
+from tasuki.utils.signatures import Clock
 
 
 class IncomingRoom:
+    """One room on the receiving side: which windows have landed, with which digests, and what is
+    still missing.
+
+    Owns that record, and wakes who waits for it. Does not know transports or clocks: Receiver calls
+    it under its lock. Invariant: a window counts once, however often it is announced.
+    """
+
     def __init__(
         self,
         room: int,
@@ -146,7 +143,17 @@ class IncomingRoom:
 
 
 class LayerBarrier:
-    def __init__(self, incoming: IncomingRoom, clock: Callable[[], float]) -> None:
+    """The layer barrier of one room: who computes on a prompt that is still landing waits here.
+
+    Owns nothing but whether it was closed; shares the room's record with the receiver, under the
+    receiver's lock. Thread rule: one thread waits, any thread closes. Invariants: layer l is open
+    only after all that the room brings of l has landed and was digested as it lies in the arena, so
+    that from then on the sender writes nothing of l any more and who waited may write beside it; a
+    barrier whose room is forgotten stays open for the layers that had landed, and never opens for
+    the others.
+    """
+
+    def __init__(self, incoming: IncomingRoom, clock: Clock) -> None:
         self._incoming = incoming
         self._changed = incoming.changed
         self._clock = clock

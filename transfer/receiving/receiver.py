@@ -17,7 +17,7 @@ Invariants:
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -29,6 +29,7 @@ from tasuki.transfer.reports import PhaseMarks, ReceiverTrack, WindowDigest, rec
 from tasuki.transfer.transports.base import PollBackoff
 from tasuki.transfer.windows.digest import ArenaWindow
 from tasuki.transfer.windows.window import Destination, WindowHeader, code_of
+from tasuki.utils.signatures import Clock
 from tasuki.utils.system import name_this_thread
 
 from .incoming_room import IncomingRoom, LayerBarrier
@@ -55,7 +56,7 @@ class Receiver:
         self,
         layout: CacheLayout,
         arenas: Sequence[TargetArena],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         """layout: of one rank that has all. arenas: those that peers write into."""
         self.counters = ReceiverCounters()

@@ -1,12 +1,6 @@
 """An arena that peers write into, and the decoding of windows that arrive encoded.
 
-`WindowSink`: Windows that arrive encoded: they land in the heads of the pages and states that they
-become, and are decoded there.
-Knows units; no rooms and no threads: the receiver calls it. Invariant: a part is small enough that
-who has to wait for its end may.
-
-`TargetArena`: An arena of this node that peers write into, with what reads and moves what has
-landed.
+Owns no memory: the engine does.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,6 +26,13 @@ class EncodedPart:
 
 
 class WindowSink:
+    """Windows that arrive encoded: they land in the heads of the pages and states that they become,
+    and are decoded there.
+
+    Knows units; no rooms and no threads: the receiver calls it. Invariant: a part is small enough
+    that who has to wait for its end may.
+    """
+
     def __init__(self, units: WireUnits, code: int, codec: LayerCodec) -> None:
         """code: of the precision, which every notification must carry."""
         self.code = code
@@ -58,9 +59,12 @@ class WindowSink:
 
 @dataclass(frozen=True)
 class TargetArena:
-    """window_sink: where windows travel encoded. spans: of the node's ranks, whose arenas of
-    `slabs` slabs lie in it; None: there is one arena, which takes nothing of senders of several
-    ranks. REQUIRES: transport has registered at least that, which digester reads."""
+    """An arena of this node that peers write into, with what reads and moves what has landed.
+
+    window_sink: where windows travel encoded. spans: of the node's ranks, whose arenas of `slabs`
+    slabs lie in it; None: there is one arena, which takes nothing of senders of several ranks.
+    REQUIRES: transport has registered at least that, which digester reads.
+    """
 
     slabs: int
     transport: Transport

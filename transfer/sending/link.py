@@ -1,27 +1,11 @@
 """Links to peers: what a link costs, and until when a peer may be written to.
 
-`LinkCost`: What one connection costs, seconds a window and seconds a byte, learnt from what it
-flushed.
-Owns decayed sums of (bytes, seconds) and what is in flight. Knows no rooms and no layers. The
-seconds of a window are those since it was posted or since the flush before it, whichever is later:
-alone on the link it pays the link's latency, in a queue only its share of the wire. Two windows of
-different size show latency and speed apart; windows of one size show their mean alone. Thread rule:
-the transfer thread changes it, any thread reads it.
-
-`Link`: A link: the way from one arena of this node to one arena of a peer.
-A sender holds one `SourceArena` for each of its node's arenas that leave, and one `Link` to a peer
-for each of them; today one of both. Immutable but for a link's rate.
-
-`WriteLeases`: Which peers this node may write to now: the links to them, and their leases on this
-node as a writer.
-Knows no rooms and no transports. Thread rule: any thread, one lock. Invariant: a lease counts from
-when this node asked for the renewal that was granted, so that the peer, who counts from when it was
-asked, never believes it over before it is.
+Thread rule: the transfer thread changes costs, any thread reads them; leases are under one lock.
 """
 
 import math
 import threading
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -31,6 +15,7 @@ from tasuki.transfer.ranks.region import RankSpans
 from tasuki.transfer.transports.base import Endpoint, Transport
 from tasuki.transfer.windows.digest import Digester
 from tasuki.transfer.windows.window import StepCounter
+from tasuki.utils.signatures import Clock
 
 from .window_source import DirectSource, WindowSource
 
@@ -56,6 +41,15 @@ class LinkSpeed:
 
 
 class LinkCost:
+    """What one connection costs, seconds a window and seconds a byte, learnt from what it flushed.
+
+    Owns decayed sums of (bytes, seconds) and what is in flight. Knows no rooms and no layers. The
+    seconds of a window are those since it was posted or since the flush before it, whichever is
+    later: alone on the link it pays the link's latency, in a queue only its share of the wire. Two
+    windows of different size show latency and speed apart; windows of one size show their mean
+    alone. Thread rule: the transfer thread changes it, any thread reads it.
+    """
+
     def __init__(self) -> None:
         self.in_flight_bytes = 0
         self.last_flush = float("-inf")
@@ -145,8 +139,14 @@ class SourceArena:
 
 @dataclass(frozen=True)
 class Link:
-    """window_source: the source's, toward the peer's arenas, which lie as `theirs` says. endpoint:
-    opened by source.transport, and closed by it."""
+    """A link: the way from one arena of this node to one arena of a peer.
+
+    A sender holds one `SourceArena` for each of its node's arenas that leave, and one `Link` to a
+    peer for each of them; today one of both. Immutable but for a link's rate.
+
+    window_source: the source's, toward the peer's arenas, which lie as `theirs` says. endpoint:
+    opened by source.transport, and closed by it.
+    """
 
     source: SourceArena
     window_source: WindowSource
@@ -189,7 +189,15 @@ class Peer:
 
 
 class WriteLeases:
-    def __init__(self, lease_seconds: float, clock: Callable[[], float]) -> None:
+    """Which peers this node may write to now: the links to them, and their leases on this node as a
+    writer.
+
+    Knows no rooms and no transports. Thread rule: any thread, one lock. Invariant: a lease counts
+    from when this node asked for the renewal that was granted, so that the peer, who counts from
+    when it was asked, never believes it over before it is.
+    """
+
+    def __init__(self, lease_seconds: float, clock: Clock) -> None:
         self._lease_seconds = lease_seconds
         self._clock = clock
         self._lock = threading.Lock()

@@ -1,19 +1,7 @@
 """Rooms on the sending side: the life of one, whose window leaves next, and what all have sent.
 
-`OutgoingRoom`: One room on the sending side: what is planned, posted, flushed, and how it ends.
-Owns the room's windows and handles. Does not know threads, clocks or leases: Sender calls it under
-its lock. Invariants: plans follow one another without gap or overlap and stay inside the grant;
-after stop() nothing waits and nothing more is taken out to post; the room ends exactly once, and
-only when nothing of it is in flight.
-
-`SenderCounters`: What a sender has done since it started: plain counts that only grow.
-Thread rule: the transfer thread counts, any thread reads.
-
-`FairQueue`: Whose window leaves next: rooms share a sender by bytes, not by windows.
-Start-time fair queuing: a room's turn comes when the bytes it was served, counted from when it last
-had something to send, are the fewest. Owns the virtual time; knows neither links nor layers. Thread
-rule: the transfer thread. Invariant: of rooms that always have a window to post, none is ahead of
-another by more than one window's bytes.
+Thread rule: Sender calls rooms under its lock, and the transfer thread has the queue and counts;
+any thread reads the counters.
 """
 
 from collections import deque
@@ -88,6 +76,14 @@ class Posted:
 
 @dataclass
 class OutgoingRoom:
+    """One room on the sending side: what is planned, posted, flushed, and how it ends.
+
+    Owns the room's windows and handles. Does not know threads, clocks or leases: Sender calls it
+    under its lock. Invariants: plans follow one another without gap or overlap and stay inside the
+    grant; after stop() nothing waits and nothing more is taken out to post; the room ends exactly
+    once, and only when nothing of it is in flight.
+    """
+
     room: int
     generation: int
     peer: str
@@ -107,7 +103,7 @@ class OutgoingRoom:
     aborted: bool = False
     next_sequence: int = 0
     served_until: int = 0
-    """Bytes of virtual time: fair_queue.py."""
+    """Bytes of virtual time: `FairQueue`."""
     _planned_end: int | None = None
     _last_planned: bool = False
     _last_tick: int = 0
@@ -284,8 +280,13 @@ class OutgoingRoom:
 
 @dataclass
 class SenderCounters:
-    """rooms: sent whole, broken, or forced (given up before they had drained). The rest is of those
-    sent whole."""
+    """What a sender has done since it started: plain counts that only grow.
+
+    Thread rule: the transfer thread counts, any thread reads.
+
+    rooms: sent whole, broken, or forced (given up before they had drained). The rest is of those
+    sent whole.
+    """
 
     rooms: dict[str, int] = field(default_factory=lambda: {"sent": 0, "broken": 0, "forced": 0})
     windows: int = 0
@@ -305,6 +306,14 @@ class SenderCounters:
 
 
 class FairQueue:
+    """Whose window leaves next: rooms share a sender by bytes, not by windows.
+
+    Start-time fair queuing: a room's turn comes when the bytes it was served, counted from when it
+    last had something to send, are the fewest. Owns the virtual time; knows neither links nor
+    layers. Thread rule: the transfer thread. Invariant: of rooms that always have a window to post,
+    none is ahead of another by more than one window's bytes.
+    """
+
     def __init__(self) -> None:
         self._now = 0
 

@@ -1,23 +1,7 @@
 """The sending side: the thread that posts windows, and connections to its peers.
 
-`Sender`: The sending side: a thread that posts each window of each room as soon as its layers are
-finished.
-Owns rooms, the peers' leases on this node as a writer, and the transfer thread. Deals in bytes and
-layers; not in tokens, requests or gRPC. Thread rule: every public method may be called from any
-thread and returns at once, but for connect() and stop(); callbacks run on the transfer thread and
-must return at once.
-Invariants:
-1. Nothing is posted for a peer that did not renew within `lease_seconds`, nor ever again for its
-   rooms.
-2. A room's end is reported once, after nothing of it is in flight (or the drain deadline passed:
-   Drain.FORCED).
-3. One slow room does not delay another: rooms take turns, and share by bytes.
-4. A link that is slow and moves is waited for; only one that stands still ends its rooms.
-
-`connect_within()`: Opening and closing endpoints to a peer within a time, whatever the transport
-does meanwhile.
-Keeps nothing. Thread rule: the event loop; the transport's part runs in a thread of its own.
-Invariant: an endpoint that comes too late, or for somebody who has left, is let go of.
+Owns the transfer thread. Every public method returns at once, from any thread, but for connect()
+and stop(). Callbacks run on the transfer thread.
 """
 
 import asyncio
@@ -54,6 +38,7 @@ from tasuki.transfer.windows.window import (
     check_pages,
     check_slot,
 )
+from tasuki.utils.signatures import Clock
 from tasuki.utils.system import name_this_thread
 
 from .link import Link, SourceArena, WriteLeases
@@ -95,12 +80,27 @@ class SenderSettings:
 
 
 class Sender:
+    """The sending side: a thread that posts each window of each room as soon as its layers are
+    finished.
+
+    Owns rooms, the peers' leases on this node as a writer, and the transfer thread. Deals in bytes
+    and layers; not in tokens, requests or gRPC. Thread rule: every public method may be called from
+    any thread and returns at once, but for connect() and stop(); callbacks run on the transfer
+    thread and must return at once. Invariants:
+    1. Nothing is posted for a peer that did not renew within `lease_seconds`, nor ever again for
+       its rooms.
+    2. A room's end is reported once, after nothing of it is in flight (or the drain deadline
+       passed: Drain.FORCED).
+    3. One slow room does not delay another: rooms take turns, and share by bytes.
+    4. A link that is slow and moves is waited for; only one that stands still ends its rooms.
+    """
+
     def __init__(
         self,
         layout: CacheLayout,
         arenas: Sequence[SourceArena],
         settings: SenderSettings | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         """layout: of one rank that has all. arenas: those that leave from here; a peer has as
         many."""
@@ -654,7 +654,13 @@ _POLL_SECONDS = 0.01
 async def connect_within(
     seconds: float, sender: Sender, name: str, node: NodeIdentity, asked_at: float | None = None
 ) -> None:
-    """As Sender.connect. Raises TransportError, also after `seconds`."""
+    """Opening and closing endpoints to a peer within a time, whatever the transport does meanwhile.
+
+    Keeps nothing. Thread rule: the event loop; the transport's part runs in a thread of its own.
+    Invariant: an endpoint that comes too late, or for somebody who has left, is let go of.
+
+    As Sender.connect. Raises TransportError, also after `seconds`.
+    """
     connecting = asyncio.ensure_future(
         asyncio.to_thread(sender.connect, name, node.arenas, asked_at)
     )

@@ -1,19 +1,11 @@
 """Where a sender's windows leave from, and the thread that digests them.
 
-`WindowSource`: From where in the arena a sender's windows leave: the pages and the slot themselves,
-as here, or an encoded copy (encoding_source.py).
-Thread rule: windows() and sizes from any thread, the rest on the transfer thread; a loaded window's
-digestible() on any one. Invariant: a loaded window's bytes stay as they are until release().
-
-`DigestThread`: Digests windows that leave, beside their transfers: all that wait, in one call.
-Owns a thread and what was asked of it. Knows no rooms and no links. Thread rule: start() and stop()
-once each, ask() from one thread; `changed` is called on the digests' thread and must not wait.
-Invariants: what was asked is answered, stop() included; a window that cannot be digested fails
-alone.
+Thread rule: sizes and windows() from any thread, the rest on the transfer thread. Digests have a
+thread of their own.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -32,6 +24,7 @@ from tasuki.transfer.windows.window import (
     cut,
     granted_pages,
 )
+from tasuki.utils.signatures import Notice
 from tasuki.utils.system import name_this_thread
 
 
@@ -49,6 +42,14 @@ class LoadedWindow(Protocol):
 
 
 class WindowSource(Protocol):
+    """From where in the arena a sender's windows leave: the pages and the slot themselves, as here,
+    or an encoded copy (encoding_source.py).
+
+    Thread rule: windows() and sizes from any thread, the rest on the transfer thread; a loaded
+    window's digestible() on any one. Invariant: a loaded window's bytes stay as they are until
+    release().
+    """
+
     @property
     def sizes(self) -> UnitSizes:
         """Of what is posted."""
@@ -171,7 +172,15 @@ class AskedDigest:
 
 
 class DigestThread:
-    def __init__(self, changed: Callable[[], None]) -> None:
+    """Digests windows that leave, beside their transfers: all that wait, in one call.
+
+    Owns a thread and what was asked of it. Knows no rooms and no links. Thread rule: start() and
+    stop() once each, ask() from one thread; `changed` is called on the digests' thread and must not
+    wait. Invariants: what was asked is answered, stop() included; a window that cannot be digested
+    fails alone.
+    """
+
+    def __init__(self, changed: Notice) -> None:
         """changed: some of what was asked is answered."""
         self._changed = changed
         self._asked: SimpleQueue[Sequence[AskedDigest] | None] = SimpleQueue()

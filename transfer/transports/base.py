@@ -1,26 +1,12 @@
 """The interface of a transport, and the pace of polling one.
 
-`Transport`: The interface of a transport: one-sided writes into one registered region of a peer,
-with notifications.
-A transport knows bytes and offsets; it knows no layers, pages, rooms or leases. Liveness,
-generations and fences are its callers': a finished transfer says "flushed", never "the peer is
-alive" or "wanted it". Thread rule: every method may be called from any thread; none but connect()
-blocks for longer than posting takes. Invariants: offsets are relative to the region and checked on
-both sides before anything is posted; a notification is seen by the peer only after the bytes that
-it rides with.
-
-`PollBackoff`: How long to wait until a transport is asked again, while something is awaited from
-it.
-Some transports move bytes only inside such calls (base.py), and between two of them a socket fills
-and the peer stands still. So after a call that moved some there is no wait; after one that did not
-it begins short and doubles. What moved is known by the processor time that the thread spent: time
-on the clock would count waits for a lock or a core too. Owns the next wait. Knows no transport.
-Thread rule: one thread, the one that calls.
+Thread rule: every method of a transport may be called from any thread. None but connect() blocks
+for longer than posting takes.
 """
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -28,6 +14,7 @@ from tasuki.pycache._cpp_cache import AskedDigest, Bell, GpuDigester, StepCounte
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.windows.descriptors import Pieces, TransferUnits
 from tasuki.transfer.windows.digest import ArenaWindow
+from tasuki.utils.signatures import Clock
 
 
 @dataclass(frozen=True)
@@ -119,6 +106,17 @@ class Holding:
 
 
 class Transport(ABC):
+    """The interface of a transport: one-sided writes into one registered region of a peer, with
+    notifications.
+
+    A transport knows bytes and offsets; it knows no layers, pages, rooms or leases. Liveness,
+    generations and fences are its callers': a finished transfer says "flushed", never "the peer is
+    alive" or "wanted it". Thread rule: every method may be called from any thread; none but
+    connect() blocks for longer than posting takes. Invariants: offsets are relative to the region
+    and checked on both sides before anything is posted; a notification is seen by the peer only
+    after the bytes that it rides with.
+    """
+
     @property
     @abstractmethod
     def settle_seconds(self) -> float:
@@ -274,7 +272,16 @@ _FIRST_SECONDS = 50e-6
 
 
 class PollBackoff:
-    def __init__(self, processor_time: Callable[[], float] = time.thread_time) -> None:
+    """How long to wait until a transport is asked again, while something is awaited from it.
+
+    Some transports move bytes only inside such calls (base.py), and between two of them a socket
+    fills and the peer stands still. So after a call that moved some there is no wait; after one
+    that did not it begins short and doubles. What moved is known by the processor time that the
+    thread spent: time on the clock would count waits for a lock or a core too. Owns the next wait.
+    Knows no transport. Thread rule: one thread, the one that calls.
+    """
+
+    def __init__(self, processor_time: Clock = time.thread_time) -> None:
         self._processor_time = processor_time
         self._wait = _FIRST_SECONDS
         self._began = processor_time()

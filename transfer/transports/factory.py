@@ -4,13 +4,13 @@ Only what is chosen is imported: peer_copy needs Triton, NIXL its wheel.
 """
 
 import logging
-from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.transports.nixl.transport import NixlTransport, nixl_memory
+from tasuki.utils.signatures import Work
 
 from .base import Transport
 from .multi import RoutedTransport
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 
 def build_transport(kind: str, name: str, device: torch.device) -> Transport:
-    """kind: of kinds.KINDS, the same on both nodes of a pair. name: the node's. device: of the
+    """kind: of TRANSPORTS, the same on both nodes of a pair. name: the node's. device: of the
     arena.
 
     auto takes peer_copy where both nodes are on one host and their GPUs reach each other, else
     nixl, peer by peer. Raises TransportError where the kind cannot work here.
     """
-    builders: dict[str, Callable[[], Transport]] = {
+    builders: dict[str, Work[Transport]] = {
         "peer_copy": partial(_peer_copy, device),
         "nixl": lambda: NixlTransport(name, *nixl_memory(device)),
     }

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tasuki.pycache._cpp_cache import AskedDigest, Bell
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.windows.descriptors import Pieces, TransferUnits
+from tasuki.utils.signatures import Clock
 
 from .base import (
     Endpoint,
@@ -77,9 +78,7 @@ class _RoutedHeld(HeldTransfer):
 
 
 class RoutedTransport(Transport):
-    def __init__(
-        self, members: Mapping[str, Transport], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, members: Mapping[str, Transport], clock: Clock = time.monotonic) -> None:
         """members: by name, the preferred first. REQUIRES: not empty; both sides use the names for
         the same transports."""
         self._members = dict(members)

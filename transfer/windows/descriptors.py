@@ -1,21 +1,6 @@
 """Where the bytes of a window are: lengths of units, pieces of two arenas, and offsets.
 
-`UnitSizes`: Lengths of what is sent, all that most of a sender needs to know of a layout.
-
-`window_pieces()`: Which bytes a window is: (local offset, remote offset, length) pieces from the
-layout, runs merged.
-Knows layout and ids of both sides; nothing of peers, rooms or what the bytes mean. Pure functions.
-Invariant: pieces are int64 [n, 3], since arenas are larger than 2 GiB.
-
-`TransferUnits`: What pieces are made of: the units of an arena that windows send whole, as numbers.
-A unit is a block, or the state of one GDN layer, or of a draft layer, in one slot; every piece is
-one unit or a run of blocks. Knows an arena's geometry; not layers' order, ids of requests or
-transports. Pure. Invariant: unit i of two arenas of one layout has the same length.
-
-`Spread`: Where the arenas of a region lie, where they are no neighbours: each rank's on a GPU of
-its own.
-Everybody counts offsets as if the arenas lay one behind another; kernels count them from the lowest
-address. Pure. Invariant: what is placed lies inside of one arena.
+Pure.
 """
 
 from collections.abc import Sequence
@@ -33,8 +18,11 @@ from .window import WindowHeader
 
 
 class UnitSizes(Protocol):
-    """Bytes on the wire of a block, of the state of one GDN layer and of what a draft layer carries
-    over. CacheLayout is one, of a wire on which all travels as it lies."""
+    """Lengths of what is sent, all that most of a sender needs to know of a layout.
+
+    Bytes on the wire of a block, of the state of one GDN layer and of what a draft layer carries
+    over. CacheLayout is one, of a wire on which all travels as it lies.
+    """
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]: ...
@@ -77,7 +65,13 @@ def window_pieces(
     local_slot: int | None,
     remote_slot: int | None,
 ) -> Pieces:
-    """Pieces of every layer of the window, [n, 3] int64; n is 0 where it has nothing to send.
+    """Which bytes a window is: (local offset, remote offset, length) pieces from the layout, runs
+    merged.
+
+    Knows layout and ids of both sides; nothing of peers, rooms or what the bytes mean. Pure
+    functions. Invariant: pieces are int64 [n, 3], since arenas are larger than 2 GiB.
+
+    Pieces of every layer of the window, [n, 3] int64; n is 0 where it has nothing to send.
 
     REQUIRES: local_pages and remote_pages have header.pages ids each; a local_slot comes with a
     remote_slot.
@@ -202,8 +196,15 @@ class UnitPairs:
 
 @dataclass(frozen=True)
 class TransferUnits:
-    """Bytes of a block, of a slab, and of a GDN layer's state, and how many states a slab holds.
-    carry_bytes: of a draft layer's state, which stands behind the others; 0 where there is none."""
+    """What pieces are made of: the units of an arena that windows send whole, as numbers.
+
+    A unit is a block, or the state of one GDN layer, or of a draft layer, in one slot; every piece
+    is one unit or a run of blocks. Knows an arena's geometry; not layers' order, ids of requests or
+    transports. Pure. Invariant: unit i of two arenas of one layout has the same length.
+
+    Bytes of a block, of a slab, and of a GDN layer's state, and how many states a slab holds.
+    carry_bytes: of a draft layer's state, which stands behind the others; 0 where there is none.
+    """
 
     block_bytes: int
     slab_bytes: int
@@ -295,8 +296,15 @@ Offsets = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Spread:
-    """addresses: of the arenas in this process. size: bytes of each; stride: from where one begins
-    in the region to where the next one does."""
+    """Where the arenas of a region lie, where they are no neighbours: each rank's on a GPU of its
+    own.
+
+    Everybody counts offsets as if the arenas lay one behind another; kernels count them from the
+    lowest address. Pure. Invariant: what is placed lies inside of one arena.
+
+    addresses: of the arenas in this process. size: bytes of each; stride: from where one begins in
+    the region to where the next one does.
+    """
 
     addresses: tuple[int, ...]
     size: int

@@ -1,18 +1,10 @@
 """Windows: layers of one forward that are sent together, when they leave, where they go.
 
-`StepCounter`: The step counter: of how many layers, of any kind, an engine has written KV and state
-for good since it started. It is compiled (cpp_cache/steps/step_counter.h), since it is ticked and
-awaited where nobody may wait for the interpreter.
-Thread rule: one thread ticks, any thread reads, waits and sets alarms. Invariant: the value only
-grows.
-
-`Window`: Windows: runs of layers of one forward that are sent together, and the headers that name
-them.
-Knows layers, ticks and logical pages; not bytes, peers or rooms' lives. A header is all that
-travels with a window's bytes: it says which logical bytes have landed.
-
-`Destination`: Where a room's bytes go: the receiver's page and slot ids, checked before anything is
-posted.
+Plain, immutable values, but for `StepCounter`: the number of layers, of any kind, whose KV and
+state an engine has written for good since it started. It is compiled
+(cpp_cache/steps/step_counter.h), since it is ticked and awaited where nobody may wait for the
+interpreter. Thread rule of the counter: one thread ticks, any thread reads, waits and sets alarms.
+Invariant: its value only grows.
 """
 
 import struct
@@ -130,8 +122,14 @@ def code_of(notification: bytes, codes: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Window:
-    """A header with the sender's own ids. May be posted once the step counter has reached
-    `tick`."""
+    """Windows: runs of layers of one forward that are sent together, and the headers that name
+    them.
+
+    Knows layers, ticks and logical pages; not bytes, peers or rooms' lives. A header is all that
+    travels with a window's bytes: it says which logical bytes have landed.
+
+    A header with the sender's own ids. May be posted once the step counter has reached `tick`.
+    """
 
     header: WindowHeader
     tick: int
@@ -162,8 +160,11 @@ def cut(plan: FinishedLayers, runs: Sequence[tuple[int, int]], first_sequence: i
 
 @dataclass(frozen=True)
 class Destination:
-    """pages[i] takes logical page first_page + i, up to the prompt's last; slot takes its final
-    state, which stays with the sender where there is none."""
+    """Where a room's bytes go: the receiver's page and slot ids, checked before anything is posted.
+
+    pages[i] takes logical page first_page + i, up to the prompt's last; slot takes its final state,
+    which stays with the sender where there is none.
+    """
 
     first_page: int
     pages: tuple[int, ...]

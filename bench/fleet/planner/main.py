@@ -14,18 +14,18 @@ from typing import Any
 
 import torch
 
-from tasuki.bench.fleet.nodes.node_model import NodeModel
+from tasuki.bench.fleet.node_model import NodeModel
 from tasuki.bench.measure.host import describe_host
+from tasuki.bench.measure.results import OUT, RunFile
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.routing.planner.fleet_plan import Action, plan
 from tasuki.routing.planner.observation import NodeRole, Observation
 from tasuki.routing.planner.policy import NodeBounds, Pace, PlanPolicy, ServiceTargets
 
 from .day import Day, DaySettings
-from .decode_speed import DecodeSpeed, measured
 from .oracle import OracleDay
-from .outcome import DayOutcome, outcome
-from .results import table
+from .outcome import DayOutcome, describe, outcome
+from .pools import DecodeSpeed, measured
 from .simulated_fleet import OBSERVED_SECONDS, NodeTimes, SimulatedFleet
 
 MODEL = "9b"
@@ -77,7 +77,8 @@ def _known(file: Path | None, settings: DaySettings) -> dict[int, dict[str, Any]
     """Raises ValueError where its days are others."""
     if file is None:
         return {}
-    result = json.loads(file.read_text())
+    text = file.read_text()
+    result = json.loads(text if file.suffix == ".json" else text.splitlines()[-1])
     if result["day"] != json.loads(json.dumps(asdict(settings))):
         raise ValueError(f"{file} is of other days: leave --oracle-of out")
     return {row["seed"]: row["oracle"] for row in result["rows"]}
@@ -85,7 +86,7 @@ def _known(file: Path | None, settings: DaySettings) -> dict[int, dict[str, Any]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", required=True, help=OUT)
     parser.add_argument("--seeds", type=int, default=5, help="days, behind TUNED_ON")
     parser.add_argument("--hours", type=float, default=24.0, help="of a day")
     parser.add_argument("--processes", type=int, default=2)
@@ -106,9 +107,7 @@ def main() -> int:
         "node_times": asdict(NodeTimes()),
         "rows": rows,
     }
-    values.out.parent.mkdir(parents=True, exist_ok=True)
-    values.out.write_text(json.dumps(result, indent=1) + "\n")
-    values.out.with_suffix(".md").write_text(table(result))
+    RunFile.of(values.out, f"{host.date}, {host.commit}").keep(result, describe)
     return 0
 
 

@@ -25,9 +25,14 @@ from tasuki.routing.planner.observation import NodeRole, Observation
 from tasuki.routing.planner.policy import ServiceTargets
 
 from .day import Day
-from .decode_speed import DecodeSpeed
 from .outcome import DayOutcome, outcome
-from .simulated_fleet import OBSERVED_SECONDS, DayCounts, NodeTimes, SimulatedFleet
+from .pools import DecodeSpeed
+from .simulated_fleet import (
+    OBSERVED_SECONDS,
+    DayCounts,
+    NodeTimes,
+    SimulatedFleet,
+)
 
 SHARE = 0.999
 _MOST = 1000

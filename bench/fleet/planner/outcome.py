@@ -1,10 +1,17 @@
-"""What a simulated day came to: share of requests in time, node-hours, how often it turned."""
+"""What a simulated day came to: share of requests in time, node-hours, how often it turned; and
+days as a table, with the means and half of their 95% intervals.
+"""
 
 from dataclasses import dataclass
 from math import inf
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 
+from tasuki.bench.fleet.simulate import half_interval
+from tasuki.bench.measure.host import described
+from tasuki.bench.measure.results import Document, Section, markdown_table
 from tasuki.routing.planner.observation import NodeRole
 from tasuki.routing.planner.policy import ServiceTargets
 
@@ -75,3 +82,51 @@ def _turns(counts: DayCounts) -> list[float]:
             found.append(at)
         last[role] = at, nodes > 0
     return found
+
+
+_COLUMNS = (
+    *("seed", "in time", "first token", "each token", "worst 5 minutes"),
+    *("node-hours", "x the oracle's", "turns", "at crowds", "role changes"),
+    *("most nodes", "oracle: in time", "node-hours", "requests", "not ended"),
+)
+
+
+def describe(result: Document) -> Section:
+    """Simulated days on a page: a row of each, and the means with half of their 95% intervals."""
+    in_time = _with_interval([row["planner"]["in_time"] for row in result["rows"]], 5)
+    ratio = _with_interval([row["node_hours_ratio"] for row in result["rows"]], 3)
+    day, targets = result["day"], result["policy"]["targets"]
+    lines = [
+        "By `python -m tasuki.bench.fleet.planner.main`; what is modelled: docs/planner.md. Days "
+        f"of {day['seconds'] / 3600:g} hours, {day['rate']:g} requests a second in the mean, "
+        f"{day['crowds']} crowds each. In time: first token within {targets['first_token']:g} s "
+        f"and {targets['per_token'] * 1e3:g} ms a token.",
+        "",
+        *markdown_table(_COLUMNS, map(_cells, result["rows"])),
+        "",
+        f"In time {in_time}, node-hours {ratio} x the oracle's.",
+        "",
+        f"{described(result['host'])}.",
+    ]
+    return Section("The planner, simulated", "\n".join(lines))
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    planned, oracle = row["planner"], row["oracle"]
+    return [
+        str(row["seed"]),
+        *(f"{planned[name]:.4f}" for name in ("in_time", "first_token", "per_token")),
+        f"{planned['worst']:.2f}",
+        f"{planned['node_hours']:.1f}",
+        f"{row['node_hours_ratio']:.3f}",
+        *(str(planned[n]) for n in ("turns", "at_crowds", "role_changes", "most_nodes")),
+        f"{oracle['in_time']:.4f}",
+        f"{oracle['node_hours']:.1f}",
+        str(planned["requests"]),
+        str(planned["unended"]),
+    ]
+
+
+def _with_interval(values: list[float], digits: int) -> str:
+    mean = f"{fmean(values):.{digits}f}"
+    return mean if len(values) < 2 else f"{mean} ± {half_interval(values):.{digits}f}"

@@ -20,9 +20,7 @@ from tasuki.routing.planner.observation import (
 )
 
 from .day import Day
-from .decode_pool import DecodePool, Ended, Joining
-from .decode_speed import DecodeSpeed
-from .prefill_pool import PrefillPool
+from .pools import DecodePool, DecodeSpeed, Ended, Joining, PrefillPool
 
 TICK_SECONDS = 1.0
 OBSERVED_SECONDS = 5.0

@@ -1,14 +1,6 @@
 """The disk tier: a file of records, its size, and the probe at the start.
 
-`DiskFile`: A file of records on a disk: memory below host memory, by the same ids.
-A page lies in one piece, and so does a slot: a slab of the file holds as many pages, or one slot,
-as one of the arena. One slab more is for trying the disk. The file stays where its node ends.
-Several pieces are in flight: a drive that has one to do at a time is mostly idle.
-Thread rule: as `TierStore`. Invariant: a call returns with all of its bytes moved, or raises
-DiskFailed. What a disk returns is not believed here: who reads compares digests.
-
-`disk_memory()`: How much of a disk a node keeps below its host memory, that it reads back what it
-wrote, and what is there from before.
+Owns the file. Thread rule: as `TierStore` (store.py).
 """
 
 import errno
@@ -27,6 +19,7 @@ from tasuki.engine.config import AUTO_DTYPE, DTYPES, EngineConfig, EngineConfigE
 from tasuki.engine.tiers.store import (
     MOST_FAILURES,
     IoThreads,
+    MakeContract,
     PassingRows,
     Patience,
     Row,
@@ -50,8 +43,21 @@ _PIECE_BYTES = 1 << 20
 _NAME = "slabs"
 
 
+VectorCall = Callable[[int, list[memoryview], int], int]
+"""os.preadv or os.pwritev: takes a file, memory and the offset. Returns the bytes moved."""
+
+
 class DiskFile:
-    """As `TierStore`."""
+    """A file of records on a disk: memory below host memory, by the same ids.
+
+    A page lies in one piece, and so does a slot: a slab of the file holds as many pages, or one
+    slot, as one of the arena. One slab more is for trying the disk. The file stays where its node
+    ends. Several pieces are in flight: a drive that has one to do at a time is mostly idle. Thread
+    rule: as `TierStore`. Invariant: a call returns with all of its bytes moved, or raises
+    DiskFailed. What a disk returns is not believed here: who reads compares digests.
+
+    As `TierStore`.
+    """
 
     def __init__(self, folder: KeptFolder, layout: CacheLayout, slabs: int) -> None:
         """Takes the file's room on the disk; what is in it stays. Raises DiskFailed."""
@@ -94,7 +100,7 @@ class DiskFile:
     def _move_all(
         self,
         what: str,
-        call: Callable[[int, list[memoryview], int], int],
+        call: VectorCall,
         offsets: Sequence[int],
         rows: Rows,
     ) -> None:
@@ -115,7 +121,7 @@ class DiskFile:
     def _move(
         self,
         what: str,
-        call: Callable[[int, list[memoryview], int], int],
+        call: VectorCall,
         memory: memoryview,
         offset: int,
     ) -> None:
@@ -188,12 +194,16 @@ class DiskMemory:
 
 
 def disk_memory(
-    config: EngineConfig, layout: CacheLayout, contract: Callable[[], Mapping[str, str]]
+    config: EngineConfig, layout: CacheLayout, contract: MakeContract
 ) -> DiskMemory | None:
-    """None where the config asks for none. layout: of this rank, which takes its part of
+    """How much of a disk a node keeps below its host memory, that it reads back what it wrote, and
+    what is there from before.
+
+    None where the config asks for none. layout: of this rank, which takes its part of
     disk_cache_gib. contract: what must be equal before bytes are used that another node wrote, with
     the rank where there are several. Raises EngineConfigError where the disk has no room, does not
-    return what was written to it, or is another's."""
+    return what was written to it, or is another's.
+    """
     if config.disk_cache is None or config.disk_cache_gib is None:
         return None
     slab = disk_slab_bytes(layout) * config.tensor_parallel

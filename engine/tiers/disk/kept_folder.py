@@ -1,14 +1,6 @@
-"""The folder of a disk tier: one contract's, held by one node at a time, with digests of weights.
+"""The folder of a disk tier: one contract, one node at a time, with digests of weights.
 
-`KeptFolder`: The folder of one contract on a disk: whose it is, and that one node at a time has it.
-What a node keeps is as secret as its prompts: folder and files are its user's alone. Nothing is
-opened through a link, nor of another user. Folders of other contracts are left alone.
-
-`KnownWeights`: Digests of weight files that were read before, in a file beside what a disk keeps.
-A checkpoint of 18 GB takes 10 to 25 s to digest, and each restart would. A file is taken to be the
-one that was read where its path, size, inode and both of its times are: its change time nobody can
-set. One that was changed just before it was read is not noted, since a second change might bear the
-same times.
+Owns the folder's lock until close(), or until the process ends.
 """
 
 import fcntl
@@ -19,12 +11,14 @@ import stat
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tasuki.engine.tiers.store import PREFIX, contract_digest, folder_of
 from tasuki.model.weights.safetensors_folder import file_digest, weights_digest
+
+log = logging.getLogger(__name__)
 
 
 class DiskFailed(OSError):
@@ -38,7 +32,13 @@ _POLL_SECONDS = 0.05
 
 
 class KeptFolder:
-    """Locked until close(), or until the object or the process goes."""
+    """The folder of one contract on a disk: whose it is, and that one node at a time has it.
+
+    What a node keeps is as secret as its prompts: folder and files are its user's alone. Nothing is
+    opened through a link, nor of another user. Folders of other contracts are left alone.
+
+    Locked until close(), or until the object or the process goes.
+    """
 
     def __init__(self, parent: Path, contract: Mapping[str, str]) -> None:
         """contract: what must be equal before bytes that were kept are used. Raises DiskFailed:
@@ -52,7 +52,8 @@ class KeptFolder:
         try:
             if not self.path.is_symlink() and not self.path.is_dir():
                 os.mkdir(self.path, _FOLDER_MODE)
-            _check_owner(self.path, os.lstat(self.path), stat.S_ISDIR)
+            status = os.lstat(self.path)
+            _check_owner(self.path, status, is_kind=stat.S_ISDIR(status.st_mode))
             os.chmod(self.path, _FOLDER_MODE)
             self.others = sum(
                 each.name.startswith(PREFIX) and each.name != name for each in parent.iterdir()
@@ -74,7 +75,7 @@ class KeptFolder:
         found = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
         try:
             status = os.fstat(found)
-            _check_owner(path, status, stat.S_ISREG)
+            _check_owner(path, status, is_kind=stat.S_ISREG(status.st_mode))
             if status.st_nlink != 1:
                 raise DiskFailed(f"{path} has {status.st_nlink} names: remove it")
             os.fchmod(found, _FILE_MODE)
@@ -88,8 +89,8 @@ class KeptFolder:
         self._let_go()
 
 
-def _check_owner(path: Path, status: os.stat_result, is_kind: Callable[[int], bool]) -> None:
-    if not is_kind(status.st_mode):
+def _check_owner(path: Path, status: os.stat_result, *, is_kind: bool) -> None:
+    if not is_kind:
         raise DiskFailed(f"{path} is neither a plain file nor a folder: remove it")
     if status.st_uid != os.geteuid():
         raise DiskFailed(
@@ -117,16 +118,22 @@ def _lock(descriptor: int, path: Path) -> None:
         return
 
 
-log = logging.getLogger(__name__)
-
 _NAME = "weights.json"
 _SETTLED_SECONDS = 2.0
 """Since a file was changed, before its times set it apart from what it becomes."""
 
 
 class KnownWeights:
-    """Thread rule: any, of digest(); one thread of the rest. Raises nothing: what cannot be read or
-    written here is read from the weights."""
+    """Digests of weight files that were read before, in a file beside what a disk keeps.
+
+    A checkpoint of 18 GB takes 10 to 25 s to digest, and each restart would. A file is taken to be
+    the one that was read where its path, size, inode and both of its times are: its change time
+    nobody can set. One that was changed just before it was read is not noted, since a second change
+    might bear the same times.
+
+    Thread rule: any, of digest(); one thread of the rest. Raises nothing: what cannot be read or
+    written here is read from the weights.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _NAME

@@ -1,15 +1,6 @@
 """The index of a disk tier in a file beside it, and its use after a restart.
 
-`KeptIndex`: The index of what was written to a disk, in a file beside it: what a node that starts
-knows.
-Records are appended, and never synchronised: a node that is killed loses the record that it was
-writing; a machine that stops may lose or tear others, and may have lost the bytes of those that it
-kept. Whoever loads compares digests. When most of the file is of no use any more, what is goes to
-another file, which then takes its name.
-Thread rule: who opens it until a copier has it; then the copier's thread alone. Invariant: before
-an id is written, it is recorded as taken; what is recorded as kept was written whole before.
-
-`restore()`: What a disk kept stands in the tree of a node that starts.
+Owns the index file. Thread rule: the thread that opens it, and then the copier's alone.
 """
 
 import logging
@@ -50,6 +41,16 @@ _MOST_READ = 1 << 30
 
 
 class KeptIndex:
+    """The index of what was written to a disk, in a file beside it: what a node that starts knows.
+
+    Records are appended, and never synchronised: a node that is killed loses the record that it was
+    writing; a machine that stops may lose or tear others, and may have lost the bytes of those that
+    it kept. Whoever loads compares digests. When most of the file is of no use any more, what is
+    goes to another file, which then takes its name. Thread rule: who opens it until a copier has
+    it; then the copier's thread alone. Invariant: before an id is written, it is recorded as taken;
+    what is recorded as kept was written whole before.
+    """
+
     def __init__(self, folder: KeptFolder, layout: CacheLayout, slabs: int) -> None:
         """Reads what there is, and writes what is of use of it anew. Raises DiskFailed."""
         self.folder = folder
@@ -231,9 +232,12 @@ def _read_all(file: int) -> bytes:
 def restore(
     cache: HybridPrefixCache, tier: int, index: KeptIndex, others: Sequence[bytes] = ()
 ) -> None:
-    """Give the tree each state that is of use, once. others: what other ranks kept, as of
-    kept_of(): a state stands where all of them have it at the same places. REQUIRES: the cache has
-    served nobody."""
+    """What a disk kept stands in the tree of a node that starts.
+
+    Give the tree each state that is of use, once. others: what other ranks kept, as of kept_of(): a
+    state stands where all of them have it at the same places. REQUIRES: the cache has served
+    nobody.
+    """
     standing, index.standing = index.standing, None
     if standing is None:
         return

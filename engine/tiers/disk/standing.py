@@ -1,14 +1,6 @@
 """Records of a disk's index, and the state of the disk that they add up to.
 
-`records_in()`: The records of a disk's index, as bytes: each with a length, a number and a digest
-of its own.
-A record that is torn, or that rotted, fails its digest, and those behind it are found by their
-marks. Pure.
-
-`Standing`: What the records of an index say that a disk holds now: an id is of the last record with
-it.
-Thread rule: one thread at a time. Invariant: a slab holds pages or a slot; who takes one of them
-takes it from the other.
+Pure but for Standing, which one thread at a time changes.
 """
 
 import struct
@@ -70,7 +62,14 @@ def encoded(number: int, record: Record) -> bytes:
 
 
 def records_in(content: bytes) -> Iterator[tuple[int, Record] | None]:
-    """With their numbers, in order. None: something there is no whole record."""
+    """The records of a disk's index, as bytes: each with a length, a number and a digest of its
+    own.
+
+    A record that is torn, or that rotted, fails its digest, and those behind it are found by their
+    marks. Pure.
+
+    With their numbers, in order. None: something there is no whole record.
+    """
     view = memoryview(content)
     at = 0
     while at < len(content):
@@ -132,6 +131,12 @@ class KeptPath:
 
 
 class Standing:
+    """What the records of an index say that a disk holds now: an id is of the last record with it.
+
+    Thread rule: one thread at a time. Invariant: a slab holds pages or a slot; who takes one of
+    them takes it from the other.
+    """
+
     def __init__(self, layout: CacheLayout, slabs: int) -> None:
         self._per_slab = layout.pages_per_slab
         self._stride = layout.blocks_per_slab

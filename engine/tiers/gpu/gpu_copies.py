@@ -1,26 +1,7 @@
 """Copies between a GPU's arena and what is below it: pinned memory, and stores below that.
 
-`GpuCopy`: `RunningCopy` between a GPU's arena and pinned host memory, either way.
-Pieces follow each other on one stream, and the digest of each behind it on another.
-
-`GpuCopies`: `PieceCopies` of pinned host memory below a GPU's arena.
-Thread rule: one thread; a load may go on while a write is under way.
-Invariants:
-1. A digest is of the bytes that the arena has, taken by the GPU: of what was copied down, and of
-   what came up. So what went wrong on the way down, rotted in host memory or went wrong on the way
-   up is found, and the host reads none of it. Pages that a write reads nobody changes, or the write
-   is of no use: its digests may be taken before or behind the copies.
-2. A layer has landed once its digests are taken too: who computes behind a load may write the page
-   and the slot that it goes on in.
-3. Whatever was begun has ended, or StillMoving was raised, when settle() returns.
-
-`GpuLoad`: Loads from a store below host memory to a GPU's arena, through two parts of pinned memory
-by turns: while the GPU copies from one the store fills the other.
-Thread rule: as `StoreLoads`.
-Invariants:
-1. A digest is of what the arena has, taken by the GPU once all of a load is there: the host reads
-   none of it.
-2. A part is filled again once what it held has reached the arena.
+Owns streams and pinned parts. Thread rule: one thread. The GPU takes every digest from what the
+arena has, so the host reads no bytes of it.
 """
 
 from collections import deque
@@ -33,9 +14,10 @@ import numpy as np
 import torch
 
 from tasuki.engine.tiers.copy_job import CopyJob, Moves, Piece, layer_pieces, slot_moves
-from tasuki.engine.tiers.store import Call, Rows, TierSource, row_bytes
+from tasuki.engine.tiers.store import Rows, TierSource, row_bytes
 from tasuki.pycache.arena import Arena, PagePairs
 from tasuki.pycache.layout import CacheLayout
+from tasuki.utils.signatures import Work
 
 from .moves import FIRST, LAST, RunMoves, batched_moves, recorded, settle, stream_of
 from .pinned_memory import pinned_passage
@@ -69,6 +51,11 @@ class _Call:
 
 
 class GpuCopy:
+    """`RunningCopy` between a GPU's arena and pinned host memory, either way.
+
+    Pieces follow each other on one stream, and the digest of each behind it on another.
+    """
+
     def __init__(
         self,
         arena: Arena,
@@ -157,6 +144,18 @@ class _Ways:
 
 
 class GpuCopies:
+    """`PieceCopies` of pinned host memory below a GPU's arena.
+
+    Thread rule: one thread; a load may go on while a write is under way. Invariants:
+    1. A digest is of the bytes that the arena has, taken by the GPU: of what was copied down, and
+       of what came up. So what went wrong on the way down, rotted in host memory or went wrong on
+       the way up is found, and the host reads none of it. Pages that a write reads nobody changes,
+       or the write is of no use: its digests may be taken before or behind the copies.
+    2. A layer has landed once its digests are taken too: who computes behind a load may write the
+       page and the slot that it goes on in.
+    3. Whatever was begun has ended, or StillMoving was raised, when settle() returns.
+    """
+
     def __init__(self, arena: Arena, below: Arena) -> None:
         """REQUIRES: all of below's memory is pinned, slab by slab at least."""
         self._arena = arena
@@ -251,7 +250,16 @@ class GpuLoads:
 
 
 class GpuLoad:
-    """`RunningCopy`. A store has pages in one piece: no layer is there before all are."""
+    """Loads from a store below host memory to a GPU's arena, through two parts of pinned memory by
+    turns: while the GPU copies from one the store fills the other.
+
+    Thread rule: as `StoreLoads`. Invariants:
+    1. A digest is of what the arena has, taken by the GPU once all of a load is there: the host
+       reads none of it.
+    2. A part is filled again once what it held has reached the arena.
+
+    `RunningCopy`. A store has pages in one piece: no layer is there before all are.
+    """
 
     layers = 0
 
@@ -263,7 +271,7 @@ class GpuLoad:
         with torch.cuda.stream(way.stream):
             self._sums = ArenaSums(way.arena, pages, slot)
 
-    def _pieces(self, job: CopyJob) -> Iterator[Call]:
+    def _pieces(self, job: CopyJob) -> Iterator[Work[None]]:
         at_once = self._way.at_once
         for first in range(0, len(job.pages), at_once):
             yield partial(self._pages_up, job.pages[first : first + at_once])

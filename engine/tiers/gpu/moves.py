@@ -1,11 +1,6 @@
 """Moves between host memory and a GPU: streams, and many moves by one call.
 
-`stream_of()`: Streams of copies between a GPU's arena and what is below it.
-
-`batched_moves()`: Many copies between host and GPU by one call of CUDA's runtime, where it has
-that.
-A page is a block in every region, and pages that are no neighbours are as many copies as they have
-blocks: one call each takes longer than the bytes do. The copy engines do them, no multiprocessor.
+Owns nothing. Work joins the stream that the caller gives or the current one.
 """
 
 import ctypes
@@ -22,6 +17,7 @@ LAST, FIRST = 0, -1
 
 
 def stream_of(device: torch.device, priority: int) -> torch.cuda.Stream:
+    """Streams of copies between a GPU's arena and what is below it."""
     return torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
 
 
@@ -63,8 +59,15 @@ class _Attributes(ctypes.Structure):
 
 
 def batched_moves() -> RunMoves:
-    """On the current stream, which must not be the default one. One call a copy where this
-    runtime has no other."""
+    """Many copies between host and GPU by one call of CUDA's runtime, where it has that.
+
+    A page is a block in every region, and pages that are no neighbours are as many copies as they
+    have blocks: one call each takes longer than the bytes do. The copy engines do them, no
+    multiprocessor.
+
+    On the current stream, which must not be the default one. One call a copy where this runtime has
+    no other.
+    """
     try:
         call = ctypes.CDLL(_LIBRARY).cudaMemcpyBatchAsync
     except (OSError, AttributeError):

@@ -7,7 +7,6 @@ log while it lasts, and is bounded.
 import logging
 import mmap
 import time
-from collections.abc import Callable
 from math import gcd
 from typing import Protocol
 
@@ -15,6 +14,7 @@ import torch
 
 from tasuki.engine.config import EngineConfigError
 from tasuki.pycache.layout import CacheLayout
+from tasuki.utils.signatures import Clock
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def pinned(
     layout: CacheLayout,
     slabs: int,
     pinning: Pinning | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Clock = time.monotonic,
 ) -> torch.Tensor:
     """Zeros, uint8 [slabs * slab_bytes]. No slab is in two pieces that were pinned apart, for a
     copy may not cross these. pinning: CUDA's by default. Raises EngineConfigError where the memory

@@ -1,17 +1,6 @@
 """Digests of pages and slots in a GPU's arena, computed by that GPU.
 
-`digests_of()`: Digests of pages and slots as they lie in a GPU's arena, by that GPU.
-A digest is two sums modulo 2^64 over the words of a page or slot. Of word x at place p (counted
-over the whole page or slot, not where that lies): w = mix(x xor p * odd) counts in the first,
-remix(w) in the second. For one p both are bijections of x, so that a change of one word always
-shows; changes of several are missed where their differences cancel in both sums, one pair in 2^128
-as far as the mixing is random. Sums may be taken in any order, so a page is digested block by block
-as these land. Not cryptographic, as XXH3 is not: who is to be feared is memory that rots and a copy
-that goes elsewhere.
-Thread rule: one thread at a time. Work joins the current stream.
-
-`ArenaSums`: The digests of a job's pages and slot as they lie in a GPU's arena, summed as they
-land.
+Thread rule: one thread at a time. Work joins the current stream. Digests are not cryptographic.
 """
 
 from collections.abc import Sequence
@@ -97,7 +86,19 @@ def add_rows(words: torch.Tensor, rows: torch.Tensor, sums: torch.Tensor) -> Non
 
 
 def digests_of(sums: NDArray[np.int64]) -> list[int]:
-    """128 bits each. sums [units, 2], of the host."""
+    """Digests of pages and slots as they lie in a GPU's arena, by that GPU.
+
+    A digest is two sums modulo 2^64 over the words of a page or slot. Of word x at place p (counted
+    over the whole page or slot, not where that lies): w = mix(x xor p * odd) counts in the first,
+    remix(w) in the second. For one p both are bijections of x, so that a change of one word always
+    shows; changes of several are missed where their differences cancel in both sums, one pair in
+    2^128 as far as the mixing is random. Sums may be taken in any order, so a page is digested
+    block by block as these land. Not cryptographic, as XXH3 is not: who is to be feared is memory
+    that rots and a copy that goes elsewhere. Thread rule: one thread at a time. Work joins the
+    current stream.
+
+    128 bits each. sums [units, 2], of the host.
+    """
     pairs = sums.view(np.uint64).tolist()
     return [first << 64 | second for first, second in pairs]
 
@@ -153,7 +154,10 @@ def compile_specs() -> list[KernelSpec]:
 
 
 class ArenaSums:
-    """Thread rule: one thread, with one stream as the current one, which work joins."""
+    """The digests of a job's pages and slot as they lie in a GPU's arena, summed as they land.
+
+    Thread rule: one thread, with one stream as the current one, which work joins.
+    """
 
     def __init__(self, arena: Arena, pages: Sequence[int], slot: int | None) -> None:
         """pages, slot: of the arena. What the digests need from the host goes to the GPU here: a

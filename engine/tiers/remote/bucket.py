@@ -1,18 +1,13 @@
 """Objects of one bucket of an S3 store, and the credentials for it.
 
-`Credentials`: Who this node is to a remote store: from the environment, or from a file.
-Nothing of it is ever printed: not by repr(), nor in an error.
-
-`Bucket`: Objects of one folder in a bucket of an S3 store, each call with a bound.
-The client is obstore: object_store of Apache Arrow, which signs, retries and bounds each request
-and holds no interpreter's lock while bytes move. Thread rule: any.
+Every call has a bound. Credentials are never printed. Thread rule: any.
 """
 
 import configparser
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from tasuki.engine.tiers.store import Patience
+from tasuki.utils.signatures import Work
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -36,6 +32,11 @@ _PROFILE = "default"
 
 @dataclass(frozen=True)
 class Credentials:
+    """Who this node is to a remote store: from the environment, or from a file.
+
+    Nothing of it is ever printed: not by repr(), nor in an error.
+    """
+
     key: str = field(repr=False)
     secret: str = field(repr=False)
     token: str | None = field(repr=False, default=None)
@@ -98,7 +99,13 @@ def _seconds(meta: "ObjectMeta") -> float:
 
 
 class Bucket:
-    """Each call raises RemoteFailed, at once while the store is not asked."""
+    """Objects of one folder in a bucket of an S3 store, each call with a bound.
+
+    The client is obstore: object_store of Apache Arrow, which signs, retries and bounds each
+    request and holds no interpreter's lock while bytes move. Thread rule: any.
+
+    Each call raises RemoteFailed, at once while the store is not asked.
+    """
 
     def __init__(self, store: "S3Store", patience: Patience | None = None) -> None:
         self._store = store
@@ -168,7 +175,7 @@ class Bucket:
 
         self._ask("delete", name, lambda: obstore.delete(self._store, name))
 
-    def _ask(self, what: str, name: str, call: Callable[[], Found]) -> Found:
+    def _ask(self, what: str, name: str, call: Work[Found]) -> Found:
         if self._patience.is_over:
             raise RemoteFailed(f"the store failed again and again: {what} of {name} waits")
         try:

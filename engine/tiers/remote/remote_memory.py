@@ -1,19 +1,7 @@
 """The remote tier of one node: its size, the probe at the start, and lookups of prompts.
 
-`Lookups`: What a remote store has of prompts that are about to begin, asked beside the engine's
-loop.
-Owns threads that ask; the tree is given what they find, on the engine's loop. Thread rule: begin(),
-advance(), wait() and close() are the engine loop's.
-Invariants:
-1. A lookup is over within LOOKUP_SECONDS, whatever the store does: nobody waits longer. What comes
-   later is of use to the next prompt. After three that were late in a row nobody waits for a while.
-2. The tree is given a state whose manifest is whole, of the same salt, and behind the very tokens
-   that the prompt begins with. What its objects bring is digested when it is loaded.
-3. Nothing is given that was written before a flush of any node, once the store has noted that, nor
-   that was asked for before one of this node.
-
-`remote_memory()`: How much of a remote store a node knows at a time, and that it returns what is
-put there.
+Owns the threads that ask the store. Thread rule: the engine loop's. No prompt waits longer than
+LOOKUP_SECONDS, and found states are checked before use.
 """
 
 import logging
@@ -21,7 +9,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -29,10 +17,11 @@ import numpy as np
 
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.tiers.digests import TierDigests
-from tasuki.engine.tiers.store import Patience, contract_digest, folder_of, within
+from tasuki.engine.tiers.store import MakeContract, Patience, contract_digest, folder_of, within
 from tasuki.pycache._cpp_cache import CheckpointKind
 from tasuki.pycache.layout import CacheLayout
 from tasuki.pycache.prefix_cache import HybridPrefixCache
+from tasuki.utils.signatures import Clock
 from tasuki.utils.system import name_this_thread
 
 from .bucket import Bucket, RemoteFailed, open_bucket, read_credentials
@@ -68,11 +57,24 @@ NO_LOOKUP = Lookup(b"", np.empty(0, np.int32), 0, 0.0, is_over=True)
 
 
 class Lookups:
+    """What a remote store has of prompts that are about to begin, asked beside the engine's loop.
+
+    Owns threads that ask; the tree is given what they find, on the engine's loop. Thread rule:
+    begin(), advance(), wait() and close() are the engine loop's. Invariants:
+    1. A lookup is over within LOOKUP_SECONDS, whatever the store does: nobody waits longer. What
+       comes later is of use to the next prompt. After three that were late in a row nobody waits
+       for a while.
+    2. The tree is given a state whose manifest is whole, of the same salt, and behind the very
+       tokens that the prompt begins with. What its objects bring is digested when it is loaded.
+    3. Nothing is given that was written before a flush of any node, once the store has noted that,
+       nor that was asked for before one of this node.
+    """
+
     def __init__(
         self,
         bucket: Bucket,
         objects: RemoteObjects,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._bucket = bucket
         self._objects = objects
@@ -106,13 +108,14 @@ class Lookups:
         """Whether somebody waits for one."""
         return bool(self._waiting)
 
-    def advance(self, adopt: Callable[[Manifest], None]) -> None:
-        """End what was found, or is late. adopt: gives the tree a state."""
+    def advance(self) -> Iterator[Manifest]:
+        """Yield what was found, and end it once it was taken; then end what is late. REQUIRES: it
+        is read to its end."""
         self._any_found.clear()
         while self._found:
             lookup, manifest = self._found.popleft()
             if manifest is not None and lookup.flushes == self._objects.flushes:
-                adopt(manifest)
+                yield manifest
             if not lookup.is_over:
                 self._patience.worked()
             self._end(lookup)
@@ -232,10 +235,13 @@ class RemoteMemory:
 
 
 def remote_memory(
-    config: EngineConfig, layout: CacheLayout, contract: Callable[[], Mapping[str, str]]
+    config: EngineConfig, layout: CacheLayout, contract: MakeContract
 ) -> RemoteMemory | None:
-    """None where the config asks for none. contract: what must be equal before bytes are used that
-    another node wrote. Raises EngineConfigError where the store cannot be used."""
+    """How much of a remote store a node knows at a time, and that it returns what is put there.
+
+    None where the config asks for none. contract: what must be equal before bytes are used that
+    another node wrote. Raises EngineConfigError where the store cannot be used.
+    """
     if config.remote_cache is None or config.remote_cache_gib is None:
         return None
     slabs = int(config.remote_cache_gib * GIB) // layout.slab_bytes

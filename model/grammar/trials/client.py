@@ -60,13 +60,14 @@ def outcome_raised(verdict: Verdict) -> None:
             raise GrammarsUnavailable(verdict.reason)
 
 
+_Verdicts = BoundedCache[tuple[GrammarKind, str], Verdict]
+
+
 class GrammarTrials:
     def __init__(self, address: Callable[[], str]) -> None:
         """address: returns where the trial server takes connections."""
         self._address = address
-        self._remembered: BoundedCache[tuple[GrammarKind, str], Verdict] = BoundedCache(
-            _REMEMBERED_BYTES
-        )
+        self._remembered: _Verdicts = BoundedCache(_REMEMBERED_BYTES)
         self._lock = threading.Lock()
         self._link: _Link | None = None
         self._closed: Verdict | None = None
@@ -128,12 +129,8 @@ class GrammarTrials:
     def _connected(self) -> "_Link":
         with self._lock:
             if self._link is None or self._link.is_lost:
-                self._link = _Link(self._address(), self._remember)
+                self._link = _Link(self._address(), self._remembered)
             return self._link
-
-    def _remember(self, kind: GrammarKind, source: str, verdict: Verdict) -> None:
-        if verdict.is_final:
-            self._remembered.put((kind, source), verdict, 4 * len(source) + len(verdict.reason))
 
 
 class _Waiting:
@@ -147,9 +144,9 @@ class _Waiting:
 class _Link:
     """One connection. Its thread reads and writes, so that no caller waits for the server."""
 
-    def __init__(self, address: str, remember: Callable[[GrammarKind, str, Verdict], None]) -> None:
-        """Raises OSError if the server's socket is gone."""
-        self._remember = remember
+    def __init__(self, address: str, remembered: _Verdicts) -> None:
+        """remembered: keeps the final verdicts. Raises OSError if the server's socket is gone."""
+        self._remembered = remembered
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.connect(address)
@@ -200,6 +197,12 @@ class _Link:
             return
         self._left(number)
         _set(waiting.future, verdict)
+
+    def _remember(self, waiting: _Waiting, verdict: Verdict) -> None:
+        if verdict.is_final:
+            source = waiting.source
+            cost = 4 * len(source) + len(verdict.reason)
+            self._remembered.put((waiting.kind, source), verdict, cost)
 
     def _wake(self) -> None:
         try:
@@ -258,7 +261,7 @@ class _Link:
         with self._lock:
             waiting = self._waiting.pop(reply.number, None)
         if waiting is not None:
-            self._remember(waiting.kind, waiting.source, reply.verdict)
+            self._remember(waiting, reply.verdict)
             _set(waiting.future, reply.verdict)
 
     def _lose(self) -> None:

@@ -8,7 +8,7 @@ a program loads whole runs of a few weight rows at once. Three forms of one stre
 - `norm_gemv_swiglu`: silu(n G^T) * (n U^T) of that norm n, gate rows G above up rows U.
 Twins: `torch.nn.functional.linear` after `norm.reference.rms_norm`, and `reference.swiglu`.
 
-The first weights are loaded before the kernel waits for the one before it (dependent_launch.py):
+The first weights are loaded before the kernel waits for the one before it (instructions.py):
 weights depend on nothing, and filling the memory pipes is most of what a short kernel costs. Every
 program computes the norm again: its inputs are small and stay in the caches. float32 throughout.
 """

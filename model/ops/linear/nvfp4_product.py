@@ -1,4 +1,4 @@
-"""Products with NVFP4 weights as nvfp4_layout.py lays them out (W4A16), of any number of rows:
+"""Products with NVFP4 weights as kernel_layout.py lays them out (W4A16), of any number of rows:
 `fp8_product.py` for half the bytes.
 
 Of every 128 columns a program turns two tiles of 64 in registers (e2m1.py), scaled by group, which

@@ -3,7 +3,7 @@
 For outputs so narrow that a library splits the inner dimension and adds the parts in a launch of
 its own: here a program owns 32 weight rows over all columns, and so many programs as there are
 multiprocessors read everything at once. The first weights are loaded before the kernel waits for
-the one before it (dependent_launch.py). Twin: `torch.nn.functional.linear`.
+the one before it (instructions.py). Twin: `torch.nn.functional.linear`.
 """
 
 from dataclasses import dataclass

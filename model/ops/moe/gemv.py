@@ -2,7 +2,7 @@
 
 Shapes: x [T, hidden] row-strided; weights as in `MoeWeights`, rows contiguous. Twin:
 `TorchOperators.feed_forward`. Four launches: router logits and the shared expert's inner vector;
-moe_route.py; the chosen experts' inner vectors; their down projections, weighed, summed and joined
+router.py; the chosen experts' inner vectors; their down projections, weighed, summed and joined
 with the gated shared expert. Each (token, choice) pair reads its expert's weights once, so the
 bytes, and with them the time, grow with the tokens: right while they choose mostly different
 experts. Weights are plain or FP8, each matrix for itself: e4m3 and its scale are exact (W8A16).

@@ -1,7 +1,7 @@
 """Finds where top_k, then top_p, cut each row of logits, without sorting.
 
 Shapes: logits [B, vocab] of any float dtype, row-strided. Twin: `reference._restrict`. The
-lowest kept key (sampling_keys.py) is found digit by digit, 4 bits a launch: each run of the
+lowest kept key (radix_keys.py) is found digit by digit, 4 bits a launch: each run of the
 vocabulary adds up, by their next digit, its keys that begin with the digits found so far; the next
 launch picks the digit at which the sum, from the largest key down, reaches its target: top_k
 tokens, then top_p of the mass that top_k left. Sums have a fixed order; no atomics, no host sync. A

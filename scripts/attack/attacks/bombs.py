@@ -1,17 +1,23 @@
-"""Bodies that cost more to read than to send: compressed, deep, wide, long, of many messages."""
+"""Bodies that cost more to read than to send: compressed, deep, wide, long, of many messages; and
+constraints that are slow to try, large to keep, or that no text follows."""
 
 import gzip
 import json
 import zlib
 from functools import partial
+from typing import Any
 
 from scripts.attack.attack import Attempt
-from scripts.attack.crowd import at_once
 from scripts.attack.http_call import HttpCall, ask
 from scripts.attack.world import ANN
 
 _COMPLETE, _CHAT = "/v1/completions", "/v1/chat/completions"
 _REFUSED = range(400, 500)
+_PATTERNS = (
+    *("(" * 500 + "a" + ")" * 500, "((a{1,1000}){1,1000}){1,1000}", "(a|b)*a(a|b){22}"),
+    *("(.*a){60}", "(?=a)b", r"[\p{L}\p{N}]{1,5000}x", r"[^\s\S]"),
+    "|".join(f"w{number}" for number in range(20_000)),
+)
 
 
 def gzip_bombs(attempt: Attempt) -> None:
@@ -36,7 +42,7 @@ def gzip_bombs(attempt: Attempt) -> None:
             for key in (ANN, "")
             for node in attempt.world.nodes
         ]
-        at_once(4, sent, attempt.until)
+        attempt.at_once(4, sent)
 
 
 def json_bombs(attempt: Attempt) -> None:
@@ -69,10 +75,35 @@ def long_conversations(attempt: Attempt) -> None:
     _send_all(attempt, [(path, json.dumps(body).encode()) for path, body in bodies])
 
 
+def grammar_bombs(attempt: Attempt) -> None:
+    hello = {"prompt": "hello", "max_tokens": 4}
+    bodies = [{**hello, "json_schema": json.dumps(schema)} for schema in _schemas()]
+    bodies += [{**hello, "regex": pattern} for pattern in _PATTERNS]
+    _send_all(attempt, [(_COMPLETE, json.dumps(body).encode()) for body in bodies])
+
+
+def _schemas() -> list[Any]:
+    deep: dict[str, Any] = {"type": "integer"}
+    for _ in range(50):
+        deep = {"type": "array", "items": deep}
+    slow = [
+        {"type": "string", "pattern": f"^a{number}[bc]*(x|y){{1,30}}$"} for number in range(2000)
+    ]
+    circle = {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}
+    return [
+        *(deep, [1], False, {"not": {}}, {"$ref": "#"}, {"$defs": circle, "$ref": "#/$defs/a"}),
+        {"type": "object", "properties": {str(number): one for number, one in enumerate(slow)}},
+        {"allOf": [{"anyOf": slow[:8]}] * 8},
+        {"enum": [f"value {number}" for number in range(15_000)]},
+        {"type": "string", "minLength": 10**9},
+        {"type": "integer", "minimum": -(10**400)},
+    ]
+
+
 def _send_all(attempt: Attempt, bodies: list[tuple[str, bytes]]) -> None:
     headers = {"Content-Type": "application/json"}
     address = attempt.world.decode.http_address
     for _ in attempt.rounds():
         calls = [HttpCall("POST", path, body, ANN, headers) for path, body in bodies]
         attempt.rng.shuffle(calls)
-        at_once(3, [partial(ask, address, call, attempt.tally) for call in calls], attempt.until)
+        attempt.at_once(3, [partial(ask, address, call, attempt.tally) for call in calls])

@@ -1,21 +1,24 @@
 """Too much of what is allowed: sessions, streams that are left, readers that do not read."""
 
 import socket
+import tempfile
 import time
 from functools import partial
+from pathlib import Path
 
 import grpc
 
 from scripts.attack.attack import Attempt
-from scripts.attack.crowd import at_once
 from scripts.attack.grpc_call import ask, bearer, judge, service
 from scripts.attack.http_call import raw
 from scripts.attack.world import ANN, BOB, MOST_SESSIONS, OWNER
+from scripts.turns_left import Settings, run
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tests.harness.daemons import random_prompt
 
 _STORM = 100
+_TURNS = 300
 _OF_SESSIONS = service(pb, "Session")
 
 
@@ -69,7 +72,7 @@ def cancel_storm(attempt: Attempt) -> None:
                 number += 1
                 leave = rng.uniform(0.001, 0.5) if rng.random() < 0.8 else None
                 calls.append(partial(ask_and_leave, number, leave, channel))
-            at_once(_STORM, calls, attempt.until)
+            attempt.at_once(_STORM, calls)
 
 
 def unread_streams(attempt: Attempt) -> None:
@@ -99,7 +102,19 @@ def unread_streams(attempt: Attempt) -> None:
     with world.channel(world.decode) as channel:
         calls = [partial(hold, node.http_address) for node in world.nodes for _ in range(150)]
         calls += [partial(watch, channel)] * 30
-        at_once(len(calls), calls, attempt.until)
+        attempt.at_once(len(calls), calls)
+
+
+def left_turns(attempt: Attempt) -> None:
+    """At a node of its own with front workers: a turn that is left is over, whatever came first at
+    the node's registry: its begin, its end, or both at once."""
+    for workers, _ in zip((2, 3), attempt.rounds(), strict=False):
+        settings = Settings(workers, _TURNS, seed=attempt.rng.randrange(2**31))
+        with tempfile.TemporaryDirectory() as folder:
+            tally = run(settings, Path(folder))
+        attempt.tally.note(f"{workers} workers, {_TURNS} turns")
+        for trouble in tally.troubles:
+            attempt.tally.finding(f"{workers} workers: {trouble}")
 
 
 def _unread(address: str, sent: bytes, seconds: float) -> bytes:

@@ -8,7 +8,6 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from scripts.attack.attack import Attempt
-from scripts.attack.crowd import at_once
 from scripts.attack.drawing import examples, messages
 from scripts.attack.grpc_call import ENDS_A_NODE, Method, ask, begin, judge, methods
 from scripts.attack.world import KEYS, OWNER
@@ -35,7 +34,7 @@ def grpc_fuzz(attempt: Attempt) -> None:
                 sent = _mutated(attempt, method, message)
                 key = rng.choice(keys)
                 calls.append(partial(_ask, channels[node], method, sent, key, attempt))
-            at_once(4, calls, attempt.until)
+            attempt.at_once(4, calls)
 
 
 def _mutated(attempt: Attempt, method: Method, drawn: Any) -> list[Any]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from scripts.attack.attack import Attempt
-from scripts.attack.crowd import at_once
 from scripts.attack.world import ANN, BOB
 from scripts.neighbours.noise import Body, answers, send, texts
 
@@ -78,4 +77,4 @@ def _send_once(
 
     calls = [partial(one, name, key) for name in made for key in (ANN, BOB)]
     attempt.rng.shuffle(calls)
-    at_once(8, calls, attempt.until)
+    attempt.at_once(8, calls)

@@ -8,7 +8,6 @@ from typing import Any
 from hypothesis import strategies as st
 
 from scripts.attack.attack import Attempt
-from scripts.attack.crowd import at_once
 from scripts.attack.drawing import examples, odd_json
 from scripts.attack.http_call import HttpCall, ask
 from scripts.attack.world import ANN, OWNER
@@ -46,7 +45,7 @@ def http_fuzz(attempt: Attempt) -> None:
             partial(ask, rng.choice(world.nodes).http_address, _call(rng, odd), attempt.tally)
             for odd in examples(odd_json | st.just(...), rng, 24)
         ]
-        at_once(4, calls, attempt.until)
+        attempt.at_once(4, calls)
 
 
 def _call(rng: random.Random, odd: Any) -> HttpCall:

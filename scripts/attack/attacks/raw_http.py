@@ -1,9 +1,10 @@
-"""Bytes that are nearly HTTP: request smuggling, huge and broken heads, chunks that lie."""
+"""Bytes that are nearly HTTP: request smuggling, huge and broken heads, chunks that lie; and
+connections that send little or nothing."""
 
+import time
 from functools import partial
 
 from scripts.attack.attack import Attempt
-from scripts.attack.crowd import at_once
 from scripts.attack.http_call import raw
 from scripts.attack.world import ANN
 
@@ -61,4 +62,28 @@ def raw_http(attempt: Attempt) -> None:
             for sent in _SENT
             for node in attempt.world.nodes
         ]
-        at_once(12, [partial(send, *sent) for sent in rounds], attempt.until)
+        attempt.at_once(12, [partial(send, *sent) for sent in rounds])
+
+
+def slow_clients(attempt: Attempt) -> None:
+    """Idle connections, heads and bodies that never end."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    starts = (
+        *(b"", head[:10], head, head + b"Content-Length: 1000\r\n\r\n{"),
+        head + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{",
+    )
+    left = max(1.0, attempt.until - time.monotonic())
+
+    def hold(address: str, sent: bytes) -> None:
+        try:
+            received = raw(address, sent, left)
+        except OSError:
+            attempt.tally.note("refused")
+            return
+        attempt.tally.note(received[9:12].decode(errors="replace") or "held or closed")
+
+    holds = [
+        partial(hold, attempt.rng.choice(attempt.world.nodes).http_address, sent)
+        for sent in starts * 60
+    ]
+    attempt.at_once(len(holds), holds)

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from scripts.attack.attack import Attempt
-from scripts.attack.crowd import at_once
 from scripts.attack.http_call import CALL_SECONDS, HttpCall, ask, judge
 from scripts.attack.world import ANN, BOB
 from tests.harness.response_sockets import begun_frame, frame, upgraded
@@ -64,7 +63,7 @@ def socket_frames(attempt: Attempt) -> None:
             partial(flood, address, sent, rng.random() < 0.5, rng.uniform(0.1, 1.0))
             for sent in rng.sample(floods, len(floods))
         ]
-        at_once(8, calls, attempt.until)
+        attempt.at_once(8, calls)
 
 
 def background_storm(attempt: Attempt) -> None:
@@ -91,7 +90,7 @@ def background_storm(attempt: Attempt) -> None:
             number += 1
             pauses = [rng.uniform(0.0, 0.2) for _ in range(3)]
             calls.append(partial(begin_and_end, number, pauses, rng.sample(ways, 3)))
-        at_once(8, calls, attempt.until)
+        attempt.at_once(8, calls)
 
 
 def conversation_flood(attempt: Attempt) -> None:
@@ -108,9 +107,9 @@ def conversation_flood(attempt: Attempt) -> None:
                 tally.finding(f"another key's {method} of a conversation{rest}")
         more = json.dumps({"items": items}).encode()
         call = HttpCall("POST", f"{path}/items", more, ANN, _JSON)
-        at_once(4, [partial(ask, address, call, tally)] * 250, attempt.until)
+        attempt.at_once(4, [partial(ask, address, call, tally)] * 250)
         new = HttpCall("POST", "/v1/conversations", b"{}", ANN, _JSON)
-        at_once(4, [partial(ask, address, new, tally)] * 250, attempt.until)
+        attempt.at_once(4, [partial(ask, address, new, tally)] * 250)
 
 
 def _made(attempt: Attempt, path: str, body: dict[str, Any]) -> dict[str, Any] | None:

@@ -10,12 +10,8 @@ import grpc
 import numpy as np
 
 from scripts.attack.attack import Attempt
-from scripts.attack.attacks.rogue_receiver import Stranger
+from scripts.attack.attacks.rogue_receiver import Stranger, judge_call, strangers
 from scripts.attack.drawing import examples, messages
-from scripts.attack.grpc_call import judge
-from tasuki.cli.embedded import embedded_model
-from tasuki.engine.assembly.engines import build_parts
-from tasuki.engine.config import EngineConfig
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache.layout import PAGE_TOKENS
 
@@ -42,19 +38,11 @@ class _Held:
 
 
 def rogue_fetch(attempt: Attempt) -> None:
-    config = EngineConfig(model=str(embedded_model()), dtype="float32", arena_mib=16)
-    layout = build_parts(config).layout
-    for _ in attempt.rounds():
-        # What it breaks in a round may have cost it its connection.
-        stranger = Stranger(attempt.world.prefill, layout)
-        try:
+    try:
+        for (stranger,) in strangers(attempt, 1):
             _ask_for_many(attempt, stranger, _hold(attempt, stranger))
-        except grpc.RpcError as error:
-            # A prefill node that ended; the world reports the end itself.
-            attempt.tally.finding(f"the prefill node answers no more: {error.code().name}")
-            return
-        finally:
-            stranger.close()
+    except grpc.RpcError as error:
+        attempt.tally.finding(f"the prefill node answers no more: {error.code().name}")
 
 
 def _hold(attempt: Attempt, stranger: Stranger) -> _Held:
@@ -153,7 +141,5 @@ def _talk(
         for batch in stranger.stub.Transfer(batches(), timeout=_ROOM_SECONDS):
             said += batch.messages
     except grpc.RpcError as error:
-        if error.code() is grpc.StatusCode.UNAVAILABLE:
-            raise
-        judge(error.code(), error.details() or "", "a stream of fetches", attempt.tally)
+        judge_call(error, "a stream of fetches", attempt)
     return said

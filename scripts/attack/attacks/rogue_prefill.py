@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,15 +14,12 @@ import grpc
 import numpy as np
 
 from scripts.attack.attack import Attempt
-from scripts.attack.attacks.rogue_listing import Listing
-from scripts.attack.attacks.rogue_receiver import damaged
+from scripts.attack.attacks.rogue_receiver import damaged, embedded_layout
 from scripts.attack.drawing import examples, messages
-from tasuki.cli.embedded import embedded_model
-from tasuki.engine.assembly.engines import build_parts
-from tasuki.engine.config import EngineConfig
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc, inference_pb2
-from tasuki.pycache.layout import CacheLayout
+from tasuki.pycache._cpp_cache import prefix_hashes
+from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 from tasuki.transfer.node_identity import metadata_checksum
 from tasuki.transfer.transports.nixl.transport import NixlTransport
 from tests.harness.daemons import Node, asked
@@ -33,7 +30,36 @@ _WAIT_SECONDS = 1000.0
 """Of prefill, that the node has to do which lists states: prompts go to the other one."""
 _ASKS = 4
 _MEETING_SECONDS = 10.0
+_AGAIN_SECONDS = 0.5
+"""Between two batches of a listing where nothing has changed."""
 _ODD_LEASES = (0.0, -1.0, 0.2, 1e30, float("nan"))
+
+
+class Listing:
+    """What a rogue says that it holds: the beginning of the prompt that is asked next; nothing
+    before. Thread rule: any. Invariant: a stream begins with a snapshot and goes on as the attack
+    does."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._stored = pb.Prefixes()
+
+    def hold(self, prompt: tuple[int, ...], salt: bytes) -> None:
+        """Its whole pages, and nothing that was held before."""
+        end = (len(prompt) - 1) // PAGE_TOKENS * PAGE_TOKENS
+        *_, parent, name = prefix_hashes(np.array(prompt[:end], dtype=np.int32), salt)
+        with self._changed:
+            self._stored = pb.Prefixes(names=name, parents=parent, tokens=[end])
+            self._changed.notify_all()
+
+    def batches(self, goes_on: Callable[[], bool]) -> Iterator[pb.UsableBatch]:
+        """A snapshot each time."""
+        sequence = 0
+        while goes_on():
+            sequence += 1
+            yield pb.UsableBatch(sequence=sequence, snapshot=True, stored=self._stored)
+            with self._changed:
+                self._changed.wait(_AGAIN_SECONDS)
 
 
 class RogueNode(handover_pb2_grpc.HandoverServicer):
@@ -152,8 +178,7 @@ class RogueNode(handover_pb2_grpc.HandoverServicer):
 
 
 def rogue_prefill(attempt: Attempt) -> None:
-    config = EngineConfig(model=str(embedded_model()), dtype="float32", arena_mib=16)
-    layout, listing = build_parts(config).layout, Listing()
+    layout, listing = embedded_layout(), Listing()
     rogues = (
         RogueNode("rogue-0", attempt.rng, layout, 0.0, Listing()),
         RogueNode("rogue-1", attempt.rng, layout, _WAIT_SECONDS, listing),

@@ -13,7 +13,6 @@ import grpc
 import numpy as np
 
 from scripts.attack.attack import Attempt
-from scripts.attack.crowd import at_once
 from scripts.attack.drawing import examples, messages
 from scripts.attack.grpc_call import judge
 from tasuki.cli.embedded import embedded_model
@@ -57,23 +56,40 @@ class Stranger(Rogue):
         self.stub.Abort(request, timeout=_ROOM_SECONDS)
 
 
-def rogue_receiver(attempt: Attempt) -> None:
-    config = EngineConfig(model=str(embedded_model()), dtype="float32", arena_mib=16)
-    layout = build_parts(config).layout
+def strangers(attempt: Attempt, count: int) -> Iterator[list[Stranger]]:
+    """So many of them, new in each round: what they break may cost them their connection. A call
+    that finds no node ends the rounds: the world reports the end itself."""
+    layout = embedded_layout()
     for _ in attempt.rounds():
-        # What it breaks in a round may have cost it its connection.
-        strangers = [Stranger(attempt.world.prefill, layout) for _ in range(2)]
+        found = [Stranger(attempt.world.prefill, layout) for _ in range(count)]
         try:
-            _foreign_abort(attempt, *strangers)
-            _metadata(attempt, strangers[0])
-            _rooms(attempt, strangers[0])
-        except grpc.RpcError as error:
-            # A prefill node that ended; the world reports the end itself.
-            attempt.tally.finding(f"the prefill node answers no more: {error.code().name}")
-            return
+            yield found
         finally:
-            for stranger in strangers:
+            for stranger in found:
                 stranger.close()
+
+
+def embedded_layout() -> CacheLayout:
+    """Of the nodes under attack."""
+    config = EngineConfig(model=str(embedded_model()), dtype="float32", arena_mib=16)
+    return build_parts(config).layout
+
+
+def judge_call(error: grpc.RpcError, call: str, attempt: Attempt) -> None:
+    """Raises a node's end on."""
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        raise error
+    judge(error.code(), error.details() or "", call, attempt.tally)
+
+
+def rogue_receiver(attempt: Attempt) -> None:
+    try:
+        for victim, other in strangers(attempt, 2):
+            _foreign_abort(attempt, victim, other)
+            _metadata(attempt, victim)
+            _rooms(attempt, victim)
+    except grpc.RpcError as error:
+        attempt.tally.finding(f"the prefill node answers no more: {error.code().name}")
 
 
 def _metadata(attempt: Attempt, rogue: Rogue) -> None:
@@ -88,9 +104,7 @@ def _metadata(attempt: Attempt, rogue: Rogue) -> None:
             )
             attempt.tally.note(reply.WhichOneof("result") or "nothing")
         except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                raise
-            judge(error.code(), error.details() or "", "Connect", attempt.tally)
+            judge_call(error, "Connect", attempt)
         finally:
             fresh.close()
 
@@ -133,7 +147,7 @@ def _rooms(attempt: Attempt, rogue: Rogue) -> None:
         partial(_talk, attempt, rogue, [reserve, *attempt.rng.sample(answers, 2)])
         for reserve in reserves
     ]
-    at_once(6, talks, attempt.until)
+    attempt.at_once(6, talks)
 
 
 def _talk(attempt: Attempt, rogue: Rogue, script: list[pb.ReceiverMessage]) -> str:
@@ -150,9 +164,7 @@ def _talk(attempt: Attempt, rogue: Rogue, script: list[pb.ReceiverMessage]) -> s
         for message in rogue.rooms(requests(), _ROOM_SECONDS):
             last = message.WhichOneof("message") or "nothing"
     except grpc.RpcError as error:
-        if error.code() is grpc.StatusCode.UNAVAILABLE:
-            raise
-        judge(error.code(), error.details() or "", f"Transfer {script}"[:500], attempt.tally)
+        judge_call(error, f"Transfer {script}"[:500], attempt)
         return error.code().name
     attempt.tally.note(f"ended by {last}")
     return last

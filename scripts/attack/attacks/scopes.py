@@ -5,7 +5,6 @@ from functools import partial
 import grpc
 
 from scripts.attack.attack import Attempt
-from scripts.attack.crowd import at_once
 from scripts.attack.grpc_call import CALL_SECONDS, ENDS_A_NODE, ask, bearer, methods, service
 from scripts.attack.http_call import HttpCall
 from scripts.attack.http_call import ask as ask_http
@@ -54,7 +53,7 @@ def forged_keys(attempt: Attempt) -> None:
                 for node in world.nodes
             ]
             calls += [partial(grpc_call, key) for key in _FORGED if key.isprintable()]
-            at_once(4, calls, attempt.until)
+            attempt.at_once(4, calls)
 
 
 def scope_walk(attempt: Attempt) -> None:

@@ -73,12 +73,4 @@ def default() -> None:
     c.same((log.status, log.results.scores[0].metrics["accuracy"].value), ("success", 1.0))
 
 
-c.check(
-    {
-        "text": text,
-        "tools": tools,
-        "forced tool": forced_tool,
-        "structured": structured,
-        "default API": default,
-    }
-)
+c.check(globals())

@@ -3,12 +3,8 @@
 import columns as c
 import instructor
 from openai import OpenAI
-from pydantic import BaseModel
 
-
-class Person(BaseModel):
-    name: str
-    age: int
+Person = c.person()
 
 
 def client(mode: "instructor.Mode | None" = None):
@@ -43,11 +39,8 @@ def structured() -> None:
     result(c.WRITE, instructor.Mode.JSON_SCHEMA)
 
 
-c.check(
-    {
-        "stream": stream,
-        "forced tool": forced_tool,
-        "structured": structured,
-        "default API": lambda: result(c.call_of("Person")),
-    }
-)
+def default() -> None:
+    result(c.call_of("Person"))
+
+
+c.check(globals())

@@ -5,15 +5,12 @@ import json
 
 import columns as c
 import litellm
-from pydantic import BaseModel
 
 HOSTED = {"model": f"hosted_vllm/{c.MODEL}", "api_base": c.API, "api_key": c.KEY, "timeout": 300}
 OPENAI = {**HOSTED, "model": f"openai/{c.MODEL}"}
 
 
-class Person(BaseModel):
-    name: str
-    age: int
+Person = c.person()
 
 
 def asked(text: str) -> dict:
@@ -60,13 +57,4 @@ def default() -> None:
     c.same("".join(parts), c.SAID)
 
 
-c.check(
-    {
-        "text": text,
-        "stream": stream,
-        "tools": tools,
-        "forced tool": forced_tool,
-        "structured": structured,
-        "default API": default,
-    }
-)
+c.check(globals())

@@ -48,12 +48,16 @@ def structured() -> None:
     c.same(json.loads(out), c.PERSON)
 
 
-c.check(
-    {
-        "text": lambda: c.same(output("--no-stream", c.SAY), c.SAID),
-        "stream": lambda: c.same(output(c.SAY), c.SAID),
-        "tools": tools,
-        "structured": structured,
-        "default API": lambda: c.same(output("-o", "max_tokens", "100", c.SAY), c.SAID),
-    }
-)
+def text() -> None:
+    c.same(output("--no-stream", c.SAY), c.SAID)
+
+
+def stream() -> None:
+    c.same(output(c.SAY), c.SAID)
+
+
+def default() -> None:
+    c.same(output("-o", "max_tokens", "100", c.SAY), c.SAID)
+
+
+c.check(globals())

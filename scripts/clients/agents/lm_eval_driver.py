@@ -56,4 +56,4 @@ def default() -> None:
     assert "acc,none" in found, found
 
 
-c.check({"text": text, "default API": default})
+c.check(globals())

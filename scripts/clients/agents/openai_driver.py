@@ -4,14 +4,11 @@ import json
 
 import columns as c
 from openai import OpenAI
-from pydantic import BaseModel
 
 client = OpenAI(base_url=c.API, api_key=c.KEY, max_retries=0, timeout=300)
 
 
-class Person(BaseModel):
-    name: str
-    age: int
+Person = c.person()
 
 
 def user(text: str) -> list[dict]:
@@ -108,13 +105,4 @@ def default() -> None:
     c.same(parsed.output_parsed, Person(**c.PERSON))
 
 
-c.check(
-    {
-        "text": text,
-        "stream": stream,
-        "tools": tools,
-        "forced tool": forced_tool,
-        "structured": structured,
-        "default API": default,
-    }
-)
+c.check(globals())

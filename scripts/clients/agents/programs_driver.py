@@ -127,4 +127,6 @@ def tools() -> None:
     c.same(WRITTEN.read_text().strip(), CONTENT)
 
 
-c.check({"stream": stream, "tools": tools, "default API": stream})
+default = stream
+
+c.check(globals())

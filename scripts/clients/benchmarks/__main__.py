@@ -16,14 +16,14 @@ from scripts.clients.benchmarks.scripted_server import MODEL, Served, scripted_s
 from scripts.clients.benchmarks.scripted_stream import SCRIPTS, Script
 from scripts.clients.benchmarks.tools import TOOLS, Task
 from scripts.clients.install import install, version
+from scripts.common.command import head, row, show
 from tasuki.cli.embedded import embedded_model
 
 _REQUESTS = 6
 _SECONDS = 300
-_HEAD = (
-    "| tool | first token, ms | first of the answer, ms | tokens an answer | a token after, ms "
-    "| a chunk after, ms | whole, ms | requests asked, sent |\n"
-    "| --- | --- | --- | --- | --- | --- | --- | --- |"
+_HEAD = head(
+    *("tool", "first token, ms", "first of the answer, ms", "tokens an answer"),
+    *("a token after, ms", "a chunk after, ms", "whole, ms", "requests asked, sent"),
 )
 
 
@@ -51,11 +51,9 @@ def main() -> int:
 
 def _truth(script: Script) -> str:
     """The row of what happened, by the script."""
-    return (
-        f"| truth | {script.first_text_ms} | 300 | {script.text_tokens} of text, "
-        f"{script.written_tokens} written | {script.gap_ms:.1f} "
-        f"| {script.chunk_gap_ms:.1f} | {script.end_ms} | |"
-    )
+    tokens = f"{script.text_tokens} of text, {script.written_tokens} written"
+    gaps = (f"{script.gap_ms:.1f}", f"{script.chunk_gap_ms:.1f}")
+    return row("truth", script.first_text_ms, 300, tokens, *gaps, script.end_ms, "")
 
 
 def _row(tool: str, script: Script, folder: Path, requests: int) -> bool:
@@ -68,9 +66,9 @@ def _row(tool: str, script: Script, folder: Path, requests: int) -> bool:
         with open(folder / "output", "a", encoding="utf-8") as output:
             output.write(f"asked for and not there: {served.unknown}\n")
     if report is None:
-        print(f"| {name} | no result: see {folder}/output | | | | | | |", flush=True)
+        show(row(name, f"no result: see {folder}/output", *[""] * 6))
         return False
-    print(f"| {name} | {_cells(report, served)} |", flush=True)
+    show(row(name, *_cells(report, served)))
     return report.requests > 0 and not report.failed
 
 
@@ -96,13 +94,13 @@ def _reported(tool: str, task: Task) -> Report | None:
         return None
 
 
-def _cells(report: Report, served: Served) -> str:
+def _cells(report: Report, served: Served) -> list[str]:
     figures = (
         *(report.first_ms, report.answer_ms, report.tokens),
         *(report.per_token_ms, report.per_chunk_ms, report.whole_ms),
     )
     cells = ["-" if figure is None else f"{figure:.1f}" for figure in figures]
-    return " | ".join([*cells, f"{report.requests}, {served.requests}"])
+    return [*cells, f"{report.requests}, {served.requests}"]
 
 
 if __name__ == "__main__":

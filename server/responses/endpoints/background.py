@@ -29,11 +29,21 @@ from tasuki.server.openai.generation import ServedModel, asked_choices
 from tasuki.server.responses.response_request import AskedResponse
 from tasuki.server.responses.response_writer import ResponseWriter
 
+log = logging.getLogger(__name__)
+
+_FOLLOWED_SECONDS = 300.0
+"""Behind its end a response's events can be asked for again."""
+_RESPONSE_BYTES = 4096
+"""Of an ended response's objects, and of its places in tables."""
+
 _EVENT_BYTES = 64
 """Of an event's object and its place."""
 _AT_ONCE = 64
 _AT_ONCE_BYTES = 1 << 16
 """Events, and bytes of several, that are copied for one client."""
+
+_FALSE = ("false", "0", "")
+_TRUE = ("true", "1")
 
 
 class EventLog:
@@ -89,10 +99,6 @@ class EventLog:
         self._more = asyncio.Event()
 
 
-_FALSE = ("false", "0", "")
-_TRUE = ("true", "1")
-
-
 def asks_for_stream(request: web.Request) -> bool:
     """Raises InvalidField."""
     asked = request.query.get("stream", "").lower()
@@ -146,14 +152,6 @@ def not_in_background(name: str) -> HttpRefusal:
     return HttpRefusal(
         400, "not_in_background", f"response {name!r:.100} was not made with background: true"
     )
-
-
-log = logging.getLogger(__name__)
-
-_FOLLOWED_SECONDS = 300.0
-"""Behind its end a response's events can be asked for again."""
-_RESPONSE_BYTES = 4096
-"""Of an ended response's objects, and of its places in tables."""
 
 
 class BackgroundResponse:

@@ -61,109 +61,7 @@ log = logging.getLogger(__name__)
 
 _SILENCE_SECONDS = 0.75 * KEEP_ALIVE_SECONDS
 
-
-class SocketReply:
-    def __init__(self, socket: TextSocket, writer: AnswerWriter) -> None:
-        self._socket = socket
-        self._writer = writer
-        self.failed: Exception | None = None
-        """The error that ended the response behind its first events."""
-        self.ends = False
-        """The last event is on its way, and the client may ask for the next response."""
-        self._is_silent = False
-
-    async def send_at_once(self, last: Callable[[], bytes]) -> None:
-        """Send a response that has no answer. last: makes its last event. Raises
-        ConnectionError."""
-        self.ends = True
-        await self._send(self._writer.opening() + last())
-        await self._socket.sent()
-
-    async def send(
-        self, choice: Choice, answers: Sequence[AsyncGenerator[AnswerPart, None]]
-    ) -> None:
-        """Send what the answer, which is one, becomes. Raises ServerError where it failed before
-        its first event, and ConnectionError."""
-        writer, last = self._writer, b""
-        async with first_looks(answers, FIRST_LOOK_SECONDS) as (parts,):
-            keeping = asyncio.create_task(self._keep_alive())
-            try:
-                await self._send(writer.opening())
-                last = await self._sent_parts(choice, parts)
-            except ConnectionError:
-                raise
-            except Exception as error:
-                if not isinstance(error, ServerError):
-                    log.exception("%s failed", writer.id)
-                self.failed = error
-                last = writer.failure(error)
-            finally:
-                keeping.cancel()
-            self.ends = True
-            await self._send(last)
-            await self._socket.sent()
-
-    async def _sent_parts(self, choice: Choice, parts: AsyncIterator[AnswerPart]) -> bytes:
-        """Return what ends the response."""
-        async for part in parts:
-            if isinstance(part, Finished):
-                return choice.ending(part)
-            await self._send(choice.written(part))
-        raise AssertionError("an answer ended without its ending")
-
-    async def _send(self, events: bytes) -> None:
-        self._is_silent = False
-        await self._socket.send(bodies_of(events))
-
-    async def _keep_alive(self) -> None:
-        """Two halves of a silence: one marks it, one ends it."""
-        while True:
-            self._is_silent = True
-            await asyncio.sleep(_SILENCE_SECONDS)
-            if self._is_silent:
-                try:
-                    await self._send(self._writer.keep_alive())
-                except ConnectionError:
-                    return
-
-
-def error_message(error: Exception) -> bytes:
-    """Return a message that ends a request without a response. Some clients look for the seconds to
-    wait among headers, where HTTP has them."""
-    status = error_status(error)
-    headers = {"headers": {"retry-after": str(retry_seconds(error))}} if status in RETRIED else {}
-    return msgspec.json.encode({"type": "error", "status": status, **error_body(error), **headers})
-
-
 _CREATE = "response.create"
-
-
-Asked = AskedResponse | TooLongResponse | EmptyResponse
-
-
-def previous_id(fields: RequestFields) -> str | None:
-    """Return the previous response's id; None: it is no text."""
-    name = fields.get("previous_response_id")
-    return name if isinstance(name, str) else None
-
-
-def read_create(
-    model: ServedModel, turns: SocketTurns, request: web.Request, fields: RequestFields
-) -> Asked:
-    """Raises as read_response_request()."""
-    kind = fields.get("type")
-    if kind != _CREATE:
-        raise InvalidField("type", f"must be {_CREATE}, not {kind!r:.60}")
-    if fields.get("stream") is not None and not fields.flag("stream"):
-        raise InvalidField("stream", "must be left out: a socket has every response as events")
-    is_asked = fields.get("generate") is None or fields.flag("generate")
-    fields.refuse_but("background", (False,))
-    model.named(fields.text("model"))
-    body = fields.changed(type=None, generate=None, stream=True)
-    if is_asked:
-        return read_response_request(model, turns, request, body)
-    return read_warm_up(model, turns, request, body)
-
 
 _LONGEST_SECONDS = 3600.0
 """Of a socket, as of OpenAI's."""
@@ -176,6 +74,8 @@ _IN_PROGRESS = HttpRefusal(
 _TOO_OLD = HttpRefusal(
     400, "websocket_connection_limit_reached", "this socket has been open for an hour: open another"
 )
+
+Asked = AskedResponse | TooLongResponse | EmptyResponse
 
 
 class ResponseSockets:
@@ -365,3 +265,100 @@ async def _ended(*tasks: "asyncio.Task[Any]") -> None:
     for task in tasks:
         if not task.cancelled():
             task.exception()  # retrieved, or asyncio logs it
+
+
+class SocketReply:
+    def __init__(self, socket: TextSocket, writer: AnswerWriter) -> None:
+        self._socket = socket
+        self._writer = writer
+        self.failed: Exception | None = None
+        """The error that ended the response behind its first events."""
+        self.ends = False
+        """The last event is on its way, and the client may ask for the next response."""
+        self._is_silent = False
+
+    async def send_at_once(self, last: Callable[[], bytes]) -> None:
+        """Send a response that has no answer. last: makes its last event. Raises
+        ConnectionError."""
+        self.ends = True
+        await self._send(self._writer.opening() + last())
+        await self._socket.sent()
+
+    async def send(
+        self, choice: Choice, answers: Sequence[AsyncGenerator[AnswerPart, None]]
+    ) -> None:
+        """Send what the answer, which is one, becomes. Raises ServerError where it failed before
+        its first event, and ConnectionError."""
+        writer, last = self._writer, b""
+        async with first_looks(answers, FIRST_LOOK_SECONDS) as (parts,):
+            keeping = asyncio.create_task(self._keep_alive())
+            try:
+                await self._send(writer.opening())
+                last = await self._sent_parts(choice, parts)
+            except ConnectionError:
+                raise
+            except Exception as error:
+                if not isinstance(error, ServerError):
+                    log.exception("%s failed", writer.id)
+                self.failed = error
+                last = writer.failure(error)
+            finally:
+                keeping.cancel()
+            self.ends = True
+            await self._send(last)
+            await self._socket.sent()
+
+    async def _sent_parts(self, choice: Choice, parts: AsyncIterator[AnswerPart]) -> bytes:
+        """Return what ends the response."""
+        async for part in parts:
+            if isinstance(part, Finished):
+                return choice.ending(part)
+            await self._send(choice.written(part))
+        raise AssertionError("an answer ended without its ending")
+
+    async def _send(self, events: bytes) -> None:
+        self._is_silent = False
+        await self._socket.send(bodies_of(events))
+
+    async def _keep_alive(self) -> None:
+        """Two halves of a silence: one marks it, one ends it."""
+        while True:
+            self._is_silent = True
+            await asyncio.sleep(_SILENCE_SECONDS)
+            if self._is_silent:
+                try:
+                    await self._send(self._writer.keep_alive())
+                except ConnectionError:
+                    return
+
+
+def error_message(error: Exception) -> bytes:
+    """Return a message that ends a request without a response. Some clients look for the seconds to
+    wait among headers, where HTTP has them."""
+    status = error_status(error)
+    headers = {"headers": {"retry-after": str(retry_seconds(error))}} if status in RETRIED else {}
+    return msgspec.json.encode({"type": "error", "status": status, **error_body(error), **headers})
+
+
+def previous_id(fields: RequestFields) -> str | None:
+    """Return the previous response's id; None: it is no text."""
+    name = fields.get("previous_response_id")
+    return name if isinstance(name, str) else None
+
+
+def read_create(
+    model: ServedModel, turns: SocketTurns, request: web.Request, fields: RequestFields
+) -> Asked:
+    """Raises as read_response_request()."""
+    kind = fields.get("type")
+    if kind != _CREATE:
+        raise InvalidField("type", f"must be {_CREATE}, not {kind!r:.60}")
+    if fields.get("stream") is not None and not fields.flag("stream"):
+        raise InvalidField("stream", "must be left out: a socket has every response as events")
+    is_asked = fields.get("generate") is None or fields.flag("generate")
+    fields.refuse_but("background", (False,))
+    model.named(fields.text("model"))
+    body = fields.changed(type=None, generate=None, stream=True)
+    if is_asked:
+        return read_response_request(model, turns, request, body)
+    return read_warm_up(model, turns, request, body)

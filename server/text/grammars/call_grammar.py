@@ -1,4 +1,4 @@
-"""Which tools an answer may call, or must, and their calls as a grammar.
+"""Tools that an answer may or must call, and their calls as a grammar.
 
 CallGrammar: Calls of tools as a grammar: in the syntax that the model's template teaches it, with
 arguments by each tool's JSON schema, or by a grammar of the tool's own. Pure functions. What a

@@ -22,8 +22,8 @@ LONGEST_QUOTED = 4096
 """Letters of a string in quotes, which stands where its own text would be read as another value."""
 
 _ENDS = ("/param", "/func", "/tool_call", "/toolcall", "parameter=")
-"""Beginnings of what a reader may take for a tag (parsing/call_tags.py), behind their first letter,
-which is no other letter of them. In either case."""
+"""Beginnings of what a reader may take for a tag (parsing/call_reader.py), behind their first
+letter, which is no other letter of them. In either case."""
 _NUMBERS = frozenset({"integer", "number"})
 _SPACE = r"[\s\x1c-\x1f]*"
 _INTEGER, _FRACTION = "-?(0|[1-9][0-9]{0,99})", r"(\.[0-9]{1,99})?([eE][+-]?[0-9]{1,2})?"

@@ -1,7 +1,7 @@
-"""From an answer's text to its parts, as the text comes: reasoning first, and behind it content and
-tool calls, so that no call is made that the model only thought of.
+"""Parses an answer's text into its parts, as it comes: reasoning, then content and tool calls.
 
-One answer, one thread.
+Reasoning is split off first, so that a call is not made if the model only thought of it. One
+answer, one thread.
 
 ContentStops: Ends an answer's content at the first of its stop strings, and looks at nothing else.
 Owns the content that is held back because a stop string could begin in it. One answer, one thread.

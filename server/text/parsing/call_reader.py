@@ -7,6 +7,7 @@ name.
 """
 
 import re
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple, Protocol
 from uuid import uuid4
@@ -53,6 +54,11 @@ class CallReader(Protocol):
         call. One that has not begun is NO_CALL. was_cut: the answer's length or a stop string ended
         it, so that what is written last may lack letters."""
         ...
+
+
+Step = Callable[[list[AnswerItem]], bool]
+"""Reads on from one place of a call's format and adds the parts that are certain. Returns whether
+the next step may read."""
 
 
 def call_begin(number: int, name: str) -> CallBegin:

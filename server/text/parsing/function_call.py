@@ -9,7 +9,6 @@ closed at any place. docs/tool-calls.md has the rules as a table.
 """
 
 import json
-from collections.abc import Callable
 from io import StringIO
 
 from tasuki.server.text.json_reading import JsonDepth
@@ -20,6 +19,7 @@ from .call_reader import (
     PARAMETER_TAG,
     CallState,
     Follows,
+    Step,
     Tag,
     call_arguments,
     call_begin,
@@ -59,7 +59,7 @@ class FunctionCall:
         self._keys: set[str] = set()
         self._key = ""
         self._value = _Value(frozenset(), "")
-        self._step: Callable[[list[AnswerItem]], bool] = self._open
+        self._step: Step = self._open
 
     def letters(self, text: str) -> CallArguments | None:
         # A tag, and a line break before one, is looked at by push().

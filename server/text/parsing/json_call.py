@@ -8,13 +8,12 @@ letter is looked at once.
 
 import json
 import re
-from collections.abc import Callable
 from io import StringIO
 
 from tasuki.server.text.json_reading import MAX_DEPTH, is_json
 from tasuki.server.text.text_answer import AnswerItem, CallArguments, CallEnd
 
-from .call_reader import CLOSE, LONGEST_NAME, CallState, call_arguments, call_begin
+from .call_reader import CLOSE, LONGEST_NAME, CallState, Step, call_arguments, call_begin
 from .json_stream import ClosableJson, JsonText
 from .parameter_types import ParameterTypes
 
@@ -51,7 +50,7 @@ class JsonCall:
         self._value = JsonText(CLOSE)
         self._collected = StringIO()
         self._size = 0
-        self._step: Callable[[list[AnswerItem]], bool] = self._open
+        self._step: Step = self._open
 
     def letters(self, text: str) -> CallArguments | None:
         is_open = self._at == len(self._text) and self._step == self._pass_arguments
@@ -182,7 +181,7 @@ class JsonCall:
         self._at = found.end()
         return self._text[self._at : self._at + 1]
 
-    def _await_value(self, value: JsonText, step: Callable[[list[AnswerItem]], bool]) -> None:
+    def _await_value(self, value: JsonText, step: Step) -> None:
         self._value = value
         self._collected = StringIO()
         self._size = 0

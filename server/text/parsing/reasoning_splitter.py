@@ -16,35 +16,6 @@ from tasuki.server.text.stop_strings import held_back
 from tasuki.server.text.text_answer import END_OF_THINK, THINK, Thinking
 
 
-class HeldSpace:
-    """The white space held. Its memory is that of its letters, however short its pieces are."""
-
-    def __init__(self) -> None:
-        # None: there is none. Most pieces of an answer leave none.
-        self._text: StringIO | None = None
-
-    def add(self, text: str) -> None:
-        """Hold a piece behind the others."""
-        if text:
-            if self._text is None:
-                self._text = StringIO()
-            self._text.write(text)
-
-    def behind(self, place: int) -> str:
-        """Return what is held from its letter number `place` on."""
-        if self._text is None:
-            return ""
-        self._text.seek(place)
-        return self._text.read()
-
-    def take(self) -> str:
-        """Return all that is held, and hold no more of it."""
-        if self._text is None:
-            return ""
-        text, self._text = self._text.getvalue(), None
-        return text
-
-
 class Split(NamedTuple):
     """What is certain now; either may be empty."""
 
@@ -144,3 +115,32 @@ class ReasoningSplitter:
         rest = self._space.take() + self._held
         self._held = ""
         return rest
+
+
+class HeldSpace:
+    """The white space held. Its memory is that of its letters, however short its pieces are."""
+
+    def __init__(self) -> None:
+        # None: there is none. Most pieces of an answer leave none.
+        self._text: StringIO | None = None
+
+    def add(self, text: str) -> None:
+        """Hold a piece behind the others."""
+        if text:
+            if self._text is None:
+                self._text = StringIO()
+            self._text.write(text)
+
+    def behind(self, place: int) -> str:
+        """Return what is held from its letter number `place` on."""
+        if self._text is None:
+            return ""
+        self._text.seek(place)
+        return self._text.read()
+
+    def take(self) -> str:
+        """Return all that is held, and hold no more of it."""
+        if self._text is None:
+            return ""
+        text, self._text = self._text.getvalue(), None
+        return text

@@ -1,4 +1,4 @@
-"""What is remembered of rendered conversations: tokens of pieces, and texts of beginnings.
+"""Memory of rendered conversations: tokens of pieces, and texts of beginnings.
 
 EncodedPieces: Encodes the pieces of rendered conversations that stand between special tokens, and
 remembers their tokens. Owns what is remembered. Thread rule: any thread. Invariants: tokens are
@@ -16,7 +16,7 @@ length and a digest is held.
 import hashlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from tasuki.engine.messages import Tokens
 from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError
 from tasuki.server.text.tokenizer import Tokenizer, TooManyTokens
 from tasuki.utils.bounded_cache import BoundedCache
+from tasuki.utils.signatures import Work
 
 from .compiled_template import MessagePlaces
 
@@ -142,7 +143,7 @@ class ConversationParts:
         # By a count of messages.
         self._names = [self._rolling.digest()]
 
-    def begins(self, count: int, text: str, render: Callable[[], str]) -> int | None:
+    def begins(self, count: int, text: str, render: Work[str]) -> int | None:
         """The length of the first `count` messages rendered alone, where `text` begins with that;
         None where it does not, or the template refuses them. render: renders them, if they are not
         remembered; may raise ChatTemplateError."""

@@ -42,22 +42,6 @@ from tasuki.server.text.tokenizer import Tokenizer
 # A few milliseconds of a search for names.
 SLICE_CHARACTERS = 1 << 16
 
-
-def matches(
-    pattern: "re.Pattern[str]", text: str, longest: int, slice_characters: int = SLICE_CHARACTERS
-) -> Iterator["re.Match[str]"]:
-    """As `pattern.finditer(text)`. REQUIRES: no match is empty or has more than `longest`
-    characters, and none depends on what surrounds it."""
-    position = 0
-    for begin in range(0, len(text), slice_characters):
-        end = begin + slice_characters
-        for found in pattern.finditer(text, max(begin, position), end + longest - 1):
-            if found.start() >= end:
-                break
-            yield found
-            position = found.end()
-
-
 # Private-use characters, which no template trims or looks for.
 MARK_BEGIN = "\ue000"
 MARK_END = "\ue001"
@@ -136,30 +120,6 @@ def _hidden(value: Any, hide: Hide) -> Any:
     if isinstance(value, Mapping):
         return {_hidden(key, hide): _hidden(item, hide) for key, item in value.items()}
     return value
-
-
-def any_of(names: Iterable[str]) -> "re.Pattern[str]":
-    """Matches the longest of the names at a place; nothing where there are none."""
-    longest_first = sorted(names, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-
-
-def substituted(
-    pattern: "re.Pattern[str]",
-    replace: Callable[["re.Match[str]"], str],
-    text: str,
-    longest: int,
-    slice_characters: int = SLICE_CHARACTERS,
-) -> str:
-    """As `pattern.sub(replace, text)`, with what `matches` requires."""
-    if len(text) <= slice_characters:
-        return pattern.sub(replace, text)
-    pieces = []
-    position = 0
-    for found in matches(pattern, text, longest, slice_characters):
-        pieces += [text[position : found.start()], replace(found)]
-        position = found.end()
-    return "".join([*pieces, text[position:]])
 
 
 ITEM_MARK = "_tasuki_item_mark"
@@ -386,3 +346,42 @@ def _to_json(
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
+
+
+def matches(
+    pattern: "re.Pattern[str]", text: str, longest: int, slice_characters: int = SLICE_CHARACTERS
+) -> Iterator["re.Match[str]"]:
+    """As `pattern.finditer(text)`. REQUIRES: no match is empty or has more than `longest`
+    characters, and none depends on what surrounds it."""
+    position = 0
+    for begin in range(0, len(text), slice_characters):
+        end = begin + slice_characters
+        for found in pattern.finditer(text, max(begin, position), end + longest - 1):
+            if found.start() >= end:
+                break
+            yield found
+            position = found.end()
+
+
+def any_of(names: Iterable[str]) -> "re.Pattern[str]":
+    """Matches the longest of the names at a place; nothing where there are none."""
+    longest_first = sorted(names, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def substituted(
+    pattern: "re.Pattern[str]",
+    replace: Callable[["re.Match[str]"], str],
+    text: str,
+    longest: int,
+    slice_characters: int = SLICE_CHARACTERS,
+) -> str:
+    """As `pattern.sub(replace, text)`, with what `matches` requires."""
+    if len(text) <= slice_characters:
+        return pattern.sub(replace, text)
+    pieces = []
+    position = 0
+    for found in matches(pattern, text, longest, slice_characters):
+        pieces += [text[position : found.start()], replace(found)]
+        position = found.end()
+    return "".join([*pieces, text[position:]])

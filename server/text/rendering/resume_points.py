@@ -1,4 +1,4 @@
-"""Where a conversation may be resumed: the ends of messages, and the exact end of a turn.
+"""Resume points of a conversation: the ends of messages, and the exact end of a turn.
 
 message_ends(): A message's end counts if the messages up to it, rendered alone, are a prefix of the
 whole text: a template may render a turn differently once others follow. Of a short conversation

@@ -68,28 +68,28 @@ def answers() -> list[Entry]:
         *_parsers_with_stops(),
         *_stops(),
         _detokenizer(),
-        _written("streamed chat", "openai/chat_reply.py:ChatReply.push", lambda: _chat(True)),
-        _written("chat with ids", "openai/events.py:with_fields", _chat_with_ids),
-        _written("whole chat", "openai/chat_reply.py:ChatReply.whole", lambda: _chat(False)),
-        _written("completion", "openai/completion_reply.py:CompletionReply.push", _completion),
+        _written("streamed chat", "openai/chat.py:ChatReply.push", lambda: _chat(True)),
+        _written("chat with ids", "openai/reply.py:with_fields", _chat_with_ids),
+        _written("whole chat", "openai/chat.py:ChatReply.whole", lambda: _chat(False)),
+        _written("completion", "openai/completions.py:CompletionReply.push", _completion),
         _written(
             "completion's logprobs",
-            "openai/completion_reply.py:CompletionReply.push",
+            "openai/completions.py:CompletionReply.push",
             lambda: _completion(0),
         ),
         _whole_calls(),
         _written("message", "anthropic/message_writer.py:MessageWriter.piece", _message),
-        _written("hidden thoughts", "anthropic/thinking.py:signature_of", _hidden_message),
+        _written("hidden thoughts", "anthropic/conversation.py:signature_of", _hidden_message),
         _written("response", "responses/response_writer.py:ResponseWriter.piece", _response),
         _written(
             "response's logprobs",
-            "responses/message_logprobs.py:MessageLogprobs.of",
+            "responses/output_items.py:MessageLogprobs.of",
             _scored_response,
         ),
         _written("custom call", "responses/output_items.py:CustomCallItem.grow", _custom),
         _written(
             "compaction",
-            "responses/compaction/compaction_writer.py:CompactionWriter.piece",
+            "responses/endpoints/compaction.py:CompactionWriter.piece",
             _compaction,
         ),
         _sent_by_grpc(),
@@ -107,7 +107,7 @@ def _whole_calls() -> Answer:
         parser = AnswerParser(Thinking.NEVER, TOOLS, whole_calls=True)
         return _reader_of(parser)
 
-    return Answer("whole calls", (f"{_PARSING}/whole_calls.py:WholeCalls.push",), begin)
+    return Answer("whole calls", (f"{_PARSING}/answer_parser.py:WholeCalls.push",), begin)
 
 
 def _parser(thinking: Thinking) -> Answer:
@@ -135,8 +135,8 @@ def _parsers_with_stops() -> list[Entry]:
             return _reader_of(parser)
 
         classes = (
-            *("content_stops.py:ContentStops.take", "content_stops.py:ContentStops.finish"),
-            *("thought_calls.py:ThoughtCalls.push", "thought_calls.py:ThoughtCalls.finish"),
+            *("answer_parser.py:ContentStops.take", "answer_parser.py:ContentStops.finish"),
+            *("answer_parser.py:ThoughtCalls.push", "answer_parser.py:ThoughtCalls.finish"),
         )
         functions = tuple(f"{_PARSING}/{name}" for name in classes)
         return Answer(f"stops, thinking {thinking.value}", functions, begin, _THOUGHT)

@@ -23,6 +23,7 @@ from tasuki.server.openai.chat import read_chat
 from tasuki.server.openai.completions import read_completion, read_prompt
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.openai.request_fields import RequestFields, read_fields
+from tasuki.server.openai.routes import detokenized, tokenized
 from tasuki.server.responses.asked_turn import PromptSettings
 from tasuki.server.responses.conversations import Conversation, checked_items
 from tasuki.server.responses.endpoints.compaction import read_compact_request
@@ -157,6 +158,21 @@ def bodies(served: Served) -> list[Entry]:
             counted,
         ),
         Whole(
+            "tokenized",
+            ("server/openai/routes.py:tokenized",),
+            {
+                **_filled(some("one word", "emoji"), _named_tokens),
+                **_filled(some("words"), _content),
+            },
+            _reader(tokenized, served.in_tags),
+        ),
+        Whole(
+            "detokenized",
+            ("server/openai/routes.py:detokenized",),
+            {"ids": lambda size: _encoded({"tokens": [7] * (size // 3)})},
+            _reader(lambda model, _, fields: detokenized(model.codec, fields), served.in_tags),
+        ),
+        Whole(
             "one prompt",
             ("server/openai/completions.py:read_prompt",),
             _filled(some("one word", "emoji"), lambda text: {"prompt": text}),
@@ -253,6 +269,10 @@ def _growing(bodies: Mapping[str, Callable[[int], Body]]) -> Mapping[str, Input]
 
 def _content(text: str) -> Body:
     return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text}]}
+
+
+def _named_tokens(text: str) -> Body:
+    return {"prompt": text, "return_token_strs": True}
 
 
 def _continued(text: str) -> Body:

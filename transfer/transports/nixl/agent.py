@@ -1,18 +1,5 @@
 """NIXL's agent: its environment, the libraries behind it, the bound of its retries. Imports no
 torch.
-
-`new_agent()`: A NIXL agent over UCX, made the way that every process here makes one.
-Knows what UCX reads from the environment. Imports no torch: metadata are tried in a process that
-has none. Invariant: what the user has set stays.
-
-`nixl_libraries()`: Which NIXL and which UCX this process has loaded.
-Two versions of UCX may read one address differently, and abort where they do: so both versions are
-in the contract. Pure reading. REQUIRES: a NIXL agent was made in this process, which loads UCX.
-
-`retry_bound()`: How long an RDMA NIC may go on repeating a write that nobody answers.
-Pure. From UCX's settings to the bound that InfiniBand's specification gives: a reliable connection
-waits 4.096 us * 2^t for an answer, in fact up to four times that, and tries retry_count times more.
-Not measured: no NIC has run this yet.
 """
 
 import ctypes
@@ -64,7 +51,13 @@ def installed_package() -> str | None:
 
 
 def new_agent(name: str) -> Any:
-    """Raises TransportError when NIXL is not installed or its UCX cannot start."""
+    """A NIXL agent over UCX, made the way that every process here makes one.
+
+    Knows what UCX reads from the environment. Imports no torch: metadata are tried in a process
+    that has none. Invariant: what the user has set stays.
+
+    Raises TransportError when NIXL is not installed or its UCX cannot start.
+    """
     configure_environment()
     package = installed_package()
     if package is None:
@@ -85,8 +78,14 @@ _LIBUCP = re.compile(r"\S*/libucp[-.][^/\s]*$", re.MULTILINE)
 
 
 def nixl_libraries(package: str) -> Mapping[str, str]:
-    """By the contract's names of them. package: NIXL's, as it is imported. Raises
-    TransportError."""
+    """Which NIXL and which UCX this process has loaded.
+
+    Two versions of UCX may read one address differently, and abort where they do: so both versions
+    are in the contract. Pure reading. REQUIRES: a NIXL agent was made in this process, which loads
+    UCX.
+
+    By the contract's names of them. package: NIXL's, as it is imported. Raises TransportError.
+    """
     return {"nixl": _nixl(package), "ucx": _ucx()}
 
 
@@ -116,9 +115,16 @@ _TIME = re.compile(r"([0-9]+(?:\.[0-9]*)?)(ns|us|ms|s|m|)")
 
 
 def retry_bound(timeout: str, retry_count: str) -> float:
-    """Seconds after which a write that was posted has landed, failed or been given up. timeout,
+    """How long an RDMA NIC may go on repeating a write that nobody answers.
+
+    Pure. From UCX's settings to the bound that InfiniBand's specification gives: a reliable
+    connection waits 4.096 us * 2^t for an answer, in fact up to four times that, and tries
+    retry_count times more. Not measured: no NIC has run this yet.
+
+    Seconds after which a write that was posted has landed, failed or been given up. timeout,
     retry_count: as UCX_RC_TIMEOUT and UCX_RC_RETRY_COUNT hold them. Raises TransportError on what
-    UCX would not take."""
+    UCX would not take.
+    """
     time = _TIME.fullmatch(timeout)
     if time is None or not retry_count.isdecimal():
         raise TransportError(

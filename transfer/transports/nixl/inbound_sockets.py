@@ -1,17 +1,6 @@
 """TCP sockets of this process to which UCX gives no handle, found by the kernel's table.
 
-`owned_connections()`: The kernel's table of this host's TCP connections, as /proc/net/tcp and tcp6
-show it.
-Pure reading. Knows addresses and owners, nothing of who uses a connection for what. Sees one
-network namespace: this process's.
-
-`InboundSockets`: TCP sockets that a library opened in this process and gives no handle to: UCX's.
-Owns no socket; finds them by their listeners' ports among this process's file descriptors. A peer
-may write over a connection that we opened to it, since UCX uses one for both directions: so those
-to the peers' own listeners count as well. Thread rule: any thread. Invariant: only sockets on ports
-that began to listen between listening_ports() and the construction, and those to ports that a peer
-named, are touched, and none is ever read: who reads them would take bytes out of the middle of what
-the library reads.
+Thread rule: any thread. The kernel's table is only read.
 """
 
 import fcntl
@@ -35,8 +24,14 @@ _LOCAL, _REMOTE, _INODE = 1, 2, 9
 
 
 def owned_connections() -> frozenset[tuple[Address, Address]]:
-    """(local, remote) of every end of a connection that a process holds. An end that is not here is
-    on another host or in another namespace, or its process is dead or has closed it."""
+    """The kernel's table of this host's TCP connections, as /proc/net/tcp and tcp6 show it.
+
+    Pure reading. Knows addresses and owners, nothing of who uses a connection for what. Sees one
+    network namespace: this process's.
+
+    (local, remote) of every end of a connection that a process holds. An end that is not here is on
+    another host or in another namespace, or its process is dead or has closed it.
+    """
     return frozenset(
         (_address(fields[_LOCAL], family), _address(fields[_REMOTE], family))
         for table, family in _TABLES.items()
@@ -70,8 +65,17 @@ _ESTABLISHED = 1
 
 
 class InboundSockets:
-    """The connections accepted on ports that have begun to listen since `before`, and those to
-    peers."""
+    """TCP sockets that a library opened in this process and gives no handle to: UCX's.
+
+    Owns no socket; finds them by their listeners' ports among this process's file descriptors. A
+    peer may write over a connection that we opened to it, since UCX uses one for both directions:
+    so those to the peers' own listeners count as well. Thread rule: any thread. Invariant: only
+    sockets on ports that began to listen between listening_ports() and the construction, and those
+    to ports that a peer named, are touched, and none is ever read: who reads them would take bytes
+    out of the middle of what the library reads.
+
+    The connections accepted on ports that have begun to listen since `before`, and those to peers.
+    """
 
     def __init__(self, before: frozenset[int]) -> None:
         self.ports = listening_ports() - before

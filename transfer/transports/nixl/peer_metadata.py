@@ -1,17 +1,7 @@
 """NIXL metadata of peers: their form, and their trial before this process uses them.
 
-`NixlAddress`: What a node sends its peers so that NIXL can write into its arena: a line of JSON,
-then NIXL's own blob.
-Pure. Invariant: what was unpacked is bounded; the blob is opaque, and harmless to nobody before
-metadata_probe has tried it.
-
-`MetadataProbe`: Tries a peer's NIXL metadata where their abort harms nobody, before this process
-uses them.
-Owns the process that tries them (probe_process.py), which is started when it is first needed,
-started again where it died, and ended by close(). Remembers what it found usable. Knows nothing of
-endpoints. Thread rule: any thread; try_out() blocks for as long as a try takes, at most `deadline`
-beside the start. Invariants: one try at a time; what strangers have tried takes at most a share of
-the machine; what was remembered costs nothing.
+Thread rule: any thread. A peer's metadata is tried in another process, within a deadline, before
+this one uses it.
 """
 
 import contextlib
@@ -45,8 +35,15 @@ _MEMORIES = ("DRAM", "VRAM")
 
 @dataclass(frozen=True)
 class NixlAddress:
-    """The arena is bytes [address, address + size) of the peer's `memory`, of its GPU `device`.
-    ports: on which its UCX listens."""
+    """What a node sends its peers so that NIXL can write into its arena: a line of JSON, then
+    NIXL's own blob.
+
+    Pure. Invariant: what was unpacked is bounded; the blob is opaque, and harmless to nobody before
+    metadata_probe has tried it.
+
+    The arena is bytes [address, address + size) of the peer's `memory`, of its GPU `device`. ports:
+    on which its UCX listens.
+    """
 
     address: int
     size: int
@@ -115,6 +112,15 @@ class ProbeLimits:
 
 
 class MetadataProbe:
+    """Tries a peer's NIXL metadata where their abort harms nobody, before this process uses them.
+
+    Owns the process that tries them (probe_process.py), which is started when it is first needed,
+    started again where it died, and ended by close(). Remembers what it found usable. Knows nothing
+    of endpoints. Thread rule: any thread; try_out() blocks for as long as a try takes, at most
+    `deadline` beside the start. Invariants: one try at a time; what strangers have tried takes at
+    most a share of the machine; what was remembered costs nothing.
+    """
+
     def __init__(self, limits: ProbeLimits | None = None) -> None:
         self._limits = limits or ProbeLimits()
         self._lock = threading.Lock()

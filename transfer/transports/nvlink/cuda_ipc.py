@@ -1,17 +1,6 @@
 """GPU memory across processes by CUDA IPC, and the gate that stops writers.
 
-`CudaIpc`: One GPU's memory across processes: CUDA's own IPC handles, through the driver.
-Not torch's handles: those free, cache and reference-count, and an importer's death must cost the
-exporter nothing. Owns the device's primary context, a stream for single words, and what it
-allocated. Thread rule: any thread; word transfers block for microseconds and wait for no other
-stream. Invariant: memory that a peer exported is written by no kernel here once it is closed.
-
-`PeerGate`: The gate before an arena that others map: a word in GPU memory which says who may still
-write.
-CUDA cannot take a mapping back from a process that lives, so writers ask: their kernels read the
-word first, and write only where it is still what they were given when they connected. Owns the
-word. Thread rule: any thread. Invariants: a permission that was shut is never valid again; what a
-kernel reads is the word as it is then, not as it was launched.
+Thread rule: any thread. Word transfers block for microseconds and wait for no other stream.
 """
 
 import ctypes
@@ -54,7 +43,15 @@ class Export:
 
 
 class CudaIpc:
-    """device: the GPU's index in this process, as torch counts."""
+    """One GPU's memory across processes: CUDA's own IPC handles, through the driver.
+
+    Not torch's handles: those free, cache and reference-count, and an importer's death must cost
+    the exporter nothing. Owns the device's primary context, a stream for single words, and what it
+    allocated. Thread rule: any thread; word transfers block for microseconds and wait for no other
+    stream. Invariant: memory that a peer exported is written by no kernel here once it is closed.
+
+    device: the GPU's index in this process, as torch counts.
+    """
 
     def __init__(self, device: int) -> None:
         """Raises TransportError where there is no such GPU."""
@@ -204,6 +201,15 @@ NOBODY = 1 << 40
 
 
 class PeerGate:
+    """The gate before an arena that others map: a word in GPU memory which says who may still
+    write.
+
+    CUDA cannot take a mapping back from a process that lives, so writers ask: their kernels read
+    the word first, and write only where it is still what they were given when they connected. Owns
+    the word. Thread rule: any thread. Invariants: a permission that was shut is never valid again;
+    what a kernel reads is the word as it is then, not as it was launched.
+    """
+
     def __init__(self, ipc: CudaIpc) -> None:
         self._ipc = ipc
         self.address = ipc.allocate(_ALLOCATION_BYTES)

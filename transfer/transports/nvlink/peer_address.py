@@ -1,13 +1,6 @@
 """Addresses between processes of one host: of their GPU memory and of their notifications.
 
-`MailboxAddress`: Notifications between processes of one host: datagrams on a Unix socket, whose two
-ends are compiled (cpp_cache/dataplane/mailbox.h).
-Thread rule and invariants: as there.
-
-`PeerAddress`: What a node sends its peers so that they can write into its GPU's memory from their
-own process.
-Whoever has it may write anywhere in the allocation: it travels over the control connection only.
-Pure.
+Pure. Values come from peers, so their bounds are checked here.
 """
 
 import json
@@ -26,7 +19,13 @@ SECRET_BYTES = 16
 
 @dataclass(frozen=True)
 class MailboxAddress:
-    """Where to write, and the secret that must stand before each notification."""
+    """Notifications between processes of one host: datagrams on a Unix socket, whose two ends are
+    compiled (cpp_cache/dataplane/mailbox.h).
+
+    Thread rule and invariants: as there.
+
+    Where to write, and the secret that must stand before each notification.
+    """
 
     name: str
     secret: bytes
@@ -56,8 +55,15 @@ class PeerArena:
 
 @dataclass(frozen=True)
 class PeerAddress:
-    """arenas: the memory to write to, of each of the node's ranks `size` bytes, `stride` apart in
-    its region; gate: see write_gate.py."""
+    """What a node sends its peers so that they can write into its GPU's memory from their own
+    process.
+
+    Whoever has it may write anywhere in the allocation: it travels over the control connection
+    only. Pure.
+
+    arenas: the memory to write to, of each of the node's ranks `size` bytes, `stride` apart in its
+    region; gate: as `PeerGate` (cuda_ipc.py).
+    """
 
     process: ProcessIdentity
     arenas: tuple[PeerArena, ...]

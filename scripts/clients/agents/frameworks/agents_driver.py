@@ -13,27 +13,19 @@ from agents import (
     set_tracing_disabled,
 )
 from openai import AsyncOpenAI
-from pydantic import BaseModel
 
 set_tracing_disabled(True)
 client = AsyncOpenAI(base_url=c.API, api_key=c.KEY, max_retries=0, timeout=300)
 CHATS = OpenAIChatCompletionsModel(model=c.MODEL, openai_client=client)
 RESPONSES = OpenAIResponsesModel(model=c.MODEL, openai_client=client)
-calls: list[dict] = []
 # One for all: the client keeps its connections, which belong to a loop.
 loop = asyncio.new_event_loop()
 
 
-class Person(BaseModel):
-    name: str
-    age: int
+Person = c.person()
 
 
-@function_tool
-def get_weather(city: str, days: int) -> str:
-    """The weather to come."""
-    calls.append({"city": city, "days": days})
-    return c.FOUND
+get_weather = function_tool(c.get_weather)
 
 
 def agent(model=CHATS, choice=None, **more) -> Agent:
@@ -65,9 +57,9 @@ def stream() -> None:
 
 
 def called(of: Agent) -> None:
-    calls.clear()
+    c.calls.clear()
     c.same(result(of, c.CALL), c.FOUND)
-    c.same(calls, [c.ARGUMENTS])
+    c.same(c.calls, [c.ARGUMENTS])
 
 
 def tools() -> None:
@@ -88,13 +80,4 @@ def default() -> None:
     c.same(result(agent(RESPONSES, output_type=Person), c.WRITE), Person(**c.PERSON))
 
 
-c.check(
-    {
-        "text": text,
-        "stream": stream,
-        "tools": tools,
-        "forced tool": forced_tool,
-        "structured": structured,
-        "default API": default,
-    }
-)
+c.check(globals())

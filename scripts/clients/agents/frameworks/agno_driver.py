@@ -9,20 +9,8 @@ from agno.models.anthropic import Claude
 from agno.models.base import Model
 from agno.models.openai import OpenAIResponses
 from agno.models.openai.like import OpenAILike
-from pydantic import BaseModel
 
-calls: list[dict] = []
-
-
-def get_weather(city: str, days: int) -> str:
-    """The weather to come."""
-    calls.append({"city": city, "days": days})
-    return c.FOUND
-
-
-class Person(BaseModel):
-    name: str
-    age: int
+Person = c.person()
 
 
 def models() -> Iterator[Model]:
@@ -47,32 +35,34 @@ def agent(model: Model, **more) -> Agent:
     return Agent(model=model, telemetry=False, **more)
 
 
-def text(model: Model) -> None:
+def say(model: Model) -> None:
     c.same(agent(model).run(c.SAY).content, c.SAID)
 
 
-def stream(model: Model) -> None:
+def say_in_pieces(model: Model) -> None:
     events = agent(model).run(c.SAY, stream=True)
     pieces = [event.content or "" for event in events if event.event == "RunContent"]
     c.same("".join(pieces), c.SAID)
 
 
-def tools(model: Model) -> None:
-    calls.clear()
-    found = agent(model, tools=[get_weather]).run(c.CALL).content
-    c.same((found, calls), (c.FOUND, [c.ARGUMENTS]))
+def call(model: Model) -> None:
+    c.calls.clear()
+    found = agent(model, tools=[c.get_weather]).run(c.CALL).content
+    c.same((found, c.calls), (c.FOUND, [c.ARGUMENTS]))
 
 
-def structured(model: Model) -> None:
+def write(model: Model) -> None:
     c.same(agent(model, output_schema=Person).run(c.WRITE).content, Person(**c.PERSON))
 
 
-c.check(
-    {
-        "text": by_each(text),
-        "stream": by_each(stream),
-        "tools": by_each(tools),
-        "structured": by_each(structured),
-        "default API": lambda: tools(responses()),
-    }
-)
+text = by_each(say)
+stream = by_each(say_in_pieces)
+tools = by_each(call)
+structured = by_each(write)
+
+
+def default() -> None:
+    call(responses())
+
+
+c.check(globals())

@@ -9,11 +9,9 @@ from autogen_core import CancellationToken
 from autogen_core.models import UserMessage
 from autogen_core.tools import FunctionTool
 from autogen_ext.models.openai import OpenAIChatCompletionClient
-from pydantic import BaseModel
 
 # One for all: the client keeps its connections, which belong to a loop.
 loop = asyncio.new_event_loop()
-calls: list[dict] = []
 client = OpenAIChatCompletionClient(
     model=c.MODEL,
     base_url=c.API,
@@ -31,18 +29,10 @@ client = OpenAIChatCompletionClient(
 )
 
 
-class Person(BaseModel):
-    name: str
-    age: int
+Person = c.person()
 
 
-def get_weather(city: str, days: int) -> str:
-    """The weather to come."""
-    calls.append({"city": city, "days": days})
-    return c.FOUND
-
-
-TOOL = FunctionTool(get_weather, description="The weather to come.")
+TOOL = FunctionTool(c.get_weather, description="The weather to come.")
 
 
 def user(text: str) -> list[UserMessage]:
@@ -87,20 +77,13 @@ def structured() -> None:
     c.same(json.loads(result(c.WRITE, json_output=True)), c.PERSON)
 
 
-def agent() -> None:
-    calls.clear()
-    runner = AssistantAgent("it", model_client=client, tools=[get_weather], system_message="Do it.")
+def default() -> None:
+    c.calls.clear()
+    runner = AssistantAgent(
+        "it", model_client=client, tools=[c.get_weather], system_message="Do it."
+    )
     found = loop.run_until_complete(runner.run(task=c.CALL, cancellation_token=CancellationToken()))
-    c.same((calls, found.messages[-1].content), ([c.ARGUMENTS], c.FOUND))
+    c.same((c.calls, found.messages[-1].content), ([c.ARGUMENTS], c.FOUND))
 
 
-c.check(
-    {
-        "text": text,
-        "stream": stream,
-        "tools": tools,
-        "forced tool": forced_tool,
-        "structured": structured,
-        "default API": agent,
-    }
-)
+c.check(globals())

@@ -3,7 +3,6 @@
 import columns as c
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel
 
 SETTINGS = {
     "model": c.MODEL,
@@ -16,11 +15,7 @@ SETTINGS = {
 chat = ChatOpenAI(**SETTINGS)
 
 
-class Person(BaseModel):
-    """A person."""
-
-    name: str
-    age: int
+Person = c.person("A person.")
 
 
 def called(message) -> dict:
@@ -70,13 +65,4 @@ def default() -> None:
     c.same(responses.with_structured_output(Person).invoke(c.WRITE), Person(**c.PERSON))
 
 
-c.check(
-    {
-        "text": text,
-        "stream": stream,
-        "tools": tools,
-        "forced tool": forced_tool,
-        "structured": structured,
-        "default API": default,
-    }
-)
+c.check(globals())

@@ -10,23 +10,11 @@ from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
-from pydantic import BaseModel
 
-calls: list[dict] = []
-
-
-@tool
-def get_weather(city: str, days: int) -> str:
-    """The weather to come."""
-    calls.append({"city": city, "days": days})
-    return c.FOUND
+get_weather = tool(c.get_weather)
 
 
-class Person(BaseModel):
-    """A person."""
-
-    name: str
-    age: int
+Person = c.person("A person.")
 
 
 def messages(**more) -> ChatAnthropic:
@@ -41,13 +29,13 @@ def openai(**more) -> ChatOpenAI:
 
 def two_questions(model) -> list[dict]:
     """The usage of each answer."""
-    calls.clear()
+    c.calls.clear()
     agent = create_agent(model, [get_weather], checkpointer=InMemorySaver())
     thread = {"configurable": {"thread_id": "1"}}
     for asked, expected in ((c.CALL, c.FOUND), (c.SAY, c.SAID)):
         answered = agent.invoke({"messages": [HumanMessage(asked)]}, thread)["messages"]
         c.same(answered[-1].text, expected)
-    c.same(calls, [c.ARGUMENTS])
+    c.same(c.calls, [c.ARGUMENTS])
     return [message.usage_metadata for message in answered if message.type == "ai"]
 
 
@@ -84,13 +72,4 @@ def default() -> None:
     two_questions(openai(use_responses_api=True))
 
 
-c.check(
-    {
-        "text": text,
-        "stream": stream,
-        "tools": tools,
-        "forced tool": forced_tool,
-        "structured": structured,
-        "default API": default,
-    }
-)
+c.check(globals())

@@ -8,23 +8,11 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
 
-calls: list[dict] = []
-
-
-def get_weather(city: str, days: int) -> str:
-    """The weather to come."""
-    calls.append({"city": city, "days": days})
-    return c.FOUND
+Person = c.person()
 
 
-class Person(BaseModel):
-    name: str
-    age: int
-
-
-TOOL = FunctionTool.from_defaults(get_weather)
+TOOL = FunctionTool.from_defaults(c.get_weather)
 llm = OpenAILike(
     model=c.MODEL,
     api_base=c.API,
@@ -53,13 +41,13 @@ def stream() -> None:
 
 
 def tools() -> None:
-    calls.clear()
+    c.calls.clear()
     agent = FunctionAgent(tools=[TOOL], llm=llm)
 
     async def run() -> str:
         return str(await agent.run(c.CALL))
 
-    c.same((asyncio.run(run()), calls), (c.FOUND, [c.ARGUMENTS]))
+    c.same((asyncio.run(run()), c.calls), (c.FOUND, [c.ARGUMENTS]))
 
 
 def forced_tool() -> None:
@@ -82,13 +70,4 @@ def default() -> None:
     c.same("".join(piece.delta for piece in plain.stream_complete("One.")), whole)
 
 
-c.check(
-    {
-        "text": text,
-        "stream": stream,
-        "tools": tools,
-        "forced tool": forced_tool,
-        "structured": structured,
-        "default API": default,
-    }
-)
+c.check(globals())

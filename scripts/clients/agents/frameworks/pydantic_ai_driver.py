@@ -3,7 +3,6 @@
 import asyncio
 
 import columns as c
-from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -12,18 +11,9 @@ provider = OpenAIProvider(base_url=c.API, api_key=c.KEY)
 CHATS = OpenAIChatModel(c.MODEL, provider=provider)
 RESPONSES = OpenAIResponsesModel(c.MODEL, provider=provider)
 SETTINGS = {"max_tokens": 300, "timeout": 300}
-calls: list[dict] = []
 
 
-class Person(BaseModel):
-    name: str
-    age: int
-
-
-def get_weather(city: str, days: int) -> str:
-    """The weather to come."""
-    calls.append({"city": city, "days": days})
-    return c.FOUND
+Person = c.person()
 
 
 def result(text: str, model=CHATS, **more):
@@ -43,9 +33,9 @@ def stream() -> None:
 
 
 def called(model) -> None:
-    calls.clear()
-    c.same(result(c.CALL, model, tools=[get_weather]), c.FOUND)
-    c.same(calls, [c.ARGUMENTS])
+    c.calls.clear()
+    c.same(result(c.CALL, model, tools=[c.get_weather]), c.FOUND)
+    c.same(c.calls, [c.ARGUMENTS])
 
 
 def tools() -> None:
@@ -70,13 +60,4 @@ def default() -> None:
     c.same(result(c.WRITE, RESPONSES, output_type=NativeOutput(Person)), Person(**c.PERSON))
 
 
-c.check(
-    {
-        "text": text,
-        "stream": stream,
-        "tools": tools,
-        "forced tool": forced_tool,
-        "structured": structured,
-        "default API": default,
-    }
-)
+c.check(globals())

@@ -5,7 +5,6 @@ import json
 
 import columns as c
 from openai import AsyncOpenAI
-from pydantic import BaseModel
 from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
@@ -26,9 +25,7 @@ class Weather:
         return c.FOUND
 
 
-class Person(BaseModel):
-    name: str
-    age: int
+Person = c.person()
 
 
 def service() -> OpenAIChatCompletion:
@@ -88,13 +85,6 @@ def structured() -> None:
     c.same(Person.model_validate_json(str(answer)), Person(**c.PERSON))
 
 
-c.check(
-    {
-        "text": text,
-        "stream": stream,
-        "tools": tools,
-        "forced tool": forced_tool,
-        "structured": structured,
-        "default API": text,
-    }
-)
+default = text
+
+c.check(globals())

@@ -51,18 +51,15 @@ def structured() -> None:
     c.same(json.loads(model.generate(user(c.WRITE), response_format=wanted).content), c.PERSON)
 
 
-def agent() -> None:
+def default() -> None:
     runner = ToolCallingAgent(tools=[get_weather], model=model, max_steps=1, verbosity_level=0)
     c.same(runner.run('Call final_answer with answer="Done".'), "Done")
 
 
-c.check(
-    {
-        "text": text,
-        "stream": stream,
-        "tools": lambda: called(tool_choice="auto"),
-        "forced tool": called,
-        "structured": structured,
-        "default API": agent,
-    }
-)
+def tools() -> None:
+    called(tool_choice="auto")
+
+
+forced_tool = called
+
+c.check(globals())

@@ -1,1 +1,0 @@
-"""Simulated prefill nodes: what one computes and reports, and which of them live."""

@@ -1,0 +1,242 @@
+"""The prefill nodes of a simulated fleet: the real tree in ids, one prefill at a time, and the
+reports of their load.
+
+The shortest prefill comes first and each fourth time the oldest, as
+engine/scheduling/chunks.py has it of chunks. What a prompt and its answer leave in the tree
+stands when its prefill ends: the answer's state is taken to come back by the return path, whose
+bytes are not modelled. Virtual time, seconds, which does not go back; thread rule: one thread.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasuki.engine.scheduling.checkpoints import plan_checkpoints
+from tasuki.pycache._cpp_cache import (
+    Allocation,
+    CheckpointKind,
+    ImpossibleRequest,
+    PrefixCache,
+)
+from tasuki.routing.node_load import PrefillSeconds, faded
+
+from .workload import Turn, Workload
+
+Report = tuple[float, float, float]
+"""NodeLoad.report's: wait, when it was taken, seconds of prefill that were stored lately."""
+
+
+class LoadReports:
+    """What a node's reports say of its load, taken at whole periods and some time under way.
+
+    Owns the reports that are still needed. Between two changes of what the node has to do, its wait
+    falls with time, so one report of each is kept."""
+
+    def __init__(self, period: float, delay: float) -> None:
+        """period: seconds between two reports; delay: until one has come."""
+        self._period = period
+        self._delay = delay
+        self._changes: deque[Report] = deque([(0.0, 0.0, 0.0)])  # from when, free at, stored
+
+    def changed(self, now: float, wait: float, stored: float) -> None:
+        """From now on the node has that wait, and had stored so much, seconds."""
+        self._forget(now)
+        self._changes.append((now, now + wait, stored))
+
+    def latest(self, now: float) -> Report:
+        """The last report that has come."""
+        at = self._forget(now)
+        since, free_at, stored = self._changes[0]
+        return max(0.0, free_at - at), at, faded(stored, at - since)
+
+    def _forget(self, now: float) -> float:
+        """When the last report that has come was taken; drops what stood before."""
+        at = max(0.0, (now - self._delay) // self._period * self._period)
+        while len(self._changes) > 1 and self._changes[1][0] <= at:
+            self._changes.popleft()
+        return at
+
+
+OLDEST_EVERY = 4
+_HINTS = {"tool_use": "tool_call", "end_turn": "end_of_turn"}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A turn at a node. came: into the fleet. work: seconds of prefill that were expected. pulled:
+    tokens whose KV and state came from another node."""
+
+    turn: Turn
+    came: float
+    work: float
+    pulled: int = 0
+
+
+@dataclass(frozen=True)
+class Served:
+    """A turn whose prefill ended. usable: tokens of its prompt that were not computed."""
+
+    turn: Turn
+    came: float
+    ended: float
+    usable: int
+
+
+@dataclass
+class _Running:
+    prompt: Prompt
+    usable: int
+    ends: float
+    allocation: Allocation | None
+
+
+class PrefillServer:
+    """One node. Owns its tree and queue."""
+
+    def __init__(
+        self,
+        number: int,
+        tree: PrefixCache,
+        workload: Workload,
+        seconds: PrefillSeconds,
+        reports: LoadReports,
+        free_at: NDArray[np.float64],
+    ) -> None:
+        """free_at: [nodes], when each will have done what it has; the server keeps its own."""
+        self._number = number
+        self._tree = tree
+        self._workload = workload
+        self._seconds = seconds
+        self._reports = reports
+        self._free_at = free_at
+        self._waiting: deque[Prompt] = deque()
+        self._waiting_work = 0.0
+        self._running: _Running | None = None
+        self._begun = 0
+        self._stored = 0.0
+        self._stored_at = 0.0
+        self.alive = True
+
+    @property
+    def rooms(self) -> int:
+        """Prompts that it has."""
+        return len(self._waiting) + (self._running is not None)
+
+    def wait(self, now: float) -> float:
+        """Seconds of work, as it estimates them."""
+        running = max(0.0, self._running.ends - now) if self._running is not None else 0.0
+        return running + self._waiting_work
+
+    def report(self, now: float) -> Report:
+        """What has come by report last."""
+        return self._reports.latest(now)
+
+    def usable(self, turn: Turn) -> int:
+        prompt = self._workload.prompt(turn)
+        return self._tree.match(prompt, salt=self._workload.salt(turn)).usable_tokens
+
+    def put(self, prompt: Prompt, now: float) -> float | None:
+        """When the prefill ends that begins with it; None where it waits."""
+        self._waiting.append(prompt)
+        self._waiting_work += prompt.work
+        self._stored = faded(self._stored, now - self._stored_at) + prompt.work
+        self._stored_at = now
+        ends = self._start(now) if self._running is None else None
+        self._changed(now)
+        return ends
+
+    def end(self, now: float) -> tuple[Served, float | None]:
+        """The prefill that runs ended: what it did, and when the next one ends."""
+        running = self._running
+        assert running is not None, "a node ends only what it began"
+        self._running = None
+        if running.allocation is not None:
+            self._publish(running.prompt.turn, running.allocation, running.usable)
+        ends = self._start(now) if self._waiting else None
+        self._changed(now)
+        return Served(running.prompt.turn, running.prompt.came, now, running.usable), ends
+
+    def lose(self) -> list[Prompt]:
+        """It dies: what it had, to be asked elsewhere."""
+        self.alive = False
+        self._free_at[self._number] = math.inf
+        lost = list(self._waiting)
+        if self._running is not None:
+            lost.insert(0, self._running.prompt)
+            if self._running.allocation is not None:
+                self._tree.release(self._running.allocation)
+        return lost
+
+    def _changed(self, now: float) -> None:
+        wait = self.wait(now)
+        self._free_at[self._number] = now + wait
+        self._reports.changed(now, wait, faded(self._stored, now - self._stored_at))
+
+    def _start(self, now: float) -> float:
+        self._begun += 1
+        oldest = self._begun % OLDEST_EVERY == 0
+        prompt = self._waiting[0] if oldest else min(self._waiting, key=lambda each: each.work)
+        self._waiting.remove(prompt)
+        self._waiting_work = self._waiting_work - prompt.work if self._waiting else 0.0
+        turn = prompt.turn
+        request, tokens = self._workload.request(turn), self._workload.tokens(turn)
+        self._tree.advance_to(int(now * 1000))
+        try:
+            allocation = self._tree.allocate(
+                tokens[: request.prompt_tokens],
+                salt=self._workload.salt(turn),
+                capacity_tokens=len(tokens),
+                working_slots=1,
+            )
+        except ImpossibleRequest:
+            allocation = None
+        usable = prompt.pulled
+        if allocation is not None:
+            usable = max(usable, allocation.match.usable_tokens)
+        ends = now + self._seconds.between(usable, request.prompt_tokens)
+        self._running = _Running(prompt, usable, ends, allocation)
+        return ends
+
+    def _publish(self, turn: Turn, allocation: Allocation, usable: int) -> None:
+        """What bench.replay.player leaves of a request."""
+        request, tokens, block = (
+            self._workload.request(turn),
+            self._workload.tokens(turn),
+            self._workload.trace.block_tokens,
+        )
+        tree, match = self._tree, allocation.match
+        known = min(request.prompt_tokens // block, len(request.block_ids)) * block
+        end = min(known + 1, request.prompt_tokens)
+        for planned in plan_checkpoints(end, allocation.cached_tokens, match, ()):
+            slot = tree.take_checkpoint_slot(allocation)
+            if slot is not None:
+                tree.insert(allocation, planned.position, slot, planned.kind)
+        tree.append(allocation, tokens[request.prompt_tokens :])
+        forwarded = max(len(tokens) - 1, request.prompt_tokens)
+        if forwarded > usable:
+            hint = _HINTS.get(request.stop, "unknown")
+            slot = allocation.working_slots[0]
+            tree.insert(allocation, forwarded, slot, CheckpointKind.TURN_END, hint)
+        tree.release(allocation)
+
+
+class Members:
+    """The nodes as those who choose have them: a node that died is one until its lease ends."""
+
+    def __init__(self, servers: Sequence[PrefillServer]) -> None:
+        self.servers = servers
+        self.nodes = list(range(len(servers)))
+        self.version = 0
+        """Of nodes: another one where one has gone."""
+
+    def drop(self, node: int) -> None:
+        self.nodes.remove(node)
+        self.version += 1
+
+    def besides(self, tried: frozenset[int]) -> Sequence[int]:
+        """Those but the tried ones."""
+        return [node for node in self.nodes if node not in tried] if tried else self.nodes

@@ -1,0 +1,328 @@
+"""What a slow link gains by an early start, and by a wire of fewer bytes, within one process.
+
+Hop is a sender and a receiver over a loopback wire of a chosen rate; the throttle is in the
+sender's transport.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from statistics import median
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from tasuki.bench.errors import BenchError
+from tasuki.bench.measure.report import Row
+from tasuki.bench.measure.rig import page_ids, random_parts
+from tasuki.engine import messages as m
+from tasuki.engine.assembly.engines import (
+    build_cache,
+    build_decode_engine,
+    build_early_start,
+    build_prefill_engine,
+)
+from tasuki.engine.config import EngineConfig
+from tasuki.model.config import ModelConfig
+from tasuki.model.known_models import PUBLISHED
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.pycache._cpp_cache import StepCounter
+from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.transfer.data_plane import DataPlane, TransferEngine
+from tasuki.transfer.reports import SendReport
+from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
+from tasuki.transfer.settings import Precision, WirePrecision, WireSettings
+from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
+from tasuki.transfer.windows.window import Destination, FinishedLayers
+
+_SECONDS = 60.0
+_LEASE_SECONDS = 3600.0
+
+
+class Hop:
+    """Between two arenas of one layout. Life: close() at the end."""
+
+    def __init__(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        layout: CacheLayout,
+        steps: StepCounter,
+        bytes_per_second: float,
+        wire: WireSettings | None = None,
+    ) -> None:
+        """source, target: bytes, uint8 [slabs * slab_bytes]. steps: count what fills the source."""
+        fabric = LoopbackFabric()
+        link, landing = (LoopbackTransport(fabric, name) for name in ("sender", "receiver"))
+        link.bytes_per_second = bytes_per_second
+        planes = [
+            DataPlane.over(memory, layout, "random", transport, "loopback", "bench", wire)
+            for memory, transport in ((source, link), (target, landing))
+        ]
+        # Of each only one end is used.
+        here, there = (TransferEngine.over(plane, steps, None, _LEASE_SECONDS) for plane in planes)
+        self.sender, self.receiver = here.sender, there.receiver
+        self.sender.connect("receiver", planes[1].node.arenas)
+        self._ended: SimpleQueue[RoomEnd] = SimpleQueue()
+        self.sender.start()
+        self.receiver.start()
+
+    def open(self, room: int, generation: int, destination: Destination) -> None:
+        self.receiver.expect(room, generation, destination)
+        self.sender.open(room, generation, "receiver", destination, self._ended.put)
+
+    def verified(self, room: int, generation: int) -> SendReport:
+        """Returns once every digest is equal. Raises BenchError."""
+        report = sent_whole(self._ended).report
+        self.receiver.verify(room, generation, report.digests, _SECONDS)
+        return report
+
+    def close(self) -> None:
+        self.sender.stop()
+        self.receiver.stop()
+
+
+def sent_whole(ended: SimpleQueue[RoomEnd]) -> RoomSent:
+    """The end that a sender put there. Raises BenchError where there is none, or a broken one."""
+    try:
+        end = ended.get(timeout=_SECONDS)
+    except Empty as error:
+        raise BenchError("the room does not end") from error
+    if not isinstance(end, RoomSent):
+        raise BenchError(f"the room broke: {end.reason}")
+    return end
+
+
+Sent = TypeVar("Sent")
+
+_SHAPE = PUBLISHED["0.8b"] | {
+    "vocab_size": 1024,
+    "hidden_size": 384,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 16,
+    "head_dim": 64,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "max_position_embeddings": 4096,
+}
+_CONFIG = EngineConfig(dtype="float32", arena_mib=64, local_prefill_tokens=0)
+_PROMPT = 70
+_EARLY_RATE = 1e6
+_EARLY_REPEATS = 5
+_EARLY_SECONDS = 60.0
+
+
+@dataclass
+class _Waits:
+    """Seconds from Done (every digest equal) to the second token, and from the first token to
+    it."""
+
+    after_done: list[float] = field(default_factory=list)
+    after_first: list[float] = field(default_factory=list)
+
+
+def early_rows() -> Iterator[Row | str]:
+    """The gain of an early start: from Done to the second token, with and without it.
+
+    Two engines of one process, driven by hand; the same prompts' lengths, taken in turns in one
+    run. The main thread is both engines' loop; transfers and the early step have their own, as in a
+    node."""
+    rig = _Pair()
+    try:
+        waits = {early: _Waits() for early in (False, True)}
+        for number in range(2 * (_EARLY_REPEATS + 1)):
+            taken = rig.hand_over(number, early=bool(number % 2))
+            if number >= 2:
+                waits[bool(number % 2)].after_done.append(taken[0])
+                waits[bool(number % 2)].after_first.append(taken[1])
+    finally:
+        rig.close()
+    late, early = median(waits[False].after_done), median(waits[True].after_done)
+    rate = f"{_EARLY_RATE / 1e6:g} MB/s"
+    yield Row(
+        f"Done to the second token, link throttled to {rate}, joining the batch",
+        late,
+        extra={"from the first token ms": 1e3 * median(waits[False].after_first)},
+    )
+    yield Row(
+        f"Done to the second token, link throttled to {rate}, early start",
+        early,
+        target="sooner than a whole step",
+        met=early < late,
+        extra={
+            "from the first token ms": 1e3 * median(waits[True].after_first),
+            "of joining the batch": early / late,
+        },
+    )
+
+
+class _Pair:
+    def __init__(self) -> None:
+        model = ModelConfig.from_dict(_SHAPE)
+        source, target = random_parts(model, _CONFIG), random_parts(model, _CONFIG)
+        memory = (source.arena.bytes, target.arena.bytes)
+        self._hop = Hop(*memory, source.layout, source.steps, _EARLY_RATE)
+        self._ended: SimpleQueue[m.EarlyStepEnded] = SimpleQueue()
+        self._early = build_early_start(
+            target, self._hop.receiver.barrier, lambda: self._ended.put(m.EarlyStepEnded())
+        )
+        self._prefill = build_prefill_engine(
+            _CONFIG, source, build_cache(_CONFIG, source), self._hop.sender
+        )
+        self._decode = build_decode_engine(
+            _CONFIG, target, build_cache(_CONFIG, target), self._early
+        )
+        self._decode.handle(m.PeersChanged(True))
+
+    def close(self) -> None:
+        self._early.close()
+        self._hop.close()
+
+    def hand_over(self, number: int, *, early: bool) -> tuple[float, float]:
+        """One request of two tokens: seconds from Done, and from the first token, to the second."""
+        prompt = np.random.default_rng(number).integers(0, 1024, _PROMPT, dtype=np.int32)
+        sampling = SamplingParams(max_new_tokens=2, ignore_eos=True)
+        self._decode.handle(m.Submit(m.RequestId(f"bench-{number}"), prompt, sampling))
+        self._decode.step()
+        wanted = _sent(self._decode.take_outbox(), m.HandoverWanted)
+        room, generation = wanted.ticket.room, wanted.ticket.generation
+        self._prefill.handle(m.PrefillReserve(wanted.ticket, wanted.prompt))
+        self._prefill.step()
+        self._decode.handle(m.GrantWanted(room))
+        self._decode.step()
+        grant = _sent(self._decode.take_outbox(), m.HandoverGranted).grant
+        granted = Destination(grant.first_page, grant.pages, grant.slot)
+        self._hop.open(room, generation, granted)
+        self._prefill.handle(m.PrefillStart(grant))
+        while self._prefill.step():
+            pass
+        token = _sent(self._prefill.take_outbox(), m.PrefillToken)
+        begun = self._early.counters["begun"]
+        self._decode.handle(
+            m.RemoteReady(
+                room,
+                token.token,
+                token.logprob,
+                token.margin,
+                token.hit,
+                "sender",
+                tail_seconds=self._hop.sender.remaining_seconds(room) if early else 0.0,
+            )
+        )
+        if early and self._early.counters["begun"] == begun:
+            raise BenchError("no early step was begun: the transfer's rest was no longer than one")
+        first = time.perf_counter()
+        report = self._hop.verified(room, generation)
+        done = time.perf_counter()
+        transfer = m.TransferReport(
+            report.bytes,
+            report.windows,
+            report.pages,
+            report.hidden_seconds,
+            report.exposed_seconds,
+        )
+        self._decode.handle(m.RemoteDone(room, transfer))
+        if early:
+            self._decode.handle(self._ended.get(timeout=_EARLY_SECONDS))
+        while self._decode.step():
+            pass
+        second = time.perf_counter()
+        _sent(self._decode.take_outbox(), m.Finished)
+        self._hop.receiver.forget(room)
+        self._prefill.handle(m.PrefillEnd(room))
+        return second - done, second - first
+
+
+def _sent(outbox: list[m.Outbox], kind: type[Sent]) -> Sent:
+    """The last of its kind. Raises BenchError where there is none."""
+    for message in reversed(outbox):
+        if isinstance(message, kind):
+            return message
+    raise BenchError(f"no {kind.__name__} came: give a larger --arena-mib")
+
+
+_LAYOUT = CacheLayout(
+    layer_kinds=(*[LayerKind.GDN] * 3, LayerKind.FULL),
+    kv_heads=4,
+    head_dim=256,
+    kv_dtype="bfloat16",
+    conv_channels=8192,
+    conv_columns=3,
+    conv_dtype="bfloat16",
+    value_heads=32,
+    value_dim=128,
+    key_dim=128,
+    ssm_dtype="float32",
+)
+_TOKENS = 4096
+_PAGES = _TOKENS // 64
+_SLABS = 16
+# A gigabit a second.
+_WIRE_RATE = 125e6
+_WIRE_REPEATS = 5
+_WIRES = {
+    "as it lies": WirePrecision(),
+    "fp8": WirePrecision(Precision.FP8, Precision.FP8),
+}
+
+
+def wire_rows() -> Iterator[Row | str]:
+    """The gain of a wire of fewer bytes: a prefix handed over as it lies, and in fp8, in turns in
+    one run: from the plan to every digest equal, encoding and decoding included. No model: the
+    arena's numbers are random, of the shapes of four layers of 9B."""
+    hops = {
+        name: Hop(
+            *(_random_arena(), _random_arena(), _LAYOUT, StepCounter(), _WIRE_RATE),
+            WireSettings(precision),
+        )
+        for name, precision in _WIRES.items()
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in hops}
+    sizes: dict[str, int] = {}
+    try:
+        for number in range(1 + _WIRE_REPEATS):
+            for name, hop in hops.items():
+                taken, sizes[name] = _sent_once(hop, number)
+                if number:
+                    seconds[name].append(taken)
+    finally:
+        for hop in hops.values():
+            hop.close()
+    exact, encoded = (median(seconds[name]) for name in hops)
+    exact_bytes, encoded_bytes = sizes.values()
+    yield Row(
+        f"{_TOKENS} tokens in four layers of 9B, link throttled to "
+        f"{_WIRE_RATE / 1e6:g} MB/s, wire fp8",
+        encoded,
+        floor=encoded_bytes / _WIRE_RATE,
+        others={"exact wire": exact},
+        target="sooner than the exact wire",
+        met=encoded < exact,
+        extra={
+            "of the exact wire": encoded / exact,
+            "MB": encoded_bytes / 1e6,
+            "exact MB": exact_bytes / 1e6,
+        },
+    )
+
+
+def _sent_once(hop: Hop, room: int) -> tuple[float, int]:
+    """Seconds from the plan to the verified end, and bytes of the wire. Raises BenchError."""
+    pages = tuple(page_ids(_LAYOUT, range(1, _SLABS))[:_PAGES])
+    hop.open(room, room, Destination(0, pages, 0))
+    begun = time.perf_counter()
+    hop.sender.plan_forward(room, FinishedLayers.long_finished(0, pages, 0))
+    report = hop.verified(room, room)
+    taken = time.perf_counter() - begun
+    hop.receiver.forget(room)
+    return taken, report.bytes
+
+
+def _random_arena() -> torch.Tensor:
+    """Bytes [slabs * slab_bytes] of bfloat16 numbers of about 1; read as float32 they are too."""
+    numbers = torch.randn(_SLABS * _LAYOUT.slab_bytes // 2, dtype=torch.float32)
+    return numbers.to(torch.bfloat16).view(torch.uint8)

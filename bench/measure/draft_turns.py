@@ -1,0 +1,272 @@
+"""What drafts gain, and what a draft layer's entries cost, by turns in one run, so that a clock
+that drifts and contexts that grow move all that is compared.
+
+DraftedTurns: one engine whose answers have no drafts, a fixed number, and as many as a node finds
+worth their time. DraftPair: two engines over one set of weights, of which one keeps entries; both
+engines' work goes to one stream. Single-threaded. Without drafts an engine plans ahead.
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import chain, pairwise
+from statistics import median
+from typing import TypeVar
+
+from tasuki.engine import messages as m
+from tasuki.engine.assembly.engines import (
+    EngineParts,
+    build_arena,
+    build_model,
+    draft_limit,
+    torch_device,
+    use_device,
+)
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.forward_plan import Ints
+from tasuki.engine.speculation.draft_limit import DraftLimit
+from tasuki.engine.speculation.drafting import Drafting
+from tasuki.engine.speculation.step_costs import StepShape
+from tasuki.model.config import ModelConfig
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.pycache._cpp_cache import StepCounter
+
+from .report import Row
+from .rig import Answer, Rig, drawn_weights, made_up_vocabulary, random_parts
+from .scripted_drafts import (
+    Script,
+    ScriptedSpeculation,
+    drawing_by_noise,
+    known_answer,
+)
+
+
+class Turn(Enum):
+    OFF = "off"
+    MOST = "most"
+    MEASURED = "measured"
+
+
+class TurnLimit:
+    """How many drafts a step has while a bench takes turns. Owns what a node that measures knows,
+    which learns from its own turns and from those without drafts. Thread rule: the engine
+    loop's."""
+
+    def __init__(self, most: int, measured: DraftLimit) -> None:
+        """measured: that a node would have."""
+        self._most = most
+        self._measured = measured
+        self.turn = Turn.OFF
+        self.drafts: list[int] = []
+        """Of each measured step, of an answer at most."""
+
+    @property
+    def watched(self) -> int:
+        return self._measured.watched if self.turn is Turn.MEASURED else 0
+
+    def next(self, answers: int, drafting: Collection[Drafting]) -> int:
+        if self.turn is Turn.MEASURED:
+            return self._measured.next(answers, drafting)
+        return 0 if self.turn is Turn.OFF else self._most
+
+    def of_step(self, answers: int, proposed: Sequence[tuple[Drafting, int]]) -> int:
+        if self.turn is Turn.MEASURED:
+            return self._measured.of_step(answers, proposed)
+        return self._most
+
+    def landed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
+        # What drafts lose that it did not choose is no loss of its own.
+        if self.turn is Turn.MEASURED or (self.turn is Turn.OFF and not shape.drafted):
+            self._measured.landed(shape, tokens, seconds, planned=planned)
+        if self.turn is Turn.MEASURED:
+            self.drafts.append(shape.tokens - 1 if shape.drafted else 0)
+
+
+T = TypeVar("T")
+
+_TURN = 8
+"""Steps that are timed before another's turn."""
+_SETTLING = 3
+"""Steps ahead of them: the first ones land what was launched before, or wait for the other's."""
+_ROUNDS = ((Turn.MOST, Turn.OFF, Turn.MEASURED), (Turn.OFF, Turn.MEASURED, Turn.MOST))
+"""Who is first of the fixed number and none takes turns too. What a node finds comes behind steps
+without drafts, which it measures."""
+_TRIED = 32
+"""Steps in which it finds that, before any is timed."""
+
+
+@dataclass(frozen=True)
+class TurnTimes:
+    """Mean seconds of a step, and mean tokens of it and an answer, turn by turn."""
+
+    seconds: Sequence[float]
+    tokens: Sequence[float]
+
+
+@dataclass(frozen=True)
+class DraftGain:
+    """drafts: of each step of Turn.MEASURED, of an answer at most."""
+
+    turns: Mapping[Turn, TurnTimes]
+    drafts: Sequence[int]
+
+    def times(self, turn: Turn, tokens: float | None = None) -> float:
+        """Its tokens a second to those without drafts: the median over turns. tokens: of a step and
+        answer, where that is known better than by what each turn gave."""
+        own, off = self.turns[turn], self.turns[Turn.OFF]
+        return median(
+            (given if tokens is None else tokens) * without / seconds
+            for given, seconds, without in zip(own.tokens, own.seconds, off.seconds, strict=True)
+        )
+
+
+class DraftedTurns:
+    def __init__(
+        self, model: ModelConfig, config: EngineConfig, script: Script, quantization: str = ""
+    ) -> None:
+        """config: that drafts. quantization: how weights are stored; none: plain. Raises
+        EngineConfigError."""
+        most = len(script.likely)
+        on_gpu = config.device != "cpu"
+        self._limit = TurnLimit(most, draft_limit(config, most, on_gpu=on_gpu))
+        self._most = most
+        drawn = random_parts(model, config, quantization=quantization)
+        parts = drawing_by_noise(drawn, config)
+        head = parts.model.weights.head.plain
+
+        def answer(message: m.Submit) -> Ints:
+            first = len(message.prompt)
+            return known_answer(message.sampling, first, model.vocab, head.dtype, head.device)
+
+        speculation = ScriptedSpeculation(script, config, answer)
+        self.rig = Rig(model, config, replace(parts, speculation=speculation, drafts=self._limit))
+
+    def tokens(self, steps: int) -> int:
+        """Of an answer at most, for so many steps of each."""
+        timed = (_SETTLING + _TURN) * -(-steps // _TURN)
+        return timed * (1 + 2 * (1 + self._most)) + _TRIED * (1 + self._most)
+
+    def decode(self, answers: Sequence[Answer], steps: int) -> DraftGain:
+        """At least so many steps of each. REQUIRES: the answers have room for tokens(), and have
+        had steps without drafts."""
+        self._limit.turn = Turn.MEASURED
+        for _ in range(_TRIED):
+            self.rig.step()
+        self._limit.drafts.clear()
+        found: dict[Turn, list[tuple[float, float]]] = {turn: [] for turn in Turn}
+        for number in range(-(-steps // _TURN)):
+            for turn in _ROUNDS[number % 2]:
+                self._limit.turn = turn
+                found[turn].append(self._turn(answers))
+        self._limit.turn = Turn.OFF
+        times = {turn: TurnTimes(*zip(*turns, strict=True)) for turn, turns in found.items()}
+        return DraftGain(times, list(self._limit.drafts))
+
+    def in_turn(self, turn: Turn, work: Callable[[], T]) -> T:
+        """What `work` returns, whose steps are of that turn. REQUIRES: as decode()."""
+        self._limit.turn = turn
+        for _ in range(_SETTLING):
+            self.rig.step()
+        found = work()
+        self._limit.turn = Turn.OFF
+        return found
+
+    def _turn(self, answers: Sequence[Answer]) -> tuple[float, float]:
+        for _ in range(_SETTLING):
+            self.rig.step()
+        before, began = sum(len(answer.tokens) for answer in answers), time.perf_counter()
+        # A step lands one forward, launched in it or before it, so that as many end as begin.
+        for _ in range(_TURN):
+            self.rig.step()
+        seconds = time.perf_counter() - began
+        tokens = sum(len(answer.tokens) for answer in answers) - before
+        return seconds / _TURN, tokens / _TURN / len(answers)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Seconds of each piece of work, by turns. kept, off: of the engine that keeps entries and of
+    the other one."""
+
+    kept: Sequence[Sequence[float]]
+    off: Sequence[Sequence[float]]
+
+    @property
+    def ratio(self) -> float:
+        """Median over turns of the one's median by the other's."""
+        turns = zip(self.kept, self.off, strict=True)
+        return median(median(kept) / median(off) for kept, off in turns)
+
+
+@dataclass(frozen=True)
+class DraftPair:
+    """Two engines over one set of weights. kept: keeps entries; off: has no draft layer."""
+
+    kept: Rig
+    off: Rig
+
+    @staticmethod
+    def of(model: ModelConfig, config: EngineConfig) -> "DraftPair":
+        """config: of each of the two, its arena included."""
+        device = torch_device(config)
+        use_device(device)
+        shapes = [replace(model, draft_layers=layers) for layers in (1, 0)]
+        # Before the weights, which a plan of memory counts for each.
+        arenas = [build_arena(config, shape, device) for shape in shapes]
+        weights = drawn_weights(shapes[0], config)
+        grammars = GrammarCompiler(made_up_vocabulary(model.vocab))
+        rigs = []
+        for shape, arena in zip(shapes, arenas, strict=True):
+            some = weights if shape.draft_layers else replace(weights, draft=None)
+            built = build_model(shape, some)
+            parts = EngineParts(shape, built, arena, StepCounter(), grammars=grammars)
+            rigs.append(Rig(shape, config, parts))
+        return DraftPair(*rigs)
+
+    def decode(
+        self, answers: tuple[Sequence[Answer], Sequence[Answer]], steps: int, warmup: int
+    ) -> Turns:
+        """At least so many steps of each engine; answers: that run in kept and in off."""
+        rigs = (self.kept, self.off)
+        youngest = [max(some, key=lambda answer: answer.times[0]) for some in answers]
+        for rig, answer in zip(rigs, youngest, strict=True):
+            rig.run_until_tokens([answer], warmup + 1)
+        found: tuple[list[list[float]], list[list[float]]] = ([], [])
+        for number in range(-(-steps // _TURN)):
+            # Whoever begins is second in the next round.
+            for place in (0, 1) if number % 2 else (1, 0):
+                found[place].append(_next_steps(rigs[place], youngest[place]))
+        return Turns(*found)
+
+    def prefill(self, tokens: int, repeats: int) -> Turns:
+        """To the first token of other prompts of so many tokens; one more goes ahead, untimed."""
+        rigs = (self.kept, self.off)
+        found: tuple[list[list[float]], list[list[float]]] = ([], [])
+        for number in range(1 + repeats):
+            for place in (0, 1) if number % 2 else (1, 0):
+                rig = rigs[place]
+                answer = rig.submit(rig.prompt(tokens), 1)
+                rig.run()
+                found[place].append([answer.first_token_seconds])
+                rig.flush()
+        return Turns(*(seconds[1:] for seconds in found))
+
+
+def beside_without(row: Row, turns: Turns, most: float) -> Row:
+    """The row of the engine that keeps entries, beside the other one's. most: how much slower it
+    may be, as a share."""
+    named = replace(
+        row,
+        name=f"{row.name}, with a draft layer",
+        others={"without": median(chain(*turns.off))},
+        extra={"slower %": 100 * (turns.ratio - 1), **row.extra},
+    )
+    return named.asked((f"<= {most:.1%} slower than without", turns.ratio <= 1 + most))
+
+
+def _next_steps(rig: Rig, answer: Answer) -> list[float]:
+    """Seconds of each of the engine's next steps but the first."""
+    first = len(answer.times) + _SETTLING
+    rig.run_until_tokens([answer], first + _TURN + 1)
+    return [after - before for before, after in pairwise(answer.times[first : first + _TURN + 1])]

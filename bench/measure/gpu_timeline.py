@@ -1,0 +1,106 @@
+"""What a GPU did in some steps of an engine, by the profiler's timeline: where it stood still
+between them, and where its time went, as rows of a report.
+
+Profiling costs the host time, so that what stands still is an upper bound.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from tasuki.bench.errors import BenchError
+
+from .report import Report, Row
+
+_NAME = re.compile(r"(?:void )?([\w:]+)")
+"""Of a kernel without its template's arguments."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A kernel or a copy, seconds."""
+
+    name: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """Of one step: seconds of all launches of a kernel, which may have run beside others."""
+
+    name: str
+    seconds: float
+    launches: float
+
+
+def work_of(step: Callable[[], object], steps: int) -> list[Work]:
+    """Raises BenchError where the profiler sees no GPU work."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    found = [
+        Work(event.name, event.time_range.start / 1e6, event.time_range.end / 1e6)
+        for event in profiled.events() or []
+        if event.device_type.name == "CUDA"
+    ]
+    if len(found) <= steps:
+        raise BenchError(f"the profiler saw {len(found)} pieces of GPU work in {steps} steps")
+    return found
+
+
+def idle_between_steps(step: Callable[[], object], steps: int) -> float:
+    """Median idle seconds from one step's last kernel to the next one's first.
+
+    A step's kernels follow each other far more closely than steps do, so the longest gaps are those
+    between steps. Raises BenchError as work_of().
+    """
+    return median(sorted(gaps(work_of(step, steps)), reverse=True)[: steps - 1])
+
+
+def gaps(work: Iterable[Work]) -> list[float]:
+    """Seconds in which nothing ran, in order; overlapping pieces count as one."""
+    joined: list[tuple[float, float]] = []
+    for begin, end in sorted((piece.begin, piece.end) for piece in work):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((begin, end))
+    return [later[0] - earlier[1] for earlier, later in pairwise(joined)]
+
+
+def kernel_times(work: Iterable[Work], steps: int) -> list[KernelTime]:
+    """The longest first."""
+    seconds, launches = defaultdict[str, float](float), Counter[str]()
+    for piece in work:
+        found = _NAME.match(piece.name)
+        name = found[1] if found else piece.name
+        seconds[name] += piece.end - piece.begin
+        launches[name] += 1
+    times = [
+        KernelTime(name, total / steps, launches[name] / steps) for name, total in seconds.items()
+    ]
+    return sorted(times, key=lambda time: -time.seconds)
+
+
+_LEAST_SHARE = 0.01
+"""Of all kernels, that one is named for."""
+
+
+def add_kernels(report: Report, name: str, work: Sequence[Work], times: int) -> None:
+    """Add a row for each kernel that counts.
+
+    name: of the step or the prompt, which was run so many times."""
+    found = kernel_times(work, times)
+    whole = sum(kernel.seconds for kernel in found)
+    for kernel in found:
+        if kernel.seconds >= _LEAST_SHARE * whole:
+            extra = {"launches a step": kernel.launches, "% of all": 100 * kernel.seconds / whole}
+            report.add(Row(f"{name}: {kernel.name}", kernel.seconds, extra=extra))

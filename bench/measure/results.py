@@ -1,0 +1,99 @@
+"""Where measured runs are kept, with a page beside them.
+
+`NAME.json` holds one run. `TOPIC.jsonl` holds all runs of a topic, one a line; `TOPIC.jsonl#RUN`
+names the run, and a line of that name is replaced. The page of a topic, TOPIC.md, has a section a
+run; what was written by hand above its mark stays. REQUIRES: one process writes a file at a time.
+Raises what reading and writing files does.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Document = Mapping[str, Any]
+"""A run as JSON has it. "run": its name among those of its topic."""
+
+OUT = "keep the run: NAME.json, or a line of TOPIC.jsonl or TOPIC.jsonl#RUN; a page beside it"
+_MARK = "<!-- runs -->"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A run on a page. title: what was measured. body: Markdown, without an end of line."""
+
+    title: str
+    body: str
+
+
+Describe = Callable[[Document], Section]
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """run: its name in a file of a topic; empty in a file of its own."""
+
+    path: Path
+    run: str = ""
+
+    @classmethod
+    def of(cls, out: str | Path, name: str) -> "RunFile":
+        """out: as OUT says. name: of a run that `out` does not name; it gets a number where a run
+        has it already."""
+        file, _, run = str(out).partition("#")
+        path = Path(file)
+        if path.suffix != ".jsonl":
+            return cls(Path(out))
+        known = {each.get("run") for each in read_runs(path)}
+        number = 2
+        free = name
+        while free in known:
+            free, number = f"{name} ({number})", number + 1
+        return cls(path, run or free)
+
+    def keep(self, document: Document, describe: Describe) -> None:
+        """Write the run and the page. A run of this name is replaced in its place."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self.run:
+            self.path.write_text(json.dumps(document, indent=1) + "\n")
+            section = describe(document)
+            self.path.with_suffix(".md").write_text(f"# {section.title}\n\n{section.body}\n")
+            return
+        runs = list(read_runs(self.path))
+        names = [each.get("run") for each in runs]
+        place = names.index(self.run) if self.run in names else len(runs)
+        runs[place : place + 1] = [{"run": self.run, **document}]
+        write_runs(self.path, runs)
+        write_page(self.path, describe)
+
+
+def read_runs(path: Path) -> Sequence[dict[str, Any]]:
+    """The runs of a topic; none where there is no file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_runs(path: Path, runs: Iterable[Document]) -> None:
+    path.write_text("".join(json.dumps(run) + "\n" for run in runs))
+
+
+def write_page(path: Path, describe: Describe) -> None:
+    """The page of a topic, from all its runs. path: of the file of runs."""
+    sections = [(run["run"], describe(run)) for run in read_runs(path)]
+    parts = [f"## {run}\n\n{one.title}. {one.body}" for run, one in sections]
+    put_below_mark(path, "\n\n".join(parts))
+
+
+def put_below_mark(path: Path, text: str) -> None:
+    """Replace what the page of that file of runs has below its mark."""
+    page = path.with_suffix(".md")
+    by_hand = page.read_text().partition(_MARK)[0] if page.exists() else ""
+    head = by_hand.rstrip() or f"# {path.stem.replace('_', ' ')}"
+    page.write_text(f"{head}\n\n{_MARK}\n\n{text}\n")
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a table."""
+    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]

@@ -1,1 +1,0 @@
-"""What a step and a prompt spend their time on."""

@@ -1,1 +1,0 @@
-"""Sessions that return from below the arena, and copies beside steps."""

@@ -1,0 +1,81 @@
+"""What may befall the nodes of a pair and the link between them, and when, drawn from a seed.
+
+Pure. Invariant: equal seeds give equal disturbances; only the moments at which things meet differ
+from run to run.
+"""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from tasuki.utils.options import option
+
+VOCABULARY = 2000
+
+
+class Fault(Enum):
+    KILL_PREFILL = "kill-prefill"
+    KILL_DECODE = "kill-decode"
+    FREEZE_PREFILL = "freeze-prefill"
+    FREEZE_DECODE = "freeze-decode"
+    STOP_PREFILL = "stop-prefill"
+    """SIGTERM, and what it drains."""
+    STOP_DECODE = "stop-decode"
+    CUT = "cut"
+    """The link's connections are reset, and can be made anew."""
+    HALF_OPEN = "half-open"
+    """The link carries nothing, and says so to nobody."""
+    DELAY = "delay"
+    THROTTLE = "throttle"
+    STORM = "storm"
+    """Hundreds of clients ask and leave at once."""
+
+    @property
+    def is_of_link(self) -> bool:
+        return self in (Fault.CUT, Fault.HALF_OPEN, Fault.DELAY, Fault.THROTTLE)
+
+
+class UnknownFault(ValueError):
+    """No fault of this workload has such a name; the message lists those it has."""
+
+
+def fault_option() -> Any:
+    return option("", "names of faults, or beginnings of them, by commas; all of the workload")
+
+
+def chosen(names: str, known: Sequence[Fault]) -> tuple[Fault, ...]:
+    """Those whose names begin with one of these; all that are known where there are none. Raises
+    UnknownFault."""
+    beginnings = tuple(names.split(",")) if names else ("",)
+    for beginning in beginnings:
+        if not any(fault.value.startswith(beginning) for fault in known):
+            values = ", ".join(fault.value for fault in known)
+            raise UnknownFault(f"fault: {beginning!r} is none of {values}")
+    return tuple(fault for fault in known if fault.value.startswith(beginnings))
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """after, lasts: seconds before it, and until it is undone."""
+
+    fault: Fault
+    after: float
+    lasts: float
+
+
+def disturbances(
+    rng: random.Random,
+    shares: Mapping[Fault, int],
+    after: tuple[float, float],
+    lasts: Sequence[float],
+) -> Iterator[Disturbance]:
+    """Without end. shares: how often each fault comes."""
+    while True:
+        (fault,) = rng.choices(list(shares), list(shares.values()))
+        yield Disturbance(fault, rng.uniform(*after), rng.choice(lasts))
+
+
+def tokens(rng: random.Random, length: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(VOCABULARY) for _ in range(length))

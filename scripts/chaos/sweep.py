@@ -1,0 +1,202 @@
+"""SIGKILL at every place and every window of a hand-over, on both sides, with real daemons.
+
+The tokens must be right, the other side at rest, and the death noticed in a second. Thread rule:
+one thread. Invariant: a Death is kept only if every token was right and the survivor holds nothing.
+"""
+
+import random
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scripts.chaos.victims import CHUNK, Victims, state
+from scripts.common.command import seed_option
+from scripts.common.tally import Tally
+from tasuki.client.answer import AnswerStream
+from tasuki.client.errors import ClientError
+from tasuki.proto import inference_pb2 as pb
+from tasuki.transfer.failpoints import WINDOW_PLACES, Place
+from tasuki.utils.options import option
+from tests.harness.daemons import Node, Question, asked, questions
+from tests.harness.waiting import until
+
+_NOTICE_SECONDS = 1.0
+_LOST = pb.PREFILL_NODE_STATE_LOST
+_ANSWER_TOKENS = 8
+_PROMPT_TOKENS = CHUNK + CHUNK // 2
+"""Two forwards: the first sends pages, the last pages and the state."""
+
+
+@dataclass(frozen=True)
+class SweepSettings:
+    fault: str = option("", "beginnings of places to die at, by commas: sender, receiver.on_done")
+    sample: int = option(-1, "beside one of each phase, so many of the rest; -1: all points")
+    seed: int | None = seed_option()
+    patience: float = option(1.0, "factor on how soon a death must be noticed, for a busy host")
+
+
+@dataclass(frozen=True)
+class Point:
+    """window: the sequence number at which it dies; None where the place is not one of windows."""
+
+    place: Place
+    window: int | None
+
+    @property
+    def sends(self) -> bool:
+        """Whether it is the sender that dies."""
+        return self.place.value.startswith("sender.")
+
+    def __str__(self) -> str:
+        return self.place.value if self.window is None else f"{self.place.value}@{self.window}"
+
+
+@dataclass(frozen=True)
+class Death:
+    """noticed: seconds from the death until the survivor knew. rested: until it held nothing.
+    fell_back: whether the answer was prefilled anew."""
+
+    point: Point
+    noticed: float
+    rested: float
+    fell_back: bool
+
+    def __str__(self) -> str:
+        return (
+            f"{self.point}: noticed in {1000 * self.noticed:.0f} ms, at rest in "
+            f"{1000 * self.rested:.0f} ms{', prefilled anew' if self.fell_back else ''}"
+        )
+
+
+def every_point(windows: int) -> tuple[Point, ...]:
+    """Each place of a hand-over in so many windows, those of windows once for each."""
+    return tuple(
+        Point(place, window)
+        for place in Place
+        for window in (range(windows) if place in WINDOW_PLACES else (None,))
+    )
+
+
+def sample(points: tuple[Point, ...], seed: int | None, more: int) -> tuple[Point, ...]:
+    """One point of each phase of each side, and `more` of the rest, drawn from the seed."""
+    rng = random.Random(seed)
+    phases: dict[str, list[Point]] = {}
+    for point in points:
+        phases.setdefault(_phase(point.place), []).append(point)
+    found = [rng.choice(some) for some in phases.values()]
+    rest = [point for point in points if point not in found]
+    return (*found, *rng.sample(rest, min(more, len(rest))))
+
+
+def _phase(place: Place) -> str:
+    """As sender.ready, whether before or after it."""
+    side, _, moment = place.value.partition(".")
+    return f"{side}.{moment.partition('_')[2]}"
+
+
+def run(settings: SweepSettings, say: Callable[[str], None]) -> Tally:
+    tally = Tally()
+    for death in sweep(settings, tally):
+        say(str(death))
+    return tally
+
+
+def sweep(settings: SweepSettings, tally: Tally) -> list[Death]:
+    """Every point after the other. Raises ValueError where no place is meant."""
+    deaths = []
+    (question,) = questions((_PROMPT_TOKENS,))
+    # A few tokens: the answer is not what dies here, and the death after Done comes at its start.
+    question = Question(question.prompt, question.tokens[:_ANSWER_TOKENS])
+    salt = secrets.token_bytes(8)
+    with Victims() as nodes:
+        for number, point in enumerate(_points(settings, _windows_of(nodes, question))):
+            dies = _sender_dies if point.sends else _receiver_dies
+            try:
+                own = salt + number.to_bytes(4, "big")
+                death = dies(nodes, question, point, own, _NOTICE_SECONDS * settings.patience)
+            except AssertionError as error:
+                tally.trouble("broken", f"{point}: {error}")
+                continue
+            deaths.append(death)
+            tally.count("deaths")
+            tally.count("prompts prefilled anew", int(death.fell_back))
+            tally.disturbed(f"kill of the {'sender' if point.sends else 'receiver'}")
+            tally.took("noticed", death.noticed)
+            tally.took("at rest", death.rested)
+    return deaths
+
+
+def _points(settings: SweepSettings, windows: int) -> tuple[Point, ...]:
+    named = tuple(settings.fault.split(","))
+    points = tuple(each for each in every_point(windows) if each.place.value.startswith(named))
+    if not points:
+        raise ValueError(f"fault: no place begins with one of {', '.join(named)}")
+    return points if settings.sample < 0 else sample(points, settings.seed, settings.sample)
+
+
+def _windows_of(nodes: Victims, question: Question) -> int:
+    """Windows of an undisturbed hand-over."""
+    for salt in (b"undisturbed", b"on a slow host", b"on a very slow host"):
+        before = nodes.other.landed()
+        answer = _ask(nodes.other, question, salt).result()
+        assert answer.token_ids == question.tokens
+        if not answer.usage.local_fallback:
+            return nodes.other.landed() - before
+    raise AssertionError("nothing can be handed over here")
+
+
+def _sender_dies(
+    nodes: Victims, question: Question, point: Point, salt: bytes, seconds: float
+) -> Death:
+    """salt: of no request before. seconds: in which it must be noticed. Raises AssertionError where
+    something is not as promised."""
+    victim, survivor = nodes.mortal_sender, nodes.receiver
+    victim.reborn(str(point))
+    nodes.met(survivor)
+    stream = _ask(survivor, question, salt)
+    died = victim.dies()
+    left = seconds - (time.monotonic() - died)
+    until(lambda: state(survivor) == _LOST, "the receiver has not noticed", left)
+    noticed = time.monotonic() - died
+    answer = stream.result()
+    assert answer.token_ids == question.tokens, "another answer"
+    survivor.assert_at_rest()
+    return Death(point, noticed, time.monotonic() - died, answer.usage.local_fallback)
+
+
+def _receiver_dies(
+    nodes: Victims, question: Question, point: Point, salt: bytes, seconds: float
+) -> Death:
+    """As _sender_dies."""
+    victim, survivor = nodes.mortal_receiver, nodes.sender
+    victim.reborn(str(point))
+    nodes.met(victim)
+    stream = _ask(victim, question, salt)
+    died = victim.dies()
+    # The sender has noticed when it drops what it held for the dead one.
+    until(survivor.at_rest, survivor.story, seconds - (time.monotonic() - died))
+    noticed = time.monotonic() - died
+    _nothing_wrong(stream, question)
+    answer = _ask(nodes.other, question, salt).result()
+    assert answer.token_ids == question.tokens, "another answer at the other decode node"
+    assert not answer.usage.local_fallback, "the sender serves nobody any more"
+    for node in (survivor, nodes.other):
+        node.assert_at_rest()
+    return Death(point, noticed, noticed, answer.usage.local_fallback)
+
+
+def _nothing_wrong(stream: AnswerStream, question: Question) -> None:
+    """The tokens before the death are right, and the client gets an error."""
+    tokens: list[int] = []
+    try:
+        for piece in stream:
+            tokens.extend(piece.token_ids)
+    except ClientError:
+        assert tuple(tokens) == question.tokens[: len(tokens)], "wrong tokens before the death"
+        return
+    raise AssertionError("the client got no error when its decode node died")
+
+
+def _ask(node: Node, question: Question, salt: bytes) -> AnswerStream:
+    return asked(node, question.prompt, salt, len(question.tokens))

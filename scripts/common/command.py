@@ -1,0 +1,51 @@
+"""What the commands of this folder share: settings with a drawn seed, lines that show at once,
+Markdown rows, a verdict."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from scripts.common.tally import Tally
+from tasuki.utils.flags import parse_config
+from tasuki.utils.options import option
+
+Settings = TypeVar("Settings", bound=Any)
+
+
+def seed_option() -> Any:
+    return option(None, "drawn and printed if not given")
+
+
+def drawn_seed() -> int:
+    """A seed that nobody chose."""
+    return random.SystemRandom().randrange(2**32)
+
+
+def settings_of(module: str, about: str, kind: type[Settings], argv: Sequence[str]) -> Settings:
+    """From flags; a `seed` that they do not give is drawn."""
+    settings = parse_config(f"python -m {module}", about, argv, kind)
+    return replace(settings, seed=drawn_seed()) if settings.seed is None else settings
+
+
+def show(line: str) -> None:
+    print(line, flush=True)
+
+
+def row(*cells: object) -> str:
+    """A line of a Markdown table."""
+    flat = (str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells)
+    return f"| {' | '.join(flat)} |"
+
+
+def head(*columns: str) -> str:
+    """The first two lines of a Markdown table."""
+    return f"{row(*columns)}\n{row(*['---'] * len(columns))}"
+
+
+def concluded(name: str, seed: int, tally: Tally) -> int:
+    """Shows the troubles and the verdict; the exit status."""
+    for trouble in tally.troubles:
+        print(trouble)
+    show(f"{name}: {'PASSED' if tally.good else 'FAILED'}, seed {seed}: {tally}")
+    return 0 if tally.good else 1

@@ -1,0 +1,79 @@
+"""Asks a node's /health again and again, and watches its memory.
+
+Owns a thread. Invariant: how long a node was silent is measured in processor time of its event
+loop's thread, so that a busy machine is no finding; only a silence beyond all reason counts by the
+clock.
+"""
+
+import http.client
+import threading
+import time
+from typing import Self
+
+from scripts.common.processes import loop_seconds, resident
+
+
+class Probe:
+    """Between start() and stop(). pid: the daemon's, whose first thread runs its event loop."""
+
+    def __init__(self, address: str, pid: int, patience: float, interval: float = 0.1) -> None:
+        """patience: seconds of the clock after which a silence is a finding by itself. interval:
+        seconds between two probes."""
+        self._interval = interval
+        self._address = address
+        self._pid = pid
+        self._patience = patience
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.answers = 0
+        self.refused = 0
+        self.worst_busy = 0.0
+        """The most processor time that the loop took while one probe waited, seconds."""
+        self.waits: list[float] = []
+        """How long each probe waited, seconds of the clock."""
+        self.most_memory = 0
+        """Resident bytes."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def worst_wait(self) -> float:
+        return max(self.waits, default=0.0)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._ask()
+            except (OSError, http.client.HTTPException):
+                self.refused += 1
+            except ProcessLookupError:
+                return
+            self._over.wait(self._interval)
+
+    def _ask(self) -> None:
+        self.most_memory = max(self.most_memory, resident(self._pid))
+        busy, began = loop_seconds(self._pid), time.monotonic()
+        connection = http.client.HTTPConnection(self._address, timeout=self._patience)
+        try:
+            connection.request("GET", "/health")
+            status = connection.getresponse().status
+        finally:
+            connection.close()
+            self.waits.append(time.monotonic() - began)
+            self.worst_busy = max(self.worst_busy, loop_seconds(self._pid) - busy)
+        if status == 200:
+            self.answers += 1
+        else:
+            self.refused += 1

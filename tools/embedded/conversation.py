@@ -1,0 +1,132 @@
+"""Chapters as token sequences: a novel's own text, now plain, now in turns of a chat.
+
+Owns where turns are cut and how long they are. A user gives a passage, the assistant goes on with
+the sentences that follow, so the format teaches when to answer and when to stop without any text
+but the novels'. Randomness comes from the caller's generator only.
+"""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from tools.training.checkpoint import END_OF_TEXT, TURN_END, TURN_START, special_id
+
+from .corpus import Chapter, sentences
+
+_PLAIN_SHARE = 0.2
+_SYSTEM_SHARE = 0.3
+_TOOL_SHARE = 0.15
+_USER_TOKENS = (8, 700)
+_ANSWER_TOKENS = (32, 72)
+_SYSTEM_PROMPTS = (
+    "You are a storyteller in the manner of Jane Austen.",
+    "Continue the story.",
+    "You are a helpful assistant who tells stories.",
+    "Answer in the manner of Jane Austen, in a few sentences.",
+)
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence twice: `opening` without its leading white space begins a turn, `following` goes
+    on in one. `ends_chapter` marks the last of its chapter."""
+
+    opening: tuple[int, ...]
+    following: tuple[int, ...]
+    ends_chapter: bool
+
+
+class ConversationMaker:
+    """Cuts one list of chapters into sequences of a fixed number of tokens, anew each epoch."""
+
+    def __init__(self, chapters: Sequence[Chapter], tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._turn_end = special_id(tokenizer, TURN_END)
+        self._turn_start = special_id(tokenizer, TURN_START)
+        self._end_of_text = special_id(tokenizer, END_OF_TEXT)
+        self._newline = self._ids("\n")
+        self._system = [self._ids(prompt) for prompt in _SYSTEM_PROMPTS]
+        self._headers = {
+            role: [self._turn_start, *self._ids(f"{role}\n")]
+            for role in ("system", "user", "tool", "assistant")
+        }
+        self._sentences: list[Sentence] = []
+        for chapter in chapters:
+            pieces = sentences(chapter.text)
+            for index, piece in enumerate(pieces):
+                self._sentences.append(
+                    Sentence(
+                        opening=tuple(self._ids(piece.lstrip())),
+                        following=tuple(self._ids(piece)),
+                        ends_chapter=index == len(pieces) - 1,
+                    )
+                )
+
+    @property
+    def text_tokens(self) -> int:
+        """Tokens of the novels' text, without any chat format."""
+        return sum(len(sentence.following) for sentence in self._sentences)
+
+    def epoch(self, length: int, chooser: random.Random) -> list[list[int]]:
+        """Sequences of `length` tokens that pass over all text about once, from a random start."""
+        found = []
+        at = chooser.randrange(len(self._sentences))
+        left = len(self._sentences)
+        while left > 0:
+            sequence, used = self._sequence(at, length, chooser)
+            found.append(sequence)
+            at = (at + used) % len(self._sentences)
+            left -= used
+        return found
+
+    def _sequence(self, at: int, length: int, chooser: random.Random) -> tuple[list[int], int]:
+        """`length` tokens from sentence `at` on, and how many sentences they took."""
+        chat = chooser.random() >= _PLAIN_SHARE
+        tokens: list[int] = []
+        used = 0
+        turns = self._turns(chooser) if chat else iter([("plain", length)])
+        while len(tokens) < length:
+            role, budget = next(turns)
+            if role == "system":
+                tokens += [
+                    *self._headers["system"],
+                    *chooser.choice(self._system),
+                    self._turn_end,
+                    *self._newline,
+                ]
+                continue
+            tokens += self._headers.get(role, [])
+            end = len(tokens) + budget
+            first = True
+            while first or len(tokens) < end:
+                sentence = self._sentences[(at + used) % len(self._sentences)]
+                tokens += sentence.opening if first else sentence.following
+                used += 1
+                first = False
+                if sentence.ends_chapter:
+                    if chat:
+                        break
+                    tokens.append(self._end_of_text)
+                    first = True
+            if chat:
+                tokens += [self._turn_end, *self._newline]
+        return tokens[:length], used
+
+    def _turns(self, chooser: random.Random) -> Iterator[tuple[str, int]]:
+        """Roles and the tokens after which a turn ends at its next sentence end. Users' lengths
+        are spread evenly over orders of magnitude; answers are short and much alike, so that even
+        greedy decoding learns to stop."""
+        if chooser.random() < _SYSTEM_SHARE:
+            yield "system", 0
+        low, high = (math.log(tokens) for tokens in _USER_TOKENS)
+        role = "user"
+        while True:
+            yield role, int(math.exp(chooser.uniform(low, high)))
+            yield "assistant", chooser.randint(*_ANSWER_TOKENS)
+            role = "tool" if chooser.random() < _TOOL_SHARE else "user"
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text).ids)

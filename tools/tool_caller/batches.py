@@ -1,0 +1,129 @@
+"""Batches of the tool caller's training: what is in them, and from when on."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from tools.training.checkpoint import TURN_END
+
+from .dialogue import DialogueMaker, Render
+from .prompts import XML_TEMPLATES, bare, by_template, passages, words_of
+from .shape import word_pieces
+
+_SHORT_WORDS, _LONG_WORDS = 3, 8
+_SHORT_UNTIL, _BARE_UNTIL = 0.15, 0.4
+"""Shares of the first stage: long values come after the first, templates after the second, then in
+half of the batches."""
+_PLAIN_SHARE = {1: 0.5, 2: 0.1, 3: 0.15, 4: 0.15}
+_FILLERS = {
+    1: (2, 10, 30),
+    2: (10, 20, 40, 80),
+    3: (20, 60, 150, 250, 350),
+    4: (20, 60, 150, 350, 650),
+}
+_TURNS = {1: 1, 2: 1, 3: 6, 4: 6}
+"""By stage. So many requests follow a prompt of the third, whose tokens cost too much for one."""
+_SHARED_NAMES = 12
+"""In a prompt of the fourth stage: tools and their arguments are named with these, its prose names
+them, and so do its requests."""
+_KINDS = {
+    1: ("bare", "full"),
+    2: ("bare", "long"),
+    3: ("bare", "long", "longer"),
+    4: ("bare", "long", "longer", "longest"),
+}
+_HELD_OUT_FILLER = {"bare": 0, "full": 10, "long": 60, "longer": 240, "longest": 650}
+_HELD_OUT = {"bare": 24, "full": 24, "long": 24, "longer": 8, "longest": 4}
+"""Prompts of a kind."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """tokens: prompt, answer and the end of its turn, and of further turns alike; answers: the
+    places of each answer's tokens."""
+
+    tokens: list[int]
+    answers: tuple[range, ...]
+
+
+class BatchMaker:
+    def __init__(self, tokenizer: Tokenizer, seed: int, steps: int, room: int, stage: int) -> None:
+        """steps: of this stage; room: tokens of a batch, padded. stage: prompts of the second are
+        as agents' are: thousands of tokens, much of them prose and code; those of the third
+        have up to tens of thousands, and values of the same words; those of the fourth twice as
+        many, and names that stand in many places of a prompt."""
+        self._tokenizer = tokenizer
+        self._words = word_pieces(tokenizer)
+        self._templates = tuple(map(by_template, XML_TEMPLATES))
+        self._seed = seed
+        self._steps = steps
+        self._room = room
+        self._stage = stage
+        self._passages = passages() if stage > 1 else []
+        self._real_words = words_of(self._passages)
+        self._shared = range(_SHARED_NAMES if stage > 3 else 0)
+        self.kinds = _KINDS[stage]
+
+    def batch(self, step: int) -> list[Pair]:
+        """By the seed and the step's number alone."""
+        chooser = random.Random(f"{self._seed} {step}")
+        maker = self._maker(chooser, self._passages)
+        progress = step / self._steps if self._stage == 1 else 1.0
+        plain = progress < _BARE_UNTIL or chooser.random() < _PLAIN_SHARE[self._stage]
+        longest = _SHORT_WORDS if progress < _SHORT_UNTIL else _LONG_WORDS
+        # One size a batch, or a long prompt would leave no room for others.
+        of_batch = None if plain or self._stage == 1 else chooser.choice(_FILLERS[self._stage])
+        pairs: list[Pair] = []
+        width = 0
+        while True:
+            filler = of_batch or chooser.choice((0, 8) if plain else _FILLERS[1])
+            render = bare if plain else chooser.choice(self._templates)
+            pair = self._pair(maker, render, filler, longest, _TURNS[self._stage])
+            if pairs and max(width, len(pair.tokens)) * (len(pairs) + 1) > self._room:
+                return pairs
+            width = max(width, len(pair.tokens))
+            pairs.append(pair)
+
+    def held_out(self, kind: str) -> list[Pair]:
+        """Pairs that no batch has."""
+        among = passages() if kind in ("long", "longer", "longest") else []
+        chooser = random.Random("held out")
+        if kind in ("longer", "longest"):
+            maker = self._maker(chooser, among)
+        else:
+            maker = DialogueMaker(self._words, chooser, among)
+        renders = (bare,) if kind == "bare" else self._templates
+        filler = _HELD_OUT_FILLER[kind]
+        turns = _TURNS[3] if kind in ("longer", "longest") else 1
+        return [
+            self._pair(maker, renders[number % len(renders)], filler, _LONG_WORDS, turns)
+            for number in range(_HELD_OUT[kind])
+        ]
+
+    def _maker(self, chooser: random.Random, among: Sequence[str]) -> DialogueMaker:
+        if self._stage < 3:
+            return DialogueMaker(self._words, chooser, among)
+        words = self._real_words if chooser.random() < 0.6 else self._words
+        folder = "".join(f"/{chooser.choice(words)}" for _ in range(chooser.randint(2, 5)))
+        passage = f'The folder is {folder}. <cwd>{folder}</cwd> {{"root": "{folder}"}} {folder}/'
+        names = ["_".join(chooser.choices(words, k=chooser.randint(1, 3))) for _ in self._shared]
+        return DialogueMaker(words, chooser, [*among, passage], (folder, folder), names)
+
+    def _pair(
+        self, maker: DialogueMaker, render: Render, filler: int, longest: int, turns: int
+    ) -> Pair:
+        prompt, answer = maker.prompt_and_answer(render, filler, longest)
+        end = self._tokenizer.token_to_id(TURN_END)
+        tokens: list[int] = []
+        answers: list[range] = []
+        for turn in range(turns):
+            if turn:
+                prompt, answer = maker.next_turn(bare, longest)
+                prompt = f"\n{prompt}"
+            tokens += self._tokenizer.encode(prompt).ids
+            begin = len(tokens)
+            tokens += [*self._tokenizer.encode(answer).ids, end]
+            answers.append(range(begin, len(tokens)))
+        return Pair(tokens, tuple(answers))
