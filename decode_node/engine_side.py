@@ -11,12 +11,8 @@ from typing import cast
 from tasuki.decode_node.config import DecodeConfig, HandoverSettings
 from tasuki.decode_node.handover_client import HandoverClient
 from tasuki.decode_node.prefill_links import Dialling
-from tasuki.engine.assembly.engines import (
-    EngineParts,
-    build_cache,
-    build_decode_engine,
-    build_early_start,
-)
+from tasuki.engine.assembly.engines import build_cache, build_decode_engine, build_early_start
+from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.handover.early_steps import no_barriers
 from tasuki.engine.messages import EarlyStepEnded, Outbox

@@ -5,7 +5,7 @@ Life: startup, then whatever the daemon waits for, then shutdown.
 
 from tasuki.decode_node.config import DecodeConfig, HandoverSettings
 from tasuki.decode_node.engine_side import DecodeSide
-from tasuki.engine.assembly.engines import EngineParts
+from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import Emit
 from tasuki.server.config import ServerConfig

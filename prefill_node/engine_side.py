@@ -8,7 +8,8 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 
-from tasuki.engine.assembly.engines import EngineParts, build_cache, build_prefill_engine
+from tasuki.engine.assembly.engines import build_cache, build_prefill_engine
+from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import Outbox
 from tasuki.proto import handover_pb2_grpc

@@ -12,7 +12,7 @@ from tasuki.utils.flags import parse_configs
 from tasuki.utils.logs import configure_logging
 
 if TYPE_CHECKING:
-    from tasuki.engine.assembly.engines import BuildParts
+    from tasuki.engine.assembly.parts import BuildParts
 
 CONFIGS = (EngineConfig, ServerConfig, PrefillConfig)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from tasuki.engine.assembly.engines import EngineParts
+from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import Emit
 from tasuki.model.config import ModelConfig

@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from tasuki.cli.embedded import embedded_model
 from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.observed import NodeReport
-from tasuki.engine.assembly.engines import build_cache, build_fused_engine, build_parts
+from tasuki.engine.assembly.engines import build_cache, build_fused_engine
+from tasuki.engine.assembly.parts import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages.requests import Submit
 from tasuki.engine.messages.types import RequestId

@@ -21,7 +21,7 @@ from tasuki.bench.measure.rig import random_parts
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.decode_node.node import DecodeNode
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.engines import EngineParts, use_device
+from tasuki.engine.assembly.parts import EngineParts, use_device
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams

@@ -11,7 +11,7 @@ from typing import TypeVar, TypeVarTuple, cast
 
 import torch
 
-from tasuki.engine.assembly.engines import use_device
+from tasuki.engine.assembly.parts import use_device
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.receiving.receiver import Receiver

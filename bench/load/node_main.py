@@ -20,7 +20,7 @@ from tasuki.bench.load.free.step_cost import StepCost
 from tasuki.bench.load.free.tokens import NextToken, Repeated, next_token
 from tasuki.bench.measure.rig import random_parts
 from tasuki.decode_node import main as decode
-from tasuki.engine.assembly.engines import BuildParts, EngineParts, build_arena
+from tasuki.engine.assembly.parts import BuildParts, EngineParts, build_arena
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.runner.base import Runner
 from tasuki.model.config import ModelConfig

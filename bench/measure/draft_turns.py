@@ -15,11 +15,11 @@ from statistics import median
 from typing import TypeVar
 
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.engines import (
+from tasuki.engine.assembly.engines import draft_limit
+from tasuki.engine.assembly.parts import (
     EngineParts,
     build_arena,
     build_model,
-    draft_limit,
     torch_device,
     use_device,
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from tasuki.engine.assembly.engines import EngineParts
+from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.assembly.ranks import RankSource, build_leader_parts
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.model.config import ModelConfig

@@ -13,11 +13,10 @@ import torch
 
 from tasuki.bench.errors import BenchError
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.engines import (
+from tasuki.engine.assembly.engines import build_cache, build_fused_engine
+from tasuki.engine.assembly.parts import (
     EngineParts,
     build_arena,
-    build_cache,
-    build_fused_engine,
     build_model,
     torch_device,
     use_device,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tasuki.bench.errors import BenchError
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.engines import EngineParts
+from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.forward_plan import Ints
 from tasuki.engine.speculation.drafting import Drafter, Drafting, DraftSource

@@ -1,18 +1,13 @@
-"""From a config to a running engine: weights, arena, cache, runner.
+"""From parts to a running engine, by role: cache, runner, drafts, tiers.
 
-The device is chosen here, once: on a GPU the model gets Triton's operators and a runner of graphs.
-Only then are those modules imported, so that a machine without Triton never needs them.
+A GPU gets a runner of graphs. Only then is that module imported, so that a machine without Triton
+never needs it.
 """
 
 import logging
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-
-import torch
-from torch import Tensor
 
 from tasuki.engine.config import MOST_DRAFTS_ON_GPU, EngineConfig, EngineConfigError, Role
 from tasuki.engine.engine import Compute, Engine, EngineSizes, MakeHandover, Memory
@@ -23,291 +18,29 @@ from tasuki.engine.handover.early_steps import Barriers, EarlyStart, EarlySteps,
 from tasuki.engine.handover.prefill_side import PrefillHandover
 from tasuki.engine.intake import PromptLimits
 from tasuki.engine.messages import Targets
-from tasuki.engine.parallel.collectives import Collectives
 from tasuki.engine.parallel.leader_runner import LeaderRunner
-from tasuki.engine.parallel.ranks import Ranks
-from tasuki.engine.parallel.shared_arenas import SharedArenas
 from tasuki.engine.parallel.tiers import RankCopier
 from tasuki.engine.routing import PrefillSpeed
 from tasuki.engine.runner.base import EventRecorder, Runner, RunnerSizes
 from tasuki.engine.runner.cpu_runner import CpuRunner
-from tasuki.engine.runner.logits import DrawnTogether
 from tasuki.engine.runner.rows import widths
 from tasuki.engine.scheduling.checkpoints import read_tool_call_ids
 from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit, MeasuredLimit
 from tasuki.engine.speculation.speculation import Speculation
-from tasuki.engine.tiers.digests import DigestKind
-from tasuki.engine.tiers.disk.disk_memory import DiskMemory, disk_memory
-from tasuki.engine.tiers.disk.kept_folder import digest_of_weights
 from tasuki.engine.tiers.disk.kept_index import restore
-from tasuki.engine.tiers.host_memory import host_arena
-from tasuki.engine.tiers.lower_tiers import Copier, LowerTier, LowerTiers, MakeTiers
-from tasuki.engine.tiers.remote.remote_memory import RemoteMemory, remote_memory
+from tasuki.engine.tiers.lower_tiers import LowerTiers, MakeTiers
 from tasuki.engine.tiers.tier_copiers import tier_copiers
-from tasuki.engine.tiers.tier_prices import (
-    CPU_LINK,
-    DISK_LINK,
-    GPU_DISK_LINK,
-    GPU_LINK,
-    GPU_REMOTE_LINK,
-    REMOTE_LINK,
-    TierPrices,
-)
-from tasuki.model.backends.base import Backend, Gather, Reduce, one_rank
-from tasuki.model.backends.torch_backend import TorchBackend
-from tasuki.model.config import ModelConfig
-from tasuki.model.costs import PrefillFlops
-from tasuki.model.draft_layer import DraftHead, draft_ids
-from tasuki.model.grammar.grammar_compiler import GrammarCompiler
-from tasuki.model.grammar.vocabulary import Vocabulary
-from tasuki.model.known_models import with_draft_layer
+from tasuki.engine.tiers.tier_prices import Copier, LowerTier
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.layers import ModelWeights
-from tasuki.model.weights.safetensors_folder import check_kernels, load_weights, multiplies_fp8
-from tasuki.pycache._cpp_cache import TierConfig
-from tasuki.pycache.arena import Arena
-from tasuki.pycache.layout import FP8_ROWS, CacheLayout
 from tasuki.pycache.prefix_cache import HybridPrefixCache
-from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.sending.sender import Sender
-from tasuki.transfer.windows.descriptors import UnitSizes
-from tasuki.transfer.windows.window import StepCounter
 from tasuki.utils.logs import Progress, no_progress
-from tasuki.utils.signatures import Clock, Notice
+from tasuki.utils.signatures import Notice
 
-from .memory_plan import arena_slabs, max_batch
+from .memory_plan import max_batch
+from .parts import EngineParts
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class EngineParts:
-    """What must exist before an engine: a sender or receiver is built over the same arena.
-
-    slabs: of the arena, those that the engine's cache owns, from the first; None: all. wire: how
-    long what travels is, where that is not as long as it lies. runner: makes what runs the plans;
-    None: by the arena's device. speculation: what is drafted of answers, and drafts: how many of
-    them a step has; None: as the config says. host: below the arena, where a tier is; disk: below
-    that; remote: below both. copiers: between them; None: a thread a tier. grammars: over the
-    model's vocabulary. clock: seconds, of the time that requests wait. ranks: the other ranks that
-    share the model, and together: how tokens are drawn with them; None: there are none. shared:
-    what all their arenas lie in, of a node that hands over. collectives: of this rank.
-    """
-
-    model_config: ModelConfig
-    model: Qwen35Model
-    arena: Arena
-    steps: StepCounter
-    slabs: int | None = None
-    wire: UnitSizes | None = None
-    runner: "Callable[[EngineParts, bool], Runner] | None" = None
-    speculation: Speculation | None = None
-    drafts: DraftLimit | None = None
-    copiers: "Callable[[EngineParts], Sequence[Copier]] | None" = None
-    host: Arena | None = None
-    disk: DiskMemory | None = None
-    remote: RemoteMemory | None = None
-    grammars: GrammarCompiler = field(default_factory=lambda: GrammarCompiler(None))
-    clock: Clock = time.monotonic
-    ranks: Ranks | None = None
-    together: DrawnTogether | None = None
-    shared: SharedArenas | None = None
-    collectives: Collectives | None = None
-
-    @property
-    def sent_behind(self) -> StepCounter | None:
-        """What a sender waits for where there are ranks: all of them."""
-        return None if self.shared is None else self.shared.agreed.steps
-
-    @property
-    def layout(self) -> CacheLayout:
-        return self.arena.layout
-
-    @property
-    def attention_cost(self) -> float:
-        """FLOPs of a token for each token before it, as a part of its other FLOPs."""
-        flops = PrefillFlops.for_model(self.model_config)
-        return flops.quadratic / flops.linear
-
-    @property
-    def tier_prices(self) -> list[TierPrices]:
-        """Of loads from each tier."""
-        flops = PrefillFlops.for_model(self.model_config)
-        if self.arena.bytes.device.type == "cpu":
-            host, disk, remote = CPU_LINK, DISK_LINK, REMOTE_LINK
-        else:
-            host, disk, remote = GPU_LINK, GPU_DISK_LINK, GPU_REMOTE_LINK
-        links = [host]
-        links += [] if self.disk is None else [disk]
-        links += [] if self.remote is None else [remote]
-        return [TierPrices.of(self.layout, flops.linear, link) for link in links]
-
-    @property
-    def tiers(self) -> list[TierConfig]:
-        """Below the arena, as the tree knows them."""
-        if self.host is None:
-            return []
-        prices = self.tier_prices
-        found = [prices[0].config(self.host.slabs)]
-        if self.disk is not None:
-            slabs, budget = self.disk.file.slabs, self.disk.pages_a_second
-            # A restart finds what the disk has.
-            found.append(prices[1].config(slabs, budget, "ahead"))
-        if self.remote is not None:
-            # Others find it, whatever becomes of this node.
-            slabs, budget = self.remote.slabs, self.remote.pages_a_second
-            found.append(prices[-1].config(slabs, budget, "ahead"))
-        return found
-
-
-BuildParts = Callable[[EngineConfig, Progress, Role], EngineParts]
-"""Where a daemon's model, arena and runner come from. Raises as build_parts()."""
-
-
-def build_parts(
-    config: EngineConfig, progress: Progress = no_progress, role: Role = Role.FUSED
-) -> EngineParts:
-    """Load the model, layer by layer, and allocate the arena, of one rank. role: of the engine to
-    come. Raises the model's typed errors and EngineConfigError."""
-    if config.tensor_parallel > 1:
-        raise EngineConfigError(
-            f"tensor_parallel is {config.tensor_parallel}, and this command loads one rank: give "
-            "--tensor-parallel 1, or serve the model with `tasuki serve`"
-        )
-    torch.set_num_threads(config.threads)
-    if not config.model:
-        raise EngineConfigError(
-            "model is not set: give the folder of a checkpoint, or its name on huggingface.co, "
-            "with --model"
-        )
-    device = torch_device(config)
-    use_device(device)
-    check_kernels(config.model, device)
-    model_config = asked_model(config)
-    arena = build_arena(config, model_config, device, role)
-    host = host_arena(config, arena.layout)
-    dtype = getattr(torch, config.compute_dtype)
-    weights = load_weights(config.model, model_config, dtype, device, progress)
-    contract = partial(_contract, config, model_config, weights, arena.layout)
-    disk = None if host is None else disk_memory(config, arena.layout, contract)
-    remote = None if host is None else remote_memory(config, arena.layout, contract)
-    vocabulary = Vocabulary.load(Path(config.model), model_config.vocab, model_config.eos_ids)
-    return EngineParts(
-        model_config,
-        build_model(model_config, weights, _drafted(config, model_config)),
-        arena,
-        StepCounter(),
-        host=host,
-        disk=disk,
-        remote=remote,
-        grammars=GrammarCompiler(vocabulary),
-    )
-
-
-def _contract(
-    config: EngineConfig, model: ModelConfig, weights: ModelWeights, layout: CacheLayout
-) -> dict[str, str]:
-    digest = digest_of_weights(config.model, config.disk_cache)
-    return kept_contract(digest, model, weights, layout, DigestKind.of(torch_device(config)))
-
-
-def kept_contract(
-    digest: str, model: ModelConfig, weights: ModelWeights, layout: CacheLayout, kind: DigestKind
-) -> dict[str, str]:
-    """What two nodes must have equal, one after the other, to mean the same bytes and to compare
-    the same digests of them. digest: of the weights. kind: of the digests of pages and slots."""
-    whole = Contract(digest, layout, constants=model.constants, weights_format=weights.formats)
-    return {**whole.flat(), "page_digests": kind.value}
-
-
-def asked_model(config: EngineConfig) -> ModelConfig:
-    """Of the checkpoint folder, with the context and the draft layer that the config asks for.
-    Raises ModelConfigError, WeightsError, EngineConfigError."""
-    model = with_context(ModelConfig.load(config.model), config)
-    return with_draft_layer(model, config.model, config.draft_layer)
-
-
-def with_context(model: ModelConfig, config: EngineConfig) -> ModelConfig:
-    """The model with as long a context as the config asks for. Raises EngineConfigError where that
-    is longer than the model's."""
-    asked = config.max_model_len
-    if asked is None:
-        return model
-    if asked > model.max_position:
-        raise EngineConfigError(
-            f"max_model_len {asked} is more than the {model.max_position} tokens that the model "
-            "was made for: give at most that, or stretch it by rope_parameters in config.json"
-        )
-    return replace(model, max_position=asked)
-
-
-def torch_device(config: EngineConfig) -> torch.device:
-    """The device that the config names. Raises EngineConfigError where there is none, or it cannot
-    read what its pages are to hold."""
-    device = torch.device(config.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise EngineConfigError(
-            "device is cuda, but PyTorch sees no GPU here: "
-            "install a CUDA build of torch, or give --device cpu"
-        )
-    if device.type == "cuda" and config.stored_kv == FP8_ROWS and not multiplies_fp8(device):
-        raise EngineConfigError(
-            f"kv_dtype is fp8, and {torch.cuda.get_device_name(device)} has no instructions for "
-            "e4m3, which GPUs have from compute capability 8.9 on: leave --kv-dtype out, or give "
-            "--device cpu"
-        )
-    return device
-
-
-def use_device(device: torch.device) -> None:
-    """Let streams, graphs and kernels that this thread makes from now on be this GPU's."""
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)
-
-
-def build_arena(
-    config: EngineConfig, model: ModelConfig, device: torch.device, role: Role = Role.FUSED
-) -> Arena:
-    """role: of the engine to come. REQUIRES: nothing of it is on the device yet. Raises
-    EngineConfigError where arena_mib is too little or too much."""
-    # What the context has taken already the plan counts again, which leaves some memory to spare.
-    free = None if device.type == "cpu" else config.usable_of(*torch.cuda.mem_get_info(device))
-    slabs = arena_slabs(config, model, role, free)
-    layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
-    try:
-        return Arena(layout, slabs, device)
-    except RuntimeError as error:
-        raise EngineConfigError(
-            f"arena_mib {config.arena_mib} cannot be allocated: give less, or free memory"
-        ) from error
-
-
-def _drafted(config: EngineConfig, model: ModelConfig) -> Tensor | None:
-    """Ids of the tokens that the draft layer may propose, where it is to; None: all. Raises
-    ModelConfigError."""
-    on_gpu = torch_device(config).type != "cpu"
-    if not model.draft_layers or not config.drafting(1, on_gpu=on_gpu).drafts_by_layer:
-        return None
-    return draft_ids(Path(config.model), model.vocab, model.eos_ids)
-
-
-def build_model(
-    config: ModelConfig,
-    weights: ModelWeights,
-    drafted: Tensor | None = None,
-    reduce: Reduce = one_rank,
-    gather: Gather = one_rank,
-) -> Qwen35Model:
-    """With the operators of the device that the weights are on. drafted: ids of the tokens that
-    drafts may be; None: all. reduce, gather: of the ranks, where config and weights are one's."""
-    device = weights.embedding.device
-    drafts = DraftHead.of(weights.head, drafted)
-    backend: Backend = TorchBackend(config, reduce)
-    if device.type != "cpu":
-        from tasuki.model.backends.triton_backend import TritonBackend
-
-        backend = TritonBackend(config, weights.dtype, device, reduce)
-    return Qwen35Model(config, weights, backend, gather, drafts)
 
 
 def build_cache(config: EngineConfig, parts: EngineParts) -> HybridPrefixCache:
@@ -550,7 +283,8 @@ def _runner_here(
     """Of this rank."""
     if parts.arena.bytes.device.type == "cpu":
         return CpuRunner(parts.model, parts.arena, parts.steps, parts.grammars, parts.together)
-    from tasuki.engine.runner.cuda_runner import CudaRunner, LayerEvents
+    from tasuki.engine.runner.cuda_forward import LayerEvents
+    from tasuki.engine.runner.cuda_runner import CudaRunner
 
     return CudaRunner(
         parts.model,

@@ -11,7 +11,7 @@ from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.transports.factory import build_transport
 from tasuki.utils.logs import progress_bar
 
-from .engines import BuildParts, EngineParts
+from .parts import BuildParts, EngineParts
 
 
 @contextmanager

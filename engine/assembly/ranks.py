@@ -48,18 +48,17 @@ from tasuki.transfer.windows.window import StepCounter
 from tasuki.utils.child_process import Job
 from tasuki.utils.logs import Progress, no_progress
 
-from .engines import (
+from .engines import build_runner, runner_sizes
+from .memory_plan import arena_slabs
+from .parts import (
     EngineParts,
     asked_model,
     build_model,
     build_parts,
-    build_runner,
     kept_contract,
-    runner_sizes,
     torch_device,
     use_device,
 )
-from .memory_plan import arena_slabs
 
 StartRanks = Callable[[Sequence[Job]], list[RankProcess]]
 

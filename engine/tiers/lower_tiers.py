@@ -16,7 +16,7 @@ Invariants:
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -31,11 +31,8 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.utils.signatures import Clock
 
 from .copy_job import CopyJob, JobEnd, LoadBarrier, WriteLabel, parts_of_load
-from .digests import TierDigests
-from .disk.disk_memory import DiskMemory
 from .remote.manifest import Manifest
-from .remote.remote_memory import RemoteMemory
-from .tier_prices import TierPrices
+from .tier_prices import LowerTier, TierCounters
 
 MOST_WRITES = 2
 """From the arena, begun at a time: what is behind them may still be given up for nothing. Those to
@@ -46,26 +43,6 @@ _FILLING_SECONDS = 5.0
 """Between looks at a write budget that is used up."""
 _LATE_TIMES = 8
 """So often what it was to take."""
-
-
-class Copier(Protocol):
-    """CopyThread, or what stands in its place."""
-
-    @property
-    def written(self) -> TierDigests:
-        """What the tier was written with here."""
-
-    def begin(self, job: CopyJob) -> None: ...
-
-    def empty(self) -> None: ...
-
-    def cancel(self, transfer: int) -> None: ...
-
-    def take_ended(self) -> list[tuple[int, JobEnd]]: ...
-
-    def wait(self, seconds: float) -> None: ...
-
-    def close(self, seconds: float) -> bool: ...
 
 
 class Behind(Protocol):
@@ -90,40 +67,6 @@ class LoadEnd(Enum):
     """The allocation is void."""
     LATE = "late"
     """The allocation is gone."""
-
-
-def _counters(*more: str) -> dict[str, int]:
-    ends = (JobEnd.DONE, JobEnd.CANCELLED, JobEnd.BROKEN)
-    return dict.fromkeys([*(end.value for end in ends), *more], 0)
-
-
-@dataclass
-class TierCounters:
-    """Loads and writes by how they ended: late and aborted ones were given up first. Bytes: of
-    those that were of use. A load counts where it failed, else at the lowest tier that it is of."""
-
-    loads: dict[str, int] = field(
-        default_factory=lambda: _counters(JobEnd.MISMATCH.value, "late", "aborted")
-    )
-    writes: dict[str, int] = field(default_factory=_counters)
-    loaded_bytes: int = 0
-    written_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class LowerTier:
-    """One, as the engine has it. disk, remote: what it lies on, where that outlives the node."""
-
-    name: str
-    copier: Copier
-    prices: TierPrices
-    disk: DiskMemory | None = None
-    remote: RemoteMemory | None = None
-    counters: TierCounters = field(default_factory=TierCounters)
-
-    @property
-    def outlives(self) -> DiskMemory | RemoteMemory | None:
-        return self.disk or self.remote
 
 
 OnLoadEnd = Callable[[LoadEnd], None]

@@ -1,14 +1,21 @@
-"""What a load from a tier costs, in tokens of prefill, as the tree weighs it.
+"""One tier below the arena: its copier, its counters, and the price of a load from it.
 
-Pure. The rates are assumed: a load is far cheaper than the prefill of all but a few hundred tokens,
-so that a decision moves little with them, and what a node measures would change decisions from run
-to run.
+A price is in tokens of prefill, as the tree weighs it. The rates are assumed: a load is far cheaper
+than the prefill of all but a few hundred tokens. So a decision moves little with them, and measured
+rates would change decisions from run to run. Prices are pure. Thread rule: counters and copiers
+belong to the engine loop.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
+from tasuki.engine.tiers.disk.disk_memory import DiskMemory
+from tasuki.engine.tiers.remote.remote_memory import RemoteMemory
 from tasuki.pycache._cpp_cache import TierConfig
 from tasuki.pycache.layout import CacheLayout
+
+from .copy_job import CopyJob, JobEnd
+from .digests import TierDigests
 
 
 @dataclass(frozen=True)
@@ -74,3 +81,57 @@ class TierPrices:
             pages_a_second=pages_a_second,
             filling=filling,
         )
+
+
+class Copier(Protocol):
+    """CopyThread, or what stands in its place."""
+
+    @property
+    def written(self) -> TierDigests:
+        """What the tier was written with here."""
+
+    def begin(self, job: CopyJob) -> None: ...
+
+    def empty(self) -> None: ...
+
+    def cancel(self, transfer: int) -> None: ...
+
+    def take_ended(self) -> list[tuple[int, JobEnd]]: ...
+
+    def wait(self, seconds: float) -> None: ...
+
+    def close(self, seconds: float) -> bool: ...
+
+
+def _counters(*more: str) -> dict[str, int]:
+    ends = (JobEnd.DONE, JobEnd.CANCELLED, JobEnd.BROKEN)
+    return dict.fromkeys([*(end.value for end in ends), *more], 0)
+
+
+@dataclass
+class TierCounters:
+    """Loads and writes by how they ended: late and aborted ones were given up first. Bytes: of
+    those that were of use. A load counts where it failed, else at the lowest tier that it is of."""
+
+    loads: dict[str, int] = field(
+        default_factory=lambda: _counters(JobEnd.MISMATCH.value, "late", "aborted")
+    )
+    writes: dict[str, int] = field(default_factory=_counters)
+    loaded_bytes: int = 0
+    written_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class LowerTier:
+    """One, as the engine has it. disk, remote: what it lies on, where that outlives the node."""
+
+    name: str
+    copier: Copier
+    prices: TierPrices
+    disk: DiskMemory | None = None
+    remote: RemoteMemory | None = None
+    counters: TierCounters = field(default_factory=TierCounters)
+
+    @property
+    def outlives(self) -> DiskMemory | RemoteMemory | None:
+        return self.disk or self.remote

@@ -15,7 +15,7 @@ from tasuki.bench.load.free.runner import FreeRunner
 from tasuki.bench.load.free.step_cost import StepCost
 from tasuki.bench.load.free.tokens import next_token
 from tasuki.bench.load.node_main import free_parts
-from tasuki.engine.assembly.engines import EngineParts
+from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.runner.base import Runner
 from tasuki.server.daemon import fused

@@ -14,7 +14,7 @@ from typing import Any
 from tasuki.bench.load.free.step_cost import StepCost
 from tasuki.bench.load.free.tokens import Repeated
 from tasuki.bench.load.node_main import free_parts
-from tasuki.engine.assembly.engines import EngineParts
+from tasuki.engine.assembly.parts import EngineParts
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.trials.client import GrammarTrials
 from tasuki.model.grammar.vocabulary import Vocabulary

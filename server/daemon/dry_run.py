@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from tasuki.engine.assembly.engines import with_context
 from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan, Share, whole
+from tasuki.engine.assembly.parts import with_context
 from tasuki.engine.assembly.ranks import shard_of
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.model.config_json import QuantizationConfig

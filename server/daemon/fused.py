@@ -14,7 +14,7 @@ from .serve_config import DryRunConfig, HttpAddress, ServeConfig
 from .startup import log_loading, with_local_checkpoint
 
 if TYPE_CHECKING:
-    from tasuki.engine.assembly.engines import BuildParts
+    from tasuki.engine.assembly.parts import BuildParts
 
 
 def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:

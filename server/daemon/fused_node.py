@@ -5,7 +5,8 @@ import socket
 from functools import partial
 
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.engines import BuildParts, asked_model, build_cache, build_fused_engine
+from tasuki.engine.assembly.engines import build_cache, build_fused_engine
+from tasuki.engine.assembly.parts import BuildParts, asked_model
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.server.config import ServerConfig
 from tasuki.server.workers.links import NodeSockets, node_sockets

@@ -21,7 +21,7 @@ from tasuki.cli.embedded import embedded_model
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.decode_node.config import DecodeConfig
-from tasuki.engine.assembly.engines import with_context
+from tasuki.engine.assembly.parts import with_context
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.model.config import ModelConfig
 from tasuki.model.hub_checkpoint import HubError, hub_checkpoint, is_hub_name

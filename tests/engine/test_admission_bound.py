@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.engines import EngineParts
+from tasuki.engine.assembly.parts import EngineParts
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engine_pair import engine_pair
 from tests.harness.engines import prompt, submit, tiny_engine, tiny_parts

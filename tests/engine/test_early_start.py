@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.engines import EngineParts
+from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.handover.early_steps import EarlySteps
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams

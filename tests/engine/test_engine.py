@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.engines import build_parts
+from tasuki.engine.assembly.parts import build_parts
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.request import Decoding, Finished, IllegalMove, Request, Waiting
 from tasuki.model.ops.sampling.params import SamplingParams

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.engines import EngineParts, build_parts, torch_device
+from tasuki.engine.assembly.parts import EngineParts, build_parts, torch_device
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.tiers.tier_prices import CPU_LINK
 from tasuki.pycache.arena import Arena

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.engines import EngineParts
+from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import Role
 from tasuki.engine.forward_plan import ForwardPlan, PlanGap
 from tasuki.engine.runner.base import DeviceLost, DrawnTokens

@@ -8,7 +8,8 @@ from queue import SimpleQueue
 import numpy as np
 
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.engines import EngineParts, build_cache, build_prefill_engine
+from tasuki.engine.assembly.engines import build_cache, build_prefill_engine
+from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import Role
 from tasuki.engine.request import Request
 from tasuki.engine.scheduling.admission import QueueLimit

@@ -14,7 +14,7 @@ from tasuki.bench.load.free.runner import FreeForward, FreeRunner
 from tasuki.bench.load.free.step_cost import StepCost
 from tasuki.bench.load.free.tokens import VOCABULARY
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.engines import EngineParts
+from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.forward_plan import ForwardPlan
 from tasuki.model.config import ModelConfig

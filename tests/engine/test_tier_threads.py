@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from tasuki.engine.tiers.lower_tiers import LowerTier, LowerTiers
+from tasuki.engine.tiers.lower_tiers import LowerTiers
 from tasuki.engine.tiers.store import IoThreads, within
+from tasuki.engine.tiers.tier_prices import LowerTier
 from tests.harness.waiting import HANG_SECONDS
 
 

@@ -17,7 +17,7 @@ import torch
 
 from scripts.chaos.tier_turns import LAYOUT, Turns
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.engines import kept_contract
+from tasuki.engine.assembly.parts import kept_contract
 from tasuki.engine.messages.reports import LOAD_FAILED
 from tasuki.engine.tiers.digests import DigestKind
 from tasuki.engine.tiers.disk import kept_folder, kept_index

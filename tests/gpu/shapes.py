@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tasuki.bench.measure.rig import made_up_vocabulary
-from tasuki.engine.assembly.engines import EngineParts, build_arena, build_model
+from tasuki.engine.assembly.parts import EngineParts, build_arena, build_model
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import assemble

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasuki.engine.assembly.engines import EngineParts, build_parts
+from tasuki.engine.assembly.parts import EngineParts, build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.handover.early_steps import EarlyStep, EarlySteps
 from tasuki.model.config import ModelConfig

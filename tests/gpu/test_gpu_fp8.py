@@ -13,7 +13,7 @@ from statistics import median
 import pytest
 import torch
 
-from tasuki.engine.assembly.engines import EngineParts, build_arena, build_model
+from tasuki.engine.assembly.parts import EngineParts, build_arena, build_model
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
 from tasuki.model.forward import Batch, NullHooks, SequenceSlice

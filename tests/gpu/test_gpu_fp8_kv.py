@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tasuki.cli.embedded import embedded_model
-from tasuki.engine.assembly.engines import EngineParts, build_model, build_parts
+from tasuki.engine.assembly.parts import EngineParts, build_model, build_parts
 from tasuki.model.config import ModelConfig
 from tasuki.model.forward import Batch
 from tasuki.model.ops.attention.page_rows import fp8_views

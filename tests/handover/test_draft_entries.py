@@ -5,7 +5,7 @@ keeps: in one node and its chunks and steps, after a hand-over and an early step
 import numpy as np
 import pytest
 
-from tasuki.engine.assembly.engines import EngineParts, build_parts
+from tasuki.engine.assembly.parts import EngineParts, build_parts
 from tests.harness.engine_pair import engine_pair
 from tests.harness.engines import Lone, engine_config, submit
 from tests.harness.goldens import golden, reference_dir

@@ -9,7 +9,7 @@ import pytest
 from tasuki.cli.embedded import embedded_model
 from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt
-from tasuki.engine.assembly.engines import asked_model
+from tasuki.engine.assembly.parts import asked_model
 from tasuki.engine.config import EngineConfig
 from tasuki.proto import inference_pb2 as pb
 from tasuki.pycache.layout import CacheLayout

@@ -3,7 +3,7 @@ that keeps other rows is refused by name."""
 
 import pytest
 
-from tasuki.engine.assembly.engines import build_parts
+from tasuki.engine.assembly.parts import build_parts
 from tasuki.proto import inference_pb2 as pb
 from tests.harness.daemons import NEW_TOKENS, asked, flags, fleet, meet
 from tests.harness.engines import Lone, engine_config

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.engines import EngineParts
+from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import Role
 from tasuki.engine.handover.decode_side import DecodeHandover
 from tasuki.engine.handover.prefill_side import PrefillHandover

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tasuki.cli.embedded import embedded_model
-from tasuki.engine.assembly.engines import build_parts
+from tasuki.engine.assembly.parts import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.handover.held_states import MOST_OF_A_NODE
 from tasuki.proto import handover_pb2 as pb

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from tasuki.cli.embedded import embedded_model
-from tasuki.engine.assembly.engines import build_parts
+from tasuki.engine.assembly.parts import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.proto import handover_pb2
 from tasuki.transfer.transports.nixl.transport import installed_package

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from tasuki.cli.embedded import embedded_model
-from tasuki.engine.assembly.engines import EngineParts, build_cache, build_fused_engine
+from tasuki.engine.assembly.engines import build_cache, build_fused_engine
+from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.runner import cpu_runner
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler

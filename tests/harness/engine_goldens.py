@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from tasuki.engine.assembly.engines import EngineParts, build_parts
+from tasuki.engine.assembly.parts import EngineParts, build_parts
 from tasuki.engine.config import EngineConfig
 from tests.harness.engines import Lone, engine_config, submit
 from tests.harness.goldens import MODELS, cases_of, model_cases, reference_dir

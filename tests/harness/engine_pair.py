@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.engines import EngineParts, build_early_start
+from tasuki.engine.assembly.engines import build_early_start
+from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.handover.early_steps import EarlyStart
 from tasuki.model.qwen3_5 import Qwen35Model

@@ -10,13 +10,12 @@ import torch
 
 from tasuki.engine import messages as m
 from tasuki.engine.assembly.engines import (
-    EngineParts,
     build_decode_engine,
     build_early_start,
     build_fused_engine,
-    build_parts,
     build_prefill_engine,
 )
+from tasuki.engine.assembly.parts import EngineParts, build_parts
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.engine import Engine
 from tasuki.engine.handover.early_steps import EarlyStart

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.engines import build_parts
+from tasuki.engine.assembly.parts import build_parts
 from tasuki.engine.messages.reports import LOAD_FAILED
 from tasuki.engine.tiers.remote.bucket import Bucket
 from tasuki.engine.tiers.remote.remote_memory import LEAST_GAIN, Lookups, RemoteMemory

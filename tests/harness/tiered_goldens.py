@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from tasuki.engine.assembly.engines import EngineParts, build_parts
+from tasuki.engine.assembly.parts import EngineParts, build_parts
 from tasuki.engine.tiers.host_memory import arena_below
 from tasuki.engine.tiers.tier_prices import TierPrices
 from tasuki.pycache.arena import Arena

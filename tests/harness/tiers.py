@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.engines import EngineParts
+from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.tiers.copy_job import Piece
 from tasuki.engine.tiers.copy_thread import CopyThread
 from tasuki.engine.tiers.disk.disk_memory import DiskFile, DiskMemory

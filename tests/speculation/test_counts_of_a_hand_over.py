@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.engines import EngineParts, build_parts
+from tasuki.engine.assembly.parts import EngineParts, build_parts
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engine_pair import EnginePair, engine_pair
 from tests.harness.engines import Lone, engine_config, submit

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasuki.engine.assembly.engines import build_parts
+from tasuki.engine.assembly.parts import build_parts
 from tasuki.engine.speculation.drafting import MtpDrafter
 from tasuki.model.config_json import ModelConfigError
 from tasuki.model.draft_layer import FILE, DraftHead, draft_ids

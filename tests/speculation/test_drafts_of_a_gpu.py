@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from tasuki.engine.assembly.engines import EngineParts, build_speculation, most_drafts
+from tasuki.engine.assembly.engines import build_speculation, most_drafts
 from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan
+from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.engine.speculation.drafting import DraftSource
 from tasuki.model.config import ModelConfig

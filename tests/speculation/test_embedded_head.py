@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tasuki.cli.embedded import embedded_model
-from tasuki.engine.assembly.engines import EngineParts, build_parts
+from tasuki.engine.assembly.parts import EngineParts, build_parts
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engines import Lone, engine_config
 

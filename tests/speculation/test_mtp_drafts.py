@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.engines import EngineParts, build_parts
+from tasuki.engine.assembly.parts import EngineParts, build_parts
 from tasuki.engine.config import EngineConfigError
 from tasuki.engine.speculation.drafting import MtpDrafter
 from tasuki.model.forward import Batch, SequenceSlice

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tasuki.engine.assembly.engines import build_parts
+from tasuki.engine.assembly.parts import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
 from tasuki.model.forward import Batch, NullHooks, SequenceSlice

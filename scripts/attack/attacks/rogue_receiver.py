@@ -16,7 +16,7 @@ from scripts.attack.attack import Attempt
 from scripts.attack.drawing import examples, messages
 from scripts.attack.grpc_call import judge
 from tasuki.cli.embedded import embedded_model
-from tasuki.engine.assembly.engines import build_parts
+from tasuki.engine.assembly.parts import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache.layout import CacheLayout
