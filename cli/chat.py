@@ -10,11 +10,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.utils.flags import parse_config
 from tasuki.utils.options import option
 from tasuki.utils.tls import ClientTls
 
-from .embedded import embedded_model
 from .node_target import grpc_address
 
 if TYPE_CHECKING:

@@ -36,13 +36,13 @@ from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt, SamplingOptions
 from tasuki.client.session import Client, Session
 from tasuki.engine.messages import TransferReport, Usage
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.weights.safetensors_folder import has_draft_layer
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.flags import parse_config
 from tasuki.utils.options import option
 from tasuki.utils.program import PACKAGE
 
-from .embedded import embedded_model
 from .launcher import disaggregated, fused
 
 Turn = Sequence[Mapping[str, str]]

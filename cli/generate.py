@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from tasuki.engine.config import SpeculateName
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.utils.flags import parse_config
 from tasuki.utils.options import option
-
-from .embedded import embedded_model
 
 if TYPE_CHECKING:
     from tasuki.client.prompt import Prompt, SamplingOptions

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from grpc import StatusCode
 
 from tasuki.proto import inference_pb2 as pb
-from tasuki.routing.decode_choice import DecodeLoad, choose_decode_node, is_worth_a_move
+from tasuki.routing.node_choice import DecodeLoad, choose_decode_node, is_worth_a_move
 
 from .answer import Answer
 from .decode_nodes import DRAWN, DecodeNodes

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from tasuki.decode_node.prefill_links import PrefillConnection, PrefillLink
 from tasuki.engine import messages as m
+from tasuki.routing.node_choice import Bid, Choice, Reason, should_move
 from tasuki.routing.node_load import PrefillSeconds
-from tasuki.routing.prefill_choice import Bid, Choice, Reason, should_move
 from tasuki.routing.prefix_hints import Beginning
 
 _SHOWN_BIDS = 8

@@ -16,7 +16,7 @@ from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.handover.early_steps import no_barriers
 from tasuki.engine.messages import EarlyStepEnded, Outbox
-from tasuki.routing.prefill_choice import RouteName
+from tasuki.routing.node_choice import RouteName
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.running_engine import HandoverFront
 from tasuki.transfer.data_plane import DataPlane, TransferEngine

@@ -41,7 +41,7 @@ from tasuki.decode_node.rooms import (
     grant_of,
 )
 from tasuki.engine import messages as m
-from tasuki.routing.prefill_choice import RouteName
+from tasuki.routing.node_choice import RouteName
 from tasuki.server.discovery.membership import Membership
 from tasuki.transfer.control.connection_breaker import ConnectionBreaker
 from tasuki.transfer.control.live_rooms import LiveRooms

@@ -32,8 +32,7 @@ from tasuki.engine.messages import Tokens
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache._cpp_cache import FleetIndex
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.routing.node_load import PrefillSeconds
-from tasuki.routing.prefill_choice import (
+from tasuki.routing.node_choice import (
     HOLDERS,
     SAMPLED_ABOVE,
     Candidate,
@@ -46,6 +45,7 @@ from tasuki.routing.prefill_choice import (
     looked_at,
     reason_of,
 )
+from tasuki.routing.node_load import PrefillSeconds
 from tasuki.routing.prefix_hints import Beginning, SentPrefixes
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.protocol.messages import prefixes_from_wire

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import ClassVar, Literal, get_args
 
 from tasuki.pycache.layout import FP8_ROWS
-from tasuki.routing.prefill_choice import RouteName
+from tasuki.routing.node_choice import RouteName
 from tasuki.utils.options import LONGEST_SECONDS, Auto, Headings, MostAsked, option
 from tasuki.utils.system import has_bf16_units
 

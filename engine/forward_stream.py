@@ -14,9 +14,9 @@ import numpy as np
 from tasuki.engine.handover.answers import all_sound, unsound
 from tasuki.engine.handover.base import Handover
 from tasuki.engine.runner.base import DrawnTokens, Event, InFlightForward, Runner
-from tasuki.engine.scheduling.forward_planner import ForwardPlanner
 from tasuki.engine.scheduling.scheduled_forward import (
     AnswerRows,
+    ForwardPlanner,
     ScheduledForward,
     ScheduledSequence,
 )

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tasuki.cli.embedded import embedded_model
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.server.openai.messages import read_chat_messages, read_tools
 from tasuki.server.openai.request_fields import read_fields
 from tasuki.server.text.chat_message import ChatMessage

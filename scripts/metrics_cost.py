@@ -25,7 +25,6 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.cli.embedded import embedded_model
 from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.observed import NodeReport
 from tasuki.engine.assembly.engines import build_cache, build_fused_engine
@@ -33,6 +32,7 @@ from tasuki.engine.assembly.parts import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages.requests import Submit
 from tasuki.engine.messages.types import RequestId
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.daemon.node_recorder import NodeRecorder
 from tasuki.server.engine_client import EngineClient, Observed, RequestObserver

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
-from tasuki.utils.config_file import ConfigFileError, Setting, file_settings, flags_of
 from tasuki.utils.flags import FlagError, read_configs
+from tasuki.utils.options import ConfigFileError, Setting, file_settings, flags_of
 from tasuki.utils.program import COMMANDS, PACKAGE
 from tasuki.utils.signatures import Notice
 

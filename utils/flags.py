@@ -28,8 +28,7 @@ from typing import (
     overload,
 )
 
-from .config_file import ConfigFileError, file_flags
-from .options import Auto, Headings, MostAsked
+from .options import Auto, ConfigFileError, Headings, MostAsked, file_flags
 
 DESCRIBE = "--describe-flags"
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from tasuki.pycache._cpp_cache import FleetIndex
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
-from tasuki.routing.node_load import NodeLoad, PrefillSeconds
-from tasuki.routing.prefill_choice import (
+from tasuki.routing.node_choice import (
     HOLDERS,
     SAMPLED_ABOVE,
     TIE_SECONDS,
@@ -27,6 +26,7 @@ from tasuki.routing.prefill_choice import (
     rendezvous,
     should_move,
 )
+from tasuki.routing.node_load import NodeLoad, PrefillSeconds
 from tasuki.routing.prefix_hints import Beginning, HintTrust, SentPrefixes
 
 from .prefill_nodes import Members

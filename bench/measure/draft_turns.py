@@ -25,9 +25,8 @@ from tasuki.engine.assembly.parts import (
 )
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.forward_plan import Ints
-from tasuki.engine.speculation.draft_limit import DraftLimit
+from tasuki.engine.speculation.draft_limit import DraftLimit, StepShape
 from tasuki.engine.speculation.drafting import Drafting
-from tasuki.engine.speculation.step_costs import StepShape
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.pycache._cpp_cache import StepCounter

@@ -2,30 +2,140 @@
 
 Sends ordinary requests alone. Exit status 1: a row failed.
 
-The rows of a run as a table in Markdown, and as JSON. Pure.
+checks_of() and its neighbour: which checks each API has, the dictated ones apart. Pure.
+
+as_json(), markdown(): the rows of a run. Pure.
 """
 
 import asyncio
 import json
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from tasuki.cli.conformance.checks.dictated import DAMAGES
 from tasuki.cli.conformance.checks.service import listed_models, served
 from tasuki.utils.flags import FlagParser
 from tasuki.utils.options import option
 from tasuki.utils.program import package_version
 
-from . import catalogue
 from .api import Api
 from .check import Caller, Check
+from .checks import answers, calls, dictated, service
+from .checks import answers as openai_options
 from .endpoint import Endpoint, open_endpoint
+from .messages_api import Messages
+from .openai_api import Chats, Completions
 from .outcome import Departure, Outcome, Row, Unserved
+from .responses_api import Responses
+
+APIS: Mapping[str, Api] = {
+    api.name: api for api in (Chats(), Completions(), Messages(), Responses())
+}
+MODELS = "models"
+_WITH_TOOLS = ("chats", "messages", "responses")
+
+MODEL_CHECKS = (
+    Check("the list has the model", service.listed),
+    Check("one model by its id", service.one_model),
+    Check("an unknown id is 404", service.unknown_model),
+)
+_ANSWERS = (
+    Check("a whole reply has its fields", answers.whole_reply),
+    Check("a reply is whole where no stream is asked for", answers.whole_by_default),
+    Check("a stream's events are in order, with one id", answers.ordered_stream),
+    Check("a stream is the whole reply", answers.stream_is_whole),
+    Check("usage of a stream is the whole reply's", answers.usage_is_alike),
+    Check("usage counts both sides", answers.usage_counts),
+    Check("ids differ between requests", answers.ids_differ),
+    Check("a bound of tokens ends the answer", answers.end_by_length),
+)
+_ONE_TOKEN = Check("a bound of one token", answers.end_of_one_token)
+_STOP = Check("a stop string ends the answer before it", answers.end_by_stop)
+_CALLS = (
+    Check("a call of the model's own accord", calls.chosen),
+    Check("a required call", calls.required),
+    Check("a named call", calls.named),
+    Check("a call's result is taken", calls.result),
+)
+_SCHEMAS = (
+    Check("an answer follows a flat schema", answers.flat_schema),
+    Check("an answer follows a nested schema", answers.nested_schema),
+)
+_CHUNKS = (
+    Check("usage is the last chunk's, where asked for", openai_options.usage_chunk),
+    Check("no usage, where not asked for", openai_options.no_usage_unasked),
+    Check("two answers to one prompt", openai_options.two_choices),
+    Check("two streamed answers to one prompt", openai_options.two_streamed_choices),
+)
+_OWN: Mapping[str, Sequence[Check]] = {
+    "chats": (
+        *(_ONE_TOKEN, _STOP, *_CHUNKS),
+        Check("logprobs have one entry a token", openai_options.logprobs_of_chats),
+        Check(
+            "streamed logprobs have one entry a token", openai_options.logprobs_of_streamed_chats
+        ),
+        *(*_CALLS, *_SCHEMAS),
+    ),
+    "completions": (
+        *(_ONE_TOKEN, _STOP, *_CHUNKS),
+        Check("logprobs have one entry a token", openai_options.logprobs_of_completions),
+    ),
+    "messages": (
+        *(_ONE_TOKEN, _STOP),
+        Check("count_tokens is the usage's", answers.count_is_usage),
+        *(*_CALLS, *_SCHEMAS),
+    ),
+    "responses": (
+        Check("a stored response is the reply", service.stored_is_retrieved),
+        Check("a conversation goes on by previous_response_id", service.stored_is_gone_on_from),
+        Check("a deleted response is gone", service.stored_is_deleted),
+        *(*_CALLS, *_SCHEMAS),
+    ),
+}
+
+
+def _cut_calls() -> list[Check]:
+    cuts = calls.CutCalls()
+    return [
+        Check("a call that is cut off is not finished, at every length", cuts.are_not_finished),
+        Check("arguments of a call that is cut off parse, at every length", cuts.parse),
+    ]
+
+
+def checks_of(api: Api) -> list[Check]:
+    """Of one run."""
+    cut = _cut_calls() if api.name in _WITH_TOOLS else []
+    return [*_ANSWERS, *_OWN[api.name], *cut, *service.refusals(api)]
+
+
+_DICTATED_CALLS = (
+    Check("a value may hold tags", dictated.held_tags),
+    Check("text before a call stays text", dictated.text_before),
+    Check("a call that the model left open is closed, and may be run", dictated.left_open),
+    Check("a call without a required value is not to be run", dictated.without_required),
+    Check("a name that is cut off is text", dictated.name_torn),
+    Check("a stop string in a call does not count", dictated.stop_in_a_call),
+    Check("a call between tags is closed at every length", dictated.cut_between_tags),
+    Check("a call in JSON is closed at every length", dictated.cut_in_json),
+)
+_DICTATED_THOUGHTS = (
+    Check("a call in a thought that is never closed", dictated.call_in_a_thought),
+    Check("a thought, a text and a call", dictated.closed_thought),
+)
+
+
+def dictated_checks_of(api: Api) -> list[Check]:
+    """None of an API without tools."""
+    if api.name not in dictated.FINISHED:
+        return []
+    thoughts = () if api.name == "messages" else _DICTATED_THOUGHTS
+    return [*map(dictated.damaged, DAMAGES), *_DICTATED_CALLS, *thoughts]
 
 
 def markdown(rows: Sequence[Row]) -> list[str]:
@@ -61,7 +171,7 @@ def as_json(url: str, model: str, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-_KNOWN = (catalogue.MODELS, *catalogue.APIS)
+_KNOWN = (MODELS, *APIS)
 
 
 @dataclass(frozen=True)
@@ -93,7 +203,7 @@ class ConformanceConfig:
         return (Path(self.api_key_file).read_text(encoding="utf-8").splitlines() or [""])[0].strip()
 
     def checks_of(self, api: Api) -> list[Check]:
-        return catalogue.dictated_checks_of(api) if self.dictated else catalogue.checks_of(api)
+        return dictated_checks_of(api) if self.dictated else checks_of(api)
 
 
 class ConformanceError(Exception):
@@ -124,12 +234,12 @@ async def checked(url: str, config: ConformanceConfig) -> tuple[str, list[Row]]:
         model = config.model or await _first_model(endpoint)
         rows: list[Row] = []
         for name in names:
-            if name != catalogue.MODELS:
-                caller = Caller(endpoint, catalogue.APIS[name], model)
+            if name != MODELS:
+                caller = Caller(endpoint, APIS[name], model)
                 rows += await api_rows(caller, config.checks_of(caller.api))
             elif not config.dictated:
-                caller = Caller(endpoint, catalogue.APIS["chats"], model)
-                rows += await _rows(name, caller, catalogue.MODEL_CHECKS)
+                caller = Caller(endpoint, APIS["chats"], model)
+                rows += await _rows(name, caller, MODEL_CHECKS)
     return model, rows
 
 

@@ -16,7 +16,7 @@ import aiohttp
 
 from tasuki.dashboard.fleet.samples import WANTED, LabelTexts, Samples, read_samples
 
-from .poll_settings import Credentials, PollLimits, is_here
+from .config import Credentials, PollLimits, is_here
 
 _PATH = "/metrics"
 _CHUNK = 1 << 16

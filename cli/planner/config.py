@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from tasuki.cli.fleet.poll_settings import Credentials, PollLimits
+from tasuki.cli.fleet.config import Credentials, PollLimits
 from tasuki.routing.planner.policy import NodeBounds, Pace, PlanPolicy, ServiceTargets
 from tasuki.server.bind import join_address
 from tasuki.utils.options import Headings, option

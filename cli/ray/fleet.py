@@ -28,8 +28,8 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from tasuki.cli.fleet.config import Credentials
 from tasuki.cli.fleet.node_poll import NodePoll
-from tasuki.cli.fleet.poll_settings import Credentials
 from tasuki.cli.planner.cluster import ClusterNode, PlacedNodes
 from tasuki.cli.planner.config import NodeAccess, PlannerConfig
 from tasuki.cli.planner.fleet_observer import PLANNED_BY, FleetObserver

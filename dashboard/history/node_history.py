@@ -1,4 +1,15 @@
-"""A node's recent history, built from events, for its page; its faults among it.
+"""A node's recent history for its page: requests, conversations and faults.
+
+The last requests and conversations of a node.
+
+RequestHistory owns the requests in flight and a bounded memory of ended ones by id: what each asked
+for, its seconds by state, its usage. It forgets the oldest end first.
+
+SessionHistory owns a bounded memory of conversations by their labels for operators, turn by turn:
+cached, computed and decoded tokens, and the pauses between. RequestHistory's records feed it. It
+forgets the least recently used session first. One thread each.
+
+A node's recent history, built from events, for its page; its faults among it.
 
 NodeHistory owns every part; each is bounded, so the whole is. Events alone fill it, a recording's
 as well as a running node's. Thread rule: the event loop's thread; nothing blocks. Invariant: the
@@ -10,14 +21,190 @@ since the start. It also owns the rooms that may wait for their fence. A room th
 its grant never needs one.
 """
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from typing import Any
+
+from tasuki.dashboard.metrics.request_metrics import seconds_by_phase
+from tasuki.engine.messages import RequestPhase
 
 from .events import Event, EventJournal
 from .rates import DraftTotals, HitIntervals, PaceHistory, PoolHistory, WhatIf
-from .request_history import RequestHistory, SessionHistory
 
-_REMEMBERED = 512
+_REMEMBERED_REQUESTS = 1024
+_TIMELINES = 128
+_QUEUED = tuple(str(phase) for phase in RequestPhase if phase.is_queued)
+
+
+class RequestHistory:
+    def __init__(self) -> None:
+        self._in_flight: OrderedDict[str, Event] = OrderedDict()
+        self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._drawn: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        """Those with a timeline. They are kept longer than the rest."""
+        self.ends = 0
+        """How many have ended since the start; a list is stale where this has changed."""
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def submitted(self, event: Event) -> None:
+        self._in_flight[event["request"]] = event
+        if len(self._in_flight) > _REMEMBERED_REQUESTS:
+            self._in_flight.popitem(last=False)
+
+    def ended(self, event: Event) -> dict[str, Any]:
+        """The record of a request that finished, was rejected, or was a room of another node's."""
+        name = event["request"] if "request" in event else f"room-{event['room']}"
+        submit = self._in_flight.pop(name, None)
+        record = {
+            "request": name,
+            "session": None if submit is None else submit["session"],
+            "caller": None if submit is None else submit.get("caller"),
+            "arrived_at": _arrival(event, submit),
+            "ended_at": event["at"],
+            "queued_seconds": _queued_seconds(event.get("life") or []),
+            **{key: value for key, value in event.items() if key not in ("at", "request")},
+        }
+        self._ended[name] = record
+        self._ended.move_to_end(name)
+        self._bound_timelines(record)
+        if len(self._ended) > _REMEMBERED_REQUESTS:
+            self._ended.popitem(last=False)
+        self.ends += 1
+        return record
+
+    def _bound_timelines(self, record: dict[str, Any]) -> None:
+        """Timelines are the larger part of a record by far: fewer are kept."""
+        reports = _transfer_reports(record)
+        if not any(report.get("timeline") for report in reports.values()):
+            return
+        self._drawn.pop(record["request"], None)
+        self._drawn[record["request"]] = record
+        if len(self._drawn) > _TIMELINES:
+            _, oldest = self._drawn.popitem(last=False)
+            for report in _transfer_reports(oldest).values():
+                report["timeline"] = None
+
+    def find(self, name: str) -> dict[str, Any] | None:
+        return self._ended.get(name) or self._drawn.get(name)
+
+    def latest(self, count: int) -> list[dict[str, Any]]:
+        """Youngest first, without what only one request's view shows."""
+        records = list(self._ended.values())[-count:]
+        return [_summary(record) for record in reversed(records)]
+
+    def running(self, count: int) -> list[dict[str, Any]]:
+        """Those that have not ended, youngest first: what is known of them before their end."""
+        asked = list(self._in_flight.values())[-count:]
+        return [
+            {
+                "request": submit["request"],
+                "session": submit["session"],
+                "caller": submit.get("caller"),
+                "arrived_at": submit["at"],
+                "ended_at": None,
+                "prompt_tokens": submit["prompt_tokens"],
+            }
+            for submit in reversed(asked)
+        ]
+
+    def handed_over(self) -> list[dict[str, Any]]:
+        """All whose hand-over's timeline is remembered, youngest first, in brief."""
+        return [_summary(record) for record in reversed(self._drawn.values()) if timeline(record)]
+
+
+def timeline(record: dict[str, Any]) -> Any:
+    """Of the request's hand-over; None where there was none, or it is forgotten."""
+    transfer = _transfer_reports(record).get("transfer")
+    return None if transfer is None else transfer.get("timeline")
+
+
+def _arrival(event: Event, submit: Event | None) -> float:
+    if submit is not None:
+        return float(submit["at"])
+    life = event.get("life") or [{"at": 0.0}]
+    return float(event["at"]) - float(life[-1]["at"])
+
+
+def _queued_seconds(life: list[dict[str, Any]]) -> float | None:
+    """None where nothing is known of its life, or it was never begun."""
+    spans = seconds_by_phase(
+        str(RequestPhase.WAITING), ((mark["state"], mark["at"]) for mark in life)
+    )
+    return sum(spans[phase] for phase in _QUEUED) if life else None
+
+
+def _summary(record: dict[str, Any]) -> dict[str, Any]:
+    reports = _transfer_reports(record)
+    if not reports:
+        return record
+    brief = {
+        name: {key: value for key, value in report.items() if key != "timeline"}
+        for name, report in reports.items()
+    }
+    return {**record, "usage": {**record["usage"], **brief}}
+
+
+def _transfer_reports(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The reports of the record's hand-over and of the pull before it, those that exist."""
+    usage = record.get("usage") or {}
+    return {name: usage[name] for name in ("transfer", "pulled") if usage.get(name)}
+
+
+_SESSIONS = 256
+_TURNS = 128
+
+
+class SessionHistory:
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[str, deque[dict[str, Any]]] = OrderedDict()
+
+    def ended(self, record: dict[str, Any]) -> None:
+        """Add the turn of an ended request; a request without a session adds none."""
+        name, usage = record["session"], record.get("usage")
+        if name is None or usage is None:
+            return
+        turns = self._sessions.setdefault(name, deque(maxlen=_TURNS))
+        self._sessions.move_to_end(name)
+        turns.append(_turn(record, turns[-1] if turns else None))
+        if len(self._sessions) > _SESSIONS:
+            self._sessions.popitem(last=False)
+
+    def latest(self, count: int) -> list[dict[str, Any]]:
+        """Youngest first, turns included."""
+        names = list(self._sessions)[-count:]
+        return [{"session": name, "turns": [*self._sessions[name]]} for name in reversed(names)]
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+
+def _turn(record: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
+    usage = record["usage"]
+    hit = usage["hit"]
+    usable = 0 if hit is None else hit["usable_tokens"]
+    causes = {} if hit is None else hit["causes"]
+    fresh = usage["prompt_tokens"] if hit is None else causes.get("new", 0)
+    evicted = causes.get("checkpoint_evicted", 0) + causes.get("kv_evicted", 0)
+    return {
+        "request": record["request"],
+        "arrived_at": record["arrived_at"],
+        "ended_at": record["ended_at"],
+        "pause": None if before is None else record["arrived_at"] - before["ended_at"],
+        "reason": record["reason"],
+        "prompt": usage["prompt_tokens"],
+        "cached": usable,
+        "fresh": fresh,
+        "lost_tokens": usage["prompt_tokens"] - usable - fresh,
+        "decoded": usage["completion_tokens"],
+        "first_token": usage["time_to_first_token"],
+        "evicted": evicted,
+        "lost": None if hit is None else hit.get("lost"),
+    }
+
+
+_REMEMBERED_FAULTS = 512
 
 _EVICTIONS = 512
 
@@ -78,7 +265,7 @@ class NodeHistory:
 class FaultLedger:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._entries: deque[dict[str, Any]] = deque(maxlen=_REMEMBERED)
+        self._entries: deque[dict[str, Any]] = deque(maxlen=_REMEMBERED_FAULTS)
         self._unfenced: dict[int, float] = {}
         self._integrity = "ok"
 
@@ -128,5 +315,5 @@ class FaultLedger:
 
     def _wait(self, room: int, at: float) -> None:
         self._unfenced[room] = at
-        if len(self._unfenced) > _REMEMBERED:
+        if len(self._unfenced) > _REMEMBERED_FAULTS:
             del self._unfenced[next(iter(self._unfenced))]

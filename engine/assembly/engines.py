@@ -29,8 +29,8 @@ from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit, Measur
 from tasuki.engine.speculation.speculation import Speculation
 from tasuki.engine.tiers.disk.kept_index import restore
 from tasuki.engine.tiers.lower_tiers import LowerTiers, MakeTiers
+from tasuki.engine.tiers.tier import Copier, LowerTier
 from tasuki.engine.tiers.tier_copiers import tier_copiers
-from tasuki.engine.tiers.tier_prices import Copier, LowerTier
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.sending.sender import Sender

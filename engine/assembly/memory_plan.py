@@ -21,8 +21,7 @@ from tasuki.model.ops.attention.rope import rotary_cache_bytes
 from tasuki.model.ops.attention.tile_groups import turned_bytes
 from tasuki.model.ops.gdn.verify.kept_inputs import kept_bytes
 from tasuki.model.ops.sampling.prompt_scores import SCORED_LOGIT_BYTES, SCORED_ROWS
-from tasuki.model.quantise.quantised_source import QuantisedSource
-from tasuki.model.quantise.recipe import RECIPES
+from tasuki.model.quantise.recipe import RECIPES, QuantisedSource
 from tasuki.model.weights.safetensors_files import StoredShapes
 from tasuki.model.weights.safetensors_folder import Checkpoint
 from tasuki.model.weights.source import TensorSource

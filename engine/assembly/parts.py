@@ -26,7 +26,7 @@ from tasuki.engine.tiers.disk.disk_memory import DiskMemory, disk_memory
 from tasuki.engine.tiers.disk.kept_folder import digest_of_weights
 from tasuki.engine.tiers.host_memory import host_arena
 from tasuki.engine.tiers.remote.remote_memory import RemoteMemory, remote_memory
-from tasuki.engine.tiers.tier_prices import (
+from tasuki.engine.tiers.tier import (
     CPU_LINK,
     DISK_LINK,
     GPU_DISK_LINK,

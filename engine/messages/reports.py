@@ -145,7 +145,7 @@ class RouteReport(Message):
 class PrefillBid(Message):
     """What one prefill node would have cost a prompt. usable_tokens: of the prompt, as far as was
     known. prefill_seconds: of the rest of it. wait_seconds: before it; exposed_seconds: of a pull.
-    cost: all of that, weighed (routing/prefill_choice.py)."""
+    cost: all of that, weighed (routing/node_choice.py)."""
 
     node: str
     address: str

@@ -58,7 +58,7 @@ class LayerEvents(LayerHooks):
 
 
 @dataclass(frozen=True)
-class _Part:
+class DrawnPart:
     """Tokens on their way, of the plan's rows of these numbers. tops: the likeliest of some."""
 
     rows: NDArray[np.int64]
@@ -67,7 +67,7 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class _Ends:
+class ForwardEnds:
     """Of a forward: once all was drawn, and once what was guessed behind it was."""
 
     drawn: torch.cuda.Event
@@ -82,11 +82,11 @@ class CudaForward:
     way, by rows."""
 
     rows: int
-    parts: Sequence[_Part]
+    parts: Sequence[DrawnPart]
     verified: Sequence[VerifiedRows]
     guessed: Mapping[int, int]
     scores: Mapping[int, ScoredRows]
-    before: _Ends
+    before: ForwardEnds
     started: torch.cuda.Event
     ended: torch.cuda.Event
 

@@ -23,7 +23,7 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.logs import Progress, no_progress
 
 from .base import DeviceLost, Event, RunnerSizes
-from .cuda_forward import CudaForward, LayerEvents, _Ends, _Part
+from .cuda_forward import CudaForward, DrawnPart, ForwardEnds, LayerEvents
 from .cuda_graphs import DecodeGraphs
 from .device_batch import (
     BlockTable,
@@ -114,7 +114,7 @@ class CudaRunner:
             )
         self._warm_up()
         begun = _recorded(timed=True)
-        self._ends = _Ends(begun, begun)
+        self._ends = ForwardEnds(begun, begun)
 
     def _warm_up(self) -> None:
         """Let the kernels of prompts be compiled for every kind of length before a client waits.
@@ -167,7 +167,7 @@ class CudaRunner:
             begins = 0 if item.before is None else item.before.begins
             self._sampling.join(item.lane, item.sampling, begins)
         run_copies(self._arena, plan.copies)
-        parts: list[_Part] = []
+        parts: list[DrawnPart] = []
         scores: dict[int, ScoredRows] = {}
         before, started = self._ends, _recorded(timed=True)
         if self._drafter is not None:
@@ -185,7 +185,7 @@ class CudaRunner:
         guessed = {} if self._drafter is None else self._drafter.behind(plan, rows)
         if len(rows):
             # A plan of none, as of folds, is part of what the next forward waits for.
-            self._ends = _Ends(ended, _recorded(timed=True) if guessed else ended)
+            self._ends = ForwardEnds(ended, _recorded(timed=True) if guessed else ended)
         return CudaForward(len(rows), parts, verified, guessed, scores, before, started, ended)
 
     def _folded(self, plan: ForwardPlan, rows: ResolvedRows) -> ResolvedRows:
@@ -208,7 +208,7 @@ class CudaRunner:
 
     def _decode(
         self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
-    ) -> list[_Part]:
+    ) -> list[DrawnPart]:
         """The rows of these numbers, each of one token."""
         lanes = rows.lanes[numbers].tolist()
         numbers = numbers[self._table.seat([self._sequences.pages(lane) for lane in lanes])]
@@ -232,17 +232,17 @@ class CudaRunner:
         rows: ResolvedRows,
         logits: torch.Tensor,
         drawn: DeviceBatch,
-    ) -> list[_Part]:
+    ) -> list[DrawnPart]:
         """What was drawn of the rows of these numbers and logits, and what is drawn of them outside
         of the graph."""
         tops = self._eager.top(numbers, rows, logits)
         by_graph = drawn.read()
         self._eager.follow(rows, DrawnOnce(by_graph))
-        parts = [_Part(numbers, by_graph, tops)]
+        parts = [DrawnPart(numbers, by_graph, tops)]
         eager = self._eager.draw(rows, logits)
         if eager is not None:
             chosen, anew = eager
-            parts.append(_Part(numbers[chosen], anew))
+            parts.append(DrawnPart(numbers[chosen], anew))
         return parts
 
     def _prefill(
@@ -251,7 +251,7 @@ class CudaRunner:
         rows: ResolvedRows,
         numbers: NDArray[np.int64],
         scores: dict[int, ScoredRows],
-    ) -> list[_Part]:
+    ) -> list[DrawnPart]:
         """The rows of these numbers, each of any length; puts the scores of those that are scored
         beside them."""
         prompts = rows.take(numbers)
@@ -286,7 +286,7 @@ class CudaRunner:
         branch: torch.Tensor,
         residual: torch.Tensor,
         operators: TritonPrefill,
-    ) -> list[_Part]:
+    ) -> list[DrawnPart]:
         """A token of each prompt that ends. branch, residual: of the batch's layers."""
         drawing = prompts.num_sampled.nonzero()[0]
         if not len(drawing):

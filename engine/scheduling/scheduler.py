@@ -34,10 +34,9 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 from .admission import QueueLimit, Seats
 from .checkpoints import keep_state
 from .chunks import ChunkLimit, Demand, owed_after, share_chunk
-from .running_requests import RunningRequests
+from .queues import CallerShares, RunningRequests, WaitingQueue
 from .scheduled_forward import ScheduledForward, ScheduledSequence
 from .shared_prompts import follow, leader_of, load_leader_of, pays
-from .waiting_queue import CallerShares, WaitingQueue
 
 _LEAST_SECONDS = 1e-9
 

@@ -32,7 +32,7 @@ from tasuki.utils.signatures import Clock
 
 from .copy_job import CopyJob, JobEnd, LoadBarrier, WriteLabel, parts_of_load
 from .remote.manifest import Manifest
-from .tier_prices import LowerTier, TierCounters
+from .tier import LowerTier, TierCounters
 
 MOST_WRITES = 2
 """From the arena, begun at a time: what is behind them may still be given up for nothing. Those to

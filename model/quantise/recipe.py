@@ -3,22 +3,28 @@
 What decays the state (in_proj_a, in_proj_b), routers, gates, norms, embeddings, the head and the
 vision tower stay as they are in all of them.
 
-A plain matrix as the tensors that a published format has for it, by the end of their names.
+A codec gives a plain matrix as the tensors that a published format has for it, by the end of their
+names. Scales are rounded to their own dtype first and codes are taken from what they then are, so
+that a code is the nearest one to what its reader will make of it. A block of zeros, or of what is
+next to zero, has scale 1.
 
-Scales are rounded to their own dtype first and codes are taken from what they then are, so that a
-code is the nearest one to what its reader will make of it. A block of zeros, or of what is next to
-zero, has scale 1.
+`QuantisedSource`: another source's tensors, quantised by a recipe as they are read: weights of any
+format and shapes without a checkpoint, for benchmarks and memory plans. Numbers are made where the
+other source makes them; one that makes shapes alone gives shapes of what would be stored. A tensor
+stands on its own, so fused experts are quantised one by one and their scales stacked.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tasuki.model.weights.quantised_segments import BLOCK, GROUP
+from tasuki.model.weights.matrix import WHOLE, Kind, Matrix, Part, Segment, WeightsError
+from tasuki.model.weights.quantised_segments import BLOCK, GROUP, Fp8, NvFp4
+from tasuki.model.weights.source import TensorSource, stacked
 
 _MOST_E4M3 = 448.0
 _MOST_E2M1 = 6.0
@@ -187,3 +193,77 @@ RECIPES: Mapping[str, Recipe] = {
     ),
 }
 """By what `tasuki quantise --format` takes."""
+
+
+_FUSED = re.compile(r"\.experts\.(?:gate_up|down)_proj$")
+
+
+class QuantisedSource:
+    def __init__(self, source: TensorSource, recipe: Recipe) -> None:
+        self._source = source
+        self._recipe = recipe
+
+    def has(self, name: str) -> bool:
+        return self._source.has(name)
+
+    def read(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+    ) -> Tensor:
+        return self._source.read(name, shape, dtype, part)
+
+    def matrix(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+    ) -> Matrix:
+        codec = self._codec(name)
+        if codec is None:
+            return self._source.matrix(name, shape, dtype, part)
+        if part:
+            raise WeightsError(f"tensor {name} is quantised as it is read, and cannot be cut")
+        whole = self._source.read(name, shape, dtype)
+        if whole.ndim == 2:
+            return Matrix((_segment(codec(whole)),))
+        # Of shapes alone one stands for all: a model has thousands of experts.
+        found = [_segment(codec(expert)) for expert in (whole[:1] if whole.is_meta else whole)]
+        if whole.is_meta:
+            found *= len(whole)
+        return Matrix((_stacked(found),))
+
+    def stack(self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -> Matrix:
+        return stacked(self, names, shape, dtype)
+
+    def _codec(self, name: str) -> Codec | None:
+        # A fused tensor stands for its experts, which is how others publish them.
+        module = _FUSED.sub(".experts.0.down_proj", name.removesuffix(".weight"))
+        return self._recipe.codec(module)
+
+
+def _stacked(segments: list[Fp8 | NvFp4]) -> Segment:
+    together = [vars(segment) for segment in segments]
+    stacked: dict[str, Tensor] = {}
+    for name, first in together[0].items():
+        if isinstance(first, Tensor):
+            # As bytes, since not every operator knows e4m3.
+            dtype = first.dtype
+            kept = torch.uint8 if dtype.itemsize == 1 else dtype
+            stacked[name] = torch.stack([of[name].view(kept) for of in together]).view(dtype)
+    return replace(segments[0], **stacked)  # type: ignore[arg-type]
+
+
+def _segment(made: dict[str, Tensor]) -> Fp8 | NvFp4:
+    packed = made.get("weight_packed")
+    if packed is not None:
+        divisor = made["weight_global_scale"].reshape(1)
+        return NvFp4(packed, made["weight_scale"], torch.ones_like(divisor), divisor)
+    codes = made["weight"]
+    multiplier = made.get("weight_scale_2")
+    if multiplier is not None:
+        multiplier = multiplier.reshape(1)
+        return NvFp4(codes, made["weight_scale"], multiplier, torch.ones_like(multiplier))
+    rows, columns = codes.shape
+    scales = made.get("weight_scale_inv")
+    if scales is not None:
+        return Fp8(codes, scales.float(), BLOCK, BLOCK, Kind.FP8_BLOCK)
+    scales = made["weight_scale"].float()
+    if scales.numel() == 1:
+        return Fp8(codes, scales.reshape(1, 1), rows, columns, Kind.FP8_TENSOR)
+    return Fp8(codes, scales, 1, columns, Kind.FP8_CHANNEL)

@@ -16,8 +16,8 @@ from tasuki.engine.runner.base import Event
 from tasuki.engine.tiers.copy_thread import CopyThread
 from tasuki.engine.tiers.disk.kept_index import restore
 from tasuki.engine.tiers.lower_tiers import LoadEnd, LowerTiers
+from tasuki.engine.tiers.tier import LowerTier, TierPrices
 from tasuki.engine.tiers.tier_copiers import disk_copier
-from tasuki.engine.tiers.tier_prices import LowerTier, TierPrices
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.arena import Arena, run_copies
 from tasuki.pycache.layout import PAGE_TOKENS, ArenaKey, CacheLayout, LayerKind, Place

@@ -15,7 +15,7 @@ import numpy as np
 
 from scripts.chaos.tier_turns import RandomFaults, Turns
 from scripts.common.tally import Tally
-from tasuki.engine.tiers.tier_prices import CPU_LINK
+from tasuki.engine.tiers.tier import CPU_LINK
 from tasuki.utils.options import option
 from tests.harness.engines import alone, prompt, submit, tiny_engine, tiny_parts
 from tests.harness.tiers import FaultyDisk, TieredEngine

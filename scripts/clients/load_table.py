@@ -15,7 +15,7 @@ from pathlib import Path
 from scripts.clients.runs import runs
 from scripts.common.command import head, row, show
 from scripts.common.daemons import Pair
-from tasuki.cli.embedded import embedded_model
+from tasuki.model.named_checkpoints import embedded_model
 from tests.harness.daemons import flags
 
 CLIENTS = (

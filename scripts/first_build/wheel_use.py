@@ -27,7 +27,7 @@ READY_SECONDS, ANSWER_SECONDS, STOP_SECONDS = 120.0, 120.0, 60.0
 LEAST_CACHED = 200
 """Prompt tokens of the second answer."""
 QUESTION = ROOT / "examples" / "letters.json"
-_FIND_MODEL = "from tasuki.cli.embedded import embedded_model; print(embedded_model())"
+_FIND_MODEL = "from tasuki.model.named_checkpoints import embedded_model; print(embedded_model())"
 
 
 class WheelUnfit(Exception):

@@ -11,8 +11,8 @@ from pathlib import Path
 from scripts.common.daemons import Daemons, ModuleDaemon
 from tasuki.bench.load.free.model import free_shape
 from tasuki.bench.load.model_folder import write_model_folder
-from tasuki.cli.embedded import embedded_model
 from tasuki.cli.launcher import Daemon
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.utils.program import PACKAGE
 from tests.harness.daemons import Node, kept_address
 from tests.harness.http_calls import ask

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from scripts.clients.install import install, interpreter
 from scripts.suites.stand_ins.served_node import ServedNode
-from tasuki.cli.embedded import embedded_model
+from tasuki.model.named_checkpoints import embedded_model
 from tests.harness.tool_caller import tool_caller
 
 ROOT = Path(__file__).parents[2]

@@ -1,15 +1,246 @@
-"""Anthropic's Messages API over one engine, as routes."""
+"""POST /v1/messages and its token count: what a request asks, and the routes over one engine.
+
+Reads a Messages request, its `tools` and `tool_choice` included. On any thread.
+
+A field that would change the answer and that this engine cannot honour is refused, never ignored;
+fields about accounts and routing are ignored, and so are those of a cache's lifetime.
+
+Tools: As templates take definitions of functions. An error names the place of the wrong value.
+
+Anthropic's Messages API over one engine, as routes.
+"""
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from aiohttp import web
 
+from tasuki.engine.messages import Submit
+from tasuki.server.auth.limits import submit_bytes, value_bytes
 from tasuki.server.engine_client import Answering
+from tasuki.server.errors import InvalidField
 from tasuki.server.http.errors import HttpRefusal
-from tasuki.server.openai.generation import ServedModel, answer_with
+from tasuki.server.openai.generation import ServedModel, answer_with, prompt_salt, read_submit
+from tasuki.server.openai.request_fields import RequestFields, is_among, optional, required
+from tasuki.server.openai.sampling import AnswerOptions, AskedThinking, read_options
+from tasuki.server.openai.token_details import wants_hit
+from tasuki.server.openapi.anthropic_fields import DIRECT, EFFORTS, MAX_USER_ID, OF_MESSAGES
+from tasuki.server.request_checks import check_stops
+from tasuki.server.text.chat_renderer import MAX_TOOLS, ChatRenderer
+from tasuki.server.text.grammars.asked_grammar import AskedGrammar, of_schema
+from tasuki.server.text.grammars.call_grammar import OfferedTool, ToolChoice, answer_grammar
+from tasuki.server.text.rendering.chat_template import RenderedPrompt
+from tasuki.server.text.text_answer import Thinking
+from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.text.token_options import EFFORT, effort_of_template
 
-from .message_request import count_message_tokens, read_message_request
+from .conversation import ThinkingChoice, read_conversation, read_thinking_choice
+from .message_writer import MessageHead, MessageWriter
+
+_CHANGES_THE_PROMPT = ("input_examples", "defer_loading", "allowed_callers")
+
+
+@dataclass(frozen=True)
+class MessageTools:
+    """offered: none where tool_choice is none. parallel: whether an answer may hold more than one
+    call."""
+
+    offered: list[OfferedTool]
+    parallel: bool
+    choice: ToolChoice
+
+    @property
+    def definitions(self) -> list[Mapping[str, Any]]:
+        """In OpenAI's shape, which templates are written for."""
+        return [tool.definition for tool in self.offered]
+
+
+def read_message_tools(fields: RequestFields) -> MessageTools:
+    tools = fields.items("tools", MAX_TOOLS)
+    offered = [_offered(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    choice = fields.fields("tool_choice")
+    kind = choice.text("type")
+    parallel = not choice.flag("disable_parallel_tool_use")
+    shown = [] if kind == "none" else offered
+    return MessageTools(shown, parallel, _choice(kind, choice))
+
+
+def _choice(kind: str | None, choice: RequestFields) -> ToolChoice:
+    if kind in (None, "auto", "none"):
+        return ToolChoice()
+    if kind == "any":
+        return ToolChoice(forced=True)
+    name = choice.text("name")
+    if kind != "tool" or name is None:
+        raise InvalidField("tool_choice", "must be auto, none, any, or tool with its name")
+    return ToolChoice(forced=True, name=name)
+
+
+def _offered(tool: Any, place: str) -> OfferedTool:
+    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+        raise InvalidField(place, "must be an object with a name")
+    if tool.get("type") not in (None, "custom"):
+        raise InvalidField(
+            f"{place}.type", f"{tool['type']!r:.60} is a tool of Anthropic's own: use custom ones"
+        )
+    strict = bool(optional(tool, "strict", bool, place))
+    for name in _CHANGES_THE_PROMPT:
+        if not is_among(tool.get(name), DIRECT):
+            raise InvalidField(f"{place}.{name}", "is not supported here: leave it out")
+    schema = required(tool, "input_schema", dict, place)
+    description = optional(tool, "description", str, place)
+    described = {} if description is None else {"description": description}
+    function = {"name": tool["name"], **described, "parameters": schema}
+    return OfferedTool({"type": "function", "function": function}, strict)
+
+
+_SAMPLING = ("temperature", "top_p", "top_k", "seed", "stream")
+
+
+@dataclass(frozen=True)
+class AskedMessage:
+    """What a request asks, and the writer of its reply. kept_bytes: memory that these take until
+    the reply's end."""
+
+    submit: Submit
+    options: AnswerOptions
+    writer: MessageWriter
+    kept_bytes: int
+
+
+def read_message_request(
+    model: ServedModel, request: web.Request, fields: RequestFields
+) -> AskedMessage:
+    max_tokens = fields.integer("max_tokens")
+    if max_tokens is None:
+        raise InvalidField("max_tokens", "is missing: send how many tokens an answer may have")
+    choice = read_thinking_choice(fields, hides_unasked=model.hides_unasked_thinking)
+    rendered, tools = _read_prompt(model, request, fields, choice)
+    tokens = rendered.tokens
+    room = max(1, model.max_tokens - len(tokens))
+    options = _read_options(model, fields, min(max_tokens, room), choice.budget)
+    asked = answer_grammar(
+        tools.choice, tools.offered, _format(fields), model.codec, parallel=tools.parallel
+    )
+    options = options.placed(asked, rendered.thinking, model.codec)
+    options, stops = options.split_stops(
+        model.stop_place,
+        is_parsed=bool(tools.offered) or rendered.thinking is not Thinking.NEVER,
+    )
+    parser = model.parser(
+        rendered.thinking,
+        tools.definitions,
+        tools.parallel,
+        stops,
+        options.sampling.thinking_tokens,
+    )
+    submit = read_submit(request, _affinity(fields), rendered, options, model)
+    head = MessageHead(
+        f"msg_{submit.request_id}",
+        model.named(fields.text("model")),
+        len(tokens),
+        fills_context=max_tokens > room,
+        with_hit=wants_hit(request),
+    )
+    kept = submit_bytes(submit) + value_bytes(tools.definitions)
+    return AskedMessage(submit, options, MessageWriter(head, parser, choice), kept)
+
+
+def count_message_tokens(model: ServedModel, request: web.Request, fields: RequestFields) -> int:
+    choice = read_thinking_choice(fields, hides_unasked=model.hides_unasked_thinking)
+    rendered, _ = _read_prompt(model, request, fields, choice)
+    return len(rendered.tokens)
+
+
+def _read_prompt(
+    model: ServedModel, request: web.Request, fields: RequestFields, choice: ThinkingChoice
+) -> tuple[RenderedPrompt, MessageTools]:
+    """The prompt and its tools."""
+    fields.refuse_unknown(OF_MESSAGES)
+    _check_context_edits(fields)
+    conversation = read_conversation(fields)
+    tools = read_message_tools(fields)
+    rendered = ChatRenderer(model.codec).conversation(
+        conversation.messages,
+        open_answer=True,
+        salt=prompt_salt(request, fields),
+        tools=tools.definitions,
+        variables=_template_variables(model.codec, fields, choice),
+        breakpoints=conversation.breakpoints,
+    )
+    return rendered, tools
+
+
+def _read_options(
+    model: ServedModel, fields: RequestFields, max_tokens: int, budget: int | None
+) -> AnswerOptions:
+    """budget: tokens of thought, at most."""
+    fields_of_chat = fields.only(*_SAMPLING, max_tokens=max_tokens)
+    options = read_options(fields_of_chat, model.codec, max_tokens, model.sampling_defaults, 0)
+    if budget is not None:
+        options = replace(options, thinking=AskedThinking("thinking.budget_tokens", budget))
+    return replace(options, stops=check_stops("stop_sequences", fields.items("stop_sequences")))
+
+
+def _affinity(fields: RequestFields) -> RequestFields:
+    """As chats name it: whose conversation it is, its salt, its place among its caller's."""
+    user = fields.fields("metadata").short_text("user_id", MAX_USER_ID, "metadata.user_id")
+    return fields.only("cache_salt", "priority", prompt_cache_key=user)
+
+
+def _template_variables(
+    codec: TextCodec, fields: RequestFields, choice: ThinkingChoice
+) -> dict[str, Any]:
+    """As chats name them."""
+    config = fields.fields("output_config")
+    effort = config.text("effort")
+    if effort not in (None, *EFFORTS):
+        raise InvalidField("output_config.effort", f"must be one of {', '.join(EFFORTS)}")
+    if config.get("task_budget") is not None:
+        raise InvalidField("output_config.task_budget", "is not supported here: leave it out")
+    variables: dict[str, Any] = {}
+    if choice.enabled is not None:
+        variables["enable_thinking"] = choice.enabled
+    if effort is not None and choice.enabled is not False:
+        variables[EFFORT] = effort_of_template(codec, "output_config.effort", effort)
+    elif choice.effort is not None:
+        variables[EFFORT] = effort_of_template(codec, "thinking.budget_tokens", choice.effort)
+    return variables
+
+
+def _format(fields: RequestFields) -> AskedGrammar | None:
+    """Under its name, or under the one that it had in the API's beta."""
+    found = []
+    for field, holder in (
+        ("output_config.format", fields.fields("output_config")),
+        ("output_format", fields),
+    ):
+        form = holder.fields(field.rpartition(".")[2])
+        if holder.get(field.rpartition(".")[2]) is None:
+            continue
+        if form.text("type") != "json_schema" or form.get("schema") is None:
+            raise InvalidField(field, "must be of type json_schema, with a schema")
+        found.append(of_schema(field, form.get("schema")))
+    if len(found) > 1:
+        raise InvalidField(found[1].field, f"cannot be given beside {found[0].field}")
+    return found[0] if found else None
+
+
+def _check_context_edits(fields: RequestFields) -> None:
+    """Only those that take nothing out of the conversation."""
+    for index, edit in enumerate(fields.fields("context_management").items("edits")):
+        if (
+            not isinstance(edit, dict)
+            or edit.get("type") != "clear_thinking_20251015"
+            or edit.get("keep") not in ("all", {"type": "all"})
+        ):
+            raise InvalidField(
+                f"context_management.edits[{index}]", "is not done here: edit the messages instead"
+            )
+
 
 VERSION_HEADER = "anthropic-version"
 _FIRST_VERSION = "2023-06-01"

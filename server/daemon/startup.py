@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tasuki.engine.config import AUTO_DTYPE, EngineConfig, EngineConfigError
-from tasuki.model.hub_checkpoint import hub_checkpoint, is_hub_name
+from tasuki.model.named_checkpoints import hub_checkpoint, is_hub_name
 from tasuki.server.bind import join_address
 from tasuki.server.config import ServerConfig
 from tasuki.utils.logs import writes_json

@@ -22,8 +22,7 @@ from tasuki.bench.measure.timing import turn_seconds
 from tasuki.bench.workload import Point
 from tasuki.cli import main as cli
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.speculation.draft_limit import FixedLimit
-from tasuki.engine.speculation.step_costs import StepShape
+from tasuki.engine.speculation.draft_limit import FixedLimit, StepShape
 from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder
 from tasuki.model.ops.sampling.params import SamplingParams

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tasuki.cli.conformance import catalogue
+from tasuki.cli.conformance import main
 from tasuki.cli.conformance.check import Caller, Check
 from tasuki.cli.conformance.checks.service import refusals
 from tasuki.cli.conformance.endpoint import Reply, open_endpoint
@@ -47,12 +47,12 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 def _checks(name: str) -> list[Check]:
-    if name == catalogue.MODELS:
-        return [*catalogue.MODEL_CHECKS]
-    return catalogue.checks_of(catalogue.APIS[name])
+    if name == main.MODELS:
+        return [*main.MODEL_CHECKS]
+    return main.checks_of(main.APIS[name])
 
 
-@pytest.mark.parametrize("name", [catalogue.MODELS, *catalogue.APIS])
+@pytest.mark.parametrize("name", [main.MODELS, *main.APIS])
 def test_a_node_conforms(
     node: Node, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,7 +273,7 @@ DAMAGES: list[tuple[str, str, Damage, str]] = [
     ("responses", "a deleted response is gone", status(200), "status of GET afterwards"),
     *[
         (api.name, check.name, damage, note)
-        for api in catalogue.APIS.values()
+        for api in main.APIS.values()
         for check in refusals(api)
         for damage, note in (
             (status(200), "status"),
@@ -297,7 +297,7 @@ def test_a_check_fails_where_what_it_looks_at_is_wrong(
     async def row() -> Row:
         async with open_endpoint(f"http://{node.http_address}") as whole:
             damaged = DamagedEndpoint(whole.url, whole.seconds, whole.session, damage)
-            api = catalogue.APIS["chats" if name == catalogue.MODELS else name]
+            api = main.APIS["chats" if name == main.MODELS else name]
             return await asked.row(name, Caller(damaged, api, "model"))
 
     found = asyncio.run(row())
@@ -306,7 +306,7 @@ def test_a_check_fails_where_what_it_looks_at_is_wrong(
 
 def test_each_check_was_made_to_fail() -> None:
     damaged = {(name, check) for name, check, _, _ in DAMAGES}
-    known = {(name, check.name) for name in ("models", *catalogue.APIS) for check in _checks(name)}
+    known = {(name, check.name) for name in ("models", *main.APIS) for check in _checks(name)}
     assert damaged == known
 
 
@@ -321,7 +321,7 @@ def test_an_api_that_is_not_there_and_a_feature_that_is_refused_are_skipped(node
                 *(whole.url, whole.seconds, whole.session),
                 lambda exchange: replace(exchange.reply, status=400, body=b'"n is not known"'),
             )
-            chats = catalogue.APIS["chats"]
+            chats = main.APIS["chats"]
             (two,) = [check for check in _checks("chats") if check.name == TWO]
             broken = DamagedEndpoint(
                 *(whole.url, whole.seconds, whole.session),
@@ -347,7 +347,7 @@ def test_schemas_are_skipped_without_their_library(monkeypatch: pytest.MonkeyPat
     async def row() -> Row:
         async with open_endpoint("http://127.0.0.1:9") as gone:
             (flat,) = [check for check in _checks("chats") if check.name == FLAT]
-            return await flat.row("chats", Caller(gone, catalogue.APIS["chats"], "model"))
+            return await flat.row("chats", Caller(gone, main.APIS["chats"], "model"))
 
     found = asyncio.run(row())
     assert found.outcome is Outcome.SKIPPED and "needs jsonschema" in found.note
@@ -356,7 +356,7 @@ def test_schemas_are_skipped_without_their_library(monkeypatch: pytest.MonkeyPat
 def test_a_server_that_went_away_fails_its_rows() -> None:
     async def row() -> Row:
         async with open_endpoint("http://127.0.0.1:9") as gone:
-            caller = Caller(gone, catalogue.APIS["chats"], "model")
+            caller = Caller(gone, main.APIS["chats"], "model")
             return await _checks("chats")[0].row("chats", caller)
 
     found = asyncio.run(row())
@@ -369,7 +369,7 @@ def test_replies_that_are_no_objects_fail_the_check(value: str, node: Node) -> N
         async with open_endpoint(f"http://{node.http_address}") as whole:
             damage = text(r"^.*$", value)
             damaged = DamagedEndpoint(whole.url, whole.seconds, whole.session, damage)
-            caller = Caller(damaged, catalogue.APIS["chats"], "model")
+            caller = Caller(damaged, main.APIS["chats"], "model")
             return await _checks("chats")[0].row("chats", caller)
 
     assert asyncio.run(row()).outcome is Outcome.FAILED

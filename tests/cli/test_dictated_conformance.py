@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts.conformance import node as saying
-from tasuki.cli.conformance import catalogue
+from tasuki.cli.conformance import main
 from tasuki.cli.conformance.check import Caller
 from tasuki.cli.conformance.endpoint import Endpoint, Reply, open_endpoint
 from tasuki.cli.conformance.outcome import Outcome, Row
@@ -43,8 +43,8 @@ def test_a_node_reads_calls_as_its_rules_say(
     shown = capsys.readouterr().out
     assert status == 0, shown
     rows = json.loads(file.read_text())["rows"]
-    apis = [catalogue.APIS[name] for name in WITH_CALLS]
-    assert len(rows) == sum(len(catalogue.dictated_checks_of(api)) for api in apis)
+    apis = [main.APIS[name] for name in WITH_CALLS]
+    assert len(rows) == sum(len(main.dictated_checks_of(api)) for api in apis)
     others = [(row["api"], row["check"]) for row in rows if row["outcome"] != "passed"]
     assert others == [("responses", NO_STOPS)], shown
 
@@ -62,9 +62,9 @@ class WithoutTools(Endpoint):
 def test_each_check_fails_at_a_server_that_reads_no_calls(node: Node, name: str) -> None:
     async def rows() -> list[Row]:
         async with open_endpoint(f"http://{node.http_address}") as whole:
-            api = catalogue.APIS[name]
+            api = main.APIS[name]
             caller = Caller(WithoutTools(whole.url, whole.seconds, whole.session), api, "model")
-            return [await check.row(name, caller) for check in catalogue.dictated_checks_of(api)]
+            return [await check.row(name, caller) for check in main.dictated_checks_of(api)]
 
     passed = {row.check for row in asyncio.run(rows()) if row.outcome is not Outcome.FAILED}
     assert passed == ({TORN_NAME, NO_STOPS} if name == "responses" else {TORN_NAME})
@@ -75,10 +75,8 @@ def test_a_torn_name_that_is_lost_is_found(node: Node) -> None:
         async with open_endpoint(f"http://{node.http_address}") as whole:
             damage = said("content", "x")
             damaged = DamagedEndpoint(whole.url, whole.seconds, whole.session, damage)
-            api = catalogue.APIS["chats"]
-            (torn,) = [
-                check for check in catalogue.dictated_checks_of(api) if check.name == TORN_NAME
-            ]
+            api = main.APIS["chats"]
+            (torn,) = [check for check in main.dictated_checks_of(api) if check.name == TORN_NAME]
             return await torn.row("chats", Caller(damaged, api, "model"))
 
     assert asyncio.run(row()).outcome is Outcome.FAILED

@@ -14,7 +14,7 @@ from tasuki.cli.doctor import machine_checks
 from tasuki.cli.doctor.checks import model, peer, port, weights
 from tasuki.cli.doctor.finding import Verdict
 from tasuki.cli.doctor.main import main
-from tasuki.cli.embedded import embedded_model
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.quantise.folder import quantise_folder
 from tasuki.model.quantise.recipe import RECIPES
 from tasuki.server.config import ServerConfig

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tasuki.cli.fleet.config import AddressError, Credentials, PollLimits, check_address
 from tasuki.cli.fleet.node_poll import NodePoll
-from tasuki.cli.fleet.poll_settings import AddressError, Credentials, PollLimits, check_address
 from tasuki.dashboard.fleet.fleet import Fleet
 from tests.harness.waiting import HANG_SECONDS
 

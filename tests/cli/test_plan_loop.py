@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 import pytest
 
+from tasuki.cli.fleet.config import Credentials, PollLimits
 from tasuki.cli.fleet.node_poll import NodePoll
-from tasuki.cli.fleet.poll_settings import Credentials, PollLimits
 from tasuki.cli.planner.cluster import ClusterNode, NodePhase, PlacedNodes
 from tasuki.cli.planner.config import NodeAccess
 from tasuki.cli.planner.fleet_observer import PLANNED_BY, FleetObserver

@@ -17,14 +17,13 @@ from huggingface_hub import errors
 
 from tasuki.cli import explain
 from tasuki.cli import main as cli
-from tasuki.cli.embedded import embedded_model
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.engine.assembly.parts import with_context
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.model.config import ModelConfig
-from tasuki.model.hub_checkpoint import HubError, hub_checkpoint, is_hub_name
+from tasuki.model.named_checkpoints import HubError, embedded_model, hub_checkpoint, is_hub_name
 from tasuki.prefill_node.config import PrefillConfig
 from tasuki.server.bind import BindError
 from tasuki.server.config import ServerConfig

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.cli.embedded import embedded_model
 from tasuki.cli.launcher import Daemon
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.daemon.startup import Served, reachable
 from tests.harness.daemons import Node, flags

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scripts.clients.install import interpreter
-from tasuki.cli.embedded import embedded_model
+from tasuki.model.named_checkpoints import embedded_model
 from tests.harness.daemons import Node
 from tests.harness.metrics_text import scraped
 from tests.harness.programs import output_of, program

@@ -14,7 +14,7 @@ from scripts.clients.benchmarks.scripted_server import scripted_server
 from scripts.clients.benchmarks.scripted_stream import CHUNK_TOKENS, SCRIPTS
 from scripts.clients.benchmarks.tools import TOOLS
 from scripts.clients.install import version
-from tasuki.cli.embedded import embedded_model
+from tasuki.model.named_checkpoints import embedded_model
 from tests.repository.test_docs import ROOT
 
 CHAT = {"stream": True, "messages": [{"role": "user", "content": "hello"}]}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.cli.embedded import embedded_model
+from tasuki.model.named_checkpoints import embedded_model
 from tests.harness.daemons import Node, meet
 from tests.harness.programs import output_of, program
 from tests.harness.running_nodes import require_nixl, running

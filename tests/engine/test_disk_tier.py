@@ -22,7 +22,7 @@ from tasuki.engine.tiers.disk.disk_memory import DiskFile, disk_memory, probe
 from tasuki.engine.tiers.disk.kept_folder import DiskFailed, KeptFolder
 from tasuki.engine.tiers.lower_tiers import LATE_SECONDS
 from tasuki.engine.tiers.store import PassingRows, Rows
-from tasuki.engine.tiers.tier_prices import CPU_LINK
+from tasuki.engine.tiers.tier import CPU_LINK
 from tasuki.pycache._cpp_cache import CheckpointKind, TierConfig
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import PAGE_TOKENS

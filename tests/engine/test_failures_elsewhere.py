@@ -15,7 +15,7 @@ from tasuki.engine.tiers.copy_job import CopyJob, JobEnd
 from tasuki.engine.tiers.digests import TierDigests
 from tasuki.engine.tiers.lower_tiers import LowerTiers
 from tasuki.engine.tiers.store import within
-from tasuki.engine.tiers.tier_prices import LowerTier, TierPrices
+from tasuki.engine.tiers.tier import LowerTier, TierPrices
 from tasuki.pycache._cpp_cache import CheckpointKind
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import PAGE_TOKENS

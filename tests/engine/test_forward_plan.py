@@ -30,9 +30,8 @@ from tasuki.engine.progress import ProgressTable
 from tasuki.engine.request import Decoding, Request
 from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.engine.runner.rows import SequenceStates
-from tasuki.engine.scheduling.forward_planner import ForwardPlanner
-from tasuki.engine.scheduling.running_requests import RunningRequests
-from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
+from tasuki.engine.scheduling.queues import RunningRequests
+from tasuki.engine.scheduling.scheduled_forward import ForwardPlanner, ScheduledForward
 from tasuki.model.ops.sampling.logit_adjustments import TokensBefore
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.arena import CopyKind, CopyOp

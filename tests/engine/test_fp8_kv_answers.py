@@ -14,7 +14,7 @@ import torch
 from tasuki.engine import messages as m
 from tasuki.engine.assembly.parts import EngineParts, build_parts, torch_device
 from tasuki.engine.config import EngineConfig, EngineConfigError
-from tasuki.engine.tiers.tier_prices import CPU_LINK
+from tasuki.engine.tiers.tier import CPU_LINK
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import FP8_ROWS
 from tests.harness.engine_pair import engine_pair

@@ -21,8 +21,7 @@ from tasuki.model.ops.attention.long_context import gathered_bytes
 from tasuki.model.ops.attention.tile_groups import turned_bytes
 from tasuki.model.quantise.folder import quantise_folder
 from tasuki.model.quantise.format_names import SERVED_ON_GPUS
-from tasuki.model.quantise.quantised_source import QuantisedSource
-from tasuki.model.quantise.recipe import RECIPES
+from tasuki.model.quantise.recipe import RECIPES, QuantisedSource
 from tasuki.model.weights.kernel_layout import for_kernels
 from tasuki.model.weights.layers import ModelWeights, assemble, matrices, tensors
 from tasuki.model.weights.random_weights import RandomSource, random_weights

@@ -41,7 +41,7 @@ from tasuki.engine.tiers.remote.remote_memory import (
 )
 from tasuki.engine.tiers.remote.remote_objects import RemoteObjects
 from tasuki.engine.tiers.store import MOST_FAILURES, Patience
-from tasuki.engine.tiers.tier_prices import CPU_LINK
+from tasuki.engine.tiers.tier import CPU_LINK
 from tests.harness.engines import alone, prompt, submit, tiny_parts
 from tests.harness.kept_goldens import RemoteGoldens
 from tests.harness.s3_server import BUCKET, S3Server, running_s3

@@ -8,7 +8,7 @@ from tasuki.dashboard.history.events import to_json
 from tasuki.dashboard.metrics.request_metrics import prefilled_seconds, queued_seconds
 from tasuki.engine import request as states
 from tasuki.engine.messages import LifeMark, RequestPhase, Stage
-from tasuki.server.smg.node_info import scheduler_load
+from tasuki.server.smg.service import scheduler_load
 from tests.dashboard.test_metrics import REPORT, exposition, samples
 
 GAUGES = {

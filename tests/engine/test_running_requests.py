@@ -14,10 +14,10 @@ from tasuki.engine.handover.answers import StopTokens
 from tasuki.engine.messages import RequestId
 from tasuki.engine.progress import ProgressTable
 from tasuki.engine.request import Aborted, Active, Decoding, Prefilling, Request
-from tasuki.engine.scheduling.forward_planner import ForwardPlanner
-from tasuki.engine.scheduling.running_requests import Held, RunningRequests
+from tasuki.engine.scheduling.queues import Held, RunningRequests
 from tasuki.engine.scheduling.scheduled_forward import (
     AnswerRows,
+    ForwardPlanner,
     ScheduledForward,
     ScheduledSequence,
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasuki.engine.tiers import tier_prices as t
+from tasuki.engine.tiers import tier as t
 from tasuki.model.config import ModelConfig
 from tasuki.model.costs import PrefillFlops
 from tasuki.model.known_models import published_or_folder

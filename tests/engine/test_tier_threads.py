@@ -9,7 +9,7 @@ import pytest
 
 from tasuki.engine.tiers.lower_tiers import LowerTiers
 from tasuki.engine.tiers.store import IoThreads, within
-from tasuki.engine.tiers.tier_prices import LowerTier
+from tasuki.engine.tiers.tier import LowerTier
 from tests.harness.waiting import HANG_SECONDS
 
 

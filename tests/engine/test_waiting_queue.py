@@ -8,8 +8,8 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.engine.request import Request
+from tasuki.engine.scheduling.queues import WaitingQueue
 from tasuki.engine.scheduling.shared_prompts import Leader
-from tasuki.engine.scheduling.waiting_queue import WaitingQueue
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import Allocation
 from tests.harness.engines import Lone, prompt, submit, tiny_engine

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tasuki.engine import messages as m
 from tasuki.engine.request import Request
 from tasuki.engine.scheduling.admission import QueueLimit
-from tasuki.engine.scheduling.waiting_queue import WaitingQueue
+from tasuki.engine.scheduling.queues import WaitingQueue
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.waiting import ManualClock
 

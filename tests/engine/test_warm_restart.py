@@ -24,7 +24,7 @@ from tasuki.engine.tiers.disk import kept_folder, kept_index
 from tasuki.engine.tiers.disk.kept_folder import DiskFailed, KeptFolder
 from tasuki.engine.tiers.disk.kept_index import KeptIndex
 from tasuki.engine.tiers.disk.standing import Heading, Kept, Standing, Taken, encoded, records_in
-from tasuki.engine.tiers.tier_prices import CPU_LINK
+from tasuki.engine.tiers.tier import CPU_LINK
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.windows.digest import word_keys
 from tests.harness.engines import alone, prompt, submit, tiny_parts

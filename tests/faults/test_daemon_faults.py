@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tasuki.cli.embedded import embedded_model
 from tasuki.client.errors import ClientError
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.quantise.folder import quantise_folder
 from tasuki.model.quantise.recipe import RECIPES
 from tasuki.proto import inference_pb2 as pb

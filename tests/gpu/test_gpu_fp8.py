@@ -19,8 +19,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.forward import Batch, NullHooks, SequenceSlice
 from tasuki.model.quantise.folder import quantise_folder
 from tasuki.model.quantise.format_names import SERVED_ON_GPUS
-from tasuki.model.quantise.quantised_source import QuantisedSource
-from tasuki.model.quantise.recipe import RECIPES
+from tasuki.model.quantise.recipe import RECIPES, QuantisedSource
 from tasuki.model.weights.layers import assemble
 from tasuki.model.weights.random_weights import RandomSource
 from tasuki.transfer.windows.window import StepCounter

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasuki.cli.embedded import embedded_model
 from tasuki.engine.assembly.parts import EngineParts, build_model, build_parts
 from tasuki.model.config import ModelConfig
 from tasuki.model.forward import Batch
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.ops.attention.page_rows import fp8_views
 from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.pycache.arena import Arena

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tasuki.engine.parallel.ranks import RankLost
-from tasuki.engine.tiers.tier_prices import CPU_LINK
+from tasuki.engine.tiers.tier import CPU_LINK
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.gpu import shapes
 from tests.harness.engines import Lone, engine_config, submit

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tasuki.cli.embedded import embedded_model
 from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt
 from tasuki.engine.assembly.parts import asked_model
 from tasuki.engine.config import EngineConfig
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.proto import inference_pb2 as pb
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.precision.encoding_source import EncodingSource

@@ -10,10 +10,10 @@ import grpc
 import numpy as np
 import pytest
 
-from tasuki.cli.embedded import embedded_model
 from tasuki.engine.assembly.parts import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.handover.held_states import MOST_OF_A_NODE
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.proto import handover_pb2 as pb
 from tests.handover.test_rogue_receiver import talk
 from tests.harness.daemons import Node, flags, fleet, random_prompt

@@ -7,9 +7,9 @@ from queue import SimpleQueue
 import grpc
 import pytest
 
-from tasuki.cli.embedded import embedded_model
 from tasuki.engine.assembly.parts import build_parts
 from tasuki.engine.config import EngineConfig
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.proto import handover_pb2
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.harness.daemons import Node, flags, fleet

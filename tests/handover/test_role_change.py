@@ -27,8 +27,8 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.errors import InvalidRequest, RoleFixed
 from tasuki.server.role_change import TUNING, RoleChange
 from tasuki.transfer.transports.nixl.transport import installed_package
-from tasuki.utils.config_file import ConfigFileError, flags_of
 from tasuki.utils.flags import read_configs
+from tasuki.utils.options import ConfigFileError, flags_of
 from tests.harness.daemons import NEW_TOKENS, Node, Question, asked, flags, fleet, meet, question_of
 from tests.harness.etcd_process import running_etcd
 from tests.harness.waiting import HANG_SECONDS, until

@@ -18,12 +18,12 @@ from typing import Protocol
 import grpc
 
 from tasuki.cli.demo import TIE_MARGIN
-from tasuki.cli.embedded import embedded_model
 from tasuki.cli.launcher import Daemon
 from tasuki.client.answer import Answer, AnswerStream
 from tasuki.client.channel import bearing
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.transfer import failpoints

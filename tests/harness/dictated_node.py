@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from tasuki.cli.embedded import embedded_model
 from tasuki.engine.assembly.engines import build_cache, build_fused_engine
 from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.runner import cpu_runner
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.ops.sampling.reference import Sampled, sample
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights

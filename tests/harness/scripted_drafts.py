@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from tasuki.engine import messages as m
-from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit
+from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit, StepShape
 from tasuki.engine.speculation.drafting import Drafting, DraftSource
-from tasuki.engine.speculation.step_costs import StepShape
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tasuki.model.qwen3_5 import Qwen35Model

@@ -9,7 +9,7 @@ import pytest
 
 from tasuki.engine.assembly.parts import EngineParts, build_parts
 from tasuki.engine.tiers.host_memory import arena_below
-from tasuki.engine.tiers.tier_prices import TierPrices
+from tasuki.engine.tiers.tier import TierPrices
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 

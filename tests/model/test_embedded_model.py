@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from tasuki.cli.embedded import embedded_model
 from tasuki.model.config import ModelConfig
 from tasuki.model.forward import Batch
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.server.text.chat_message import ChatMessage

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasuki.cli.embedded import embedded_model
 from tasuki.model.config import ModelConfig
 from tasuki.model.forward import Batch
 from tasuki.model.known_models import published_or_folder
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.ops.attention import reference
 from tasuki.model.ops.attention.page_rows import fp8_views, read_pages, write_rows
 from tasuki.model.ops.row_room import RowRoom

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tasuki.cli import main as cli
-from tasuki.cli.embedded import embedded_model
 from tasuki.model.config import ModelConfig
 from tasuki.model.forward import Batch
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.ops.linear.reference import product
 from tasuki.model.quantise.folder import quantise_folder
 from tasuki.model.quantise.recipe import RECIPES, fp8_block, nvfp4_modelopt

@@ -13,7 +13,7 @@ from tasuki.engine.messages.reports import LOAD_FAILED
 from tasuki.engine.parallel import messages as r
 from tasuki.engine.parallel.tiers import RankCopier
 from tasuki.engine.tiers.copy_job import CopyJob, Direction, JobEnd, WriteLabel
-from tasuki.engine.tiers.tier_prices import CPU_LINK
+from tasuki.engine.tiers.tier import CPU_LINK
 from tests.harness.rank_tiers import (
     asked,
     ended,

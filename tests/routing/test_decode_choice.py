@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasuki.routing.decode_choice import DecodeLoad, choose_decode_node, is_worth_a_move
+from tasuki.routing.node_choice import DecodeLoad, choose_decode_node, is_worth_a_move
 
 
 def load(

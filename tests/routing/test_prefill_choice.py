@@ -5,15 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from tasuki.routing.node_choice import REUSE, TIE_SECONDS, Candidate, bids, rendezvous, should_move
 from tasuki.routing.node_load import STALE_SECONDS, NodeLoad, PrefillSeconds
-from tasuki.routing.prefill_choice import (
-    REUSE,
-    TIE_SECONDS,
-    Candidate,
-    bids,
-    rendezvous,
-    should_move,
-)
 
 SECONDS = PrefillSeconds(fixed=0.01, token=1e-5, context=1e-10)
 PROMPT = 100_000

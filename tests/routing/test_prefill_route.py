@@ -4,8 +4,7 @@ from random import Random
 
 import pytest
 
-from tasuki.routing.node_load import PrefillSeconds
-from tasuki.routing.prefill_choice import (
+from tasuki.routing.node_choice import (
     DRAWN,
     HOLDERS,
     SAMPLED_ABOVE,
@@ -18,6 +17,7 @@ from tasuki.routing.prefill_choice import (
     looked_at,
     reason_of,
 )
+from tasuki.routing.node_load import PrefillSeconds
 
 SECONDS = PrefillSeconds(fixed=0.01, token=1e-3, context=0.0)
 

@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from safetensors.torch import load_file, save_file
 
-from tasuki.cli.embedded import embedded_model
 from tasuki.client.errors import ClientError
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.proto import handover_pb2, inference_pb2
 from tests.harness.daemons import Node, asked, flags, meet, random_prompt
 from tests.harness.programs import error_line, exit_status

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from tasuki.engine.messages import RequestId
-from tasuki.server.anthropic.message_request import count_message_tokens, read_message_request
+from tasuki.server.anthropic.routes import count_message_tokens, read_message_request
 from tasuki.server.errors import InvalidRequest
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.http.headers import rename_request

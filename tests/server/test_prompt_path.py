@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from tasuki.cli.embedded import embedded_model
 from tasuki.engine.assembly.engines import build_cache, build_fused_engine
 from tasuki.engine.assembly.parts import build_parts
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.client_front import ClientFront
 from tasuki.server.daemon.node import Node, about_node

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasuki.cli.embedded import embedded_model
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.server.text.chat_message import ChatMessage, ToolCall
 from tasuki.server.text.rendering.chat_template import ChatTemplate, RenderedPrompt
 from tasuki.server.text.tokenizer import Tokenizer

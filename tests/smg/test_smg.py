@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tasuki.cli.embedded import embedded_model
+from tasuki.model.named_checkpoints import embedded_model
 from tests.harness.daemons import Node, flags
 from tests.harness.http_calls import JSON, connect
 from tests.harness.running_nodes import node_pair, running

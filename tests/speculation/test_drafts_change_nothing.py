@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tasuki.engine import messages as m
-from tasuki.engine.speculation.step_costs import StepShape
+from tasuki.engine.speculation.draft_limit import StepShape
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.qwen3_5 import Qwen35Model
 from tests.harness.engines import prompt, submit, tiny_engine, tiny_parts

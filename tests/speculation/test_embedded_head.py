@@ -9,8 +9,8 @@ from functools import cache
 import pytest
 from tokenizers import Tokenizer
 
-from tasuki.cli.embedded import embedded_model
 from tasuki.engine.assembly.parts import EngineParts, build_parts
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engines import Lone, engine_config
 

@@ -7,9 +7,8 @@ from itertools import count
 import numpy as np
 import pytest
 
-from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit, MeasuredLimit
+from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit, MeasuredLimit, StepShape
 from tasuki.engine.speculation.drafting import Chances, Drafting, DraftSource
-from tasuki.engine.speculation.step_costs import StepShape
 
 # A node of answers with drafts whose steps take what a table says: no model, no clock.
 Costs = Callable[[StepShape, int], float]

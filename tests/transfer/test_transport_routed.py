@@ -11,9 +11,8 @@ from tasuki.transfer.errors import TransportError
 from tasuki.transfer.node_identity import ProcessIdentity
 from tasuki.transfer.settings import TRANSPORTS
 from tasuki.transfer.transports.base import RankMemory, Region, TransferState, Transport
-from tasuki.transfer.transports.factory import build_transport
+from tasuki.transfer.transports.factory import RoutedTransport, build_transport
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
-from tasuki.transfer.transports.multi import RoutedTransport
 from tasuki.transfer.transports.nvlink.cuda_ipc import Export
 from tasuki.transfer.transports.nvlink.peer_address import MailboxAddress, PeerAddress, PeerArena
 

@@ -15,9 +15,9 @@ import numpy as np
 from scripts.attack.attack import Attempt
 from scripts.attack.drawing import examples, messages
 from scripts.attack.grpc_call import judge
-from tasuki.cli.embedded import embedded_model
 from tasuki.engine.assembly.parts import build_parts
 from tasuki.engine.config import EngineConfig
+from tasuki.model.named_checkpoints import embedded_model
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.transports.nixl.transport import NixlTransport

@@ -17,7 +17,7 @@ from scripts.clients.benchmarks.scripted_stream import SCRIPTS, Script
 from scripts.clients.benchmarks.tools import TOOLS, Task
 from scripts.clients.install import install, version
 from scripts.common.command import head, row, show
-from tasuki.cli.embedded import embedded_model
+from tasuki.model.named_checkpoints import embedded_model
 
 _REQUESTS = 6
 _SECONDS = 300

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from tasuki.engine.messages import RequestId
-from tasuki.server.anthropic.message_request import count_message_tokens, read_message_request
+from tasuki.server.anthropic.routes import count_message_tokens, read_message_request
 from tasuki.server.auth.callers import NOBODY
 from tasuki.server.auth.limits import HeldBytes, Hold
 from tasuki.server.auth.tenants import ANONYMOUS, RequestContext
@@ -147,13 +147,13 @@ def bodies(served: Served) -> list[Entry]:
         ),
         Whole(
             "message",
-            ("server/anthropic/message_request.py:read_message_request",),
+            ("server/anthropic/routes.py:read_message_request",),
             {**_filled(_HARD, _message), **_messages(), **_message_tools()},
             message,
         ),
         Whole(
             "message, counted",
-            ("server/anthropic/message_request.py:count_message_tokens",),
+            ("server/anthropic/routes.py:count_message_tokens",),
             _filled(some("one word"), _message),
             counted,
         ),

@@ -162,7 +162,7 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/grpc/server.py:start_server",
         "server/grpc/server.py:start_private_server",
         "server/grpc/interceptors.py:_unimplemented",
-        "server/smg/node_info.py:archive_chunks",
+        "server/smg/service.py:archive_chunks",
     ),
     _CACHE: (
         "server/smg/kv_events.py:GatewayEvents.__init__",

@@ -1,11 +1,29 @@
-"""A checkpoint by its name on huggingface.co, as a folder of the Hugging Face cache.
+"""Checkpoint folders by name: of the model that the package carries, and of one on huggingface.co.
 
-Owns which files of a repository are a checkpoint. Blocks while it downloads. The cache, the token
-and offline mode are huggingface_hub's own: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE.
+hub_checkpoint(): owns which files of a repository are a checkpoint. Blocks while it downloads. The
+cache, the token and offline mode are huggingface_hub's own: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE.
 """
 
+import importlib.util
 import re
 from pathlib import Path
+
+from tasuki.utils.program import PACKAGE
+
+
+class NoEmbeddedModel(RuntimeError):
+    """This build carries no model."""
+
+
+def embedded_model() -> Path:
+    """The folder, in Hugging Face layout. Raises NoEmbeddedModel."""
+    spec = importlib.util.find_spec(f"{PACKAGE}.model")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        folder = Path(place) / "embedded"
+        if (folder / "config.json").exists():
+            return folder
+    raise NoEmbeddedModel("this build carries no model: give a checkpoint with --model DIR")
+
 
 _NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _FILES = ("*.json", "*.jinja", "*.safetensors")
