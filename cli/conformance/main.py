@@ -27,7 +27,6 @@ from tasuki.utils.program import package_version
 from .api import Api
 from .check import Caller, Check
 from .checks import answers, calls, dictated, service
-from .checks import answers as openai_options
 from .endpoint import Endpoint, open_endpoint
 from .messages_api import Messages
 from .openai_api import Chats, Completions
@@ -68,23 +67,21 @@ _SCHEMAS = (
     Check("an answer follows a nested schema", answers.nested_schema),
 )
 _CHUNKS = (
-    Check("usage is the last chunk's, where asked for", openai_options.usage_chunk),
-    Check("no usage, where not asked for", openai_options.no_usage_unasked),
-    Check("two answers to one prompt", openai_options.two_choices),
-    Check("two streamed answers to one prompt", openai_options.two_streamed_choices),
+    Check("usage is the last chunk's, where asked for", answers.usage_chunk),
+    Check("no usage, where not asked for", answers.no_usage_unasked),
+    Check("two answers to one prompt", answers.two_choices),
+    Check("two streamed answers to one prompt", answers.two_streamed_choices),
 )
 _OWN: Mapping[str, Sequence[Check]] = {
     "chats": (
         *(_ONE_TOKEN, _STOP, *_CHUNKS),
-        Check("logprobs have one entry a token", openai_options.logprobs_of_chats),
-        Check(
-            "streamed logprobs have one entry a token", openai_options.logprobs_of_streamed_chats
-        ),
+        Check("logprobs have one entry a token", answers.logprobs_of_chats),
+        Check("streamed logprobs have one entry a token", answers.logprobs_of_streamed_chats),
         *(*_CALLS, *_SCHEMAS),
     ),
     "completions": (
         *(_ONE_TOKEN, _STOP, *_CHUNKS),
-        Check("logprobs have one entry a token", openai_options.logprobs_of_completions),
+        Check("logprobs have one entry a token", answers.logprobs_of_completions),
     ),
     "messages": (
         *(_ONE_TOKEN, _STOP),

@@ -133,7 +133,7 @@ def _kill(conversations: int, tally: Tally, say: Callable[[str], None]) -> None:
 def _node(folder: Path) -> TieredEngine:
     disk = FaultyDisk(folder, tiny_parts(slabs=2).layout, _SLABS)
     # The model is so small that little would be worth a read from a true disk.
-    with mock.patch("tasuki.engine.assembly.engines.DISK_LINK", CPU_LINK):
+    with mock.patch("tasuki.engine.assembly.parts.DISK_LINK", CPU_LINK):
         return TieredEngine(slabs=60, host_slabs=200, disk=disk.memory())
 
 

@@ -11,12 +11,11 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 
-from scripts.mutate.targets import ROOT, aims
-
 from scripts.common.command import head, row, settings_of, show
 from scripts.mutate.campaign import Campaign, run
 from scripts.mutate.mutant import Status
 from scripts.mutate.results import Verdict
+from scripts.mutate.targets import ROOT, aims
 
 _MOST_BYTES = 8 << 30
 """Of each process: a loop that is changed may allocate for ever, and take the machine with it."""

@@ -15,11 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.mutate.targets import ROOT, Aim
-
 from scripts.common.command import seed_option
 from scripts.mutate.mutant import Status
 from scripts.mutate.results import Results, Verdict
+from scripts.mutate.targets import ROOT, Aim
 from scripts.mutate.touched_lines import TouchedLines
 from scripts.mutate.workshop import BrokenWorkshop, Workshop
 from tasuki.utils.options import option

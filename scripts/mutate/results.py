@@ -11,9 +11,8 @@ import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from scripts.mutate.targets import Aim
-
 from scripts.mutate.mutant import Status
+from scripts.mutate.targets import Aim
 
 _ROW = re.compile(r"^\| `(?P<key>[^`]+)` \| (?P<reason>.+) \|$", re.MULTILINE)
 _TITLE = "## Equivalent mutants"

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
+
 from scripts.mutate.targets import Aim
 
 PLUGIN, FILES, OUT = __name__, "TOUCHED_FILES", "TOUCHED_OUT"

@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from py_compile import PycInvalidationMode, compile
 
-from scripts.mutate.targets import Aim
-
 from scripts.common.package_copy import CPP_TESTS, PackageCopy
 from scripts.mutate.mutant import Status
+from scripts.mutate.targets import Aim
 from scripts.mutate.touched_lines import FILES, OUT, PLUGIN, Ran, TouchedLines
 
 _LEAST_SECONDS = 60.0

@@ -77,7 +77,7 @@ def engine_over(folder: Path, slabs: int) -> Iterator[DiskEngine]:
 @pytest.fixture(autouse=True)
 def near_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few tokens would be computed rather than read."""
-    monkeypatch.setattr("tasuki.engine.assembly.engines.DISK_LINK", CPU_LINK)
+    monkeypatch.setattr("tasuki.engine.assembly.parts.DISK_LINK", CPU_LINK)
 
 
 @pytest.fixture

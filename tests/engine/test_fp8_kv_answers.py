@@ -161,7 +161,7 @@ def test_what_comes_back_from_host_memory_and_disk_is_what_was_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So few tokens would be computed rather than read.
-    monkeypatch.setattr("tasuki.engine.assembly.engines.DISK_LINK", CPU_LINK)
+    monkeypatch.setattr("tasuki.engine.assembly.parts.DISK_LINK", CPU_LINK)
     first = prompt(350, seed=1)
     lone = tiny_engine(parts=tiny_parts(kv_dtype=FP8_ROWS))
     following = first + lone.ask("first", first, 2) + prompt(40, seed=2)

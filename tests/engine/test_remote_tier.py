@@ -60,8 +60,8 @@ SLABS = 400
 @pytest.fixture(autouse=True)
 def near_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few tokens would be computed rather than fetched."""
-    monkeypatch.setattr("tasuki.engine.assembly.engines.REMOTE_LINK", CPU_LINK)
-    monkeypatch.setattr("tasuki.engine.assembly.engines.DISK_LINK", CPU_LINK)
+    monkeypatch.setattr("tasuki.engine.assembly.parts.REMOTE_LINK", CPU_LINK)
+    monkeypatch.setattr("tasuki.engine.assembly.parts.DISK_LINK", CPU_LINK)
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ NEXT = [each + alone(each, 2) + prompt(30, seed=9) for each in PROMPTS]
 def near_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few tokens would be computed rather than read."""
     monkeypatch.setattr(
-        "tasuki.engine.assembly.engines.DISK_LINK", replace(CPU_LINK, fixed_seconds=0.0)
+        "tasuki.engine.assembly.parts.DISK_LINK", replace(CPU_LINK, fixed_seconds=0.0)
     )
 
 

@@ -89,13 +89,13 @@ def test_hand_overs_and_pulls(senders: int, receivers: int) -> None:
 
 def test_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
     # So few tokens a GPU would compute rather than load.
-    monkeypatch.setattr("tasuki.engine.assembly.engines.GPU_LINK", CPU_LINK)
+    monkeypatch.setattr("tasuki.engine.assembly.parts.GPU_LINK", CPU_LINK)
     goldens_come_back(device="cuda", max_batch=4)
 
 
 def test_disks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("GPU_LINK", "GPU_DISK_LINK"):
-        monkeypatch.setattr(f"tasuki.engine.assembly.engines.{name}", CPU_LINK)
+        monkeypatch.setattr(f"tasuki.engine.assembly.parts.{name}", CPU_LINK)
     goldens_come_back_from_disks(tmp_path, device="cuda", max_batch=4)
 
 

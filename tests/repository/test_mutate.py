@@ -4,9 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripts.mutate.targets import CPP as CPP_TARGETS
-from scripts.mutate.targets import PYTHON as PYTHON_TARGETS
-from scripts.mutate.targets import Aim, Target, aims
 
 from scripts.common.package_copy import CPP_TESTS
 from scripts.mutate import cpp_source, python_source
@@ -14,6 +11,9 @@ from scripts.mutate.__main__ import interval
 from scripts.mutate.campaign import drawn
 from scripts.mutate.mutant import Mutant, Status
 from scripts.mutate.results import Results, equivalents
+from scripts.mutate.targets import CPP as CPP_TARGETS
+from scripts.mutate.targets import PYTHON as PYTHON_TARGETS
+from scripts.mutate.targets import Aim, Target, aims
 from scripts.mutate.touched_lines import Ran, TouchedLines
 from scripts.mutate.workshop import BrokenWorkshop, Workshop
 

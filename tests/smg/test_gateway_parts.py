@@ -40,7 +40,7 @@ from tasuki.server.smg.kv_events import (  # noqa: E402
     block_hash,
     namespace_of,
 )
-from tasuki.server.smg.service import archive_chunks, loads_message, tokenizer_archive
+from tasuki.server.smg.service import archive_chunks, loads_message, tokenizer_archive  # noqa: E402
 
 MODEL = GatewayModel(Path("model"), "model", "qwen3_5_text", (), "float32", 320, 100, (2,))
 Parts = AsyncGenerator[AnswerPart, None]
