@@ -77,6 +77,10 @@ class RoomLine:
     def hang_up(self) -> None:
         """The room listens no more. Idempotent; nothing where the peer has closed it."""
         self.say(pb.ReceiverMessage(hang_up=pb.HangUp()))
+        self.end()
+
+    def end(self) -> None:
+        """Listen no more and say nothing. Idempotent."""
         self.over = True
         # Else room and line would hold each other until a full collection.
         self._hear = _nobody
@@ -108,6 +112,14 @@ class RoomStream:
     def leave(self, line: RoomLine) -> None:
         """The room is over here: it hangs up, unless the peer did. Idempotent."""
         line.hang_up()
+        self._forget(line)
+
+    def part(self, line: RoomLine) -> None:
+        """Forget the line of a room that is done: the peer closes it unasked. Idempotent."""
+        line.end()
+        self._forget(line)
+
+    def _forget(self, line: RoomLine) -> None:
         if self._lines.get(line.room) is line:
             del self._lines[line.room]
 

@@ -35,7 +35,7 @@ from tasuki.transfer.rooms.deadlines import PullSenderDeadlines
 from tasuki.transfer.rooms.events import Event
 from tasuki.transfer.rooms.receiving import Receiving, ReceivingTerms
 from tasuki.transfer.rooms.sending import Sending, SendingTerms
-from tasuki.transfer.rooms.states import COPY, FETCH, HANDOVER, PULL, Kind
+from tasuki.transfer.rooms.states import COPY, FETCH, HANDOVER, PULL, Kind, ReceiverState
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.window import Destination, FinishedLayers
 
@@ -237,7 +237,10 @@ class IncomingRoom(ReceivingRoom):
 
     def closed(self) -> None:
         super().closed()
-        self._stream.leave(self._line)
+        if self._side.state is ReceiverState.COMMITTED:
+            self._stream.part(self._line)
+        else:
+            self._stream.leave(self._line)
 
 
 class IncomingHandover(IncomingRoom):
