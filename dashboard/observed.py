@@ -12,7 +12,7 @@ from enum import Enum
 from tasuki.engine import messages as m
 from tasuki.engine.messages import StatsReply
 from tasuki.transfer.liveness.link_status import NodeProgress, PrefillNodeStatus
-from tasuki.transfer.sending.outgoing_room import SenderCounters
+from tasuki.transfer.reports import SenderCounters
 
 ObservedMessage = (
     m.Submit

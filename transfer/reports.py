@@ -13,7 +13,7 @@ values, bounded by KEPT_WINDOWS a track.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from tasuki.transfer.windows.window import WindowHeader
@@ -224,3 +224,52 @@ def receiver_track(
             BarrierWait(wait.layer, wait.began_at - began, wait.ended_at - began) for wait in waits
         ),
     )
+
+
+@dataclass(frozen=True)
+class RoomSent:
+    """Transfer complete: every window is flushed."""
+
+    room: int
+    report: SendReport
+
+
+@dataclass(frozen=True)
+class RoomBroke:
+    """The room stopped by itself: lease lost, transport failed, plan refused. endpoint_failed: the
+    transport failed, so that the next room of this peer would fail too."""
+
+    room: int
+    reason: str
+    drain: Drain
+    endpoint_failed: bool
+
+
+RoomEnd = RoomSent | RoomBroke
+
+
+@dataclass
+class SenderCounters:
+    """What a sender has done since it started: plain counts that only grow.
+
+    Thread rule: the transfer thread counts, any thread reads.
+
+    rooms: sent whole, broken, or forced (given up before they had drained). The rest is of those
+    sent whole.
+    """
+
+    rooms: dict[str, int] = field(default_factory=lambda: {"sent": 0, "broken": 0, "forced": 0})
+    windows: int = 0
+    bytes: int = 0
+    hidden_seconds: float = 0.0
+    exposed_seconds: float = 0.0
+
+    def count(self, end: RoomEnd) -> None:
+        if not isinstance(end, RoomSent):
+            self.rooms["forced" if end.drain is Drain.FORCED else "broken"] += 1
+            return
+        self.rooms["sent"] += 1
+        self.windows += end.report.windows
+        self.bytes += end.report.bytes
+        self.hidden_seconds += end.report.hidden_seconds
+        self.exposed_seconds += end.report.exposed_seconds

@@ -29,7 +29,7 @@ from tasuki.pycache._cpp_cache import StepCounter, digest_instructions
 from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.node_identity import ArenaAddress
-from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
+from tasuki.transfer.reports import RoomEnd, RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.base import Endpoint, Transfer, TransferState
 from tasuki.transfer.transports.nixl.transport import NixlTransport

@@ -23,8 +23,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.node_identity import ArenaAddress
-from tasuki.transfer.reports import SendReport, WindowTiming
-from tasuki.transfer.sending.outgoing_room import RoomEnd
+from tasuki.transfer.reports import RoomEnd, SendReport, WindowTiming
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.base import Endpoint, Transfer, TransferState, Transport
 from tasuki.transfer.transports.factory import build_transport

@@ -31,8 +31,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import StepCounter
 from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.transfer.data_plane import DataPlane, TransferEngine
-from tasuki.transfer.reports import SendReport
-from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
+from tasuki.transfer.reports import RoomEnd, RoomSent, SendReport
 from tasuki.transfer.settings import Precision, WirePrecision, WireSettings
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from tasuki.transfer.windows.window import Destination, FinishedLayers

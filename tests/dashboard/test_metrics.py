@@ -18,11 +18,13 @@ from tasuki.transfer.reports import (
     Drain,
     HandoverTimeline,
     ReceiverTrack,
+    RoomBroke,
+    RoomSent,
+    SenderCounters,
     SenderTrack,
     SendReport,
     SentWindow,
 )
-from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent, SenderCounters
 from tests.harness.metrics_text import samples
 from tests.harness.programs import finished, program
 

@@ -22,7 +22,7 @@ from tasuki.transfer.liveness.link_status import (
     PrefillNodeStatus,
 )
 from tasuki.transfer.protocol.contract import Difference
-from tasuki.transfer.sending.outgoing_room import SenderCounters
+from tasuki.transfer.reports import SenderCounters
 from tests.harness.engines import submit
 from tests.harness.waiting import HANG_SECONDS
 

@@ -21,7 +21,7 @@ from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.errors import TransferError
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.sending.outgoing_room import RoomSent
+from tasuki.transfer.reports import RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.settings import WireSettings
 from tasuki.transfer.transports.loopback import Faults, LoopbackFabric, LoopbackTransport, no_faults

@@ -16,8 +16,8 @@ from tasuki.transfer.precision.layer_codec import TorchLayerCodec
 from tasuki.transfer.precision.wire_layout import RowFormat, WireUnits
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.receiving.target_arena import TargetArena, WindowSink
+from tasuki.transfer.reports import RoomEnd, RoomSent
 from tasuki.transfer.sending.link import SourceArena
-from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.sending.window_source import DirectSource, WindowSource
 from tasuki.transfer.settings import WirePrecision

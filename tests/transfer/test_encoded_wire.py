@@ -16,8 +16,8 @@ from tasuki.transfer.errors import DigestMismatch, WindowsMissing
 from tasuki.transfer.precision.encoding_source import EncodingSource, StagingBuffer, slabs_kept_back
 from tasuki.transfer.precision.wire_layout import WireError, WireUnits
 from tasuki.transfer.receiving.target_arena import WindowSink
-from tasuki.transfer.reports import Drain
-from tasuki.transfer.sending.outgoing_room import OutgoingRoom, Posted, RoomBroke
+from tasuki.transfer.reports import Drain, RoomBroke
+from tasuki.transfer.sending.outgoing_room import OutgoingRoom, Posted
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.settings import Precision, WirePrecision, WireSettings
 from tasuki.transfer.transports.loopback import Fault

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tasuki.transfer.reports import Drain
-from tasuki.transfer.sending.outgoing_room import RoomBroke
+from tasuki.transfer.reports import Drain, RoomBroke
 from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.transports.loopback import Fault, Faults, no_faults
 from tasuki.transfer.windows.digest import WindowDigester

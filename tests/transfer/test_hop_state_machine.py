@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tasuki.transfer.errors import DigestMismatch, WindowsMissing
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.reports import Drain
+from tasuki.transfer.reports import Drain, RoomBroke, RoomEnd, RoomSent
 from tasuki.transfer.rooms.states import (
     PULL,
     Machine,
@@ -31,7 +31,6 @@ from tasuki.transfer.rooms.states import (
     receiver_machine,
     sender_machine,
 )
-from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomEnd, RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.settings import Precision, WirePrecision
 from tasuki.transfer.transports.loopback import Fault

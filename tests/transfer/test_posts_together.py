@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tasuki.transfer.errors import OutOfBounds, TransportError, WindowsMissing
-from tasuki.transfer.reports import Drain
-from tasuki.transfer.sending.outgoing_room import OutgoingRoom, RoomBroke, RoomSent
+from tasuki.transfer.reports import Drain, RoomBroke, RoomSent
+from tasuki.transfer.sending.outgoing_room import OutgoingRoom
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.sending.window_source import AskedDigest, DigestThread
 from tasuki.transfer.transports.base import Endpoint, PollBackoff, Transfer, Write

@@ -17,7 +17,7 @@ from tasuki.transfer.errors import DigestMismatch, TransferError, TransportError
 from tasuki.transfer.ranks.head_rows import HeadRows
 from tasuki.transfer.ranks.region import HostRegion, RankSpans
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent
+from tasuki.transfer.reports import RoomBroke, RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.loopback import (
     Fault,

@@ -19,8 +19,7 @@ from tasuki.transfer.errors import (
     WindowsMissing,
 )
 from tasuki.transfer.precision.wire_layout import WireUnits
-from tasuki.transfer.reports import Drain
-from tasuki.transfer.sending.outgoing_room import RoomBroke
+from tasuki.transfer.reports import Drain, RoomBroke
 from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.settings import Precision, WirePrecision
 from tasuki.transfer.transports.loopback import Fault

@@ -16,7 +16,7 @@ from typing import Any
 
 from tasuki.transfer.errors import DigestMismatch, TransferError
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.reports import Drain
+from tasuki.transfer.reports import Drain, RoomEnd, RoomSent
 from tasuki.transfer.rooms import actions as do
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms.actions import Action
@@ -25,7 +25,6 @@ from tasuki.transfer.rooms.fence import FenceReason
 from tasuki.transfer.rooms.receiving import Receiving
 from tasuki.transfer.rooms.sending import Sending
 from tasuki.transfer.rooms.stepping import SteppedSide
-from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
 from tasuki.transfer.sending.sender import Sender
 from tasuki.utils.loops import GuardedTasks
 

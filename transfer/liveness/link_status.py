@@ -13,7 +13,7 @@ from typing import TypeAlias
 from tasuki.proto import handover_pb2
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.protocol.contract import Difference
-from tasuki.transfer.sending.outgoing_room import SenderCounters
+from tasuki.transfer.reports import SenderCounters
 
 
 @dataclass(frozen=True)

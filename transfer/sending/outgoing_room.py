@@ -11,7 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tasuki.transfer.errors import WindowPlanError
-from tasuki.transfer.reports import Drain, SendReport, WindowDigest, WindowTiming, split_time
+from tasuki.transfer.reports import (
+    Drain,
+    RoomEnd,
+    SendReport,
+    WindowDigest,
+    WindowTiming,
+    split_time,
+)
 from tasuki.transfer.transports.base import Transfer
 from tasuki.transfer.windows.descriptors import window_bytes
 from tasuki.transfer.windows.window import Destination, FinishedLayers, StepCounter, Window
@@ -19,27 +26,6 @@ from tasuki.transfer.windows.window import Destination, FinishedLayers, StepCoun
 from .link import Link
 from .window_source import LoadedWindow
 
-
-@dataclass(frozen=True)
-class RoomSent:
-    """Transfer complete: every window is flushed."""
-
-    room: int
-    report: SendReport
-
-
-@dataclass(frozen=True)
-class RoomBroke:
-    """The room stopped by itself: lease lost, transport failed, plan refused. endpoint_failed: the
-    transport failed, so that the next room of this peer would fail too."""
-
-    room: int
-    reason: str
-    drain: Drain
-    endpoint_failed: bool
-
-
-RoomEnd = RoomSent | RoomBroke
 OnEnd = Callable[[RoomEnd], None]
 
 
@@ -276,33 +262,6 @@ class OutgoingRoom:
             digests=tuple(sorted(self._digests, key=lambda d: d.header.sequence)),
             timeline=tuple(sorted(self._timeline, key=lambda t: t.sequence)),
         )
-
-
-@dataclass
-class SenderCounters:
-    """What a sender has done since it started: plain counts that only grow.
-
-    Thread rule: the transfer thread counts, any thread reads.
-
-    rooms: sent whole, broken, or forced (given up before they had drained). The rest is of those
-    sent whole.
-    """
-
-    rooms: dict[str, int] = field(default_factory=lambda: {"sent": 0, "broken": 0, "forced": 0})
-    windows: int = 0
-    bytes: int = 0
-    hidden_seconds: float = 0.0
-    exposed_seconds: float = 0.0
-
-    def count(self, end: RoomEnd) -> None:
-        if not isinstance(end, RoomSent):
-            self.rooms["forced" if end.drain is Drain.FORCED else "broken"] += 1
-            return
-        self.rooms["sent"] += 1
-        self.windows += end.report.windows
-        self.bytes += end.report.bytes
-        self.hidden_seconds += end.report.hidden_seconds
-        self.exposed_seconds += end.report.exposed_seconds
 
 
 class FairQueue:

@@ -19,7 +19,7 @@ from tasuki.transfer.errors import DuplicateRoom, PeerUnknown, TransferError, Tr
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.node_identity import ArenaAddress, NodeIdentity
 from tasuki.transfer.ranks.region import RankSpans
-from tasuki.transfer.reports import Drain
+from tasuki.transfer.reports import Drain, RoomBroke, RoomEnd, RoomSent, SenderCounters
 from tasuki.transfer.transports.base import (
     HeldTransfer,
     HeldWrite,
@@ -42,17 +42,7 @@ from tasuki.utils.signatures import Clock
 from tasuki.utils.system import name_this_thread
 
 from .link import Link, SourceArena, WriteLeases
-from .outgoing_room import (
-    Digest,
-    FairQueue,
-    OnEnd,
-    OutgoingRoom,
-    Posted,
-    RoomBroke,
-    RoomEnd,
-    RoomSent,
-    SenderCounters,
-)
+from .outgoing_room import Digest, FairQueue, OnEnd, OutgoingRoom, Posted
 from .window_sizing import window_runs
 from .window_source import AskedDigest, DigestThread, LoadedWindow
 
