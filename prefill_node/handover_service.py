@@ -170,11 +170,12 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 | m.FetchRefused()
                 | m.StateHeld()
             ):
+                # Before its room, which may be over with the token.
+                if isinstance(message, m.PrefillToken) and self._gateway_rooms is not None:
+                    self._gateway_rooms.first_token(message.room, message)
                 room = self._rooms.get(message.room)
                 if room is not None:
                     room.hear_engine(message)
-                if isinstance(message, m.PrefillToken) and self._gateway_rooms is not None:
-                    self._gateway_rooms.first_token(message.room, message)
             case m.PullWanted(grant=grant):
                 room = self._rooms.get(grant.room)
                 if room is not None:
