@@ -71,7 +71,8 @@ def _serve_in(space: str, arguments: list[str]) -> int:
         return cli.main(arguments)
 
 
-_RECORD = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO ")
+_RECORD = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO |I\d{4} [\d:.]+ +\d+ \w+\.cc:\d+\] ")
+"""A record of the log, or one of gRPC's core, which writes to stderr when a server goes away."""
 
 
 def exit_status(argv: Sequence[str]) -> int:
