@@ -1,6 +1,4 @@
-"""Flags that every `tasuki bench` takes, the engine that they describe, and the forms in which its
-weights and pages are stored.
-"""
+"""Flags of every `tasuki bench`, their engine, and the formats of its weights and pages."""
 
 import gc
 from dataclasses import dataclass, replace

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 ScoreSink = Callable[[m.PromptScored], None]
 PostSubmits = Callable[[Sequence[m.Submit]], None]
-"""Takes prompts that were let in, under the engine's names, where another posts them."""
+"""Posts admitted prompts, which have the engine's names, in place of this client."""
 
 
 class Answers(Protocol):

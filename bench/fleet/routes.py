@@ -134,8 +134,8 @@ def _home(session: tuple[int, int], nodes: Sequence[int]) -> int:
 
 class CostRoute:
     """The choice by cost, as a decode node makes it: with loads that are as old as reports come,
-    beside what it sent itself, and the index that all share. A prompt is moved once where the node
-    that was chosen has more to do than was thought."""
+    beside what it sent itself, and the index that all share. A prompt moves once if the chosen
+    node turns out to be busier than expected."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""What drafts gain, and what a draft layer's entries cost, by turns in one run, so that a clock
-that drifts and contexts that grow move all that is compared.
+"""The gain of drafts, and the cost of a draft layer's entries.
 
-DraftedTurns: one engine whose answers have no drafts, a fixed number, and as many as a node finds
-worth their time. DraftPair: two engines over one set of weights, of which one keeps entries; both
-engines' work goes to one stream. Single-threaded. Without drafts an engine plans ahead.
+Both sides take turns in one run: a drifting clock and growing contexts move both alike.
+DraftedTurns: one engine. Its answers have no drafts, a fixed number, or the number that a node
+finds worth their time. DraftPair: two engines over one set of weights. One of them keeps entries;
+both engines' work goes to one stream. Single-threaded. Without drafts an engine plans ahead.
 """
 
 import time
@@ -48,9 +48,11 @@ class Turn(Enum):
 
 
 class TurnLimit:
-    """How many drafts a step has while a bench takes turns. Owns what a node that measures knows,
-    which learns from its own turns and from those without drafts. Thread rule: the engine
-    loop's."""
+    """The number of drafts of a step while a bench takes turns.
+
+    Owns the limit that a measuring node would have. It learns from its own turns and from turns
+    without drafts. Thread rule: the engine loop's.
+    """
 
     def __init__(self, most: int, measured: DraftLimit) -> None:
         """measured: that a node would have."""

@@ -1,4 +1,4 @@
-"""One node of a fleet: whether it answers, what its last samples show, and what is wrong with it.
+"""One node of a fleet: its answers, its last samples, and its faults.
 
 FleetNode owns the node's samples. One thread. Its row is made when an answer arrives, not when the
 page asks.

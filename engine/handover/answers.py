@@ -1,8 +1,8 @@
-"""Requests that clients submitted and that are answered here, from Submit to Finished or Rejected.
+"""Client requests answered by this engine, from Submit to Finished or Rejected.
 
 Owns them; their allocations are computed on this engine, unless a decode engine's hand-over brings
-one. Knows which tokens end an answer, and refuses tokens that were drawn from logits that are no
-numbers. Thread rule: the engine loop's.
+one. Knows the stop tokens of an answer. Refuses tokens drawn from logits
+that are no numbers. Thread rule: the engine loop's.
 """
 
 import logging

@@ -1,7 +1,7 @@
-"""What every store below host memory has in common: its interface, rows, threads and bounds.
+"""The common part of all stores below host memory: interface, rows, threads and bounds.
 
-A call that may hang can be given a bound, and a store that fails too often in a row is no longer
-asked.
+`within()` bounds a call that may hang. A store is not asked again after too many failures in a
+row.
 """
 
 import hashlib
@@ -101,7 +101,7 @@ class Patience:
 
 
 MakeContract = Callable[[], Mapping[str, str]]
-"""Returns what must be equal before bytes are used that another node wrote. Computed once asked."""
+"""Returns the settings that must equal another node's before its bytes are used. Computed once."""
 
 Ends = SimpleQueue[BaseException | None]
 """How each call of one run() ended."""

@@ -1,4 +1,4 @@
-"""What a fleet was asked for lately, and what that foretells.
+"""A fleet's recent load, and the load expected from it.
 
 Pure.
 """

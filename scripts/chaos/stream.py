@@ -72,8 +72,10 @@ def asks(seed: int | None, count: int) -> Iterator[Ask]:
 
 
 def disturbances(settings: StreamSettings) -> Iterator[tuple[int, Disturbance]]:
-    """Without end: how many prompts are handed over since the disturbance before, so that a slow
-    host breaks as much and hands over as much as a fast one, and what comes then."""
+    """Yield, without end, a count of prompts and the disturbance after them.
+
+    Prompts are counted, not seconds: a slow host breaks and hands over as much as a fast one.
+    """
     rng = random.Random(f"{settings.seed}/disturbances")
     shares = dict.fromkeys(faults.chosen(settings.fault, FAULTS), 1)
     for disturbance in faults.disturbances(rng, shares, (0.0, 0.3), _LASTS):

@@ -65,8 +65,10 @@ def _count(tally: Tally, what: str, turns: int, loads: int, wrong: int) -> None:
 
 
 def _forwards(seed: int, loads: int, tally: Tally) -> None:
-    """Conversations on an engine whose arena is so small that most turns are loaded, while copies
-    fail, compared with an engine without a tier."""
+    """Compare conversations on a tiered engine with those on an engine without a tier.
+
+    The arena is so small that most turns are loaded. Copies fail meanwhile.
+    """
     random = np.random.default_rng(seed)
     tiered, plain = TieredEngine(slabs=40, host_slabs=400), tiny_engine(slabs=1500)
     faults = tiered.copies.fault = RandomFaults(seed + 1, 60)

@@ -26,7 +26,7 @@ class TreeSettings:
 
 
 def run(asked: TreeSettings, say: Callable[[str], None]) -> Tally:
-    """Raises what a life that broke an invariant raised, which hypothesis has shown."""
+    """Raises the error of a life that broke an invariant; hypothesis has printed that life."""
     tally = Tally()
 
     class Counted(TreeMachine):

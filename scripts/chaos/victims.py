@@ -1,4 +1,4 @@
-"""The daemons of a sweep: victims that die where they are armed to, and those that must not care.
+"""The daemons of a sweep: victims die at their armed point, the others must go on.
 
 Owns processes. Victims are forked, for each point needs a new life. Thread rule: one thread.
 """

@@ -1,9 +1,10 @@
-"""Which tests run a line, and what each costs: noted once a run, with nothing changed.
+"""The tests of each line and their cost, noted once a run over the unchanged source.
 
-It chooses which tests try a mutant first and how long they may take, no verdict: a mutant that they
-do not notice is tried with all. As a plugin of pytest (`-p scripts.mutate.touched_lines`) it notes
-a file's tests: TOUCHED_FILES are the files whose lines are noted, TOUCHED_OUT is the file of JSON
-that gets a Ran for each test that passed. Thread rule: any thread, one lock.
+The notes choose the first tests of a mutant and their time limit. They give no verdict: all tests
+try a mutant that passes the first ones. As a plugin of pytest
+(`-p scripts.mutate.touched_lines`) it notes a file's tests. TOUCHED_FILES names the noted source
+files. TOUCHED_OUT names a JSON file; it gets a Ran for each test that passed. Thread rule: any
+thread, one lock.
 """
 
 import json

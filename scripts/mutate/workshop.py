@@ -34,7 +34,7 @@ class BrokenWorkshop(RuntimeError):
 
 
 _Step = tuple[tuple[str, ...], float, Callable[[], bool]]
-"""A command that should notice a mutant, within so many seconds, and what builds what it runs."""
+"""A command that should notice a mutant, its time limit in seconds, and the build before it."""
 
 
 class Workshop:
@@ -55,9 +55,11 @@ class Workshop:
         return self._copy.place
 
     def try_out(self, aim: Aim) -> tuple[Status, str]:
-        """What the tests that run what is changed say, or those in C++, and where they do not
-        notice, all of the target's: CAUGHT, TIMEOUT, INVALID or SURVIVED; and the test that
-        noticed. Raises BrokenWorkshop."""
+        """Return CAUGHT, TIMEOUT, INVALID or SURVIVED, and the test that noticed the mutant.
+
+        Tests of the changed lines run first, in C++ those of the C++ part. All tests of the target
+        run if the first ones pass. Raises BrokenWorkshop.
+        """
         for step in self._cpp_steps(aim) if aim.is_cpp else self._python_steps(aim):
             status, by = self._tried(aim, step)
             if status is not Status.SURVIVED:

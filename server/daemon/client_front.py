@@ -147,7 +147,7 @@ class ClientFront:
         return NodeWorkers(sockets, pool, self._registry, engine.on_worker_gone)
 
     def _store(self, client: EngineClient) -> SessionStore:
-        """One for all that is made over that client."""
+        """Return the client's one store, shared by all its services."""
         if client not in self._sessions:
             self._sessions[client] = session_store(client, self._config)
         return self._sessions[client]

@@ -183,7 +183,7 @@ def _memory(stats: StatsReply) -> str:
 
 @dataclass(frozen=True)
 class NodeRecords:
-    """What a node that keeps metrics counts its messages in."""
+    """The records in which a node with metrics counts its messages."""
 
     exposition: Exposition
     recorder: NodeRecorder

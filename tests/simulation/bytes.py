@@ -1,7 +1,6 @@
-"""Memory and writes of simulated nodes: who owns each id, what lies there, and writes under way.
+"""Memory of simulated nodes: the owner and content of each id, and the writes under way.
 
-A write that lands where it was not granted, and a read of what is not held, are violations: they
-are found as they happen.
+A write outside its grant is a violation, and so is a read of an unheld id. Each is found at once.
 """
 
 from collections.abc import Callable, Sequence

@@ -65,8 +65,8 @@ class Peer:
         self.connection = None
 
     def sever(self, only_dead: bool) -> None:
-        """Break what leads here. Which connection is whose cannot be known, unless its writer is
-        dead: links to those that live are broken too."""
+        """Break the connections to this node. The owner of a connection is known only once it is
+        dead, so links to living writers break too."""
         if not only_dead and self.connection is not None:
             self.connection.lose(self)
         for connection in self.checks.connections.values():

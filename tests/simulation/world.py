@@ -1,5 +1,7 @@
-"""The world of a simulated pair: virtual time, nodes that freeze, die and disagree about the time,
-and a control channel that loses, delays, reorders and doubles what it carries.
+"""The world of a simulated pair: virtual time, nodes and a control channel.
+
+Nodes freeze, die, and disagree about the time. The channel loses, delays, reorders and doubles
+messages.
 
 Nothing here reads a clock or starts a thread: one seed plays one history, always the same.
 """
@@ -13,7 +15,7 @@ from itertools import count
 
 
 class Fault(Enum):
-    """What may happen to a transfer, or to the node and link that it is on."""
+    """A fault of a transfer, of its node, or of its link."""
 
     LOSS = "a message is lost"
     DELAY = "a message is late, and all behind it"

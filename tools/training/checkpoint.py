@@ -1,8 +1,8 @@
-"""A trained model as the checkpoint folder that is shipped, and the sums over it.
+"""A trained model as a shipped checkpoint folder, and the sums over it.
 
-Owns file names and dtypes: what published Qwen3.5 checkpoints keep in float32 stays so. Run as
-`python -m tools.training.checkpoint FOLDER` to write SHA256SUMS anew, and with the folder that a
-draft layer was trained into behind it to put that layer into the weights before.
+Owns file names and dtypes: tensors in float32 in published Qwen3.5 checkpoints stay in float32.
+`python -m tools.training.checkpoint FOLDER` writes SHA256SUMS anew. With a second folder, it first
+copies the draft layer trained there into the weights.
 """
 
 import hashlib

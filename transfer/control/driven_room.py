@@ -78,7 +78,7 @@ class DrivenRoom(SteppedSide):
         self.look()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do what takes time; the room breaks where that does."""
+        """Run slow work in a task; its failure breaks the room."""
         if self._tasks is None:
             events = partial(_put_broke, self)
             self._tasks = GuardedTasks(self.name, events)

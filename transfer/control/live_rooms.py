@@ -16,7 +16,7 @@ Room = TypeVar("Room", bound=DrivenRoom)
 
 class LiveRooms(Generic[Key, Room]):
     def __init__(self, over: Callable[[Room, Exception | None], None] | None = None) -> None:
-        """over: called once a room has ended, with what broke it where it could not go on."""
+        """over: called once a room has ended, with the error that broke it, if one did."""
         self._over = over
         self._rooms: dict[Key, Room] = {}
         self._emptied = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Which rank gives which heads to which, and where the bytes of such a link are.
+"""Links between the ranks of two nodes: their heads, and the places of their bytes.
 
 Pure: both nodes derive the same links from the two sizes and the model's heads.
 """
