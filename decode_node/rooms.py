@@ -116,6 +116,7 @@ _BEFORE = MappingProxyType(
         do.WantGrant: Place.RECEIVER_ON_ACCEPTED,
         do.Expect: Place.RECEIVER_ON_GRANT,
         do.TellReady: Place.RECEIVER_ON_READY,
+        do.TellHeld: Place.RECEIVER_ON_READY,
         do.Verify: Place.RECEIVER_BEFORE_VERIFY,
     }
 )

@@ -57,6 +57,13 @@ def test_a_copy_is_granted_nothing() -> None:
     assert isinstance(lost[0], do.TellLost) and do.Expect(TARGET) not in lost
 
 
+def test_a_fetch_tells_that_its_prefix_is_held() -> None:
+    one = room(FETCH)
+    for event in (on.Begin(), say.Accepted(), GRANT):
+        one.step(event, 0.0)
+    assert one.step(say.Held(1), 0.0) == [do.TellHeld()]
+
+
 def test_a_fetch_is_given_up_to_the_second() -> None:
     one = room(FETCH, within=2.3)
     one.step(on.Begin(), 0.0)

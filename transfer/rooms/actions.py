@@ -75,6 +75,11 @@ class TellReady(Action):
 
 
 @dataclass(frozen=True)
+class TellHeld(Action):
+    """The sender holds the wanted prefix, and its bytes follow. An engine need not act."""
+
+
+@dataclass(frozen=True)
 class TellRefused(Action):
     """The sender refused the room, and nothing was granted."""
 

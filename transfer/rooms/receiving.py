@@ -213,9 +213,9 @@ class Receiving:
                 self._machine.apply(ReceiverEvent.REFUSED)
                 return [do.TellRefused(payload), do.Forget(), *self._end_pull()]
             case say.Ready(generation=generation, payload=payload) if self._awaits(Announces.TOKEN):
-                return self._ready(generation, [do.TellReady(payload)], now)
+                return self._ready(generation, do.TellReady(payload), now)
             case say.Held(generation=generation) if self._awaits(Announces.HELD):
-                return self._ready(generation, [], now)
+                return self._ready(generation, do.TellHeld(), now)
             case say.Done():
                 return self._finished(event, now)
             case say.Ended(drain=drain, reason=given):
@@ -246,13 +246,13 @@ class Receiving:
         self._wait = queued.wait
         return [do.NoteWait(queued.wait, may_move=not self._pulls)]
 
-    def _ready(self, generation: int, said: list[Action], now: float) -> list[Action]:
+    def _ready(self, generation: int, told: Action, now: float) -> list[Action]:
         self._machine.apply(ReceiverEvent.READY)
         if generation != self.generation:
             reason = f"ready of generation {generation}, not {self.generation}"
             return self._lose(reason, Loss.STREAM, now)
         self.phases.mark(Phase.READY, now)
-        return said
+        return [told]
 
     def _finished(self, done: say.Done, now: float) -> list[Action]:
         self._machine.apply(ReceiverEvent.DONE)

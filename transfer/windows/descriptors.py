@@ -51,12 +51,6 @@ def state_bytes(sizes: UnitSizes, layer: int) -> int:
 Pieces = NDArray[np.int64]
 
 
-def page_offsets(layout: CacheLayout, layer: int, pages: Sequence[int]) -> NDArray[np.int64]:
-    """Byte offset of each page in one layer that keeps pages, [pages] int64."""
-    base = layout.page_span(layer, 0).offset
-    return base + np.asarray(pages, dtype=np.int64) * layout.block_bytes
-
-
 def window_pieces(
     layout: CacheLayout,
     header: WindowHeader,
