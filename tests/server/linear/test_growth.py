@@ -14,6 +14,7 @@ from .bodies import Served, bodies
 from .entries import TOKEN_CHARACTERS, Answer, Case, Entry, cases_of
 from .measure import (
     BASE_SECONDS,
+    Growth,
     memory_growth,
     no_collections,
     one_heap,
@@ -56,6 +57,23 @@ def complaint(case: Case, base: float, quick: int | None) -> str:
 def complaints(entries: list[Entry], base: float, quick: int | None = None) -> list[str]:
     with no_collections(), one_heap():
         return [found for case in cases_of(entries) if (found := complaint(case, base, quick))]
+
+
+@pytest.mark.parametrize(
+    ("costs", "linear"),
+    [
+        ((1.0, 4.0, 16.0), True),
+        ((1.0, 6.2, 24.2), True),
+        ((1.0, 9.0, 36.5), False),
+        ((1.0, 4.0, 25.0), False),
+        ((1.0, 10.0, 100.0), False),
+        ((1.0, 16.0, 256.0), False),
+    ],
+)
+def test_a_growth_is_linear_by_its_last_ratio_and_by_all(
+    costs: tuple[float, ...], linear: bool
+) -> None:
+    assert Growth(dict(zip((1, 4, 16), costs, strict=True)), 0.001).is_linear is linear
 
 
 @pytest.mark.timeout(900)
