@@ -29,8 +29,11 @@ CODE = "Identifier"
 
 @dataclass(frozen=True)
 class Sentence:
-    """words: in order, without punctuation. is_fragment: a heading, a cell of a table or a labelled
-    item, none of them bound to have a verb. is_first: the text's first sentence."""
+    """words: in order, without punctuation. is_first: the text's first sentence.
+
+    is_fragment: a heading, a cell of a table, a labelled phrase or a list item's first sentence. No
+    fragment needs a verb.
+    """
 
     text: str
     words: tuple[str, ...]
@@ -41,13 +44,16 @@ class Sentence:
 def sentences(text: str) -> Iterator[Sentence]:
     """The sentences of a text in Markdown or of a docstring; those without a word are left out."""
     first = True
-    for block, is_fragment in _blocks(_plain(text)):
-        for found in _END.split(_ABBREVIATION.sub(r"\1", block)):
+    for block in _blocks(_plain(text)):
+        begins = True
+        for found in _END.split(_ABBREVIATION.sub(r"\1", block.text)):
             words = tuple(_WORD.findall(found))
             if words:
-                labelled = bool(_LABEL.match(found))
-                yield Sentence(" ".join(found.split()), words, is_fragment or labelled, first)
-                first = False
+                is_fragment = (
+                    block.is_label or (block.is_item and begins) or bool(_LABEL.match(found))
+                )
+                yield Sentence(" ".join(found.split()), words, is_fragment, first)
+                first = begins = False
 
 
 def _plain(text: str) -> str:
@@ -61,19 +67,29 @@ def _plain(text: str) -> str:
     return _EMPHASIS.sub("", text)
 
 
-def _blocks(text: str) -> Iterator[tuple[str, bool]]:
-    """Paragraphs, items, headings and cells, each with whether it is a fragment."""
+@dataclass(frozen=True)
+class _Block:
+    """A paragraph, an item of a list, or a label: a heading or a cell of a table."""
+
+    text: str
+    is_label: bool = False
+    is_item: bool = False
+
+
+def _blocks(text: str) -> Iterator[_Block]:
     lines: list[str] = []
+    is_item = False
     for line in [*text.splitlines(), ""]:
         is_row = line.lstrip().startswith("|")
         if not line.strip() or is_row or _HEADING.match(line) or _ITEM.match(line):
             if lines:
-                yield " ".join(lines), False
+                yield _Block(" ".join(lines), is_item=is_item)
             lines = []
+            is_item = bool(_ITEM.match(line))
         if is_row:
             cells = [] if _UNDERLINE.match(line) else line.strip().strip("|").split("|")
-            yield from ((cell.strip(), True) for cell in cells)
+            yield from (_Block(cell.strip(), is_label=True) for cell in cells)
         elif _HEADING.match(line):
-            yield _HEADING.sub("", line).strip(), True
+            yield _Block(_HEADING.sub("", line).strip(), is_label=True)
         elif line.strip():
             lines.append(_ITEM.sub("", line).strip())

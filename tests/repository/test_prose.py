@@ -46,6 +46,7 @@ def _shown(found: Measured, broken: list[str]) -> list[str]:
         ("`which` and [what](who.md) <!-- whom -->\n\n```\nwhere\n```\n", {"a": 1, "c": 1}),
         ("# What a node has\n\n| where | who |\n| --- | --- |\n", {"a": 3, "b": 2}),
         ("- **pages**: number of 16-token pages", {}),
+        ("- Pages of a node. Of two nodes.", {"b": 1, "c": 1}),
     ],
 )
 def test_breaches_are_counted_by_row(text: str, counts: dict[str, int]) -> None:
