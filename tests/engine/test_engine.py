@@ -2,16 +2,11 @@
 behind."""
 
 from dataclasses import replace
-from math import inf, nan
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.parts import build_parts
-from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.request import Decoding, Finished, IllegalMove, Request, Waiting
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engine_cuts import EngineCuts
@@ -216,25 +211,3 @@ def test_an_illegal_move_names_both_states() -> None:
     request.move(Finished())
     with pytest.raises(IllegalMove, match="Finished -> Waiting"):
         request.move(Waiting())
-
-
-@pytest.mark.parametrize(
-    ("setting", "named"),
-    [
-        ({"prefill_chunk_tokens": 100}, "prefill_chunk_tokens"),
-        ({"arena_mib": 0}, "arena_mib"),
-        ({"draft_tokens": 10**9}, "draft_tokens must be at most 64"),
-        ({"device": "tpu"}, "device must be cpu, cuda or cuda:N, not 'tpu'"),
-        *(({"queue_timeout": seconds}, "queue_timeout") for seconds in (0.0, -1.0, inf, nan)),
-    ],
-    ids=str,
-)
-def test_settings_that_cannot_work_are_named(setting: dict[str, Any], named: str) -> None:
-    with pytest.raises(EngineConfigError, match=named):
-        EngineConfig(**setting)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_gpu_that_is_not_there_is_named_before_anything_is_loaded() -> None:
-    with pytest.raises(EngineConfigError, match="PyTorch sees no GPU here"):
-        build_parts(EngineConfig(model="nowhere", device="cuda"))

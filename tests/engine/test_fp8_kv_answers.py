@@ -17,6 +17,7 @@ from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.tiers.tier import CPU_LINK
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import FP8_ROWS
+from tests.harness.covering import every_value
 from tests.harness.engine_pair import engine_pair
 from tests.harness.engines import Lone, engine_config, prompt, submit, tiny_engine, tiny_parts
 from tests.harness.goldens import BESIDE, OWN_MODELS, cases_of, reference_dir
@@ -70,8 +71,7 @@ def test_counters_say_how_a_node_stores_what_it_has() -> None:
     assert reply.stored == wanted
 
 
-@pytest.mark.parametrize("chunk", [64, 128])
-@pytest.mark.parametrize("model", OWN_MODELS)
+@every_value(model={name: name for name in OWN_MODELS}, chunk={"64": 64, "128": 128})
 def test_chunks_and_batches_change_no_token(model: str, chunk: int) -> None:
     together = engine(model, prefill_chunk_tokens=chunk)
     for name, case in cases_of(model).items():
@@ -81,8 +81,7 @@ def test_chunks_and_batches_change_no_token(model: str, chunk: int) -> None:
     together.assert_at_rest()
 
 
-@pytest.mark.parametrize("at", [64, 128])
-@pytest.mark.parametrize("model", OWN_MODELS)
+@every_value(model={name: name for name in OWN_MODELS}, at={"64": 64, "128": 128})
 def test_a_hit_changes_no_token(model: str, at: int) -> None:
     for name, case in cases_of(model).items():
         if len(case.prompt) <= at + 1:
