@@ -1,8 +1,7 @@
-"""How kernels apply the scales of FP8 weights, which lie as `model/weights/kernel_layout.py`
-says.
+"""Application of FP8 weights' scales by kernels, in the layout of `model/weights/kernel_layout.py`.
 
-Where SCALE_COLUMNS < COLUMNS a scale is for 128 columns, else for a whole row; it is for SCALE_ROWS
-rows, 128 or 1. Values are multiplied as they are, and scales folded in float32.
+If SCALE_COLUMNS < COLUMNS a scale is for 128 columns, else for a whole row; it is for SCALE_ROWS
+rows, 128 or 1. Values are multiplied as stored, and scales folded in float32.
 """
 
 from dataclasses import dataclass
@@ -16,11 +15,11 @@ from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.quantised_segments import BLOCK, Fp8
 
 GROUP = BLOCK
-"""Columns that share a scale at least."""
+"""Least number of columns that share a scale."""
 
 
 def scale_sizes(weight: Fp8) -> dict[str, int]:
-    """The constants of a kernel that reads it. REQUIRES: laid out for kernels."""
+    """Return the constants of a kernel that reads it. REQUIRES: laid out for kernels."""
     assert weight.block_rows in (1, BLOCK) and weight.values.is_contiguous()
     # A whole row of 16 columns is no group of NVFP4.
     columns = max(weight.block_columns, GROUP)
@@ -28,7 +27,7 @@ def scale_sizes(weight: Fp8) -> dict[str, int]:
 
 
 FP4_GROUP = 16
-"""Columns that share a scale of NVFP4, and with that what its matrices are known by."""
+"""Columns that share a scale of NVFP4; it identifies NVFP4 matrices."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Operand:
 
     @staticmethod
     def of(matrix: Matrix) -> "Operand":
-        """Raises WeightsError where it is of several kinds, or of one without a kernel."""
+        """Return the form. Raises WeightsError for several kinds, or for one without a kernel."""
         segment = matrix.only
         if isinstance(segment, NvFp4Halves):
             return Operand(segment.packed, segment.groups, 1, FP4_GROUP, segment.factors)
@@ -55,7 +54,7 @@ class Operand:
 
     @property
     def least_columns(self) -> int:
-        """That a kernel has to read at a time."""
+        """Return the least number of columns that a kernel reads at a time."""
         return 1 if self.scales is None else GROUP
 
 
