@@ -72,9 +72,9 @@ def scaled_products(
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
 ):
-    """tile [ROWS, BLOCK] e4m3 of the rows from `first` on and the columns from `begin` on, times
-    value [BLOCK] float32, each with its scale unless that is for whole rows. Rows of one tile are
-    in one block of rows; `height` rows exist."""
+    """Return tile [ROWS, BLOCK] e4m3 of the rows from `first` on and the columns from `begin` on,
+    times value [BLOCK] float32, each with its scale unless that is for whole rows. Rows of one tile
+    are in one block of rows; `height` rows exist."""
     grid: tl.constexpr = (COLUMNS + 127) // 128
     GROUPS: tl.constexpr = BLOCK // 128
     if SCALE_COLUMNS < COLUMNS:
@@ -95,8 +95,8 @@ def scaled_products(
 
 @triton.jit
 def run_sums(products, RUN: tl.constexpr):
-    """products [ROWS, BLOCK], the columns of each run of RUN summed: what one thread holds of a row
-    takes one register between blocks of columns."""
+    """Return products [ROWS, BLOCK] with the columns of each run of RUN summed: a thread's part of
+    a row takes one register between blocks of columns."""
     ROWS: tl.constexpr = products.shape[0]
     RUNS: tl.constexpr = products.shape[1] // RUN
     return tl.sum(tl.reshape(products, [ROWS, RUNS, RUN]), axis=2)
@@ -104,14 +104,14 @@ def run_sums(products, RUN: tl.constexpr):
 
 @triton.jit
 def row_scales(scales, first, height, ROWS: tl.constexpr):
-    """[ROWS] of scales that are each for a whole row."""
+    """Return the scales [ROWS], each for a whole row."""
     row = first + tl.arange(0, ROWS)
     return tl.load(scales + row, row < height, 0.0)
 
 
 @triton.jit
 def elements_of_row(WIDTH: tl.constexpr, SCALE_COLUMNS: tl.constexpr):
-    """Of the values as they are stored: bytes that hold two where those are NVFP4."""
+    """Return the stored values per row: bytes with two values each for NVFP4."""
     result: tl.constexpr = (WIDTH + 127) // 128 * 64 if SCALE_COLUMNS == 16 else WIDTH
     return result
 
@@ -125,7 +125,7 @@ def scales_of(
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
 ):
-    """Where those of one matrix of a stack begin."""
+    """Return the begin of one matrix's scales in a stack."""
     tall: tl.constexpr = (HEIGHT + SCALE_ROWS - 1) // SCALE_ROWS
     if SCALE_COLUMNS == 16:
         return scales + index * (tall * ((WIDTH + 127) // 128 * 8))
