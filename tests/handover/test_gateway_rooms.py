@@ -22,7 +22,7 @@ from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms.events import Event, Missed, Stopped
 from tasuki.transfer.rooms.messages import Abort
 from tasuki.transfer.sending.sender import Sender
-from tests.harness.interaction import Script, play, scripts
+from tests.harness.interaction import RealTime, Script, play, scripts
 
 ROOM = m.RoomId(77)
 HIT = m.HitBreakdown(3, 0, 0, {"new": 3}, None)
@@ -40,7 +40,7 @@ class Room:
         self._events.append(type(event).__name__)
 
 
-class GatewayWorld:
+class GatewayWorld(RealTime):
     """Answers to calls stand as `call NAME: ...`, events of rooms as `room 77: ...`."""
 
     def __init__(self) -> None:

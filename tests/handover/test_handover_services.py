@@ -7,8 +7,8 @@ from dataclasses import replace
 from tasuki.engine import messages as m
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.settings import WirePrecision
+from tests.harness.core_script import core
 from tests.harness.handover_nodes import HIT, grant_of, nodes, on_both_wires, wanted
-from tests.harness.handover_script import handover
 from tests.harness.interaction import Script, play, scripts
 from tests.harness.loopback_pair import expected_page, expected_slot
 from tests.harness.waiting import HANG_SECONDS
@@ -18,7 +18,7 @@ ROOM = 5
 
 @scripts(__file__)
 def test_script(script: Script) -> None:
-    play(script, handover)
+    play(script, core)
 
 
 @on_both_wires

@@ -13,8 +13,8 @@ from tasuki.pycache.layout import LayerKind
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.reports import Phase
 from tasuki.transfer.settings import WirePrecision
+from tests.harness.core_script import core
 from tests.harness.handover_nodes import Nodes, nodes, on_both_wires, pull_of, source_of
-from tests.harness.handover_script import handover
 from tests.harness.interaction import Script, play, scripts
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, expected_page, expected_slot, small_layout
 from tests.harness.waiting import HANG_SECONDS
@@ -24,7 +24,7 @@ ROOM = 5
 
 @scripts(__file__)
 def test_script(script: Script) -> None:
-    play(script, handover)
+    play(script, core)
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:

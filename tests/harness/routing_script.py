@@ -29,7 +29,7 @@ from tests.harness.handover_nodes import (
     serving,
     wanted,
 )
-from tests.harness.interaction import Look
+from tests.harness.interaction import Look, RealTime
 from tests.harness.loopback_pair import Pair, loopback_pair
 
 _NAME_BYTES = 16
@@ -127,7 +127,7 @@ def _left(room: int, offered: int) -> m.HandoverWanted:
     return replace(asked, ticket=ticket, purpose=m.Purpose.INHERIT)
 
 
-class RoutingWorld:
+class RoutingWorld(RealTime):
     def __init__(self, pair: Pair, stack: contextlib.AsyncExitStack) -> None:
         self.prefill: dict[str, ManualPrefillNode] = {}
         self.decode = Inbound()
