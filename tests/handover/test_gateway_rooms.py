@@ -130,29 +130,26 @@ def test_script(script: Script) -> None:
         (Stopped("the node shuts down"), "failed"),
     ],
 )
-def test_a_parked_room_ends_without_having_asked_the_engine(event: Event, said: str) -> None:
-    async def body() -> None:
-        posted: list[m.Inbox] = []
-        outgoing: list[pb.SenderMessage] = []
-        ticket = m.Ticket(ROOM, 1, 0, SamplingParams(), b"")
-        room = OutgoingRoom(
-            m.PrefillReserve(ticket, np.ones(3, dtype=np.int32)),
-            "connection",
-            posted.append,
-            Mock(spec=Sender),
-            0.01,
-            Mock(),
-            outgoing.append,
-            awaits_gateway=True,
-        )
-        rooms: LiveRooms[m.RoomId, OutgoingRoom] = LiveRooms()
-        rooms.start(ROOM, room)
-        # Nothing is computed, however long it takes.
-        await asyncio.sleep(0.05)
-        assert not posted
-        room.put(event)
-        assert not len(rooms)
-        assert [message.WhichOneof("message") for message in outgoing] == [said]
-        assert posted == [m.PrefillEnd(ROOM)] and room.ended.result() is Drain.DRAINED
-
-    asyncio.run(body())
+async def test_a_parked_room_ends_without_having_asked_the_engine(event: Event, said: str) -> None:
+    posted: list[m.Inbox] = []
+    outgoing: list[pb.SenderMessage] = []
+    ticket = m.Ticket(ROOM, 1, 0, SamplingParams(), b"")
+    room = OutgoingRoom(
+        m.PrefillReserve(ticket, np.ones(3, dtype=np.int32)),
+        "connection",
+        posted.append,
+        Mock(spec=Sender),
+        0.01,
+        Mock(),
+        outgoing.append,
+        awaits_gateway=True,
+    )
+    rooms: LiveRooms[m.RoomId, OutgoingRoom] = LiveRooms()
+    rooms.start(ROOM, room)
+    # Nothing is computed, however long it takes.
+    await asyncio.sleep(0.05)
+    assert not posted
+    room.put(event)
+    assert not len(rooms)
+    assert [message.WhichOneof("message") for message in outgoing] == [said]
+    assert posted == [m.PrefillEnd(ROOM)] and room.ended.result() is Drain.DRAINED

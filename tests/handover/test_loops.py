@@ -58,20 +58,28 @@ def links_lost(decode: Node) -> int:
     return sum("is lost" in line for line in decode.last_words)
 
 
-@pytest.mark.parametrize("role", ["decode", "prefill"])
-@pytest.mark.parametrize("stand", [sleep_now, be_busy_now])
+@pytest.fixture(scope="module")
+def standing() -> Iterator[tuple[Node, Node]]:
+    with pair(StandingDaemon) as nodes:
+        yield nodes
+
+
+@pytest.mark.parametrize(("role", "stand"), [("decode", sleep_now), ("prefill", be_busy_now)])
 def test_a_front_that_stands_for_seconds_loses_no_link_and_no_hand_over(
-    told: tuple[Question, ...], role: str, stand: Callable[[int], None]
+    standing: tuple[Node, Node],
+    told: tuple[Question, ...],
+    role: str,
+    stand: Callable[[int], None],
 ) -> None:
     """Three times as long as a silence that loses a link. A machine that has other work may starve
     a whole process for that long, which is a loss: one round without any proves the point, since a
     loop that beats and rooms shared with callers would lose in every one."""
-    with pair(StandingDaemon) as (prefill, decode):
-        pid = {"decode": decode, "prefill": prefill}[role].pid
-        assert any(
-            nothing_was_lost(decode, told, f"{role} {number}", lambda: stand(pid))
-            for number in range(ROUNDS)
-        ), decode.last_words
+    prefill, decode = standing
+    pid = {"decode": decode, "prefill": prefill}[role].pid
+    assert any(
+        nothing_was_lost(decode, told, f"{role} {number}", lambda: stand(pid))
+        for number in range(ROUNDS)
+    ), decode.last_words
 
 
 def nothing_was_lost(
@@ -95,13 +103,13 @@ def nothing_was_lost(
     return not here and links_lost(decode) == links
 
 
-def test_a_node_tells_its_peer_that_its_callers_wait(told: tuple[Question, ...]) -> None:
+def test_a_node_tells_its_peer_that_its_callers_wait(standing: tuple[Node, Node]) -> None:
     """The process lives, and whoever looks can see that it does nothing for its callers."""
-    with pair(StandingDaemon) as (prefill, decode):
-        until(lambda: decode.stats().prefill_nodes[0].HasField("engine_seconds"), decode.story)
-        sleep_now(prefill.pid)
-        until(lambda: decode.stats().prefill_nodes[0].front_seconds > SECONDS / 6, decode.story)
-        until(lambda: decode.stats().prefill_nodes[0].front_seconds < SECONDS / 6, decode.story)
+    prefill, decode = standing
+    until(lambda: decode.stats().prefill_nodes[0].HasField("engine_seconds"), decode.story)
+    sleep_now(prefill.pid)
+    until(lambda: decode.stats().prefill_nodes[0].front_seconds > SECONDS / 6, decode.story)
+    until(lambda: decode.stats().prefill_nodes[0].front_seconds < SECONDS / 6, decode.story)
 
 
 def test_a_frozen_decode_node_goes_on_where_it_was(told: tuple[Question, ...]) -> None:
