@@ -13,8 +13,8 @@ from tasuki.client.answer import AnswerStream
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client, Session
 from tests.handover.test_role_change import change
-from tests.handover.test_session_moves import NEW_TOKENS, Four, four
-from tests.harness.daemons import Node, asked, flags, fleet, random_prompt
+from tests.handover.test_session_moves import CHOOSING, NEW_TOKENS, PULLING, Four, four
+from tests.harness.daemons import Node, asked, flags, fleet, meet, random_prompt
 from tests.harness.metrics_text import scraped
 from tests.harness.running_nodes import needs_nixl
 from tests.harness.waiting import until
@@ -199,24 +199,33 @@ def test_all_heirs_gone_is_the_end(undisturbed: list[list[tuple[int, ...]]]) -> 
         assert not any("Traceback" in line for line in left.last_words)
 
 
-def test_a_second_signal_ends_it_at_once(undisturbed: list[list[tuple[int, ...]]]) -> None:
-    with conversed(undisturbed) as (nodes, left):
+@contextmanager
+def two(*decode: str) -> Iterator[tuple[Node, Node]]:
+    """A prefill node, and a decode node of which it sees nothing. decode: more flags of that."""
+    with fleet() as start:
+        heir = start("prefill", *flags(), *PULLING)
+        known = (*CHOOSING, "--prefill", heir.handover_address)
+        left = start("decode", *flags(), *PULLING, *known, *NOT_HANDED_OVER, *decode)
+        meet(left)
+        yield heir, left
+        heir.assert_at_rest()
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    with two(*PATIENT) as (_, left):
+        for number in range(SESSIONS):
+            asked_here(left.client.open_session(), number, 0)
         answer = endless(left)
         left.ask_to_stop()
         until(lambda: sum(states_left(left).values()) > 0, lambda: states_left(left))
         os.kill(left.pid, signal.SIGTERM)
         assert left.stop() == 128 + signal.SIGTERM
         answer.cancel()
-        assert min(usable_elsewhere(nodes, left, undisturbed)) >= 0
-        assert_others_at_rest(nodes, left)
 
 
-def test_a_drain_that_is_over_leaves_nothing(undisturbed: list[list[tuple[int, ...]]]) -> None:
-    with four(*NOT_HANDED_OVER, "--drain-timeout", "0") as nodes:
-        left = next(iter(nodes.decode.values()))
-        session = left.client.open_session()
-        asked_here(session, 0, 0)
+def test_a_drain_that_is_over_leaves_nothing() -> None:
+    with two("--drain-timeout", "0") as (_, left):
+        asked_here(left.client.open_session(), 0, 0)
         answer = endless(left)
         assert left.stop() == 0
         answer.cancel()
-        assert_others_at_rest(nodes, left)

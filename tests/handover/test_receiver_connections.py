@@ -41,9 +41,10 @@ LINK = Link(NOTHING, NOTHING, Somewhere(), NOTHING)
 
 @dataclass
 class Sender:
-    """As much of one as connections use; remembers what was asked of it. open: clear while no
-    connection comes about."""
+    """As much of one as connections use; remembers what was asked of it. closing: seconds for which
+    an endpoint stays open after it is let go of. open: clear while no connection comes about."""
 
+    closing: float = 0.0
     renewed: list[float] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -60,7 +61,10 @@ class Sender:
 
     def disconnect(self, peer: str) -> None:
         self.left.append(peer)
-        self.names.discard(peer)
+        if self.closing:
+            asyncio.get_running_loop().call_later(self.closing, self.names.discard, peer)
+        else:
+            self.names.discard(peer)
 
     def renew(self, peer: str, asked_at: float) -> None:
         self.renewed.append(asked_at)
@@ -69,16 +73,23 @@ class Sender:
         return peer in self.names
 
 
-def node_of(name: str, epoch: bytes = b"epoch") -> NodeIdentity:
+def node_of(name: str, epoch: bytes = b"a process") -> NodeIdentity:
+    """On another host."""
     return NodeIdentity(
-        name, epoch, ProcessIdentity("", 0, 0, 0), "loopback", (ArenaAddress(b"", 1),)
+        name, epoch, ProcessIdentity("another", 1, 1, 1), "loopback", (ArenaAddress(b"", 1),)
     )
 
 
 class Connections(ReceiverConnections):
     """With a list of what was lost."""
 
-    def __init__(self, sender: Sender, beat_seconds: float, silence_seconds: float) -> None:
+    def __init__(
+        self,
+        sender: Sender,
+        beat_seconds: float = 0.01,
+        silence_seconds: float = 30.0,
+        load: Callable[[str], pb.Load | None] = lambda name: None,
+    ) -> None:
         self.lost: list[str] = []
         self.drained: list[pb.DrainedPull] = []
         super().__init__(
@@ -91,6 +102,7 @@ class Connections(ReceiverConnections):
             retry_seconds=0.0,
             settle_seconds=0.0,
             progress=lambda: NodeProgress(1.5, 0.5),
+            load=load,
         )
 
 
@@ -272,81 +284,32 @@ def test_who_has_left_is_not_written_to_and_its_endpoint_waits_for_what_is_in_fl
     assert not held.has_endpoint("peer") and held.left(busy=set()) == []
 
 
-class Endpoints:
-    """In a sender's place: endpoints that stay open for `closing` seconds after they are let go
-    of."""
-
-    def __init__(self, closing: float) -> None:
-        self._closing = closing
-        self.open: set[str] = set()
-        self.let_go: list[str] = []
-
-    def connect(
-        self, name: str, arenas: Sequence[ArenaAddress], asked_at: float | None = None
-    ) -> None:
-        self.open.add(name)
-
-    def disconnect(self, name: str) -> None:
-        self.let_go.append(name)
-        asyncio.get_running_loop().call_later(self._closing, self.open.discard, name)
-
-    def has_endpoint(self, name: str) -> bool:
-        return name in self.open
-
-    def renew(self, name: str, asked: float) -> None:
-        pass
-
-
-def receivers(
-    endpoints: Endpoints,
-    on_lost: Callable[[str], None],
-    beat_seconds: float = 0.01,
-    silence_seconds: float = 30.0,
-    load: Callable[[str], pb.Load | None] = lambda name: None,
-) -> ReceiverConnections:
-    return ReceiverConnections(
-        epoch=b"epoch",
-        sender=endpoints,  # type: ignore[arg-type]
-        beat_seconds=beat_seconds,
-        silence_seconds=silence_seconds,
-        on_lost=on_lost,
-        on_drained=lambda drained: None,
-        retry_seconds=0.0,
-        settle_seconds=0.0,
-        load=load,
-    )
-
-
-def receiver(name: str, epoch: bytes = b"a process") -> NodeIdentity:
-    """On another host."""
-    return NodeIdentity(name, epoch, ProcessIdentity("another", 1, 1, 1), "loopback", ())
-
-
 async def test_who_connects_anew_has_given_up_what_led_to_it_and_it_is_closed_first() -> None:
-    endpoints, lost = Endpoints(closing=0.05), []
-    connections = receivers(endpoints, lost.append, silence_seconds=10.0)
+    sender = Sender(closing=0.05)
+    connections = Connections(sender, silence_seconds=10.0)
     begun = time.monotonic()
-    first = await connections.add(receiver("one"), LEASE)
-    other = await connections.add(receiver("two", b"another process"), LEASE)
-    again = await connections.add(receiver("one"), LEASE)
-    assert endpoints.open == {other, again}
+    first = await connections.add(node_of("one"), LEASE)
+    other = await connections.add(node_of("two", b"another process"), LEASE)
+    again = await connections.add(node_of("one"), LEASE)
+    assert sender.names == {other, again}
     assert time.monotonic() - begun < 10.0, "waited though it was closed"
-    assert lost == endpoints.let_go == [first] and connections.nodes == ["two", "one"]
+    assert connections.lost == sender.left == [first] and connections.nodes == ["two", "one"]
     # What is closed is forgotten, so that processes that come and go cost nothing.
-    endpoints.open.discard(other)
-    await connections.add(receiver("three", b"a third"), LEASE)
+    sender.names.discard(other)
+    await connections.add(node_of("three", b"a third"), LEASE)
     assert set(connections._names) == {b"a process", b"a third"}
     connections.drop_all()
+    lost = connections.lost
     assert connections.nodes == [] and len(lost) == len(set(lost)) == 4
 
 
 async def test_an_endpoint_that_never_closes_keeps_nobody_out() -> None:
-    endpoints = Endpoints(closing=3600.0)
-    connections = receivers(endpoints, lambda name: None, silence_seconds=0.1)
-    first = await connections.add(receiver("one"), LEASE)
+    sender = Sender(closing=3600.0)
+    connections = Connections(sender, silence_seconds=0.1)
+    first = await connections.add(node_of("one"), LEASE)
     async with asyncio.timeout(HANG_SECONDS):
-        again = await connections.add(receiver("one"), LEASE)
-    assert endpoints.open == {first, again}
+        again = await connections.add(node_of("one"), LEASE)
+    assert sender.names == {first, again}
 
 
 @pytest.mark.parametrize(
@@ -357,9 +320,9 @@ def test_beats_end_with_their_receiver_and_leave_no_task(
     end: str, warned: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        endpoints, lost = Endpoints(closing=0.0), []
-        connections = receivers(endpoints, lost.append)
-        name = await connections.add(receiver("one"), LEASE)
+        sender = Sender()
+        connections = Connections(sender)
+        name = await connections.add(node_of("one"), LEASE)
         asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         over = asyncio.Event()
 
@@ -386,7 +349,7 @@ def test_beats_end_with_their_receiver_and_leave_no_task(
         async for _ in beats:
             left += 1
             assert left < 10, "beats to nobody"
-        assert lost == endpoints.let_go == [name] and name not in connections
+        assert connections.lost == sender.left == [name] and name not in connections
         async with asyncio.timeout(HANG_SECONDS):
             while asyncio.all_tasks() != {asyncio.current_task()}:
                 await asyncio.sleep(0.001)
@@ -398,13 +361,12 @@ def test_beats_end_with_their_receiver_and_leave_no_task(
 
 async def test_a_receiver_that_answers_no_beats_is_lost_after_its_silence() -> None:
     """Once it beats there is no grace: it has tried this node's metadata."""
-    lost: list[str] = []
-    connections = receivers(Endpoints(0.0), lost.append, 0.02, silence_seconds=0.2)
-    name = await connections.add(receiver("one"), LEASE)
+    connections = Connections(Sender(), 0.02, silence_seconds=0.2)
+    name = await connections.add(node_of("one"), LEASE)
     beats = 0
     async for _ in connections.beats(name, aiter(Renewals())):
         beats += 1
-    assert 1 < beats < 50 and lost == [name]
+    assert 1 < beats < 50 and connections.lost == [name]
 
 
 async def test_a_receivers_own_lease_counts_from_the_last_beat_that_it_was_sent(
@@ -414,8 +376,8 @@ async def test_a_receivers_own_lease_counts_from_the_last_beat_that_it_was_sent(
     timed = partial(WriterLife, clock=lambda: now[0])
     monkeypatch.setattr(decode_connections, "WriterLife", timed)
 
-    connections = receivers(Endpoints(0.0), lambda name: None)
-    name = await connections.add(receiver("one"), LEASE)
+    connections = Connections(Sender())
+    name = await connections.add(node_of("one"), LEASE)
     now[0] = 105.0
     beats = connections.beats(name, aiter(Renewals()))
     await anext(beats)
@@ -437,8 +399,8 @@ async def test_the_load_goes_along_once_it_is_known_and_not_with_every_beat(
     monkeypatch.setattr(decode_connections, "_LOAD_SECONDS", 3600.0)
     known = iter([None, pb.Load(wait_seconds=3.0)])
 
-    connections = receivers(Endpoints(0.0), lambda name: None, load=lambda name: next(known))
-    name = await connections.add(receiver("one"), LEASE)
+    connections = Connections(Sender(), load=lambda name: next(known))
+    name = await connections.add(node_of("one"), LEASE)
     beats = connections.beats(name, aiter(Renewals()))
     told = [(await anext(beats)).load.wait_seconds for _ in range(4)]
     assert told == [0.0, 3.0, 0.0, 0.0]

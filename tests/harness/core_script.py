@@ -17,7 +17,7 @@ from tasuki.transfer.rooms import messages as say
 from tasuki.transfer.rooms.actions import Action
 from tasuki.transfer.rooms.receiving import Receiving
 from tasuki.transfer.rooms.sending import Sending
-from tasuki.transfer.rooms.states import FETCH, HANDOVER, PULL
+from tasuki.transfer.rooms.states import HANDOVER, PULL
 from tasuki.transfer.windows.window import Destination
 from tests.harness.interaction import Look
 from tests.harness.waiting import HANG_SECONDS
@@ -213,17 +213,15 @@ class CoreWorld(SimulatedPair):
 
     # How far a room is to go
 
-    def reserve(self, *numbers: str, kind: str = "hand-over") -> None:
+    def reserve(self, *numbers: str) -> None:
         for number in map(int, numbers):
-            self._ask(number, offers=False, kind=kind)
+            self._ask(number, offers=False)
 
-    def _ask(self, room: int, *, offers: bool, kind: str = "hand-over") -> None:
+    def _ask(self, room: int, *, offers: bool) -> None:
         if room in self._decode.rooms:
             return
         self._generations += 1
-        request = Request(
-            {"hand-over": HANDOVER, "fetch": FETCH}[kind], room, self._generations, offers
-        )
+        request = Request(HANDOVER, room, self._generations, offers)
         request.faults = self._faults.pop(room, [])
         self.checks.asked(request)
         self._decode.ask(request)
