@@ -144,20 +144,6 @@ def test_a_node_that_is_killed_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_a_node_at_rest_leaves_its_states_too(
-    undisturbed: list[list[tuple[int, ...]]],
-) -> None:
-    with conversed(undisturbed) as (nodes, left):
-        assert left.stop() == 0
-        (line,) = [line for line in left.last_words if "prefill nodes took" in line]
-        found = usable_elsewhere(nodes, left, undisturbed)
-        # However busy this machine is: what it says was taken is there.
-        taken = int(line.split("prefill nodes took ")[1].split()[0])
-        assert 1 <= taken <= found.count(HELD)
-        assert_others_at_rest(nodes, left)
-
-
-@pytest.mark.slow
 def test_a_change_of_role_leaves_them_too(undisturbed: list[list[tuple[int, ...]]]) -> None:
     with conversed(undisturbed) as (nodes, left), ThreadPoolExecutor(1) as pool:
         answer = endless(left)

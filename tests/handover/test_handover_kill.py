@@ -2,7 +2,6 @@
 with the fence by proof of death."""
 
 import asyncio
-import importlib.util
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -10,7 +9,6 @@ from contextlib import asynccontextmanager
 from multiprocessing.process import BaseProcess
 
 import numpy as np
-import pytest
 
 from tasuki.decode_node.handover_client import HandoverClient
 from tasuki.engine import messages as m
@@ -28,12 +26,10 @@ from tests.harness.fork_server import forked_peer
 from tests.harness.handover_nodes import SLABS, Inbound, grant_of, wanted
 from tests.harness.loopback_pair import POISON, small_layout
 from tests.harness.prefill_process import main, source_ids, source_memory
+from tests.harness.running_nodes import needs_nixl
 from tests.harness.waiting import HANG_SECONDS
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("nixl_cu13") is None and importlib.util.find_spec("nixl_cu12") is None,
-    reason="NIXL is not installed",
-)
+pytestmark = needs_nixl
 
 ROOM = 3
 LAYERS = len(small_layout().layer_kinds)

@@ -15,13 +15,13 @@ from tasuki.cli.launcher import Daemon
 from tasuki.proto import handover_pb2, handover_pb2_grpc
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.harness.daemons import COUNTED_WINDOWS, Node, Question, asked, flags, fleet, questions
 from tests.harness.forked_daemon import ForkedDaemon
+from tests.harness.running_nodes import needs_nixl
 from tests.harness.standing_daemon import SECONDS, StandingDaemon, be_busy_now, sleep_now
 from tests.harness.waiting import HANG_SECONDS, until
 
-pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+pytestmark = needs_nixl
 
 CONNECTED = pb.PREFILL_NODE_STATE_CONNECTED
 LONG, SHORT = range(2)

@@ -1,9 +1,9 @@
-"""Scripts of transfers on the pure core: the simulated pair, whose engines do as a script bids.
+"""Play scripts of transfers on the simulated pair: the pure core on a virtual clock.
 
-Time is virtual, the wire and the bytes are the simulation's, and its checks hold at each step. A
-command that is a message's name is that message of an engine: `HandoverCancelled 5`. The others are
-the methods of CoreWorld. What comes to an engine stands as `decode 5: GrantWanted -> RemoteReady`,
-of a pull as `prefill 5 pull: ...`.
+The script drives both engines. The simulation's checks hold at each step. A command with a
+message's name is that message of an engine: `HandoverCancelled 5`. Other commands are methods of
+CoreWorld. Messages to an engine are shown as `decode 5: GrantWanted -> RemoteReady`, and those of a
+pull as `prefill 5 pull: ...`.
 """
 
 import contextlib
@@ -43,20 +43,20 @@ _COMES = {
     (Sending, False): {do.Reserve: "PrefillReserve", do.Start: "PrefillStart"},
     (Sending, True): {do.Reserve: "PullAsked"},
 }
-"""What an action gives an engine, by side, and whether it is a pull's."""
+"""Messages to an engine by side, whether the side is a pull's, and action."""
 _REST, _LAST = 400.0, 5.0
-"""Seconds in which all that a script began has ended, and then its last write and decoding."""
+"""Seconds for all transfers of a script to end, and for the last write and decoding."""
 
 
 class Even(random.Random):
-    """Draws the middle of each range."""
+    """Draw the middle of each range."""
 
     def random(self) -> float:
         return 0.5
 
 
 class Followed(Checks):
-    """Keeps what came to each engine, by where it came."""
+    """Record the messages to each engine by track."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -87,7 +87,7 @@ class Followed(Checks):
 
 
 class ScriptedDecode(DecodeDesk):
-    """Grants and pins when it is told to."""
+    """Grant and pin on command."""
 
     def _grant(self, request: Request) -> None:
         return
@@ -108,7 +108,7 @@ class ScriptedDecode(DecodeDesk):
 
 
 class ScriptedPrefill(PrefillDesk):
-    """Pulls, leases, computes and announces when it is told to."""
+    """Pull, lease, compute and announce on command."""
 
     def _admit(self, computed: object) -> None:
         return
@@ -117,7 +117,7 @@ class ScriptedPrefill(PrefillDesk):
         return
 
     def admit(self, room: int) -> None:
-        """Take the room's turn: it pulls what is offered, or else it is leased."""
+        """Take the room's turn: pull the offered state once, else lease the room."""
         super()._admit(self._computed[room])
 
     def compute(self, room: int) -> None:
@@ -129,7 +129,7 @@ class ScriptedPrefill(PrefillDesk):
 
 
 class CoreWorld(SimulatedPair):
-    """Two nodes that have met."""
+    """Two connected nodes, and the commands of a script."""
 
     look, still = 0.05, 20.0
 
@@ -157,7 +157,7 @@ class CoreWorld(SimulatedPair):
         assert isinstance(desk, ScriptedPrefill)
         return desk
 
-    # As a script's player has it
+    # For the player
 
     def now(self) -> float:
         return self.world.now
@@ -172,7 +172,7 @@ class CoreWorld(SimulatedPair):
         self._followed.came = {}
 
     async def end(self) -> None:
-        """Nothing is left, where no drain was made to hang."""
+        """Wait until nothing is left, unless a drain was made to hang."""
         until = self.world.now + _REST
         while self._followed.lives and self.world.now < until:
             self.world.run(self.world.now + _LAST)
@@ -196,15 +196,15 @@ class CoreWorld(SimulatedPair):
     # Before rooms begin
 
     def faults(self, number: str, *faults: str) -> None:
-        """`faults 5 flip@1`: what befalls which window or message of a room that is not there
-        yet."""
+        """`faults 5 flip@1`: set the faults of a room that has not begun, each with the number of
+        its window or message."""
         parts = (fault.partition("@") for fault in faults)
         self._faults[int(number)] = [
             (Fault[name.replace("-", "_").upper()], int(place or 0)) for name, _, place in parts
         ]
 
     def deadlines(self, of: str, **seconds: str) -> None:
-        """of: `decode`, `prefill`, or a pull's side, `decode-pull`."""
+        """Change deadlines. of: `decode`, `prefill`, or a pull's side, `decode-pull`."""
         node, _, pull = of.partition("-")
         desk = {"decode": self._decode, "prefill": self._prefill}[node]
         name = "pull_deadlines" if pull else "deadlines"
@@ -228,7 +228,7 @@ class CoreWorld(SimulatedPair):
         self._until(lambda: room in self._prefill.rooms or room not in self._decode.rooms)
 
     def pull(self, number: str) -> None:
-        """Up to the ask in the decode engine."""
+        """Begin a room that offers a state; wait for the pull at the decode node."""
         room = int(number)
         self._ask(room, offers=True)
         self._prefill.admit(room)
@@ -260,7 +260,7 @@ class CoreWorld(SimulatedPair):
             self._prefill.announce(int(number))
 
     def _state(self, room: int, *names: str) -> None:
-        """Wait until the room is as far on the decode node."""
+        """Wait until the decode node's side is in one of these states."""
         self._until(lambda: self._decode.rooms[room].side.state.name in names)
 
     # What engines say
@@ -294,7 +294,7 @@ class CoreWorld(SimulatedPair):
                 raise LookupError(name)
 
     def queue_moves(self, number: str) -> None:
-        """To and fro, for as long as the room lives, which must not keep it for ever."""
+        """Move the room to and fro in its queue for as long as it lives."""
         side = self._prefill.rooms[int(number)]
 
         def moves(position: int) -> None:
@@ -323,7 +323,7 @@ class CoreWorld(SimulatedPair):
         self.decode.connection.lose(self.decode)
 
     def new_link(self) -> None:
-        """Wait for a connection that neither end has given up."""
+        """Wait until both ends have a live connection."""
 
         def is_up() -> bool:
             connection = self.decode.connection
@@ -338,7 +338,7 @@ class CoreWorld(SimulatedPair):
         self.world.run(self.world.now + float(seconds))
 
     def hangs(self, what: str) -> None:
-        """what: `verify` at either node, or `abort` at either sender."""
+        """Let an action hang at both nodes. what: `verify` or `abort`."""
         for peer in (self.decode, self.prefill):
             if what == "verify":
                 peer.landing.verify = lambda *_: None  # type: ignore[method-assign]
@@ -349,7 +349,7 @@ class CoreWorld(SimulatedPair):
                 self._drains = False
 
     def drain(self, number: str) -> Look:
-        """As the prefill node remembers it."""
+        """Show the drain in the prefill node's memory of ended rooms."""
         request = self.checks.by_room[int(number)]
         names = list(self.checks.connections)
 

@@ -67,7 +67,7 @@ class World(Protocol):
 
 
 class RealTime:
-    """The time of a world that runs as fast as this machine's clock."""
+    """Time of this machine's clock."""
 
     look, still = 0.002, 2.0
 

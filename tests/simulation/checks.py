@@ -101,7 +101,7 @@ class Checks:
 
     @property
     def lives(self) -> bool:
-        """Whether any side does."""
+        """Whether any side lives."""
         return bool(self._living)
 
     def began(self, side: SimulatedSide) -> None:
@@ -142,7 +142,7 @@ class Checks:
         self.require(now - since < bound, f"{side.name} stays {state.name}")
 
     def performs(self, side: SimulatedSide, action: Action) -> None:
-        """A side performs an action. Whoever follows a history by its actions has them here."""
+        """A side performs an action. Subclasses record it."""
 
     def said(self, side: SimulatedSide, message: Message) -> None:
         """A sender says one final message, and nothing behind it."""
