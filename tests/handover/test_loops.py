@@ -131,7 +131,7 @@ def test_a_frozen_decode_node_goes_on_where_it_was(told: tuple[Question, ...]) -
 def test_the_hand_over_has_an_address_of_its_own_where_it_is_given_one(
     told: tuple[Question, ...],
 ) -> None:
-    with pair(Daemon, "--handover-bind", "127.0.0.1:0") as (prefill, decode):
+    with pair(ForkedDaemon, "--handover-bind", "127.0.0.1:0") as (prefill, decode):
         assert prefill.handover_address != prefill.address
         answer = asked(decode, told[SHORT].prompt, b"").result()
         assert answer.token_ids == told[SHORT].tokens
