@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.clients.benchmarks.tools import TOOLS, Task
 from scripts.clients.install import program
 
 MODEL = "embedded"
 _HUB_NAME = "local/embedded"
-_REQUESTS = 12
+_REQUESTS, _PROMPT_TOKENS, _ANSWER_TOKENS = 12, 64, 24
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
 @dataclass(frozen=True)
@@ -91,23 +91,70 @@ def runs(url: str, tokenizer: Path, folder: Path) -> dict[str, Run]:
             ),
             _read_locust,
         ),
-        **{
-            name: _as_documented(name, Task(url, MODEL, tokenizer, folder, _REQUESTS))
-            for name in ("inference-perf", "vllm", "genai-bench")
-            if folder.name == name
-        },
+        "inference-perf": Run(
+            (
+                str(program("inference-perf", "inference-perf")),
+                *("--config_file", str(_inference_perf_settings(url, tokenizer, folder))),
+            ),
+            _read_inference_perf,
+            _OFFLINE,
+        ),
+        "vllm": Run(
+            (
+                *(str(program("vllm", "vllm")), "bench", "serve", "--backend", "openai-chat"),
+                *("--base-url", url, "--endpoint", "/v1/chat/completions"),
+                *("--model", MODEL, "--tokenizer", str(tokenizer), "--seed", "1"),
+                *("--dataset-name", "random", "--random-input-len", str(_PROMPT_TOKENS)),
+                *("--random-output-len", str(_ANSWER_TOKENS), "--num-prompts", str(_REQUESTS)),
+                *("--max-concurrency", "1", "--save-result"),
+                *("--result-dir", str(folder), "--result-filename", "vllm.json"),
+            ),
+            _read_vllm,
+            _OFFLINE,
+        ),
+        "genai-bench": Run(
+            (
+                *(str(program("genai-bench", "genai-bench")), "benchmark"),
+                *("--api-backend", "openai", "--api-base", url, "--api-key", "none"),
+                *("--api-model-name", MODEL, "--model-tokenizer", str(tokenizer)),
+                *("--task", "text-to-text"),
+                *("--traffic-scenario", f"D({_PROMPT_TOKENS},{_ANSWER_TOKENS})"),
+                *("--num-concurrency", "1", "--max-requests-per-run", str(_REQUESTS)),
+                *("--max-time-per-run", "5", "--experiment-base-dir", str(folder)),
+                *("--experiment-folder-name", "run", "--log-dir", str(folder)),
+            ),
+            _read_genai_bench,
+            _OFFLINE,
+        ),
     }
 
 
-def _as_documented(name: str, task: Task) -> Run:
-    """A tool's first command, by its own pages."""
-    tool = TOOLS[name]
+def _inference_perf_settings(url: str, tokenizer: Path, folder: Path) -> Path:
+    """Write its settings, a file of YAML, which JSON is.
 
-    def read(output: str, folder: Path) -> ClientCounts:
-        report = tool.read(folder)
-        return ClientCounts(report.requests, report.failed, None)
-
-    return Run(tool.command(task), read, tool.environment)
+    None of its own prompts of a chosen length are chats, so it gets a file of them.
+    """
+    chats, config = folder / "chats.json", folder / "config.yml"
+    text = " ".join(("house", "letter", "room", "dinner")[n % 4] for n in range(_PROMPT_TOKENS // 2))
+    turns = [
+        [{"from": name, "value": f"{number} {text}"} for name in ("system", "human")]
+        for number in range(_REQUESTS + 1)  # It throws the first away.
+    ]
+    chats.write_text(json.dumps([{"conversations": each} for each in turns]), encoding="utf-8")
+    settings = {
+        "api": {"type": "chat", "streaming": True},
+        "data": {"type": "shareGPT", "path": str(chats)},
+        "load": {
+            "type": "concurrent",
+            "stages": [{"num_requests": _REQUESTS, "concurrency_level": 1}],
+            "num_workers": 1,
+        },
+        "server": {"type": "vllm", "model_name": MODEL, "base_url": url},
+        "tokenizer": {"pretrained_model_name_or_path": str(tokenizer)},
+        "storage": {"local_storage": {"path": str(folder / "reports")}},
+    }
+    config.write_text(json.dumps(settings), encoding="utf-8")
+    return config
 
 
 def _hub(tokenizer: Path, home: Path) -> dict[str, str]:
@@ -120,7 +167,7 @@ def _hub(tokenizer: Path, home: Path) -> dict[str, str]:
     for file in tokenizer.iterdir():
         if file.suffix in (".json", ".jinja"):
             (snapshot / file.name).write_bytes(file.read_bytes())
-    return {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return {"HF_HOME": str(home), **_OFFLINE}
 
 
 def _read_aiperf(output: str, folder: Path) -> ClientCounts:
@@ -156,3 +203,22 @@ def _read_locust(output: str, folder: Path) -> ClientCounts:
     (line,) = [line for line in output.splitlines() if line.startswith('{"turns"')]
     counts = json.loads(line)
     return ClientCounts(counts["turns"], counts["failed"], counts["cached_tokens"])
+
+
+def _read_inference_perf(output: str, folder: Path) -> ClientCounts:
+    (report,) = folder.rglob("summary_lifecycle_metrics.json")
+    counts = json.loads(report.read_text(encoding="utf-8"))
+    failed = counts["failures"]["count"]
+    return ClientCounts(counts["successes"]["count"] + failed, failed, None)
+
+
+def _read_vllm(output: str, folder: Path) -> ClientCounts:
+    counts = json.loads((folder / "vllm.json").read_text(encoding="utf-8"))
+    asked = counts["num_prompts"]
+    return ClientCounts(asked, asked - counts["completed"], None)
+
+
+def _read_genai_bench(output: str, folder: Path) -> ClientCounts:
+    (report,) = [file for file in folder.rglob("*.json") if "concurrency" in file.name]
+    counts = json.loads(report.read_text(encoding="utf-8"))["aggregated_metrics"]
+    return ClientCounts(counts["num_requests"], counts["num_error_requests"], None)
