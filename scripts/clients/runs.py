@@ -135,7 +135,9 @@ def _inference_perf_settings(url: str, tokenizer: Path, folder: Path) -> Path:
     None of its own prompts of a chosen length are chats, so it gets a file of them.
     """
     chats, config = folder / "chats.json", folder / "config.yml"
-    text = " ".join(("house", "letter", "room", "dinner")[n % 4] for n in range(_PROMPT_TOKENS // 2))
+    text = " ".join(
+        ("house", "letter", "room", "dinner")[n % 4] for n in range(_PROMPT_TOKENS // 2)
+    )
     turns = [
         [{"from": name, "value": f"{number} {text}"} for name in ("system", "human")]
         for number in range(_REQUESTS + 1)  # It throws the first away.
