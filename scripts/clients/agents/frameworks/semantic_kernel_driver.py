@@ -38,7 +38,8 @@ def asked(text: str, **more) -> tuple[ChatHistory, OpenAIChatPromptExecutionSett
 
 
 def answer(text: str, kernel: Kernel | None = None, **more):
-    return asyncio.run(service().get_chat_message_content(*asked(text, **more), kernel=kernel))
+    given = {} if kernel is None else {"kernel": kernel}
+    return asyncio.run(service().get_chat_message_content(*asked(text, **more), **given))
 
 
 async def pieces() -> str:
