@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tasuki.bench.errors import BenchError
-from tasuki.bench.fleet.planner import outcome as planner
 from tasuki.bench.fleet.results import tables
 from tasuki.bench.load import serving_report
 from tasuki.bench.measure import report
@@ -22,7 +21,6 @@ from tasuki.bench.replay import developer_traces
 from tasuki.utils.flags import FlagParser
 
 _DESCRIBE = {
-    "planner": planner.describe,
     "serving": serving_report.describe,
     "traces": developer_traces.describe,
 }

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.common.command import show
-from scripts.common.processes import resident, tree
+from scripts.common.probe import resident, tree
 from tasuki.bench.load.free.model import free_shape
 from tasuki.bench.load.model_folder import write_model_folder
 from tasuki.bench.load.node_counters import NodeCounters

@@ -10,13 +10,13 @@ from scripts.attack.attacks.bombs import (
 from scripts.attack.attacks.floods import (
     cancel_storm,
     host_tricks,
-    left_turns,
     session_flood,
     unread_streams,
 )
 from scripts.attack.attacks.grpc_fuzz import grpc_fuzz
 from scripts.attack.attacks.heavy_texts import heavy_answers, heavy_texts, left_grammars
 from scripts.attack.attacks.http_fuzz import http_fuzz
+from scripts.attack.attacks.left_turns import left_turns
 from scripts.attack.attacks.raw_http import raw_http, slow_clients
 from scripts.attack.attacks.responses import (
     background_storm,

@@ -14,8 +14,7 @@ import grpc
 from scripts.attack.http_call import HttpCall, ask
 from scripts.attack.tally import Tally
 from scripts.common.daemons import Pair
-from scripts.common.probe import Probe
-from scripts.common.processes import resident
+from scripts.common.probe import Probe, resident
 from tests.harness.daemons import Node, asked, flags, questions
 
 OWNER = "owner-key"

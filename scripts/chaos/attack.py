@@ -1,14 +1,65 @@
 """The attacks of scripts/attack as a workload: a fault is a part of an attack's name."""
 
-from collections.abc import Callable
+import random
+import time
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scripts.attack.campaign import run as attacked
-from scripts.attack.campaign import table
+from scripts.attack.attack import Attack, Attempt
 from scripts.attack.catalogue import ATTACKS
-from scripts.common.command import seed_option
+from scripts.attack.tally import Tally as AttackTally
+from scripts.attack.world import World
+from scripts.common.command import head, seed_option
+from scripts.common.command import row as line
 from scripts.common.tally import Tally
 from tasuki.utils.options import option
+
+
+@dataclass(frozen=True)
+class Row:
+    attack: str
+    tries: int
+    result: str
+    findings: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        return "held" if not self.findings else f"{len(self.findings)} findings"
+
+
+def campaign(
+    attacks: Sequence[Attack], seconds: float, seed: int, say: Callable[[str], None]
+) -> list[Row]:
+    """Try the attacks on one pair of daemons, one after another, each judged by itself. An attack
+    gets an equal share of the time that is left.
+
+    seconds: for all of them, once the daemons stand; every attack makes a try, though the time
+    be up. say: a line an attack."""
+    rows = []
+    with World() as world:
+        ends = time.monotonic() + seconds
+        for number, attack in enumerate(attacks):
+            begun = time.monotonic()
+            share = max(1.0, (ends - begun) / (len(attacks) - number))
+            tally = AttackTally()
+            rng = random.Random(f"{seed}/{attack.name}")
+            # What is judged afterwards takes some of the time.
+            attempt = Attempt(world, rng, begun + 0.7 * share, tally)
+            with world.watched(tally):
+                try:
+                    attack.try_it(attempt)
+                except Exception:
+                    tally.finding(f"the attack broke: {traceback.format_exc()[-1500:]}")
+            row = Row(attack.name, tally.tries, tally.summary, tuple(tally.findings))
+            rows.append(row)
+            say(f"{row.attack}: {row.tries} tries, {row.verdict}, {time.monotonic() - begun:.0f} s")
+    return rows
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = [line(each.attack, each.tries, each.result, each.verdict) for each in rows]
+    return "\n".join([head("attack", "tries", "result", "verdict"), *lines])
 
 
 @dataclass(frozen=True)
@@ -22,7 +73,7 @@ def run(settings: AttackSettings, say: Callable[[str], None]) -> Tally:
     tally = Tally()
     attacks = [attack for attack in ATTACKS if settings.fault in attack.name]
     assert settings.seed is not None
-    rows = attacked(attacks, settings.seconds, settings.seed, say)
+    rows = campaign(attacks, settings.seconds, settings.seed, say)
     say(table(rows))
     for each in rows:
         tally.count("tries", each.tries)

@@ -15,7 +15,7 @@ from scripts.chaos import faults
 from scripts.chaos.faults import Fault
 from scripts.chaos.world import World
 from scripts.common.command import seed_option
-from scripts.common.processes import resident
+from scripts.common.probe import resident
 from scripts.common.tally import MemoryTrail, Tally
 from tasuki.client.aio import AsyncClient, AsyncSession
 from tasuki.client.answer import Answer

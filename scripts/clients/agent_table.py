@@ -6,16 +6,16 @@ that calls what it is asked to call (tests/tool_caller), by a published chat tem
 
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.clients.agents.columns import COLUMNS
 from scripts.clients.install import FOLDER, interpreter, pins, program
-from scripts.clients.recorded_table import record
 from scripts.common.command import head, row, show
 from tests.harness.running_nodes import fused_node, node_pair
 from tests.harness.tool_caller import tool_caller
@@ -123,3 +123,27 @@ def _more(client: str) -> list[str]:
     if client == "ai-sdk":
         return [str(FOLDER / client)]
     return [str(program(client, _PROGRAMS[client])), client] if client in _PROGRAMS else []
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "clients.md"
+
+
+def record(name: str, order: Sequence[str], rows: Mapping[str, str]) -> None:
+    """name: of the table. order: all clients, as their rows stand. rows: client to its line, with
+    the client and its version in the first cell. Raises ValueError where the document has no such
+    table."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    DOCUMENT.write_text(with_rows(text, name, order, rows), encoding="utf-8")
+
+
+def with_rows(text: str, name: str, order: Sequence[str], rows: Mapping[str, str]) -> str:
+    table = re.compile(
+        rf"(<!-- {re.escape(name)} -->\n\|[^\n]*\n\| ---[^\n]*\n)((?:\|[^\n]*\n)*)(<!-- end -->)"
+    )
+    found = table.search(text)
+    if found is None:
+        raise ValueError(f"{DOCUMENT} has no table {name}")
+    before = {line.split()[1]: line for line in found[2].splitlines()}
+    after = {**before, **rows}
+    lines = "".join(f"{after[client]}\n" for client in order if client in after)
+    return f"{text[: found.start()]}{found[1]}{lines}{found[3]}{text[found.end() :]}"

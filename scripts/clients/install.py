@@ -118,11 +118,6 @@ def pins(client: str) -> str:
     return ", ".join(version if name == client else f"{name} {version}" for name, version in named)
 
 
-def version(client: str) -> str:
-    """Of the client itself, without those of what is installed with it."""
-    return pins(client).rpartition(", ")[2]
-
-
 def interpreter(client: str) -> Path | None:
     """The Python that has it; None where it is not installed."""
     folder = FOLDER / client

@@ -4,19 +4,237 @@ A row holds where no request failed and the client's sum of cached tokens equals
 of a client that keeps no count the server's is shown alone. Traffic stays on loopback.
 """
 
+import json
 import os
 import re
 import subprocess
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.clients.runs import runs
+from scripts.clients.install import program
 from scripts.common.command import head, row, show
 from scripts.common.daemons import Pair
 from tasuki.model.named_checkpoints import embedded_model
 from tests.harness.daemons import flags
+
+MODEL = "embedded"
+_HUB_NAME = "local/embedded"
+_REQUESTS, _PROMPT_TOKENS, _ANSWER_TOKENS = 12, 64, 24
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+
+@dataclass(frozen=True)
+class ClientCounts:
+    """cached_tokens: their sum over all answers; None where the client keeps no such count; 0
+    where it keeps none either, and its prompts share nothing."""
+
+    requests: int
+    failed: int
+    cached_tokens: int | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A client as its authors ship it. command: run in `folder`; read: its result, from its output
+    and its folder."""
+
+    command: tuple[str, ...]
+    read: Callable[[str, Path], ClientCounts]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def runs(url: str, tokenizer: Path, folder: Path) -> dict[str, Run]:
+    """url: of the HTTP server, without /v1; tokenizer: a folder in Hugging Face layout; folder:
+    theirs to write in."""
+    hub = _hub(tokenizer, folder / "hub")
+    return {
+        "aiperf": Run(
+            (
+                *(str(program("aiperf", "aiperf")), "profile", "--model", MODEL, "--url", url),
+                *("--endpoint-type", "chat", "--streaming", "--tokenizer", _HUB_NAME),
+                *("--conversation-num", "4", "--conversation-turn-mean", "3"),
+                *("--conversation-turn-stddev", "0", "--concurrency", "2"),
+                *("--synthetic-input-tokens-mean", "120", "--output-tokens-mean", "12"),
+                *("--extra-inputs", "ignore_eos:true", "--ui", "none", "--random-seed", "1"),
+                *("--output-artifact-dir", str(folder / "aiperf")),
+            ),
+            _read_aiperf,
+            hub,
+        ),
+        "evalscope": Run(
+            (
+                *(str(program("evalscope", "evalscope")), "perf", "--model", MODEL),
+                *("--url", f"{url}/v1/chat/completions", "--api", "openai", "--stream"),
+                *("--multi-turn", "--dataset", "random_multi_turn"),
+                *("--tokenizer-path", str(tokenizer), "--parallel", "2", "--number", "6"),
+                *("--min-turns", "2", "--max-turns", "3", "--seed", "1"),
+                *("--min-prompt-length", "100", "--max-prompt-length", "200"),
+                *("--max-tokens", "12", "--prefix-length", "0"),
+                *("--no-timestamp", "--outputs-dir", str(folder / "evalscope")),
+            ),
+            _read_evalscope,
+            hub,
+        ),
+        "guidellm": Run(
+            (
+                *(str(program("guidellm", "guidellm")), "run"),
+                *("--backend", f"kind=openai_http,target={url},model={MODEL}"),
+                *("--profile", "kind=synchronous"),
+                *("--constraint", "kind=max_requests,count=6"),
+                *("--tokenizer", f"kind=hf_auto,model={tokenizer}"),
+                *("--data", "kind=synthetic_text,prompt_tokens=200,output_tokens=12"),
+                *("--output", f"kind=json,path={folder / 'guidellm.json'}"),
+                "--disable-console-interactive",
+            ),
+            _read_guidellm,
+            hub,
+        ),
+        "locust": Run(
+            (
+                *(str(program("locust", "locust")), "--headless", "--only-summary"),
+                *("-f", str(Path(__file__).with_name("locustfile.py")), "--host", url),
+                # No user is cut in the middle of a chat: its count would be lost.
+                *("--users", "4", "--run-time", "15s", "--stop-timeout", "60"),
+            ),
+            _read_locust,
+        ),
+        "inference-perf": Run(
+            (
+                str(program("inference-perf", "inference-perf")),
+                *("--config_file", str(_inference_perf_settings(url, tokenizer, folder))),
+            ),
+            _read_inference_perf,
+            _OFFLINE,
+        ),
+        "vllm": Run(
+            (
+                *(str(program("vllm", "vllm")), "bench", "serve", "--backend", "openai-chat"),
+                *("--base-url", url, "--endpoint", "/v1/chat/completions"),
+                *("--model", MODEL, "--tokenizer", str(tokenizer), "--seed", "1"),
+                *("--dataset-name", "random", "--random-input-len", str(_PROMPT_TOKENS)),
+                *("--random-output-len", str(_ANSWER_TOKENS), "--num-prompts", str(_REQUESTS)),
+                *("--max-concurrency", "1", "--save-result"),
+                *("--result-dir", str(folder), "--result-filename", "vllm.json"),
+            ),
+            _read_vllm,
+            _OFFLINE,
+        ),
+        "genai-bench": Run(
+            (
+                *(str(program("genai-bench", "genai-bench")), "benchmark"),
+                *("--api-backend", "openai", "--api-base", url, "--api-key", "none"),
+                *("--api-model-name", MODEL, "--model-tokenizer", str(tokenizer)),
+                *("--task", "text-to-text"),
+                *("--traffic-scenario", f"D({_PROMPT_TOKENS},{_ANSWER_TOKENS})"),
+                *("--num-concurrency", "1", "--max-requests-per-run", str(_REQUESTS)),
+                *("--max-time-per-run", "5", "--experiment-base-dir", str(folder)),
+                *("--experiment-folder-name", "run", "--log-dir", str(folder)),
+            ),
+            _read_genai_bench,
+            _OFFLINE,
+        ),
+    }
+
+
+def _inference_perf_settings(url: str, tokenizer: Path, folder: Path) -> Path:
+    """Write its settings, a file of YAML, which JSON is.
+
+    None of its own prompts of a chosen length are chats, so it gets a file of them.
+    """
+    chats, config = folder / "chats.json", folder / "config.yml"
+    text = " ".join(
+        ("house", "letter", "room", "dinner")[n % 4] for n in range(_PROMPT_TOKENS // 2)
+    )
+    turns = [
+        [{"from": name, "value": f"{number} {text}"} for name in ("system", "human")]
+        for number in range(_REQUESTS + 1)  # It throws the first away.
+    ]
+    chats.write_text(json.dumps([{"conversations": each} for each in turns]), encoding="utf-8")
+    settings = {
+        "api": {"type": "chat", "streaming": True},
+        "data": {"type": "shareGPT", "path": str(chats)},
+        "load": {
+            "type": "concurrent",
+            "stages": [{"num_requests": _REQUESTS, "concurrency_level": 1}],
+            "num_workers": 1,
+        },
+        "server": {"type": "vllm", "model_name": MODEL, "base_url": url},
+        "tokenizer": {"pretrained_model_name_or_path": str(tokenizer)},
+        "storage": {"local_storage": {"path": str(folder / "reports")}},
+    }
+    config.write_text(json.dumps(settings), encoding="utf-8")
+    return config
+
+
+def _hub(tokenizer: Path, home: Path) -> dict[str, str]:
+    """Some clients take names of a hub only: a cache that has the folder under one."""
+    model = home / "hub" / f"models--{_HUB_NAME.replace('/', '--')}"
+    snapshot = model / "snapshots" / "0"
+    snapshot.mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("0")
+    for file in tokenizer.iterdir():
+        if file.suffix in (".json", ".jinja"):
+            (snapshot / file.name).write_bytes(file.read_bytes())
+    return {"HF_HOME": str(home), **_OFFLINE}
+
+
+def _read_aiperf(output: str, folder: Path) -> ClientCounts:
+    (export,) = (folder / "aiperf").rglob("profile_export.jsonl")
+    records = [json.loads(line) for line in export.read_text(encoding="utf-8").splitlines()]
+    good = [record for record in records if not record.get("error")]
+    cached = [
+        record["metrics"].get("usage_prompt_cache_read_tokens", {}).get("value", 0)
+        for record in good
+    ]
+    return ClientCounts(len(records), len(records) - len(good), int(sum(cached)))
+
+
+def _read_evalscope(output: str, folder: Path) -> ClientCounts:
+    """The summary has a rate; the timeline has the count, added up answer by answer."""
+    (summary,) = (folder / "evalscope").rglob("benchmark_summary.json")
+    counts = json.loads(summary.read_text(encoding="utf-8"))
+    timeline = summary.with_name("workload_timeline.json")
+    *_, last = json.loads(timeline.read_text(encoding="utf-8"))["points"]
+    return ClientCounts(
+        counts["Total Requests"], counts["Failed Requests"], last["cum_cached_prompt"]
+    )
+
+
+def _read_guidellm(output: str, folder: Path) -> ClientCounts:
+    report = json.loads((folder / "guidellm.json").read_text(encoding="utf-8"))
+    totals = [benchmark["metrics"]["request_totals"] for benchmark in report["benchmarks"]]
+    failed = sum(total["errored"] + total["incomplete"] for total in totals)
+    return ClientCounts(sum(total["total"] for total in totals), failed, 0)
+
+
+def _read_locust(output: str, folder: Path) -> ClientCounts:
+    (line,) = [line for line in output.splitlines() if line.startswith('{"turns"')]
+    counts = json.loads(line)
+    return ClientCounts(counts["turns"], counts["failed"], counts["cached_tokens"])
+
+
+def _read_inference_perf(output: str, folder: Path) -> ClientCounts:
+    (report,) = folder.rglob("summary_lifecycle_metrics.json")
+    counts = json.loads(report.read_text(encoding="utf-8"))
+    failed = counts["failures"]["count"]
+    return ClientCounts(counts["successes"]["count"] + failed, failed, None)
+
+
+def _read_vllm(output: str, folder: Path) -> ClientCounts:
+    counts = json.loads((folder / "vllm.json").read_text(encoding="utf-8"))
+    asked = counts["num_prompts"]
+    return ClientCounts(asked, asked - counts["completed"], None)
+
+
+def _read_genai_bench(output: str, folder: Path) -> ClientCounts:
+    (report,) = [file for file in folder.rglob("*.json") if "concurrency" in file.name]
+    counts = json.loads(report.read_text(encoding="utf-8"))["aggregated_metrics"]
+    return ClientCounts(counts["num_requests"], counts["num_error_requests"], None)
+
 
 CLIENTS = (
     *("aiperf", "evalscope", "guidellm", "locust"),

@@ -16,9 +16,7 @@ if os.environ.get("TRITON_INTERPRET", "0") != "0":
 
 import triton
 
-from .growth import Table, growth
-from .resources import compile_spec
-from .specs import find_specs
+from .resources import Table, compile_spec, find_specs, growth
 
 RECORD = Path(__file__).parents[2] / "docs" / "results" / "kernel_resources.json"
 CAPABILITIES = (90, 100)

@@ -3,11 +3,15 @@
 Needs triton with its ptxas and cuobjdump, and a process in which TRITON_INTERPRET is not set.
 """
 
+import importlib
+import pkgutil
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -15,7 +19,41 @@ from triton.compiler import ASTSource
 
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
-from .specs import KernelSpecError
+FOLDERS = (
+    "tasuki.model.ops",
+    "tasuki.engine.parallel",
+    "tasuki.engine.tiers.gpu",
+    "tasuki.transfer.windows",
+    "tasuki.transfer.precision",
+    "tasuki.transfer.transports.nvlink",
+)
+
+
+class KernelSpecError(ValueError):
+    """A spec that cannot be compiled; the message names it and the mend."""
+
+
+def find_specs() -> list[KernelSpec]:
+    """All specs by name. Raises KernelSpecError where two share one."""
+    specs: dict[str, KernelSpec] = {}
+    for module in _modules():
+        for spec in importlib.import_module(module).compile_specs():
+            if spec.name in specs:
+                raise KernelSpecError(
+                    f"{module}: a second kernel spec is named {spec.name}: rename one"
+                )
+            specs[spec.name] = spec
+    return [specs[name] for name in sorted(specs)]
+
+
+def _modules() -> Iterator[str]:
+    """Modules that define compile_specs; helpers without kernels of their own have none."""
+    for folder in FOLDERS:
+        package = importlib.import_module(folder)
+        for found in pkgutil.walk_packages(package.__path__, prefix=f"{folder}."):
+            if hasattr(importlib.import_module(found.name), "compile_specs"):
+                yield found.name
+
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
@@ -90,3 +128,25 @@ def _read(name: str, cubin: bytes, shared_bytes: int) -> Resources:
         raise KernelSpecError(f"{name}: cuobjdump reports no resources: {listing.strip()}")
     registers, stack, local = (int(value) for value in found.groups())
     return Resources(registers, stack + local, shared_bytes)
+
+
+Table = dict[str, dict[str, dict[str, int]]]
+"""Kernel name, then architecture ("sm_90"), then resource name, to its number."""
+
+
+def growth(recorded: Table, measured: Table) -> list[str]:
+    """One line a kernel, architecture or number that is missing, left over or has grown. Fewer
+    resources than recorded are no fault."""
+    faults = [f"{name}: recorded but gone" for name in sorted(recorded.keys() - measured.keys())]
+    for name, by_arch in sorted(measured.items()):
+        if name not in recorded:
+            faults.append(f"{name}: not recorded")
+            continue
+        for arch, resources in by_arch.items():
+            before: dict[str, Any] = recorded[name].get(arch, {})
+            for resource, value in resources.items():
+                if resource not in before:
+                    faults.append(f"{name} {arch}: {resource} not recorded")
+                elif value > before[resource]:
+                    faults.append(f"{name} {arch}: {resource} {before[resource]} -> {value}")
+    return faults

@@ -5,24 +5,116 @@ answer to a prompt is the JSON string behind its last `say: `. There are no forw
 is followed and no token has a logprob.
 """
 
+import json
+import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from tasuki.bench.load.free.runner import FreeRunner
+from tasuki.bench.load.free.runner import FreeForward, FreeRunner
 from tasuki.bench.load.free.step_cost import StepCost
 from tasuki.bench.load.free.tokens import next_token
 from tasuki.bench.load.node_main import free_parts
+from tasuki.cli.conformance.checks.dictated import SAY
 from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig, Role
-from tasuki.engine.runner.base import Runner
+from tasuki.engine.forward_plan import ForwardPlan
+from tasuki.engine.runner.base import Event, Runner
+from tasuki.engine.runner.rows import SequenceStates
 from tasuki.server.daemon import fused
 from tasuki.server.text.tokenizer import Tokenizer
 from tasuki.utils.logs import Progress
 
-from .saying_runner import Dictation, SayingRunner
+_NOTHING = "Nothing was asked for."
+
+
+@dataclass(frozen=True)
+class Dictation:
+    """The answer to a prompt, in tokens. end: that ends a turn."""
+
+    tokenizer: Tokenizer
+    end: int
+
+    def answer_to(self, prompt: Sequence[int]) -> list[int]:
+        """With its end. A prompt without an order has an answer that says so."""
+        text = self.tokenizer.decode(prompt)
+        _, found, order = text.rpartition(SAY)
+        said = json.JSONDecoder().raw_decode(order)[0] if found else _NOTHING
+        return [*self._tokens_of(str(said)), self.end]
+
+    def _tokens_of(self, text: str) -> list[int]:
+        """As a model writes it: each tag that the tokenizer has is a token."""
+        added = self.tokenizer.added_tokens
+        pieces = re.split("(" + "|".join(map(re.escape, added)) + ")", text)
+        return [
+            token
+            for piece in pieces
+            for token in ([added[piece]] if piece in added else self.tokenizer.encode(piece))
+        ]
+
+
+@dataclass
+class _Lane:
+    """begins: tokens before the answer; known once the prompt is whole."""
+
+    prompt: list[int] = field(default_factory=list)
+    answer: list[int] | None = None
+    begins: int = 0
+
+
+class SayingRunner:
+    """A runner whose answers are dictated: each prompt says its own (cli/conformance/dictated).
+
+    Owns the tokens of each lane's prompt and its answer. Everything else is a FreeRunner's. Thread
+    rule: the engine loop's. REQUIRES: prompts that are new behind their cached begin from before
+    the last `say: ` on; no sequence gives way.
+    """
+
+    def __init__(self, inner: FreeRunner, lanes: int, dictation: Dictation) -> None:
+        self._inner = inner
+        self._dictation = dictation
+        self._sequences = SequenceStates(lanes)
+        self._lanes: dict[int, _Lane] = {}
+
+    @property
+    def ticks(self) -> int:
+        return self._inner.ticks
+
+    def prepare(self) -> None:
+        self._inner.prepare()
+
+    def check_device(self) -> None:
+        self._inner.check_device()
+
+    def record_event(self) -> Event:
+        return self._inner.record_event()
+
+    def launch(self, plan: ForwardPlan) -> FreeForward:
+        """As a Runner's."""
+        forward = self._inner.launch(plan)
+        rows = self._sequences.apply(plan)
+        for left in plan.left:
+            del self._lanes[left]
+        for item in plan.joined:
+            self._lanes[item.lane] = _Lane()
+        tokens = forward.drawn.tokens.copy()
+        for row, number in enumerate(rows.lanes.tolist()):
+            lane = self._lanes[number]
+            if not rows.on_lane[row] and lane.answer is None:
+                begin = int(rows.tokens_at[row])
+                lane.prompt += plan.tokens[begin : begin + int(rows.lengths[row])].tolist()
+            if rows.num_sampled[row]:
+                tokens[row] = self._next(lane, int(rows.stops[row]))
+        return replace(forward, drawn=replace(forward.drawn, tokens=tokens))
+
+    def _next(self, lane: _Lane, stop: int) -> int:
+        """The token that stands at `stop`."""
+        if lane.answer is None:
+            lane.answer, lane.begins = self._dictation.answer_to(lane.prompt), stop
+        place = stop - lane.begins
+        return lane.answer[place] if place < len(lane.answer) else self._dictation.end
 
 
 class NoTokenizer(Exception):

@@ -14,9 +14,8 @@ from scripts.common.command import head, row, show
 from tasuki.utils.flags import parse_config
 from tasuki.utils.options import option
 
-from .lanes import outcomes_of, visible_gpus
 from .plan import Plan
-from .run import Outcome, Run, Verdict, done
+from .run import Outcome, Run, Verdict, done, outcomes_of, visible_gpus
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scripts.common.daemons import ModuleDaemon
-from scripts.common.probe import Probe
-from scripts.common.processes import resident, tree, tree_seconds
+from scripts.common.probe import Probe, resident, tree, tree_seconds
 from scripts.neighbours.model_folder import write_chat_folder
 from scripts.neighbours.noise import ANSWER, STAND_INS, Crowd, plain, send, worst
 from tasuki.cli.launcher import Daemon

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from scripts.gpu.__main__ import main
-from scripts.gpu.lanes import outcomes_of
 from scripts.gpu.plan import Plan
-from scripts.gpu.run import Outcome, Run, Verdict, done
+from scripts.gpu.run import Outcome, Run, Verdict, done, outcomes_of
 from tasuki.bench.load.serving_config import ServingConfig
 from tasuki.cli import main as cli
 from tasuki.utils.flags import parse_config

@@ -12,7 +12,7 @@ from tasuki.bench.measure.results import Document, RunFile, Section
 from tasuki.cli import main as cli
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-OWN_MAKERS = {"cache", "gateway", "fleet_replay", "mutation"}
+OWN_MAKERS = {"cache", "gateway", "fleet_replay", "mutation", "planner"}
 """Topics whose pages `tasuki bench page` does not make, or that have none."""
 
 

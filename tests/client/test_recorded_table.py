@@ -2,10 +2,9 @@
 
 import pytest
 
-from scripts.clients.agent_table import ARRANGEMENTS, CLIENTS
+from scripts.clients.agent_table import ARRANGEMENTS, CLIENTS, DOCUMENT, with_rows
 from scripts.clients.agents.columns import COLUMNS
 from scripts.clients.install import NODE_PACKAGES, PACKAGES, pins
-from scripts.clients.recorded_table import DOCUMENT, with_rows
 
 HEAD = "before\n<!-- pair -->\n| pair | text |\n| --- | --- |\n"
 END = "<!-- end -->\nbehind\n"

@@ -7,13 +7,13 @@ from threading import Thread
 import grpc
 import pytest
 
-from scripts.attack.campaign import Row, run, table
 from scripts.attack.catalogue import ATTACKS
 from scripts.attack.drawing import examples, messages, odd_json
 from scripts.attack.grpc_call import judge as judge_grpc
 from scripts.attack.grpc_call import methods
 from scripts.attack.http_call import HttpCall, ask
 from scripts.attack.tally import Tally
+from scripts.chaos.attack import Row, campaign, table
 from tasuki.proto import inference_pb2
 from tests.harness.running_nodes import needs_nixl
 
@@ -24,7 +24,7 @@ from tests.harness.running_nodes import needs_nixl
 def test_two_minutes_of_attacks_find_nothing() -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"attack: seed {seed}")
-    rows = run(ATTACKS, 100.0, seed, say=print)
+    rows = campaign(ATTACKS, 100.0, seed, say=print)
     print(table(rows))
     assert [row.attack for row in rows] == [attack.name for attack in ATTACKS]
     assert all(row.tries for row in rows), "an attack that tries nothing finds nothing"

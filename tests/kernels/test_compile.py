@@ -9,16 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts.compile_kernels.growth import growth
-from scripts.compile_kernels.resources import compile_spec
-from scripts.compile_kernels.specs import KernelSpecError
+from scripts.compile_kernels.resources import KernelSpecError, compile_spec, growth
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 ROOT = Path(__file__).parents[2]
 
 
 _NAMES = """
-from scripts.compile_kernels.specs import find_specs
+from scripts.compile_kernels.resources import find_specs
 for spec in find_specs():
     print(spec.name, spec.kernel.__name__, spec.kernel.__module__)
 """

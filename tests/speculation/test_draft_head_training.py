@@ -13,9 +13,8 @@ from tasuki.model.forward import Batch, SequenceSlice
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.safetensors_folder import load_weights
 from tests.harness.goldens import Request, Workspace, final_hidden, golden, reference_dir
-from tools.embedded.draft_head import DraftHead
-from tools.embedded.head_loss import Batch as Texts
-from tools.embedded.head_loss import loss, scores
+from tools.embedded.draft_head import Batch as Texts
+from tools.embedded.draft_head import DraftHead, loss, scores
 from tools.training.checkpoint import DRAFT_HEAD, DRAFT_RECORD, add_draft_head
 
 FOLDER = reference_dir("small-dense")

@@ -28,8 +28,7 @@ from tools.training.schedule import parameter_groups, rate, record_text
 
 from .conversation import ConversationMaker
 from .corpus import Corpus, CorpusError, load_corpus
-from .draft_head import DraftHead
-from .head_loss import STEP_WEIGHTS, Batch, StepScores, loss, scores
+from .draft_head import STEP_WEIGHTS, Batch, DraftHead, StepScores, loss, scores
 from .trunk import Trunk
 
 _MODEL = Path(__file__).resolve().parents[2] / "model" / "embedded"

@@ -1,10 +1,8 @@
 """Too much of what is allowed: sessions, streams that are left, readers that do not read."""
 
 import socket
-import tempfile
 import time
 from functools import partial
-from pathlib import Path
 
 import grpc
 
@@ -12,13 +10,11 @@ from scripts.attack.attack import Attempt
 from scripts.attack.grpc_call import ask, bearer, judge, service
 from scripts.attack.http_call import raw
 from scripts.attack.world import ANN, BOB, MOST_SESSIONS, OWNER
-from scripts.turns_left import Settings, run
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tests.harness.daemons import random_prompt
 
 _STORM = 100
-_TURNS = 300
 _OF_SESSIONS = service(pb, "Session")
 
 
@@ -103,18 +99,6 @@ def unread_streams(attempt: Attempt) -> None:
         calls = [partial(hold, node.http_address) for node in world.nodes for _ in range(150)]
         calls += [partial(watch, channel)] * 30
         attempt.at_once(len(calls), calls)
-
-
-def left_turns(attempt: Attempt) -> None:
-    """At a node of its own with front workers: a turn that is left is over, whatever came first at
-    the node's registry: its begin, its end, or both at once."""
-    for workers, _ in zip((2, 3), attempt.rounds(), strict=False):
-        settings = Settings(workers, _TURNS, seed=attempt.rng.randrange(2**31))
-        with tempfile.TemporaryDirectory() as folder:
-            tally = run(settings, Path(folder))
-        attempt.tally.note(f"{workers} workers, {_TURNS} turns")
-        for trouble in tally.troubles:
-            attempt.tally.finding(f"{workers} workers: {trouble}")
 
 
 def _unread(address: str, sent: bytes, seconds: float) -> bytes:

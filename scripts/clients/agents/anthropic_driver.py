@@ -21,48 +21,53 @@ def said(message) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
+def answer(text: str, **more) -> str:
+    return said(client.messages.create(**user(text), **more))
+
+
 def call(message):
     (found,) = [block for block in message.content if block.type == "tool_use"]
     c.same((found.name, found.input), ("get_weather", c.ARGUMENTS))
     return found
 
 
-def text() -> None:
-    c.same(said(client.messages.create(**user(c.SAY))), c.SAID)
-    counted = client.messages.count_tokens(
-        model=c.MODEL, messages=[{"role": "user", "content": c.SAY}]
-    )
-    assert counted.input_tokens > 0
+def counted() -> None:
+    asked = {name: value for name, value in user(c.SAY).items() if name != "max_tokens"}
+    assert client.messages.count_tokens(**asked).input_tokens > 0
 
 
-def stream() -> None:
-    with client.messages.stream(**user(c.SAY)) as streamed:
-        c.same("".join(streamed.text_stream), c.SAID)
+def streamed() -> str:
+    with client.messages.stream(**user(c.SAY)) as pieces:
+        return "".join(pieces.text_stream)
 
 
-def tools() -> None:
+def called_and_said() -> str:
     asked = {**user(c.CALL), "tools": [TOOL]}
     message = client.messages.create(**asked)
-    found = call(message)
-    result = {"type": "tool_result", "tool_use_id": found.id, "content": c.FOUND}
+    result = {"type": "tool_result", "tool_use_id": call(message).id, "content": c.FOUND}
     asked["messages"] += [
         {"role": "assistant", "content": message.content},
         {"role": "user", "content": [result]},
     ]
-    c.same(said(client.messages.create(**asked)), c.FOUND)
+    return said(client.messages.create(**asked))
 
 
-def forced_tool() -> None:
+def forced() -> None:
     for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
         call(client.messages.create(**user(c.CALL), tools=[TOOL], tool_choice=choice))
 
 
-def structured() -> None:
+def written() -> dict:
     wanted = {"format": {"type": "json_schema", "schema": c.PERSON_SCHEMA}}
-    message = client.messages.create(**user(c.WRITE), output_config=wanted)
-    c.same(json.loads(said(message)), c.PERSON)
+    return json.loads(answer(c.WRITE, output_config=wanted))
 
 
-default = text
-
-c.check(globals())
+text = c.all_of(c.says(lambda: answer(c.SAY)), counted)
+c.report(
+    text=text,
+    stream=c.says(streamed),
+    tools=c.gives(c.FOUND, called_and_said),
+    forced_tool=forced,
+    structured=c.gives(c.PERSON, written),
+    default=text,
+)

@@ -6,7 +6,8 @@ A driver is run as `python DRIVER URL MODEL`, in a folder that it may write in; 
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 COLUMNS = ("text", "stream", "tools", "forced tool", "structured", "default API")
@@ -66,13 +67,50 @@ def same(found: object, expected: object) -> None:
         raise AssertionError(f"{found!r} is not {expected!r}")
 
 
-def check(driver: Mapping[str, Any]) -> None:
-    """Prints a line of JSON: column -> "" where it holds, else what went wrong. driver: a module's
-    names; its function of a column's name, `default` for the last, checks that column. A column
-    that the client does not have has none."""
+def gives(expected: object, *runs: Callable[[], object]) -> Callable[[], None]:
+    """A check that each run returns what is expected."""
+
+    def check() -> None:
+        for run in runs:
+            same(run(), expected)
+
+    return check
+
+
+def says(*runs: Callable[[], object]) -> Callable[[], None]:
+    """A check that each run returns SAID."""
+    return gives(SAID, *runs)
+
+
+def calls_and_says(*runs: Callable[[], object]) -> Callable[[], None]:
+    """A check that each run calls get_weather once with ARGUMENTS and returns FOUND."""
+
+    def called(run: Callable[[], object]) -> object:
+        calls.clear()
+        return run(), calls
+
+    return gives((FOUND, [ARGUMENTS]), *(partial(called, run) for run in runs))
+
+
+def all_of(*checks: Callable[[], None]) -> Callable[[], None]:
+    """A check that all of these hold."""
+
+    def check() -> None:
+        for each in checks:
+            each()
+
+    return check
+
+
+def report(**checks: Callable[[], None]) -> None:
+    """Print a line of JSON: column -> "" where it holds, else what went wrong.
+
+    checks: by column, with `_` for a space and `default` for the last; each raises where its column
+    does not hold. A column that the client does not have has none.
+    """
     found = {}
     for column in COLUMNS:
-        run = driver.get("default" if column == COLUMNS[-1] else column.replace(" ", "_"))
+        run = checks.get("default" if column == COLUMNS[-1] else column.replace(" ", "_"))
         if run is None:
             continue
         try:

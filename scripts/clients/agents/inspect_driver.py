@@ -46,31 +46,32 @@ def called(**more):
     return message, call
 
 
-def text() -> None:
-    c.same(answer(c.SAY).text, c.SAID)
-
-
-def tools() -> None:
+def called_and_said() -> str:
     message, call = called()
     result = ChatMessageTool(content=c.FOUND, tool_call_id=call.id, function=call.function)
-    c.same(answer([ChatMessageUser(content=c.CALL), message, result], tools=[TOOL]).text, c.FOUND)
+    return answer([ChatMessageUser(content=c.CALL), message, result], tools=[TOOL]).text
 
 
-def forced_tool() -> None:
+def forced() -> None:
     called(tool_choice="any")
     called(tool_choice=ToolFunction("get_weather"))
 
 
-def structured() -> None:
+def written() -> dict:
     schema = ResponseSchema(name="person", json_schema=JSONSchema(**c.PERSON_SCHEMA))
-    message = answer(c.WRITE, config=GenerateConfig(response_schema=schema))
-    c.same(json.loads(message.text), c.PERSON)
+    return json.loads(answer(c.WRITE, config=GenerateConfig(response_schema=schema)).text)
 
 
-def default() -> None:
+def evaluated() -> tuple[str, float]:
     task = Task(dataset=[Sample(input=c.SAY, target=c.SAID)], scorer=match(location="exact"))
     (log,) = eval(task, model=model, display="none", log_dir="logs")
-    c.same((log.status, log.results.scores[0].metrics["accuracy"].value), ("success", 1.0))
+    return log.status, log.results.scores[0].metrics["accuracy"].value
 
 
-c.check(globals())
+c.report(
+    text=c.says(lambda: answer(c.SAY).text),
+    tools=c.gives(c.FOUND, called_and_said),
+    forced_tool=forced,
+    structured=c.gives(c.PERSON, written),
+    default=c.gives(("success", 1.0), evaluated),
+)

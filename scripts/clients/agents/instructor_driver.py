@@ -5,11 +5,8 @@ import instructor
 from openai import OpenAI
 
 Person = c.person()
-
-
-def client(mode: "instructor.Mode | None" = None):
-    plain = OpenAI(base_url=c.API, api_key=c.KEY, max_retries=0, timeout=300)
-    return instructor.from_openai(plain, **({} if mode is None else {"mode": mode}))
+PLAIN = OpenAI(base_url=c.API, api_key=c.KEY, max_retries=0, timeout=300)
+CALL = c.call_of("Person")
 
 
 def asked(text: str) -> dict:
@@ -17,30 +14,24 @@ def asked(text: str) -> dict:
     return {"model": c.MODEL, "messages": messages, "max_tokens": 300, "max_retries": 0}
 
 
-def result(text: str, mode: "instructor.Mode | None" = None) -> None:
-    found = client(mode).chat.completions.create(response_model=Person, **asked(text))
-    c.same(Person(**found.model_dump()), Person(**c.PERSON))
+def result(text: str, **mode: "instructor.Mode") -> dict:
+    client = instructor.from_openai(PLAIN, **mode)
+    return client.chat.completions.create(response_model=Person, **asked(text)).model_dump()
 
 
-def stream() -> None:
-    partial = client().chat.completions.create_partial(
-        response_model=Person, **asked(c.call_of("Person"))
-    )
-    *_, last = partial
-    c.same(last.model_dump(), c.PERSON)
+def streamed() -> dict:
+    completions = instructor.from_openai(PLAIN).chat.completions
+    *_, last = completions.create_partial(response_model=Person, **asked(CALL))
+    return last.model_dump()
 
 
-def forced_tool() -> None:
-    result(c.call_of("Person"), instructor.Mode.TOOLS)
-
-
-def structured() -> None:
-    result(c.WRITE, instructor.Mode.JSON)
-    result(c.WRITE, instructor.Mode.JSON_SCHEMA)
-
-
-def default() -> None:
-    result(c.call_of("Person"))
-
-
-c.check(globals())
+c.report(
+    stream=c.gives(c.PERSON, streamed),
+    forced_tool=c.gives(c.PERSON, lambda: result(CALL, mode=instructor.Mode.TOOLS)),
+    structured=c.gives(
+        c.PERSON,
+        lambda: result(c.WRITE, mode=instructor.Mode.JSON),
+        lambda: result(c.WRITE, mode=instructor.Mode.JSON_SCHEMA),
+    ),
+    default=c.gives(c.PERSON, lambda: result(CALL)),
+)

@@ -10,51 +10,46 @@ HOSTED = {"model": f"hosted_vllm/{c.MODEL}", "api_base": c.API, "api_key": c.KEY
 OPENAI = {**HOSTED, "model": f"openai/{c.MODEL}"}
 
 
-Person = c.person()
-
-
 def asked(text: str) -> dict:
     return {**HOSTED, "messages": [{"role": "user", "content": text}], "max_tokens": 200}
 
 
-def called(answer) -> None:
-    (call,) = answer.choices[0].message.tool_calls
-    c.same(json.loads(call.function.arguments), c.ARGUMENTS)
+def answer(text: str, **more):
+    return litellm.completion(**asked(text), **more).choices[0].message
 
 
-def text() -> None:
-    c.same(litellm.completion(**asked(c.SAY)).choices[0].message.content, c.SAID)
-
-
-def stream() -> None:
+def pieces() -> str:
     chunks = litellm.completion(**asked(c.SAY), stream=True)
-    c.same("".join(chunk.choices[0].delta.content or "" for chunk in chunks), c.SAID)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
-def tools() -> None:
-    called(litellm.completion(**asked(c.CALL), tools=[c.TOOL]))
+def called(**more) -> dict:
+    (call,) = answer(c.CALL, tools=[c.TOOL], **more).tool_calls
+    return json.loads(call.function.arguments)
 
 
-def forced_tool() -> None:
-    called(litellm.completion(**asked(c.CALL), tools=[c.TOOL], tool_choice="required"))
+def finishes() -> None:
+    assert litellm.text_completion(**OPENAI, prompt="One.", max_tokens=4).choices
 
 
-def structured() -> None:
-    answer = litellm.completion(**asked(c.WRITE), response_format=Person)
-    c.same(json.loads(answer.choices[0].message.content), c.PERSON)
+def response() -> str:
+    found = litellm.responses(**OPENAI, input=c.SAY, max_output_tokens=100)
+    messages = [item for item in found.output if item.type == "message"]
+    return "".join(part.text for item in messages for part in item.content)
 
 
-def default() -> None:
-    finished = litellm.text_completion(**{**OPENAI, "prompt": "One.", "max_tokens": 4})
-    assert finished.choices
-    response = litellm.responses(**OPENAI, input=c.SAY, max_output_tokens=100)
-    parts = [
-        part.text for item in response.output if item.type == "message" for part in item.content
-    ]
-    c.same("".join(parts), c.SAID)
-    message = asyncio.run(litellm.anthropic.messages.acreate(**asked(c.SAY)))
-    parts = [part["text"] for part in message["content"] if part["type"] == "text"]
-    c.same("".join(parts), c.SAID)
+def message() -> str:
+    found = asyncio.run(litellm.anthropic.messages.acreate(**asked(c.SAY)))
+    return "".join(part["text"] for part in found["content"] if part["type"] == "text")
 
 
-c.check(globals())
+c.report(
+    text=c.says(lambda: answer(c.SAY).content),
+    stream=c.says(pieces),
+    tools=c.gives(c.ARGUMENTS, called),
+    forced_tool=c.gives(c.ARGUMENTS, lambda: called(tool_choice="required")),
+    structured=c.gives(
+        c.PERSON, lambda: json.loads(answer(c.WRITE, response_format=c.person()).content)
+    ),
+    default=c.all_of(finishes, c.says(response, message)),
+)

@@ -38,26 +38,19 @@ def output(*arguments: str) -> str:
     return done.stdout.strip() + ("\n" + done.stderr if "--td" in arguments else "")
 
 
-def tools() -> None:
+def called() -> None:
     out = output("--functions", FUNCTIONS, "--td", c.CALL)
     assert c.FOUND in out and json.dumps(c.ARGUMENTS) in out.replace("'", '"'), out[-400:]
 
 
-def structured() -> None:
-    out = output("--no-stream", "--schema", json.dumps(c.PERSON_SCHEMA), c.WRITE)
-    c.same(json.loads(out), c.PERSON)
+def written() -> dict:
+    return json.loads(output("--no-stream", "--schema", json.dumps(c.PERSON_SCHEMA), c.WRITE))
 
 
-def text() -> None:
-    c.same(output("--no-stream", c.SAY), c.SAID)
-
-
-def stream() -> None:
-    c.same(output(c.SAY), c.SAID)
-
-
-def default() -> None:
-    c.same(output("-o", "max_tokens", "100", c.SAY), c.SAID)
-
-
-c.check(globals())
+c.report(
+    text=c.says(lambda: output("--no-stream", c.SAY)),
+    stream=c.says(lambda: output(c.SAY)),
+    tools=called,
+    structured=c.gives(c.PERSON, written),
+    default=c.says(lambda: output("-o", "max_tokens", "100", c.SAY)),
+)

@@ -114,19 +114,17 @@ RUN: dict[str, Callable[[str], str]] = {
 }
 
 
-def stream() -> None:
+def streamed() -> None:
     """They always stream."""
     out = RUN[NAME](c.SAY)
     assert c.SAID in out.replace(c.SAY, ""), out[-500:]
 
 
-def tools() -> None:
+def wrote() -> None:
     WRITTEN.unlink(missing_ok=True)
     out = RUN[NAME](WRITES[NAME])
     assert WRITTEN.exists(), out[-500:]
     c.same(WRITTEN.read_text().strip(), CONTENT)
 
 
-default = stream
-
-c.check(globals())
+c.report(stream=streamed, tools=wrote, default=streamed)

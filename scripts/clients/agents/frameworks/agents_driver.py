@@ -20,12 +20,8 @@ CHATS = OpenAIChatCompletionsModel(model=c.MODEL, openai_client=client)
 RESPONSES = OpenAIResponsesModel(model=c.MODEL, openai_client=client)
 # One for all: the client keeps its connections, which belong to a loop.
 loop = asyncio.new_event_loop()
-
-
 Person = c.person()
-
-
-get_weather = function_tool(c.get_weather)
+TOOLS = [function_tool(c.get_weather)]
 
 
 def agent(model=CHATS, choice=None, **more) -> Agent:
@@ -33,51 +29,27 @@ def agent(model=CHATS, choice=None, **more) -> Agent:
     return Agent(name="it", model=model, model_settings=settings, **more)
 
 
-def result(of: Agent, text: str):
-    return loop.run_until_complete(Runner.run(of, text)).final_output
+def result(text: str, **more):
+    return loop.run_until_complete(Runner.run(agent(**more), text)).final_output
 
 
-def text() -> None:
-    c.same(result(agent(), c.SAY), c.SAID)
+async def pieces() -> str:
+    found = []
+    async for event in Runner.run_streamed(agent(), c.SAY).stream_events():
+        if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
+            found.append(event.data.delta)
+    return "".join(found)
 
 
-def stream() -> None:
-    async def run() -> str:
-        streamed = Runner.run_streamed(agent(), c.SAY)
-        pieces = []
-        async for event in streamed.stream_events():
-            if (
-                event.type == "raw_response_event"
-                and event.data.type == "response.output_text.delta"
-            ):
-                pieces.append(event.data.delta)
-        return "".join(pieces)
-
-    c.same(loop.run_until_complete(run()), c.SAID)
-
-
-def called(of: Agent) -> None:
-    c.calls.clear()
-    c.same(result(of, c.CALL), c.FOUND)
-    c.same(c.calls, [c.ARGUMENTS])
-
-
-def tools() -> None:
-    called(agent(tools=[get_weather]))
-
-
-def forced_tool() -> None:
-    called(agent(tools=[get_weather], choice="required"))
-
-
-def structured() -> None:
-    c.same(result(agent(output_type=Person), c.WRITE), Person(**c.PERSON))
-
-
-def default() -> None:
-    c.same(result(agent(RESPONSES), c.SAY), c.SAID)
-    called(agent(RESPONSES, tools=[get_weather]))
-    c.same(result(agent(RESPONSES, output_type=Person), c.WRITE), Person(**c.PERSON))
-
-
-c.check(globals())
+c.report(
+    text=c.says(lambda: result(c.SAY)),
+    stream=c.says(lambda: loop.run_until_complete(pieces())),
+    tools=c.calls_and_says(lambda: result(c.CALL, tools=TOOLS)),
+    forced_tool=c.calls_and_says(lambda: result(c.CALL, tools=TOOLS, choice="required")),
+    structured=c.gives(Person(**c.PERSON), lambda: result(c.WRITE, output_type=Person)),
+    default=c.all_of(
+        c.says(lambda: result(c.SAY, model=RESPONSES)),
+        c.calls_and_says(lambda: result(c.CALL, model=RESPONSES, tools=TOOLS)),
+        c.gives(Person(**c.PERSON), lambda: result(c.WRITE, model=RESPONSES, output_type=Person)),
+    ),
+)

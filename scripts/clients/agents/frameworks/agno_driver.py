@@ -1,7 +1,5 @@
 """agno: agents over chats, Messages and Responses."""
 
-from collections.abc import Callable, Iterator
-
 import anthropic
 import columns as c
 from agno.agent import Agent
@@ -11,58 +9,43 @@ from agno.models.openai import OpenAIResponses
 from agno.models.openai.like import OpenAILike
 
 Person = c.person()
+OURS = {"id": c.MODEL, "base_url": c.API, "api_key": c.KEY}
 
 
-def models() -> Iterator[Model]:
-    yield OpenAILike(id=c.MODEL, base_url=c.API, api_key=c.KEY, max_tokens=300, retries=0)
+def chats() -> Model:
+    return OpenAILike(**OURS, max_tokens=300, retries=0)
+
+
+def messages() -> Model:
     client = anthropic.Anthropic(base_url=c.URL, api_key=c.KEY, max_retries=0)
-    yield Claude(id=c.MODEL, client=client, max_tokens=300)
+    return Claude(id=c.MODEL, client=client, max_tokens=300)
 
 
 def responses() -> Model:
-    return OpenAIResponses(id=c.MODEL, base_url=c.API, api_key=c.KEY, max_output_tokens=300)
+    return OpenAIResponses(**OURS, max_output_tokens=300)
 
 
-def by_each(check: Callable[[Model], None]) -> Callable[[], None]:
-    def run() -> None:
-        for model in models():
-            check(model)
-
-    return run
+def said(model, text: str = c.SAY, **more):
+    return Agent(model=model(), telemetry=False, **more).run(text).content
 
 
-def agent(model: Model, **more) -> Agent:
-    return Agent(model=model, telemetry=False, **more)
+def pieces(model) -> str:
+    events = Agent(model=model(), telemetry=False).run(c.SAY, stream=True)
+    return "".join(event.content or "" for event in events if event.event == "RunContent")
 
 
-def say(model: Model) -> None:
-    c.same(agent(model).run(c.SAY).content, c.SAID)
+def called(model) -> str:
+    return said(model, c.CALL, tools=[c.get_weather])
 
 
-def say_in_pieces(model: Model) -> None:
-    events = agent(model).run(c.SAY, stream=True)
-    pieces = [event.content or "" for event in events if event.event == "RunContent"]
-    c.same("".join(pieces), c.SAID)
+def written(model):
+    return said(model, c.WRITE, output_schema=Person)
 
 
-def call(model: Model) -> None:
-    c.calls.clear()
-    found = agent(model, tools=[c.get_weather]).run(c.CALL).content
-    c.same((found, c.calls), (c.FOUND, [c.ARGUMENTS]))
-
-
-def write(model: Model) -> None:
-    c.same(agent(model, output_schema=Person).run(c.WRITE).content, Person(**c.PERSON))
-
-
-text = by_each(say)
-stream = by_each(say_in_pieces)
-tools = by_each(call)
-structured = by_each(write)
-
-
-def default() -> None:
-    call(responses())
-
-
-c.check(globals())
+c.report(
+    text=c.says(lambda: said(chats), lambda: said(messages)),
+    stream=c.says(lambda: pieces(chats), lambda: pieces(messages)),
+    tools=c.calls_and_says(lambda: called(chats), lambda: called(messages)),
+    structured=c.gives(Person(**c.PERSON), lambda: written(chats), lambda: written(messages)),
+    default=c.calls_and_says(lambda: called(responses)),
+)

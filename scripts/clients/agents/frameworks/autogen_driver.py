@@ -27,11 +27,7 @@ client = OpenAIChatCompletionClient(
         "family": "unknown",
     },
 )
-
-
 Person = c.person()
-
-
 TOOL = FunctionTool(c.get_weather, description="The weather to come.")
 
 
@@ -49,41 +45,34 @@ def arguments(found) -> dict:
     return json.loads(call.arguments)
 
 
-def text() -> None:
-    c.same(result(c.SAY), c.SAID)
-
-
-def stream() -> None:
-    async def run() -> list:
-        return [piece async for piece in client.create_stream(user(c.SAY))]
-
-    *pieces, whole = loop.run_until_complete(run())
-    # Thoughts are streamed too, between tags of the client's own.
-    c.same("".join(pieces).split("</think>")[-1], c.SAID)
+async def pieces() -> str:
+    *found, whole = [piece async for piece in client.create_stream(user(c.SAY))]
     c.same(whole.content, c.SAID)
+    # Thoughts are streamed too, between tags of the client's own.
+    return "".join(found).split("</think>")[-1]
 
 
-def tools() -> None:
-    c.same(arguments(result(c.CALL, tools=[TOOL])), c.ARGUMENTS)
+def forced(choice) -> dict:
+    return arguments(result(c.CALL, tools=[TOOL], tool_choice=choice))
 
 
-def forced_tool() -> None:
-    for choice in ("required", TOOL):
-        c.same(arguments(result(c.CALL, tools=[TOOL], tool_choice=choice)), c.ARGUMENTS)
-
-
-def structured() -> None:
-    c.same(json.loads(result(c.WRITE, json_output=Person)), c.PERSON)
-    c.same(json.loads(result(c.WRITE, json_output=True)), c.PERSON)
-
-
-def default() -> None:
-    c.calls.clear()
+def agent() -> str:
     runner = AssistantAgent(
         "it", model_client=client, tools=[c.get_weather], system_message="Do it."
     )
     found = loop.run_until_complete(runner.run(task=c.CALL, cancellation_token=CancellationToken()))
-    c.same((c.calls, found.messages[-1].content), ([c.ARGUMENTS], c.FOUND))
+    return found.messages[-1].content
 
 
-c.check(globals())
+c.report(
+    text=c.says(lambda: result(c.SAY)),
+    stream=c.says(lambda: loop.run_until_complete(pieces())),
+    tools=c.gives(c.ARGUMENTS, lambda: arguments(result(c.CALL, tools=[TOOL]))),
+    forced_tool=c.gives(c.ARGUMENTS, lambda: forced("required"), lambda: forced(TOOL)),
+    structured=c.gives(
+        c.PERSON,
+        lambda: json.loads(result(c.WRITE, json_output=Person)),
+        lambda: json.loads(result(c.WRITE, json_output=True)),
+    ),
+    default=c.calls_and_says(agent),
+)

@@ -9,20 +9,8 @@ from haystack.dataclasses import ChatMessage
 from haystack.tools import Tool
 from haystack.utils import Secret
 
-calls: list[dict] = []
-
-
-def get_weather(city: str, days: int) -> str:
-    calls.append({"city": city, "days": days})
-    return c.FOUND
-
-
-TOOL = Tool(
-    name="get_weather",
-    description="The weather to come.",
-    parameters=c.PARAMETERS,
-    function=get_weather,
-)
+TOOL = Tool(**c.FUNCTION, function=c.get_weather)
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
 def generator(streaming=None, **more) -> OpenAIChatGenerator:
@@ -42,36 +30,36 @@ def answer(asked: OpenAIChatGenerator, text: str, **more) -> ChatMessage:
     return reply
 
 
-def text() -> None:
-    c.same(answer(generator(), c.SAY).text, c.SAID)
-
-
-def stream() -> None:
+def streamed() -> tuple[str, str]:
     pieces: list[str] = []
     whole = answer(generator(lambda chunk: pieces.append(chunk.content)), c.SAY)
-    c.same(("".join(pieces), whole.text), (c.SAID, c.SAID))
+    return "".join(pieces), whole.text
 
 
-def tools() -> None:
-    calls.clear()
-    agent = Agent(chat_generator=generator(), tools=[TOOL])
-    messages = agent.run(messages=[ChatMessage.from_user(c.CALL)])["messages"]
-    c.same((calls, messages[-1].text), ([c.ARGUMENTS], c.FOUND))
+def agent() -> str:
+    runner = Agent(chat_generator=generator(), tools=[TOOL])
+    return runner.run(messages=[ChatMessage.from_user(c.CALL)])["messages"][-1].text
 
 
-def forced_tool() -> None:
-    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
-        (call,) = answer(generator(tool_choice=choice), c.CALL, tools=[TOOL]).tool_calls
-        c.same((call.tool_name, call.arguments), ("get_weather", c.ARGUMENTS))
+def forced(choice) -> tuple[str, dict]:
+    (call,) = answer(generator(tool_choice=choice), c.CALL, tools=[TOOL]).tool_calls
+    return call.tool_name, call.arguments
 
 
-def structured() -> None:
+def written() -> dict:
     schema = {"name": "Person", "schema": c.PERSON_SCHEMA, "strict": True}
     wanted = {"type": "json_schema", "json_schema": schema}
-    found = answer(generator(response_format=wanted), c.WRITE).text
-    c.same(json.loads(found), c.PERSON)
+    return json.loads(answer(generator(response_format=wanted), c.WRITE).text)
 
 
-default = text
-
-c.check(globals())
+text = c.says(lambda: answer(generator(), c.SAY).text)
+c.report(
+    text=text,
+    stream=c.gives((c.SAID, c.SAID), streamed),
+    tools=c.calls_and_says(agent),
+    forced_tool=c.gives(
+        ("get_weather", c.ARGUMENTS), lambda: forced("required"), lambda: forced(NAMED)
+    ),
+    structured=c.gives(c.PERSON, written),
+    default=text,
+)

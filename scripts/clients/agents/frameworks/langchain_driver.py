@@ -13,56 +13,54 @@ SETTINGS = {
     "max_tokens": 200,
 }
 chat = ChatOpenAI(**SETTINGS)
-
-
+responses = ChatOpenAI(**SETTINGS, use_responses_api=True)
 Person = c.person("A person.")
+WAYS = {"json_schema": c.WRITE, "function_calling": c.call_of("Person"), "json_mode": c.WRITE}
 
 
-def called(message) -> dict:
-    (call,) = message.tool_calls
-    c.same((call["name"], call["args"]), ("get_weather", c.ARGUMENTS))
-    return call
-
-
-def text() -> None:
-    c.same(chat.invoke(c.SAY).content, c.SAID)
+def completed() -> None:
     many = OpenAI(**{**SETTINGS, "max_tokens": 4}).generate(["One.", "Two."])
     c.same(len(many.generations), 2)
 
 
-def stream() -> None:
-    c.same("".join(str(chunk.content) for chunk in chat.stream(c.SAY)), c.SAID)
+def call(model):
+    message = model.invoke(c.CALL)
+    (found,) = message.tool_calls
+    c.same((found["name"], found["args"]), ("get_weather", c.ARGUMENTS))
+    return message
 
 
-def tools() -> None:
+def called_and_said() -> str:
     bound = chat.bind_tools([c.TOOL])
-    message = bound.invoke(c.CALL)
-    call = called(message)
-    history = [HumanMessage(c.CALL), message, ToolMessage(c.FOUND, tool_call_id=call["id"])]
-    c.same(bound.invoke(history).content, c.FOUND)
+    message = call(bound)
+    result = ToolMessage(c.FOUND, tool_call_id=message.tool_calls[0]["id"])
+    return bound.invoke([HumanMessage(c.CALL), message, result]).content
 
 
-def forced_tool() -> None:
-    called(chat.bind_tools([c.TOOL], tool_choice="any").invoke(c.CALL))
-    called(chat.bind_tools([c.TOOL], tool_choice="get_weather").invoke(c.CALL))
+def forced() -> None:
+    for choice in ("any", "get_weather"):
+        call(chat.bind_tools([c.TOOL], tool_choice=choice))
 
 
-def structured() -> None:
-    asked = {
-        "json_schema": c.WRITE,
-        "function_calling": c.call_of("Person"),
-        "json_mode": c.WRITE,
-    }
-    for method, text in asked.items():
-        found = chat.with_structured_output(Person, method=method).invoke(text)
-        c.same(found, Person(**c.PERSON))
+def written() -> list:
+    return [
+        chat.with_structured_output(Person, method=method).invoke(text)
+        for method, text in WAYS.items()
+    ]
 
 
-def default() -> None:
-    responses = ChatOpenAI(**SETTINGS, use_responses_api=True)
-    c.same(responses.invoke(c.SAY).text, c.SAID)
-    called(responses.bind_tools([c.TOOL]).invoke(c.CALL))
-    c.same(responses.with_structured_output(Person).invoke(c.WRITE), Person(**c.PERSON))
-
-
-c.check(globals())
+c.report(
+    text=c.all_of(c.says(lambda: chat.invoke(c.SAY).content), completed),
+    stream=c.says(lambda: "".join(str(chunk.content) for chunk in chat.stream(c.SAY))),
+    tools=c.gives(c.FOUND, called_and_said),
+    forced_tool=forced,
+    structured=c.gives([Person(**c.PERSON)] * len(WAYS), written),
+    default=c.all_of(
+        c.says(lambda: responses.invoke(c.SAY).text),
+        lambda: call(responses.bind_tools([c.TOOL])),
+        c.gives(
+            Person(**c.PERSON),
+            lambda: responses.with_structured_output(Person).invoke(c.WRITE),
+        ),
+    ),
+)

@@ -12,8 +12,6 @@ from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 
 get_weather = tool(c.get_weather)
-
-
 Person = c.person("A person.")
 
 
@@ -39,37 +37,42 @@ def two_questions(model) -> list[dict]:
     return [message.usage_metadata for message in answered if message.type == "ai"]
 
 
-def text() -> None:
-    c.same(messages().invoke(c.SAY).text, c.SAID)
+def thought() -> str:
     target = {"type": "enabled", "budget_tokens": 1024}
-    c.same(messages(max_tokens=2000, thinking=target).invoke(c.SAY).text, c.SAID)
+    return messages(max_tokens=2000, thinking=target).invoke(c.SAY).text
 
 
-def stream() -> None:
-    c.same("".join(piece.text for piece in messages().stream(c.SAY)), c.SAID)
-
-
-def tools() -> None:
+def agents() -> None:
     """Each turn finds all of the one before in the cache, but for the token it ended by."""
     for before, after in pairwise(two_questions(messages())):
         c.same(after["input_token_details"]["cache_read"], before["total_tokens"] - 1)
 
 
-def forced_tool() -> None:
-    for choice in ("any", "get_weather"):
-        (call,) = messages().bind_tools([get_weather], tool_choice=choice).invoke(c.CALL).tool_calls
-        c.same((call["name"], call["args"]), ("get_weather", c.ARGUMENTS))
+def forced(choice: str) -> tuple[str, dict]:
+    (call,) = messages().bind_tools([get_weather], tool_choice=choice).invoke(c.CALL).tool_calls
+    return call["name"], call["args"]
 
 
-def structured() -> None:
-    for method, asked in (("json_schema", c.WRITE), ("function_calling", c.call_of("Person"))):
-        found = messages().with_structured_output(Person, method=method).invoke(asked)
-        c.same(found, Person(**c.PERSON))
+def written(method: str, asked: str):
+    return messages().with_structured_output(Person, method=method).invoke(asked)
 
 
-def default() -> None:
+def others() -> None:
     two_questions(openai())
     two_questions(openai(use_responses_api=True))
 
 
-c.check(globals())
+c.report(
+    text=c.says(lambda: messages().invoke(c.SAY).text, thought),
+    stream=c.says(lambda: "".join(piece.text for piece in messages().stream(c.SAY))),
+    tools=agents,
+    forced_tool=c.gives(
+        ("get_weather", c.ARGUMENTS), lambda: forced("any"), lambda: forced("get_weather")
+    ),
+    structured=c.gives(
+        Person(**c.PERSON),
+        lambda: written("json_schema", c.WRITE),
+        lambda: written("function_calling", c.call_of("Person")),
+    ),
+    default=others,
+)

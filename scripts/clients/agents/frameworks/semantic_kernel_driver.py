@@ -15,16 +15,14 @@ from semantic_kernel.connectors.ai.open_ai import (
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
 
-calls: list[dict] = []
-
 
 class Weather:
     @kernel_function(description="The weather to come.")
     def get_weather(self, city: str, days: int) -> str:
-        calls.append({"city": city, "days": days})
-        return c.FOUND
+        return c.get_weather(city, days)
 
 
+ASKED = c.CALL.replace("get_weather", "Weather-get_weather")
 Person = c.person()
 
 
@@ -33,58 +31,41 @@ def service() -> OpenAIChatCompletion:
     return OpenAIChatCompletion(ai_model_id=c.MODEL, async_client=client)
 
 
-def history(text: str) -> ChatHistory:
+def asked(text: str, **more) -> tuple[ChatHistory, OpenAIChatPromptExecutionSettings]:
     said = ChatHistory()
     said.add_user_message(text)
-    return said
+    return said, OpenAIChatPromptExecutionSettings(max_tokens=300, **more)
 
 
-def settings(**more) -> OpenAIChatPromptExecutionSettings:
-    return OpenAIChatPromptExecutionSettings(max_tokens=300, **more)
+def answer(text: str, kernel: Kernel | None = None, **more):
+    given = {} if kernel is None else {"kernel": kernel}
+    return asyncio.run(service().get_chat_message_content(*asked(text, **more), **given))
 
 
-def text() -> None:
-    answer = asyncio.run(service().get_chat_message_content(history(c.SAY), settings()))
-    c.same(str(answer), c.SAID)
+async def pieces() -> str:
+    found = service().get_streaming_chat_message_content(*asked(c.SAY))
+    return "".join([str(piece) async for piece in found])
 
 
-def stream() -> None:
-    async def run() -> str:
-        asked = service().get_streaming_chat_message_content(history(c.SAY), settings())
-        return "".join([str(piece) async for piece in asked])
-
-    c.same(asyncio.run(run()), c.SAID)
+def agent() -> str:
+    runner = ChatCompletionAgent(service=service(), plugins=[Weather()], name="caller")
+    return str(asyncio.run(runner.get_response(ASKED)))
 
 
-ASKED = c.CALL.replace("get_weather", "Weather-get_weather")
-
-
-def tools() -> None:
-    calls.clear()
-    agent = ChatCompletionAgent(service=service(), plugins=[Weather()], name="caller")
-    answer = asyncio.run(agent.get_response(ASKED))
-    c.same((str(answer), calls), (c.FOUND, [c.ARGUMENTS]))
-
-
-def forced_tool() -> None:
+def forced() -> tuple[str, dict]:
     kernel = Kernel()
     kernel.add_plugin(Weather(), "Weather")
     required = FunctionChoiceBehavior.Required(auto_invoke=False)
-    answer = asyncio.run(
-        service().get_chat_message_content(
-            history(ASKED), settings(function_choice_behavior=required), kernel=kernel
-        )
-    )
-    (call,) = answer.items
-    c.same((call.name, json.loads(call.arguments)), ("Weather-get_weather", c.ARGUMENTS))
+    (call,) = answer(ASKED, kernel, function_choice_behavior=required).items
+    return call.name, json.loads(call.arguments)
 
 
-def structured() -> None:
-    asked = settings(response_format=Person)
-    answer = asyncio.run(service().get_chat_message_content(history(c.WRITE), asked))
-    c.same(Person.model_validate_json(str(answer)), Person(**c.PERSON))
-
-
-default = text
-
-c.check(globals())
+text = c.says(lambda: str(answer(c.SAY)))
+c.report(
+    text=text,
+    stream=c.says(lambda: asyncio.run(pieces())),
+    tools=c.calls_and_says(agent),
+    forced_tool=c.gives(("Weather-get_weather", c.ARGUMENTS), forced),
+    structured=c.gives(c.PERSON, lambda: json.loads(str(answer(c.WRITE, response_format=Person)))),
+    default=text,
+)

@@ -29,37 +29,31 @@ def user(text: str) -> list[ChatMessage]:
     return [ChatMessage(role=MessageRole.USER, content=[{"type": "text", "text": text}])]
 
 
-def called(**more) -> None:
+def called(**more) -> dict:
     message = model.generate(user(c.CALL), tools_to_call_from=[get_weather], **more)
     (call,) = message.tool_calls
     found = call.function.arguments
-    c.same(json.loads(found) if isinstance(found, str) else found, c.ARGUMENTS)
+    return json.loads(found) if isinstance(found, str) else found
 
 
-def text() -> None:
-    c.same(model.generate(user(c.SAY)).content, c.SAID)
-
-
-def stream() -> None:
-    pieces = [delta.content or "" for delta in model.generate_stream(user(c.SAY))]
-    c.same("".join(pieces), c.SAID)
-
-
-def structured() -> None:
+def written() -> dict:
     schema = {"name": "Person", "schema": c.PERSON_SCHEMA, "strict": True}
     wanted = {"type": "json_schema", "json_schema": schema}
-    c.same(json.loads(model.generate(user(c.WRITE), response_format=wanted).content), c.PERSON)
+    return json.loads(model.generate(user(c.WRITE), response_format=wanted).content)
 
 
-def default() -> None:
+def agent() -> str:
     runner = ToolCallingAgent(tools=[get_weather], model=model, max_steps=1, verbosity_level=0)
-    c.same(runner.run('Call final_answer with answer="Done".'), "Done")
+    return runner.run('Call final_answer with answer="Done".')
 
 
-def tools() -> None:
-    called(tool_choice="auto")
-
-
-forced_tool = called
-
-c.check(globals())
+c.report(
+    text=c.says(lambda: model.generate(user(c.SAY)).content),
+    stream=c.says(
+        lambda: "".join(delta.content or "" for delta in model.generate_stream(user(c.SAY)))
+    ),
+    tools=c.gives(c.ARGUMENTS, lambda: called(tool_choice="auto")),
+    forced_tool=c.gives(c.ARGUMENTS, called),
+    structured=c.gives(c.PERSON, written),
+    default=c.gives("Done", agent),
+)

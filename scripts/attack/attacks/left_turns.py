@@ -1,9 +1,8 @@
-"""Sessions' turns whose clients leave at once: python -m scripts.turns_left --workers 2
+"""Sessions' turns whose clients leave at once, at a node with front workers and a free model.
 
-Starts a node with a free model and so many front workers, and begins turns of its sessions. Most
-are cancelled within milliseconds. Then nothing may be held: each session takes a turn at once under
-an id of a turn that was left, HTTP ids are free, the engine is at rest, and SIGTERM ends the node
-within a second. Exit status 1 where one of these fails.
+Most turns are cancelled within milliseconds. Then nothing may be held: each session takes a turn at
+once under an id of a turn that was left, HTTP ids are free, the engine is at rest, and SIGTERM ends
+the node within a second.
 """
 
 import asyncio
@@ -11,64 +10,80 @@ import json
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
-from scripts.common.command import concluded, seed_option, settings_of, show
+from scripts.attack.attack import Attempt
 from scripts.common.tally import Tally
 from tasuki.bench.load.free.model import free_shape
 from tasuki.bench.load.model_folder import write_model_folder
 from tasuki.bench.load.node_process import NodeProcess, node_process
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-from tasuki.utils.options import option
 from tests.harness.processes import ended
 
 _CONNECTIONS = 16
 """Each with a port of its own, so that the kernel spreads them over the front workers."""
 _SETTLE_SECONDS = 5.0
-_BUSY_PAUSE = 0.005
+_PAUSE_SECONDS = 0.005
+_MOST_SECONDS = 300.0
+"""For all turns to end."""
+_STOP_SECONDS = 1.0
+"""From SIGTERM to the node's end, at most."""
 _WRONG_WORDS = ("Traceback", "failed", "still in flight", "never retrieved")
 
 
+def left_turns(attempt: Attempt) -> None:
+    """At a node of its own with front workers: a turn that is left is over, whatever came first at
+    the node's registry: its begin, its end, or both at once."""
+    for workers, _ in zip((2, 3), attempt.rounds(), strict=False):
+        plan = Plan(workers, attempt.rng.randrange(2**31))
+        with tempfile.TemporaryDirectory() as folder:
+            tally = _run(plan, Path(folder))
+        attempt.tally.note(f"{workers} workers, {plan.turns} turns")
+        for trouble in tally.troubles:
+            attempt.tally.finding(f"{workers} workers: {trouble}")
+
+
 @dataclass(frozen=True)
-class Settings:
-    workers: int = option(2, "front workers of the node")
-    turns: int = option(2000, "to begin")
-    leave: float = option(0.9, "the share of turns whose client leaves")
-    within_ms: float = option(30.0, "in which it leaves")
-    calls: int = option(200, "HTTP completions whose client leaves, beside the turns")
-    sessions: int = option(64, "at a time, each with one turn after the other")
-    step_ms: float = option(2.0, "that a forward of the free model takes")
-    stop_seconds: float = option(1.0, "from SIGTERM to the node's end, at most")
-    max_seconds: float = option(300.0, "for all turns to end, at most")
-    seed: int | None = seed_option()
+class Plan:
+    """workers: front workers of the node. leave: share of turns whose client leaves. within:
+    seconds in which it leaves. calls: HTTP completions whose client leaves, beside the turns.
+    sessions: at a time, each with one turn after the other. step_ms: of the free model's
+    forwards."""
+
+    workers: int
+    seed: int
+    turns: int = 300
+    leave: float = 0.9
+    within: float = 0.030
+    calls: int = 200
+    sessions: int = 64
+    step_ms: float = 2.0
 
 
 class Turns:
     """The clients of one run. Build it on its event loop."""
 
-    def __init__(self, node: NodeProcess, settings: Settings, tally: Tally) -> None:
+    def __init__(self, node: NodeProcess, plan: Plan, tally: Tally) -> None:
         self._node = node
-        self._settings = settings
+        self._plan = plan
         self._tally = tally
-        self._random = random.Random(settings.seed)
+        self._random = random.Random(plan.seed)
         own = (("grpc.use_local_subchannel_pool", 1),)
         self._channels = [
             grpc.aio.insecure_channel(node.address, options=own) for _ in range(_CONNECTIONS)
         ]
-        self._left = settings.turns
+        self._left = plan.turns
 
     async def play(self) -> None:
-        settings = self._settings
-        sessions = await asyncio.gather(*map(self._opened, range(settings.sessions)))
-        async with asyncio.timeout(settings.max_seconds):
+        sessions = await asyncio.gather(*map(self._opened, range(self._plan.sessions)))
+        async with asyncio.timeout(_MOST_SECONDS):
             await asyncio.gather(
                 *(self._converse(number, each) for number, each in enumerate(sessions)),
                 *(self._calls_left(number) for number in range(8)),
@@ -76,7 +91,7 @@ class Turns:
         begun = time.monotonic()
         await asyncio.gather(
             *(self._held_nothing(number, each) for number, each in enumerate(sessions)),
-            self._id_is_free(),
+            self._ids_are_free(),
         )
         self._tally.count("ms until all was free", round(1e3 * (time.monotonic() - begun)))
         for number, session in enumerate(sessions):
@@ -104,68 +119,72 @@ class Turns:
         """One turn after the other until all are begun."""
         while self._left > 0:
             self._left -= 1
-            leaves = self._random.random() < self._settings.leave
-            after = self._random.random() * self._settings.within_ms * 1e-3 if leaves else None
-            await self._turn(number, session, f"{number}", after)
+            leaves = self._random.random() < self._plan.leave
+            after = self._random.random() * self._plan.within if leaves else None
+            await self._turn(number, session, after)
 
-    async def _turn(self, number: int, session: str, request_id: str, after: float | None) -> None:
+    async def _turn(self, number: int, session: str, after: float | None) -> None:
         """after: seconds until its client leaves; None: it stays. A turn that the one before it
         still keeps out is asked for again."""
-        deadline = time.monotonic() + _SETTLE_SECONDS
         sampling = pb.Sampling(max_new_tokens=16, ignore_eos=True)
         request = pb.SessionGenerateRequest(
-            session_id=session, request_id=request_id, sampling=sampling
+            session_id=session, request_id=f"{number}", sampling=sampling
         )
-        while True:
+
+        async def refused() -> str | None:
             call = self._sessions(number + self._left).Generate(request)
             reading = asyncio.ensure_future(_read(call))
             if after is not None:
                 await asyncio.wait({reading}, timeout=after)
                 call.cancel()
-            refused = await reading
-            if refused is None:
-                self._tally.count("left" if after is not None else "answered")
-                return
-            if time.monotonic() > deadline:
-                self._tally.troubles.append(f"session {number} takes no turn: {refused}")
-                return
-            await asyncio.sleep(_BUSY_PAUSE)
+            return await reading
+
+        if await self._settles(refused, f"session {number} takes no turn"):
+            self._tally.count("left" if after is not None else "answered")
 
     async def _held_nothing(self, number: int, session: str) -> None:
         """An append and a whole turn, under the id of the session's turns before."""
-        deadline = time.monotonic() + _SETTLE_SECONDS
-        while True:
+
+        async def refused() -> str | None:
             try:
                 await self._append(number, session)
-                break
             except grpc.aio.AioRpcError as error:
-                if time.monotonic() > deadline:
-                    self._tally.troubles.append(f"session {number}: {error.details()}")
-                    return
-                await asyncio.sleep(_BUSY_PAUSE)
-        await self._turn(number, session, f"{number}", None)
+                return error.details() or "refused"
+            return None
+
+        if await self._settles(refused, f"session {number}"):
+            await self._turn(number, session, None)
+
+    async def _settles(self, wrong: Callable[[], Awaitable[str | None]], what: str) -> bool:
+        """Look until nothing is wrong; a trouble where it still is after _SETTLE_SECONDS."""
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while (found := await wrong()) is not None:
+            if time.monotonic() > deadline:
+                self._tally.troubles.append(f"{what}: {found}")
+                return False
+            await asyncio.sleep(_PAUSE_SECONDS)
+        return True
 
     async def _calls_left(self, number: int) -> None:
-        for _ in range(self._settings.calls // 8):
+        for _ in range(self._plan.calls // 8):
             writer = await self._http(f"call-{number}")
-            await asyncio.sleep(self._random.random() * self._settings.within_ms * 1e-3)
+            await asyncio.sleep(self._random.random() * self._plan.within)
             writer[1].close()
             self._tally.count("calls left")
 
-    async def _id_is_free(self) -> None:
+    async def _ids_are_free(self) -> None:
         """An HTTP call gets the id that it gives, which only one call at a time has."""
         for number in range(8):
-            deadline = time.monotonic() + _SETTLE_SECONDS
-            while True:
+            expected = f"x-request-id: call-{number}\r\n".encode()
+
+            async def taken(number: int = number, expected: bytes = expected) -> str | None:
                 reader, writer = await self._http(f"call-{number}")
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.close()
-                if f"x-request-id: call-{number}\r\n".encode() in head.lower():
-                    break
-                if time.monotonic() > deadline:
-                    self._tally.troubles.append(f"the id call-{number} is taken for ever")
-                    return
-                await asyncio.sleep(_BUSY_PAUSE)
+                return None if expected in head.lower() else "taken for ever"
+
+            if not await self._settles(taken, f"the id call-{number}"):
+                return
 
     async def _http(self, request_id: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Send a completion of a few tokens."""
@@ -182,8 +201,8 @@ class Turns:
 
     async def _engine_rests(self) -> None:
         admin = pb_grpc.CacheAdminStub(self._channels[0])  # type: ignore[no-untyped-call]
-        deadline = time.monotonic() + _SETTLE_SECONDS
-        while True:
+
+        async def busy() -> str | None:
             stats = await admin.Stats(pb.StatsRequest())
             held = {
                 "requests": sum(stats.requests.values()),
@@ -191,12 +210,10 @@ class Turns:
                 "working pages": stats.pages["working"],
                 "sessions": stats.sessions,
             }
-            if not any(held.values()) and stats.integrity == "ok":
-                return
-            if time.monotonic() > deadline:
-                self._tally.troubles.append(f"the engine is not at rest: {held} {stats.integrity}")
-                return
-            await asyncio.sleep(0.05)
+            rests = not any(held.values()) and stats.integrity == "ok"
+            return None if rests else f"{held} {stats.integrity}"
+
+        await self._settles(busy, "the engine is not at rest")
 
 
 async def _read(call: "grpc.aio.UnaryStreamCall[object, object]") -> str | None:
@@ -208,12 +225,12 @@ async def _read(call: "grpc.aio.UnaryStreamCall[object, object]") -> str | None:
         pass
     except grpc.aio.AioRpcError as error:
         if error.code() is not grpc.StatusCode.CANCELLED:
-            return error.details()
+            return error.details() or "refused"
     return None
 
 
-async def _play(node: NodeProcess, settings: Settings, tally: Tally) -> None:
-    await Turns(node, settings, tally).play()
+async def _play(node: NodeProcess, plan: Plan, tally: Tally) -> None:
+    await Turns(node, plan, tally).play()
 
 
 def _seconds_to_end(node: NodeProcess, most: float) -> float:
@@ -225,23 +242,23 @@ def _seconds_to_end(node: NodeProcess, most: float) -> float:
     return time.monotonic() - begun
 
 
-def run(settings: Settings, folder: Path) -> Tally:
+def _run(plan: Plan, folder: Path) -> Tally:
     tally = Tally()
     model, log = folder / "model", folder / "log"
     write_model_folder(model, free_shape(4))
     flags = ["--model", str(model), "--max-batch", "256", "--arena-mib", "256"]
     flags += ["--draft-layer", "off", "--engine-process", "process", "--drain-timeout", "20"]
-    flags += ["--front-workers", str(settings.workers)]
-    own = ["--weights", "free", "--step-ms", f"{settings.step_ms}"]
+    flags += ["--front-workers", str(plan.workers)]
+    own = ["--weights", "free", "--step-ms", f"{plan.step_ms}"]
     with node_process("serve", own, flags, log) as node:
         try:
-            asyncio.run(_play(node, settings, tally))
+            asyncio.run(_play(node, plan, tally))
         except Exception as error:
             tally.troubles.append(f"the run broke: {error!r}; {node.last_words()}")
         took = _seconds_to_end(node, 30.0)
         tally.count("ms from SIGTERM to the end", round(1e3 * took))
-        if took > settings.stop_seconds:
-            tally.troubles.append(f"SIGTERM took {took:.2f} s, of {settings.stop_seconds:g} s")
+        if took > _STOP_SECONDS:
+            tally.troubles.append(f"SIGTERM took {took:.2f} s, of {_STOP_SECONDS:g} s")
         tally.troubles += _wrong_lines(log)
     return tally
 
@@ -253,17 +270,3 @@ def _wrong_lines(log: Path) -> Iterator[str]:
         yield f"the node's log: {line}"
     if len(wrong) > 5:
         yield f"the node's log: and {len(wrong) - 5} lines more"
-
-
-def main() -> int:
-    about = "Turns whose clients leave at once."
-    settings = settings_of("scripts.turns_left", about, Settings, sys.argv[1:])
-    with tempfile.TemporaryDirectory() as folder:
-        tally = run(settings, Path(folder))
-    show(f"{settings.workers} front workers")
-    assert settings.seed is not None
-    return concluded("turns left", settings.seed, tally)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
