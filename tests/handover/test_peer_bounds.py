@@ -13,11 +13,10 @@ from google.protobuf.message import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasuki.decode_node import handover_messages as decode_wire
 from tasuki.engine import messages as m
 from tasuki.engine.messages import CAUSES
+from tasuki.engine.messages import room_proto as wire
 from tasuki.engine.messages.reports import LOAD_DECLINED, LOAD_FAILED
-from tasuki.prefill_node import handover_messages as prefill_wire
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import report_pb2, timeline_pb2
 from tasuki.pycache._cpp_cache import PrefixCache, TreeConfig
@@ -25,10 +24,10 @@ from tasuki.transfer import peer_values
 from tasuki.transfer.errors import PeerInvalid, TransferError
 from tasuki.transfer.node_identity import EPOCH_BYTES, metadata_checksum
 from tasuki.transfer.protocol.messages import (
+    SENDER_TRACK,
+    TIMELINE,
     lease_from_wire,
     node_from_wire,
-    sender_track_from_wire,
-    timeline_from_wire,
     windows_from_wire,
 )
 from tasuki.transfer.reports import KEPT_WINDOWS, ReceiverTrack
@@ -115,17 +114,17 @@ def assert_bounded(kept: object, name: str = "") -> None:
 
 
 READERS: dict[str, tuple[type[Message], Callable[..., object]]] = {
-    "ready": (pb.Ready, lambda told: decode_wire.ready_from_wire(ROOM, told, "prefill")),
-    "done": (pb.Done, lambda told: decode_wire.done_from_wire(ROOM, told, NOWHERE)),
-    "pull": (pb.Pull, lambda told: decode_wire.pull_from_wire(ROOM, told)),
+    "ready": (pb.Ready, lambda told: wire.ready_from_wire(ROOM, told, "prefill")),
+    "done": (pb.Done, lambda told: wire.done_from_wire(ROOM, told, NOWHERE)),
+    "pull": (pb.Pull, lambda told: wire.PULL.from_wire(told, room=ROOM)),
     "windows": (pb.Done, lambda told: windows_from_wire(told.windows)),
-    "reserve": (pb.Reserve, lambda told: prefill_wire.reserve_from_wire(told, "connection")),
-    "grant": (pb.Grant, lambda told: prefill_wire.grant_from_wire(ROOM, told)),
+    "reserve": (pb.Reserve, lambda told: wire.reserve_from_wire(told, "connection")),
+    "grant": (pb.Grant, lambda told: wire.GRANT.from_wire(told, room=ROOM)),
     "node": (pb.Node, node_from_wire),
     "lease": (pb.Connected, lambda told: lease_from_wire(told.lease_seconds)),
     "contract": (pb.ConnectRequest, lambda told: peer_values.contract(told.contract)),
-    "track": (timeline_pb2.SenderTrack, sender_track_from_wire),
-    "timeline": (timeline_pb2.HandoverTimeline, timeline_from_wire),
+    "track": (timeline_pb2.SenderTrack, SENDER_TRACK.from_wire),
+    "timeline": (timeline_pb2.HandoverTimeline, TIMELINE.from_wire),
 }
 
 
@@ -142,7 +141,7 @@ def test_any_message_is_read_with_bounds_or_refused_by_type(
         told.transport_checksum = metadata_checksum(told.transport_metadata)
     try:
         kept = read(told)
-    except (TransferError, prefill_wire.InvalidReserve) as error:
+    except (TransferError, wire.InvalidReserve) as error:
         assert len(str(error)) < 1000 and str(error).isprintable()
         return
     assert_bounded(kept)
@@ -187,7 +186,7 @@ def ready(**changed: object) -> pb.Ready:
 
 
 def test_what_makes_sense_is_read_as_it_is() -> None:
-    read = decode_wire.ready_from_wire(ROOM, ready(), "prefill")
+    read = wire.ready_from_wire(ROOM, ready(), "prefill")
     assert read.hit.causes == {"new": 5} and read.hit.checkpoint_source == "turn_end"
     assert read.hit.lost is not None and read.hit.lost.slabs_since == 1.5
     assert read.route == m.RouteReport("there", {"here": 0.5, "there": 0.25})
@@ -226,7 +225,7 @@ def test_what_makes_sense_is_read_as_it_is() -> None:
 )
 def test_what_makes_none_is_refused_by_its_name(change: dict[str, object], named: str) -> None:
     with pytest.raises(PeerInvalid, match=named):
-        decode_wire.ready_from_wire(ROOM, ready(**change), "prefill")
+        wire.ready_from_wire(ROOM, ready(**change), "prefill")
 
 
 @pytest.mark.parametrize("field", ["bytes", "windows", "pages"])
@@ -234,12 +233,12 @@ def test_a_transfer_of_more_than_there_is_is_refused(field: str) -> None:
     done = pb.Done()
     setattr(done.report, field, 2**62)
     with pytest.raises(PeerInvalid, match=f"report.{field}"):
-        decode_wire.done_from_wire(ROOM, done, NOWHERE)
+        wire.done_from_wire(ROOM, done, NOWHERE)
 
 
 @pytest.mark.parametrize("told", [math.nan, math.inf, -1.0, 1e9])
 def test_an_estimate_that_is_none_is_left_out(told: float) -> None:
-    assert decode_wire.ready_from_wire(ROOM, ready(tail_seconds=told), "p").tail_seconds is None
+    assert wire.ready_from_wire(ROOM, ready(tail_seconds=told), "p").tail_seconds is None
 
 
 def test_a_lease_that_never_ends_is_refused() -> None:
@@ -259,10 +258,10 @@ def test_a_track_keeps_no_moment_that_is_none() -> None:
     track = timeline_pb2.SenderTrack(
         windows=[backwards, endless, unfinished, *[good] * 999], phases=phases
     )
-    read = sender_track_from_wire(track)
+    read = SENDER_TRACK.from_wire(track)
     assert len(read.windows) == KEPT_WINDOWS and len(read.phases) == 1
     few = timeline_pb2.SenderTrack(windows=[backwards, good, endless, unfinished])
-    assert [w.flushed_at for w in sender_track_from_wire(few).windows] == [3.0]
+    assert [w.flushed_at for w in SENDER_TRACK.from_wire(few).windows] == [3.0]
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[31m", "x" * 129, "\u202egnp"])
@@ -294,7 +293,7 @@ WRONG: dict[str, object] = {
 def test_the_likeliest_tokens_of_a_peer_are_bounded(top: list[tuple[int, float]]) -> None:
     told = pb.Ready(top=[pb.TokenLogprob(token=token, logprob=value) for token, value in top])
     with pytest.raises(PeerInvalid, match=r"ready\.top"):
-        decode_wire.ready_from_wire(ROOM, told, "prefill")
+        wire.ready_from_wire(ROOM, told, "prefill")
 
 
 @pytest.mark.parametrize("field", WRONG)
@@ -303,8 +302,8 @@ def test_sampling_that_no_kernel_takes_is_refused_at_the_reserve(field: str) -> 
     sampling = pb.Sampling(**good | {field: WRONG[field]})
     ticket = pb.Ticket(room=1, sampling=sampling)
     prompt = np.zeros(4, dtype="<i4").tobytes()
-    with pytest.raises(prefill_wire.InvalidReserve, match=field):
-        prefill_wire.reserve_from_wire(pb.Reserve(ticket=ticket, prompt=prompt), "connection")
+    with pytest.raises(wire.InvalidReserve, match=field):
+        wire.reserve_from_wire(pb.Reserve(ticket=ticket, prompt=prompt), "connection")
 
 
 @pytest.mark.parametrize(("field", "value"), [("salt", b"s"), ("caller", "c")])
@@ -313,12 +312,10 @@ def test_a_name_of_whose_prompt_it_is_is_not_endless(field: str, value: bytes | 
         sampling = pb.Sampling(max_new_tokens=1, top_p=1.0, repetition_penalty=1.0)
         ticket = pb.Ticket(room=1, sampling=sampling, **{field: value * length})
         prompt = np.zeros(4, dtype="<i4").tobytes()
-        return prefill_wire.reserve_from_wire(
-            pb.Reserve(ticket=ticket, prompt=prompt), "connection"
-        )
+        return wire.reserve_from_wire(pb.Reserve(ticket=ticket, prompt=prompt), "connection")
 
     assert read(4096)
-    with pytest.raises(prefill_wire.InvalidReserve, match=field):
+    with pytest.raises(wire.InvalidReserve, match=field):
         read(4097)
 
 
@@ -327,14 +324,12 @@ def test_a_message_ends_inside_the_prompt_or_nobody_says_where() -> None:
         sampling = pb.Sampling(max_new_tokens=1, top_p=1.0, repetition_penalty=1.0)
         ticket = pb.Ticket(room=1, sampling=sampling, **fields)
         prompt = np.zeros(4, dtype="<i4").tobytes()
-        return prefill_wire.reserve_from_wire(
-            pb.Reserve(ticket=ticket, prompt=prompt), "connection"
-        )
+        return wire.reserve_from_wire(pb.Reserve(ticket=ticket, prompt=prompt), "connection")
 
     assert read().ticket.message_end is None, "as of a peer of before"
     assert read(message_end=3).ticket.message_end == 3
     for wrong in (0, 4, 2**32 - 1):
-        with pytest.raises(prefill_wire.InvalidReserve, match="message_end"):
+        with pytest.raises(wire.InvalidReserve, match="message_end"):
             read(message_end=wrong)
 
 
@@ -345,7 +340,7 @@ def test_a_receiver_of_before_knows_the_kinds_that_it_is_told() -> None:
     lost = m.EvictedCheckpoint(5, 1.0, eviction)
     pages = m.HitBreakdown(9, 4, 4, {"new": 5}, "message_end", lost)
     hit = m.HitBreakdown(9, 4, 4, {"new": 5}, "message_end", lost, pages)
-    told = prefill_wire.ready(1, m.PrefillToken(ROOM, 3, -0.5, 1.0, hit), None).ready.hit
+    told = wire.ready(1, m.PrefillToken(ROOM, 3, -0.5, 1.0, hit), None).ready.hit
     kinds = [told.checkpoint_source, told.in_pages.checkpoint_source]
     kinds += [told.lost.eviction.checkpoint_kind, told.in_pages.lost.eviction.checkpoint_kind]
     assert set(kinds) == {"mark"} <= known
