@@ -84,6 +84,7 @@ class Wire(Generic[ValueT, MessageT]):
         """apart: fields of either side that the table leaves to its callers. codecs: by the value's
         field; a table is of the messages inside the message. Raises TypeError where a field has no
         pair."""
+        self.message = message
         self._value = value
         self._fields = _paired(value, message, frozenset(apart), codecs)
         self.to_wire: Callable[Concatenate[ValueT, ...], MessageT] = _writer(message, self._fields)

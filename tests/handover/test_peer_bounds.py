@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tasuki.engine import messages as m
-from tasuki.engine.messages import CAUSES
+from tasuki.engine.messages import CAUSES, proto
 from tasuki.engine.messages import room_proto as wire
 from tasuki.engine.messages.reports import LOAD_DECLINED, LOAD_FAILED
 from tasuki.proto import handover_pb2 as pb
@@ -23,6 +23,7 @@ from tasuki.pycache._cpp_cache import PrefixCache, TreeConfig
 from tasuki.transfer import peer_values
 from tasuki.transfer.errors import PeerInvalid, TransferError
 from tasuki.transfer.node_identity import EPOCH_BYTES, metadata_checksum
+from tasuki.transfer.protocol import messages as transfer_messages
 from tasuki.transfer.protocol.messages import (
     SENDER_TRACK,
     TIMELINE,
@@ -33,6 +34,7 @@ from tasuki.transfer.protocol.messages import (
 from tasuki.transfer.reports import KEPT_WINDOWS, ReceiverTrack
 from tasuki.transfer.transports.nixl.peer_metadata import NixlAddress
 from tasuki.transfer.transports.nvlink.peer_address import PeerAddress
+from tasuki.transfer.wire import Wire
 
 ROOM = m.RoomId(7)
 NOWHERE = ReceiverTrack((), (), ())
@@ -119,6 +121,9 @@ READERS: dict[str, tuple[type[Message], Callable[..., object]]] = {
     "pull": (pb.Pull, lambda told: wire.PULL.from_wire(told, room=ROOM)),
     "windows": (pb.Done, lambda told: windows_from_wire(told.windows)),
     "reserve": (pb.Reserve, lambda told: wire.reserve_from_wire(told, "connection")),
+    "fetch": (pb.Fetch, lambda told: wire.fetch_from_wire(ROOM, told, "connection")),
+    "state": (pb.TakeOverResponse, wire.left_state_from_wire),
+    "taken": (pb.TakenOver, wire.TAKEN_OVER.from_wire),
     "grant": (pb.Grant, lambda told: wire.GRANT.from_wire(told, room=ROOM)),
     "node": (pb.Node, node_from_wire),
     "lease": (pb.Connected, lambda told: lease_from_wire(told.lease_seconds)),
@@ -145,6 +150,36 @@ def test_any_message_is_read_with_bounds_or_refused_by_type(
         assert len(str(error)) < 1000 and str(error).isprintable()
         return
     assert_bounded(kept)
+
+
+APART: dict[str, dict[str, object]] = {
+    "EVENT": {"checkpoint_kind": None, "page": ()},
+    "FINISHED": {"request_id": "me"},
+    "GRANT": {"room": ROOM},
+    "PULL": {"room": ROOM},
+}
+"""Fields that a table leaves to who reads by it."""
+TABLES = {
+    name: table
+    for module in (proto, wire, transfer_messages)
+    for name, table in vars(module).items()
+    if isinstance(table, Wire) and not name.startswith("_")
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_what_a_table_writes_is_read_as_it_was(name: str, data: st.DataObject) -> None:
+    table, apart = TABLES[name], APART.get(name, {})
+    told = table.message(**data.draw(message(table.message.DESCRIPTOR)))
+    try:
+        sent = table.to_wire(table.from_wire(told, **apart))
+    except (TransferError, ValueError, KeyError):
+        return
+    again = table.to_wire(table.from_wire(sent, **apart))
+    # As bytes, since NaN is not equal to itself.
+    assert again.SerializeToString(deterministic=True) == sent.SerializeToString(deterministic=True)
 
 
 @pytest.mark.parametrize("unpack", [NixlAddress.unpack, PeerAddress.unpack])
@@ -226,6 +261,68 @@ def test_what_makes_sense_is_read_as_it_is() -> None:
 def test_what_makes_none_is_refused_by_its_name(change: dict[str, object], named: str) -> None:
     with pytest.raises(PeerInvalid, match=named):
         wire.ready_from_wire(ROOM, ready(**change), "prefill")
+
+
+def state(**fields: object) -> pb.TakeOverResponse:
+    return pb.TakeOverResponse(state=pb.LeftState(**{"tokens": bytes(4)} | fields))
+
+
+def node(**fields: object) -> pb.Node:
+    checksum = metadata_checksum(b"")
+    process = pb.Process(**fields)
+    return pb.Node(epoch=bytes(EPOCH_BYTES), transport_checksum=checksum, process=process)
+
+
+def done(**fields: object) -> pb.Done:
+    return pb.Done(report=report_pb2.TransferReport(**fields))
+
+
+def asked(prompt: int = 4, **fields: object) -> pb.Reserve:
+    """prompt: tokens."""
+    return pb.Reserve(ticket=pb.Ticket(**{"room": 1} | fields), prompt=bytes(4 * prompt))
+
+
+@pytest.mark.parametrize(
+    ("reader", "told", "text"),
+    [
+        ("state", state(tokens=b""), "state.tokens has 0 bytes, four make a token"),
+        ("state", state(tokens=b"abc"), "state.tokens has 3 bytes, four make a token"),
+        ("state", state(salt=bytes(4097)), "bytes of state.salt 4097 is not in [0, 4096]"),
+        ("taken", pb.TakenOver(bytes=2**51), f"done.bytes {2**51} is not in [0, {2**50}]"),
+        ("taken", pb.TakenOver(heir="\n"), "done.heir '\ufffd' is no name: at most 128 printable"),
+        ("node", node(pid=2**23), f"node.process.pid {2**23} is not in [0, {2**22}]"),
+        ("node", node(boot_id="\n"), "node.process.boot_id '\ufffd' is no name: at most 128"),
+        ("done", done(hidden_seconds=math.nan), "report.hidden_seconds nan is not in [0, 86400]"),
+        ("done", done(exposed_seconds=-1), "report.exposed_seconds -1.0 is not in [0, 86400]"),
+        ("ready", ready(hit__template_changed_at=1), "hit.template_changed_at is no peer's field"),
+        ("ready", ready(margin=math.nan), "ready.margin nan is not in [-inf, inf]"),
+        (
+            "ready",
+            ready(hit__lost__eviction__checkpoint_kind="moon"),
+            "eviction.checkpoint_kind 'moon' is unknown here",
+        ),
+        ("reserve", asked(room=0), "ticket.room 0 is not in [1, 2^63)"),
+        ("reserve", asked(generation=2**63), f"ticket.generation {2**63} is not in [0, 2^63)"),
+        ("reserve", asked(0), "prompt is empty: give at least one token"),
+        ("reserve", asked(offered=4), "ticket.offered 4 is not less than the prompt's 4"),
+        ("reserve", asked(marks=[1] * 5), "ticket.marks has 5 of 4 tokens"),
+        ("reserve", asked(), "ticket.sampling: max_new_tokens must be at least 1 in a hand-over"),
+        ("fetch", pb.Fetch(tokens=b"abc"), "tokens has 3 bytes, four make a token"),
+        ("fetch", pb.Fetch(tokens=bytes(4), salt=bytes(4097)), "salt has 4097 bytes, at most 4096"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong(reader: str, told: Message, text: str) -> None:
+    with pytest.raises((PeerInvalid, wire.InvalidReserve)) as raised:
+        READERS[reader][1](told)
+    assert str(raised.value).startswith(text)
+
+
+def test_what_took_a_state_is_shown_and_not_believed() -> None:
+    told = ready(hit__lost__eviction__taken_by="a\nb" + "x" * 999)
+    lost = wire.ready_from_wire(ROOM, told, "prefill").hit.lost
+    assert lost is not None and lost.eviction is not None
+    assert lost.eviction.taken_by is not None and len(lost.eviction.taken_by) == 256
+    assert lost.eviction.taken_by.isprintable()
 
 
 @pytest.mark.parametrize("field", ["bytes", "windows", "pages"])
