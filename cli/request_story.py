@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from tasuki.dashboard.metrics.request_metrics import missed_targets, seconds_by_phase
 from tasuki.engine import messages as m
-from tasuki.engine.messages.proto import eviction_from_proto, usage_from_proto
+from tasuki.engine.messages.proto import EVICTION, USAGE
 from tasuki.engine.messages.reports import LOAD_DECLINED, LOAD_FAILED, TEMPLATE_CHANGED
 from tasuki.proto import inference_pb2 as pb
-from tasuki.transfer.protocol.messages import timeline_from_wire
+from tasuki.transfer.protocol.messages import TIMELINE
 from tasuki.transfer.reports import (
     HandoverTimeline,
     PhaseMark,
@@ -120,16 +120,16 @@ def story(report: pb.ExplainResponse) -> list[str]:
     if report.WhichOneof("end") == "rejected":
         return [f"{head}: refused", f"  {report.rejected}"]
     reason = pb.FinishReason.Name(report.finished.reason).removeprefix("FINISH_REASON_").lower()
-    usage = usage_from_proto(report.finished.usage)
+    usage = USAGE.from_wire(report.finished.usage)
     return [
         f"{head}: {reason}",
         *_answer(usage),
-        *(pull_chart(timeline_from_wire(report.pull)) if report.HasField("pull") else []),
+        *(pull_chart(TIMELINE.from_wire(report.pull)) if report.HasField("pull") else []),
         *(_prompt(usage.hit) if usage.hit else ["  prompt   was never looked up: it ended before"]),
         *(_lost(usage.hit.lost) if usage.hit and usage.hit.lost else []),
-        *_took([eviction_from_proto(eviction) for eviction in report.took]),
+        *_took([*map(EVICTION.from_wire, report.took)]),
         *(_transfer(usage.transfer) if usage.transfer else []),
-        *(chart(timeline_from_wire(report.handover)) if report.HasField("handover") else []),
+        *(chart(TIMELINE.from_wire(report.handover)) if report.HasField("handover") else []),
         *_life(report.life),
     ]
 

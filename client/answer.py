@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tasuki.engine.messages import FinishReason, Usage
-from tasuki.engine.messages.proto import finish_reason_from_proto, usage_from_proto
+from tasuki.engine.messages.proto import USAGE, finish_reason_from_proto
 from tasuki.proto import inference_pb2 as pb
 
 from .channel import ResponseStream, Wire, run
@@ -92,7 +92,7 @@ class AnswerParts:
             token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
             text="".join(chunk.text for chunk in chunks),
             reason=finish_reason_from_proto(finished.reason),
-            usage=usage_from_proto(finished.usage),
+            usage=USAGE.from_wire(finished.usage),
             logprobs=tuple(value for chunk in chunks for value in chunk.logprobs),
             margins=tuple(value for chunk in chunks for value in chunk.margins),
             top_logprobs=tuple(_top(top) for chunk in chunks for top in chunk.top),

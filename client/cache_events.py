@@ -7,6 +7,7 @@ prefix under the same salt, is None of nodes that do not send it.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tasuki.engine.messages.proto import EVENT, GAP
 from tasuki.proto import inference_pb2 as pb
 from tasuki.pycache.packed import CacheEvent, EventGap
 
@@ -54,20 +55,9 @@ class CacheWatch:
     def _take(self, part: pb.WatchEventsResponse) -> EventBatch | None:
         """The batch, once this is its last part."""
         if part.HasField("gap"):
-            self._gap = EventGap(part.gap.first_lost, part.gap.resync_from)
+            self._gap = GAP.from_wire(part.gap)
         self._events += (
-            CacheEvent(
-                sequence=event.sequence,
-                kind=event.kind,
-                tokens=event.tokens,
-                prefix=event.prefix or None,
-                parent=event.parent or None,
-                namespace=event.namespace or None,
-                place=event.place,
-                checkpoint_kind=None,
-                page=(),
-            )
-            for event in part.events
+            EVENT.from_wire(event, checkpoint_kind=None, page=()) for event in part.events
         )
         if part.more:
             return None

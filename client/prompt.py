@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
+from tasuki.engine.messages import NO_TARGETS
+from tasuki.engine.messages import Targets as Targets
+from tasuki.engine.messages.proto import TARGETS
 from tasuki.proto import inference_pb2 as pb
 
 AnswerOf = TypeVar("AnswerOf")
@@ -62,28 +65,6 @@ class Prompt:
         }
 
 
-@dataclass(frozen=True)
-class Targets:
-    """What an answer is wanted within, seconds; None: nothing is said, and the node's own hold.
-    first_token: from arrival. per_token: the mean over the later tokens. answer: from arrival to
-    the last token. A node that expects to be late refuses at once: ClientError of kind
-    `overloaded`, with retry_after."""
-
-    first_token: float | None = None
-    per_token: float | None = None
-    answer: float | None = None
-
-    def to_proto(self) -> pb.Targets:
-        return pb.Targets(
-            first_token_seconds=self.first_token,
-            per_token_seconds=self.per_token,
-            answer_seconds=self.answer,
-        )
-
-
-NO_TARGETS = Targets()
-
-
 def sampling_to_proto(sampling: SamplingOptions) -> pb.Sampling:
     fields: dict[str, Any] = dict(sampling)
     if "choices" in fields:
@@ -114,7 +95,8 @@ class ClientRequests(Generic[AnswerOf]):
         caller's requests the lowest is begun first. n: answers to it, of which number i is drawn
         with seed + i. prompt_logprobs: so many of the likeliest tokens beside each of the prompt's
         own; None: not wanted. prediction: tokens that the answer is thought to be, by which it may
-        come sooner. Raises ValueError."""
+        come sooner. targets: a node that expects to miss one refuses at once, by a ClientError of
+        kind `overloaded` with retry_after. Raises ValueError."""
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
         request = pb.GenerateRequest(
@@ -125,7 +107,7 @@ class ClientRequests(Generic[AnswerOf]):
             cache_salt=cache_salt,
             marks=marks,
             priority=priority,
-            targets=targets.to_proto(),
+            targets=TARGETS.to_wire(targets),
             prediction=prediction,
             **prompt.fields(),
         )
@@ -152,7 +134,7 @@ class SessionRequests(Generic[AnswerOf]):
             request_id=request_id,
             sampling=sampling_to_proto(sampling),
             priority=priority,
-            targets=targets.to_proto(),
+            targets=TARGETS.to_wire(targets),
         )
         return self._ask(request)
 

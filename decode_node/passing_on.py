@@ -15,9 +15,9 @@ from itertools import count
 
 import grpc
 
-from tasuki.decode_node import handover_messages as wire
 from tasuki.decode_node.prefill_links import PrefillConnection, PrefillLink
 from tasuki.engine import messages as m
+from tasuki.engine.messages import room_proto as wire
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.errors import PeerInvalid
 

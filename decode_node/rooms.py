@@ -16,12 +16,12 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeAlias
 
-from tasuki.decode_node import handover_messages as wire
 from tasuki.decode_node.chosen_node import Chosen
 from tasuki.decode_node.config import HandoverSettings
 from tasuki.decode_node.prefill_links import PrefillConnection, PrefillLink
 from tasuki.decode_node.room_stream import StreamBroke
 from tasuki.engine import messages as m
+from tasuki.engine.messages import room_proto as wire
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.control.connection_breaker import ConnectionBreaker
 from tasuki.transfer.control.driven_room import ReceivingRoom, SendingRoom
@@ -226,7 +226,7 @@ class IncomingRoom(ReceivingRoom):
                 reach(Place.RECEIVER_BEFORE_RESERVE)
                 self._line.say(self.opening())
             case say.Grant(payload=granted):
-                self._line.say(wire.grant(granted))
+                self._line.say(pb.ReceiverMessage(grant=wire.GRANT.to_wire(granted)))
             case say.Abort():
                 self._line.say(pb.ReceiverMessage(abort=pb.Abort(generation=self.generation)))
 

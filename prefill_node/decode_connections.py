@@ -18,7 +18,7 @@ from math import inf
 from types import MappingProxyType
 from typing import TypeAlias
 
-from tasuki.prefill_node import handover_messages as wire
+from tasuki.engine.messages import room_proto as wire
 from tasuki.prefill_node.rooms import OutgoingRoom, grant_of
 from tasuki.proto import handover_pb2 as pb
 from tasuki.server.errors import InvalidRequest
@@ -337,7 +337,7 @@ class ReceiverStream:
             return
         match kind:
             case "grant":
-                room.put(grant_of(wire.grant_from_wire(room.id, message.grant)))
+                room.put(grant_of(wire.GRANT.from_wire(message.grant, room=room.id)))
             case "abort":
                 room.put(said.Abort())
             case "pull_done":

@@ -19,7 +19,7 @@ from typing import TypeVar
 import grpc
 
 from tasuki.engine import messages as m
-from tasuki.prefill_node import handover_messages as wire
+from tasuki.engine.messages import room_proto as wire
 from tasuki.prefill_node.decode_connections import ReceiverConnections, ReceiverStream, RoomRefused
 from tasuki.prefill_node.gateway_rooms import GatewayRooms
 from tasuki.prefill_node.leaving_desk import LeavingDesk
@@ -210,12 +210,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             peer = peer_values.shown(request.node.name)
             log.warning("refused %s: %s", peer, [d.field for d in differences])
             return pb.ConnectResponse(
-                refused=pb.Refusal(
-                    differences=[
-                        pb.Difference(field=d.field, ours=d.ours, theirs=d.theirs)
-                        for d in differences
-                    ]
-                )
+                refused=pb.Refusal(differences=[pb.Difference(**vars(d)) for d in differences])
             )
         try:
             node = node_from_wire(request.node)

@@ -11,9 +11,8 @@ from collections.abc import Callable, Collection
 from itertools import count
 
 from tasuki.engine import messages as m
+from tasuki.engine.messages import room_proto as wire
 from tasuki.proto import handover_pb2 as pb
-
-from . import handover_messages as wire
 
 _LOOK_SECONDS = 0.1
 _ANSWER_SECONDS = 2.0
@@ -63,7 +62,7 @@ class LeavingDesk:
         """REQUIRES: its connection stands. Raises PeerInvalid."""
         peer = request.connection_id
         if request.HasField("done"):
-            self._done(peer, wire.taken_over_from_wire(request.done))
+            self._done(peer, wire.TAKEN_OVER.from_wire(request.done))
         if not self.leaves:
             return pb.TakeOverResponse(over=True)
         if request.declines:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tasuki.engine import messages as m
-from tasuki.prefill_node import handover_messages as wire
+from tasuki.engine.messages import room_proto as wire
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer import peer_values
 from tasuki.transfer.control.connection_breaker import ConnectionBreaker
@@ -24,9 +24,9 @@ from tasuki.transfer.control.writer_life import WriterLife
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.protocol.messages import (
+    SENDER_TRACK,
     drain_from_wire,
     drain_to_wire,
-    sender_track_from_wire,
     windows_from_wire,
 )
 from tasuki.transfer.receiving.receiver import Receiver
@@ -104,7 +104,7 @@ class PullReceiver(ReceivingRoom):
     def act(self, action: Action) -> Event | None:
         match action:
             case do.Say(message=say.Ask()):
-                self._speak(wire.pull(self._grant))
+                self._speak(pb.SenderMessage(pull=wire.PULL.to_wire(self._grant)))
             case do.Say(message=say.StopPull()):
                 stop = pb.StopPull(generation=self.generation)
                 self._speak(pb.SenderMessage(stop_pull=stop))
@@ -123,7 +123,7 @@ class PullReceiver(ReceivingRoom):
 
     def _report(self, done: pb.PullDone) -> m.PullReport:
         received = self._receiver.track(self.room, self._side.phases)
-        timeline = HandoverTimeline(sender_track_from_wire(done.report.track), received)
+        timeline = HandoverTimeline(SENDER_TRACK.from_wire(done.report.track), received)
         seconds = received.phases[-1].at
         return m.PullReport(self._grant.tokens, done.report.bytes, seconds, timeline)
 

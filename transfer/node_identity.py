@@ -10,9 +10,14 @@ import hashlib
 import os
 import secrets
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from tasuki.pycache.layout import ONLY_ARENA, ArenaKey
+from tasuki.transfer.peer_values import Name, count
+
+_HIGHEST_PID = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -20,9 +25,9 @@ class ProcessIdentity:
     """Which process of which boot of which host; start_ticks sets a reused pid apart from its first
     owner."""
 
-    boot_id: str
+    boot_id: Name
     pid_namespace: int
-    pid: int
+    pid: Annotated[int, partial(count, most=_HIGHEST_PID)]
     start_ticks: int
 
     @staticmethod

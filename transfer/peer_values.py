@@ -1,11 +1,14 @@
 """What a peer sends, held to what a node of this version could send.
 
 Pure; the readers of messages call it for every value that is kept, computed with, logged or shown.
-Invariant: what comes out is finite, bounded and printable.
+The types at the end carry a bound as metadata, which holds where a table of peers' messages reads
+the field (transfer/wire.py). Invariant: what comes out is finite, bounded and printable.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Any, TypeAlias
 
 from .errors import PeerInvalid
 
@@ -16,6 +19,9 @@ LONGEST_SECONDS = 86400.0
 MOST_BYTES = 1 << 50
 MOST_FIELDS = 128
 _SHOWN = 256
+
+Bound: TypeAlias = Callable[[Any, str], Any]
+"""Takes a value and its field's name in errors. Returns the value that is kept."""
 
 
 def seconds(value: float, field: str, most: float = LONGEST_SECONDS) -> float:
@@ -78,3 +84,40 @@ def text(value: str, longest: int = LONGEST_REASON) -> str:
 def shown(value: str) -> str:
     """A value inside a sentence: text(), and short."""
     return text(value, _SHOWN)
+
+
+def one_of(names: frozenset[str]) -> Bound:
+    """One of these names."""
+    return partial(known, names=names)
+
+
+def each(names: frozenset[str], bound: Bound) -> Bound:
+    """A map with these keys alone, and its values within the bound."""
+
+    def bounded(values: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+        for name, value in values.items():
+            bound(value, f"{field}[{known(name, field, names)}]")
+        return values
+
+    return bounded
+
+
+def no_peers(value: object, field: str) -> None:
+    """What no peer says."""
+    raise PeerInvalid(f"{field} is no peer's field")
+
+
+count32 = partial(count, most=2**32 - 1)
+long_seconds = partial(seconds, most=MOST_BYTES)
+
+Count32: TypeAlias = Annotated[int, count32]
+ByteCount: TypeAlias = Annotated[int, count]
+Seconds: TypeAlias = Annotated[float, seconds]
+Extent: TypeAlias = Annotated[float, long_seconds]
+"""Not negative, and finite."""
+Number: TypeAlias = Annotated[float, partial(within, least=-math.inf, most=math.inf)]
+"""May be infinite, and is not NaN."""
+Finite: TypeAlias = Annotated[float, finite]
+Name: TypeAlias = Annotated[str, name]
+Shown: TypeAlias = Annotated[str, lambda value, _: shown(value)]
+"""Any text, cut and made printable."""

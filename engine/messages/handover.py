@@ -6,6 +6,7 @@ from dataclasses import field
 from tasuki.model.ops.sampling.params import SamplingParams, TopLogprobs
 from tasuki.pycache.packed import PackedEvents
 from tasuki.routing.node_load import PrefillSeconds
+from tasuki.transfer.peer_values import Finite, Number
 from tasuki.transfer.reports import HandoverTimeline
 
 from .reports import HitBreakdown, PrefillChoice, PullReport, RouteReport, TransferReport
@@ -99,8 +100,8 @@ class RemoteReady(Message):
 
     room: RoomId
     token: int
-    logprob: float
-    margin: float
+    logprob: Finite
+    margin: Number
     hit: HitBreakdown
     prefilled_on: str
     pulled: PullReport | None = None

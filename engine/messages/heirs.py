@@ -5,6 +5,8 @@ from collections.abc import Mapping, Set
 from dataclasses import field
 from enum import Enum
 
+from tasuki.transfer.peer_values import ByteCount, Name
+
 from .types import Message, OfRoom, Tokens
 
 
@@ -77,8 +79,8 @@ class LeftTakenOver(Message):
 
     number: int
     outcome: HeirOutcome
-    bytes: int = 0
-    heir: str = ""
+    bytes: ByteCount = 0
+    heir: Name = ""
 
 
 class PassOn(Message):

@@ -1,12 +1,28 @@
 """What an engine reports of work that is over: evictions, hits, transfers, routes, steps.
 
-Plain, immutable values. Nothing here decides or remembers.
+Plain, immutable values. Nothing here decides or remembers. A bound in a field's type is metadata,
+and holds where a peer has sent the field (room_proto.py).
 """
 
 from collections.abc import Mapping
 from dataclasses import field
 from enum import Enum
+from typing import Annotated, TypeAlias
 
+from tasuki.pycache._cpp_cache import CheckpointKind
+from tasuki.transfer.peer_values import (
+    ByteCount,
+    Count32,
+    Extent,
+    Number,
+    Seconds,
+    Shown,
+    count32,
+    each,
+    long_seconds,
+    no_peers,
+    one_of,
+)
 from tasuki.transfer.reports import HandoverTimeline
 
 from .types import Message, Targets
@@ -40,6 +56,8 @@ TEMPLATE_CHANGED = "template_changed"
 """A cause that no tree can see, of tokens that it takes for new: the chat template renders an
 earlier turn otherwise than when it was the last."""
 EVICTION_KINDS = frozenset({"checkpoint", "tail", "pages"})
+CheckpointName: TypeAlias = Annotated[str, one_of(frozenset(k.value for k in CheckpointKind))]
+"""Why a state is kept."""
 
 
 class Eviction(Message):
@@ -57,12 +75,12 @@ class Eviction(Message):
     """
 
     sequence: int
-    kind: str
-    checkpoint_kind: str | None
-    tokens: int
-    slabs: float
-    score: float | None
-    taken_by: str | None
+    kind: Annotated[str, one_of(EVICTION_KINDS)]
+    checkpoint_kind: CheckpointName | None
+    tokens: Count32
+    slabs: Extent
+    score: Number | None
+    taken_by: Shown | None
 
 
 class EvictedCheckpoint(Message):
@@ -73,8 +91,8 @@ class EvictedCheckpoint(Message):
     evictions go by age. eviction: None where it is forgotten.
     """
 
-    tokens: int
-    slabs_since: float
+    tokens: Count32
+    slabs_since: Extent
     eviction: Eviction | None = None
 
 
@@ -86,15 +104,15 @@ class HitBreakdown(Message):
     `template_changed`. loaded: of the usable ones, by tier, those that a load from below the arena
     made so."""
 
-    prompt_tokens: int
-    kv_tokens: int
-    usable_tokens: int
-    causes: dict[str, int]
-    checkpoint_source: str | None
+    prompt_tokens: Count32
+    kv_tokens: Count32
+    usable_tokens: Count32
+    causes: Annotated[dict[str, int], each(CAUSES, count32)]
+    checkpoint_source: CheckpointName | None
     lost: EvictedCheckpoint | None = None
     in_pages: "HitBreakdown | None" = None
-    template_changed_at: int | None = None
-    loaded: dict[str, int] = field(default_factory=dict)
+    template_changed_at: Annotated[int, no_peers] | None = None
+    loaded: Annotated[dict[str, int], each(TIERS, count32)] = field(default_factory=dict)
 
 
 class TransferReport(Message):
@@ -104,11 +122,11 @@ class TransferReport(Message):
     its end. timeline: both sides' tracks; None where only the sums were sent.
     """
 
-    bytes: int
-    windows: int
-    pages: int
-    hidden_seconds: float
-    exposed_seconds: float
+    bytes: ByteCount
+    windows: Count32
+    pages: Count32
+    hidden_seconds: Seconds
+    exposed_seconds: Seconds
     timeline: HandoverTimeline | None = None
 
 
@@ -117,9 +135,9 @@ class PullReport(Message):
     of which it then had KV and state. seconds: from the ask to the commit, on its clock. timeline:
     both sides' tracks; None where only the sums were sent, or not yet."""
 
-    tokens: int
-    bytes: int
-    seconds: float
+    tokens: Count32
+    bytes: ByteCount
+    seconds: Seconds
     timeline: HandoverTimeline | None = None
 
 
@@ -138,8 +156,8 @@ class RouteReport(Message):
     estimates: seconds by what they are of: here, there (both of the whole prompt), pull, compute
     (of what was offered); empty where constants decided (engine/routing.py)."""
 
-    choice: str
-    estimates: dict[str, float]
+    choice: Annotated[str, one_of(frozenset(choice.value for choice in Choice))]
+    estimates: Annotated[dict[str, float], each(ESTIMATES, long_seconds)]
 
 
 class PrefillBid(Message):

@@ -7,36 +7,23 @@ from itertools import islice
 import numpy as np
 
 from tasuki.engine.messages import NodeName, Tokens
+from tasuki.engine.messages.proto import EVENT, GAP
 from tasuki.proto import inference_pb2 as pb
-from tasuki.pycache.packed import CacheEvent, PackedEvents, PackedTree, Standing, TreeNode
+from tasuki.pycache.packed import PackedEvents, PackedTree, Standing, TreeNode
 from tasuki.server.auth.tenants import salt_of
 from tasuki.server.errors import InvalidField
+from tasuki.transfer.wire import Codec, Wire
 
 EVENTS_A_MESSAGE = 4096
 
 
-def _event(event: CacheEvent) -> pb.CacheEvent:
-    return pb.CacheEvent(
-        sequence=event.sequence,
-        kind=event.kind,
-        tokens=event.tokens,
-        prefix=event.prefix or b"",
-        parent=event.parent or b"",
-        namespace=event.namespace or b"",
-        place=event.place,
-    )
-
-
 def parts_of(batch: PackedEvents) -> Iterator[pb.WatchEventsResponse]:
     """At least one, also of an empty snapshot. The gap, if any, stands in the first."""
-    gap = batch.gap
-    lost = None
-    if gap is not None:
-        lost = pb.EventGap(first_lost=gap.first_lost, resync_from=gap.resync_from)
+    lost = None if batch.gap is None else GAP.to_wire(batch.gap)
     events = iter(batch)
     left = len(batch)
     while True:
-        part = [_event(event) for event in islice(events, EVENTS_A_MESSAGE)]
+        part = [*map(EVENT.to_wire, islice(events, EVENTS_A_MESSAGE))]
         left -= len(part)
         yield pb.WatchEventsResponse(
             sequence=batch.sequence,
@@ -88,29 +75,17 @@ def node_name(name: NodeName | None) -> str:
     return "" if name is None else f"{name[0]}.{name[1]}"
 
 
+_STANDING = Wire(Standing, pb.TreeStanding, states=Codec(name="checkpoints"))
+_NODE = Wire(
+    TreeNode,
+    pb.TreeNode,
+    name=Codec(read_node_name, node_name),
+    allocations=Codec(name="leases"),
+    is_protected=Codec(name="protected"),
+    standing=_STANDING,
+    hidden=_STANDING,
+)
+
+
 def tree_message(view: PackedTree) -> pb.TreeResponse:
-    return pb.TreeResponse(nodes=map(_node, view))
-
-
-def _node(node: TreeNode) -> pb.TreeNode:
-    return pb.TreeNode(
-        name=node_name(node.name),
-        above=node.above,
-        depth=node.depth,
-        tokens=node.tokens,
-        children=node.children,
-        state=node.state,
-        tails=node.tails,
-        leases=node.allocations,
-        state_pins=node.state_pins,
-        protected=node.is_protected,
-        unused=node.unused,
-        standing=_standing(node.standing),
-        hidden=_standing(node.hidden),
-    )
-
-
-def _standing(standing: Standing) -> pb.TreeStanding:
-    return pb.TreeStanding(
-        tokens=standing.tokens, nodes=standing.nodes, checkpoints=standing.states
-    )
+    return pb.TreeResponse(nodes=map(_NODE.to_wire, view))

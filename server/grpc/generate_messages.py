@@ -21,7 +21,7 @@ import numpy as np
 
 from tasuki.engine import messages as m
 from tasuki.engine.messages import Targets, Tokens
-from tasuki.engine.messages.proto import finished_to_proto
+from tasuki.engine.messages.proto import FINISHED, TARGETS
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.ops.sampling.params import MAX_ALLOWED_TOKENS, MAX_BIASES, SamplingParams
 from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
@@ -159,17 +159,16 @@ def _asked_grammar(sampling: pb.Sampling) -> AskedGrammar | None:
             return None
 
 
+def _seconds(given: float, field: str) -> float:
+    return check_seconds(field, given, f"seconds, not {given}")
+
+
+_TARGETS = TARGETS.bounded("targets", first_token=_seconds, per_token=_seconds, answer=_seconds)
+
+
 def read_targets(targets: pb.Targets) -> Targets:
     """Raises InvalidField."""
-    given = {field.name: seconds for field, seconds in targets.ListFields()}
-    return Targets(
-        **{
-            name.removesuffix("_seconds"): check_seconds(
-                f"targets.{name}", seconds, f"seconds, not {seconds}"
-            )
-            for name, seconds in given.items()
-        }
-    )
+    return _TARGETS.from_wire(targets)
 
 
 def read_sampling(
@@ -246,7 +245,7 @@ async def write_tokens(
                 rest = detokenizer.finish()
                 if rest:
                     await write(pb.GenerateResponse(chunk=pb.TokenChunk(text=rest)))
-                finished = pb.GenerateResponse(finished=finished_to_proto(part))
+                finished = pb.GenerateResponse(finished=FINISHED.to_wire(part))
                 return Answer(token_ids, part.reason, finished)
             response = pb.GenerateResponse()
             _fill(response.chunk, part, detokenizer)

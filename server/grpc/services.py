@@ -12,7 +12,7 @@ from contextlib import aclosing
 from functools import partial
 
 from tasuki.engine.messages import PromptScored, Rejected, Submit
-from tasuki.engine.messages.proto import eviction_to_proto, finished_to_proto
+from tasuki.engine.messages.proto import EVICTION, FINISHED
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.callers import NO_KEYS, ApiKeys
@@ -27,7 +27,7 @@ from tasuki.server.sessions import SessionStore
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.unread_answer import AnswerPart
 from tasuki.transfer.liveness.link_status import HandoverStatus, HandoverStatusSource
-from tasuki.transfer.protocol.messages import timeline_to_wire
+from tasuki.transfer.protocol.messages import TIMELINE
 from tasuki.utils.loops import together
 
 from .cache_messages import parts_of, tree_message, tree_question
@@ -186,17 +186,17 @@ class AdminService(pb_grpc.CacheAdminServicer):
         if isinstance(end, Rejected):
             response.rejected = end.error.message
         else:
-            response.finished.CopyFrom(finished_to_proto(end))
+            response.finished.CopyFrom(FINISHED.to_wire(end))
             response.life.extend(
                 pb.LifeMark(state=mark.state.value, at_seconds=mark.at) for mark in end.life
             )
-            response.took.extend(eviction_to_proto(eviction) for eviction in story.took)
+            response.took.extend(map(EVICTION.to_wire, story.took))
             transfer = end.usage.transfer
             if transfer is not None and transfer.timeline is not None:
-                response.handover.CopyFrom(timeline_to_wire(transfer.timeline))
+                response.handover.CopyFrom(TIMELINE.to_wire(transfer.timeline))
             pulled = end.usage.pulled
             if pulled is not None and pulled.timeline is not None:
-                response.pull.CopyFrom(timeline_to_wire(pulled.timeline))
+                response.pull.CopyFrom(TIMELINE.to_wire(pulled.timeline))
         return response
 
     async def Tree(self, request: pb.TreeRequest, context: CallContext) -> pb.TreeResponse:

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from functools import partial
 
 from tasuki.engine.messages import Finished, FinishReason, LoadReply, Purpose, Submit
-from tasuki.engine.messages.proto import pulled_to_proto
+from tasuki.engine.messages.proto import PULLED
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
@@ -224,5 +224,5 @@ class SessionService(TurnService):
                 async with aclosing(self._engine.generate(submit, request_context)) as parts:
                     async for part in parts:
                         if isinstance(part, Finished) and part.usage.pulled is not None:
-                            response.pulled.CopyFrom(pulled_to_proto(part.usage.pulled))
+                            response.pulled.CopyFrom(PULLED.to_wire(part.usage.pulled))
         return response

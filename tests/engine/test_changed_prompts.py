@@ -3,11 +3,11 @@
 import pytest
 
 from tasuki.cli.request_story import story
-from tasuki.decode_node.handover_messages import bounded_hit
 from tasuki.engine import messages as m
 from tasuki.engine.accounting import with_changed
 from tasuki.engine.messages import HitBreakdown
-from tasuki.engine.messages.proto import finished_to_proto, hit_from_proto, hit_to_proto
+from tasuki.engine.messages.proto import FINISHED, PEERS_HIT
+from tasuki.engine.messages.proto import HIT as HIT_TABLE
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.errors import PeerInvalid
 
@@ -46,13 +46,13 @@ def test_what_the_tree_takes_for_new_is_told_apart(
 
 def test_the_place_is_told_to_clients() -> None:
     for hit in (HIT, with_changed(HIT, (72, 90))):
-        assert hit_from_proto(hit_to_proto(hit)) == hit
+        assert HIT_TABLE.from_wire(HIT_TABLE.to_wire(hit)) == hit
 
 
 def test_explain_tells_the_first_token_that_differs() -> None:
     usage = m.Usage(100, 5, with_changed(HIT, (72, 90)), None, "local", False, 0.2, 1.0)
     end = m.Finished(m.RequestId("me"), m.FinishReason.STOP, usage)
-    said = "\n".join(story(pb.ExplainResponse(request_id="me", finished=finished_to_proto(end))))
+    said = "\n".join(story(pb.ExplainResponse(request_id="me", finished=FINISHED.to_wire(end))))
     assert "template_changed         18" in said
     assert "changed  from token 72 on" in said
 
@@ -63,4 +63,4 @@ def test_a_peer_has_no_part_in_it() -> None:
         HitBreakdown(100, 0, 0, {"new": 100}, None, template_changed_at=5),
     ):
         with pytest.raises(PeerInvalid):
-            bounded_hit(hit)
+            PEERS_HIT.from_wire(HIT_TABLE.to_wire(hit))

@@ -6,21 +6,7 @@ import pytest
 from google.protobuf.message import Message
 
 from tasuki.engine import messages as m
-from tasuki.engine.messages.proto import (
-    eviction_from_proto,
-    eviction_to_proto,
-    finish_reason_from_proto,
-    finished_to_proto,
-    hit_from_proto,
-    hit_to_proto,
-    pulled_to_proto,
-    route_to_proto,
-    sampling_from_proto,
-    sampling_to_proto,
-    transfer_to_proto,
-    usage_from_proto,
-    usage_to_proto,
-)
+from tasuki.engine.messages import proto
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
@@ -59,19 +45,19 @@ def ready() -> handover_pb2.Ready:
         token=5,
         logprob=-0.5,
         margin=0.5,
-        hit=hit_to_proto(m.HitBreakdown(900, 700, 128, {"new": 772}, "branch", LOST, IN_PAGES)),
-        pulled=pulled_to_proto(PULLED),
+        hit=proto.HIT.to_wire(replace(HIT, in_pages=IN_PAGES)),
+        pulled=proto.PULLED.to_wire(PULLED),
         tail_seconds=0.75,
-        route=route_to_proto(ROUTE),
+        route=proto.ROUTE.to_wire(ROUTE),
     )
 
 
 @pytest.mark.parametrize(
     ("message", "wire"),
     [
-        (usage_to_proto(USAGE), USAGE_BYTES),
+        (proto.USAGE.to_wire(USAGE), USAGE_BYTES),
         (ready(), READY_BYTES),
-        (handover_pb2.Done(generation=3, report=transfer_to_proto(TRANSFER)), DONE_BYTES),
+        (handover_pb2.Done(generation=3, report=proto.TRANSFER.to_wire(TRANSFER)), DONE_BYTES),
     ],
     ids=["usage", "ready", "done"],
 )
@@ -84,41 +70,43 @@ def test_a_choice_comes_back_as_it_went() -> None:
     bid = m.PrefillBid("p0", "a:1", 64, 0.5, 0.25, 0.125, 9.0, True)
     choice = m.PrefillChoice("cost", (bid, replace(bid, chosen=False)), 12, 64, 0.5, "b:1")
     usage = replace(USAGE, prefill_choice=choice)
-    assert usage_from_proto(usage_to_proto(usage)).prefill_choice == choice
+    assert proto.USAGE.from_wire(proto.USAGE.to_wire(usage)).prefill_choice == choice
 
 
 def test_a_usage_comes_back_as_it_went() -> None:
-    assert usage_from_proto(usage_to_proto(USAGE)) == USAGE
+    assert proto.USAGE.from_wire(proto.USAGE.to_wire(USAGE)) == USAGE
     uses = (m.DraftUse("mtp", (9, 7), (6, 2)), m.DraftUse("tree", (3,), (0,)))
     drafted = replace(USAGE, drafted_tokens=19, accepted_tokens=8, drafts=uses)
-    assert usage_from_proto(usage_to_proto(drafted)) == drafted
+    assert proto.USAGE.from_wire(proto.USAGE.to_wire(drafted)) == drafted
     ended_early = m.Usage(900, 0, None, None, "local", True, 0.5, 1.0)
-    assert usage_from_proto(usage_to_proto(ended_early)) == ended_early
+    assert proto.USAGE.from_wire(proto.USAGE.to_wire(ended_early)) == ended_early
 
 
 def test_a_client_gets_no_breakdown_by_pages_beside_its_own() -> None:
     whole = m.HitBreakdown(900, 700, 128, {"new": 772}, None, in_pages=IN_PAGES)
-    assert not usage_to_proto(m.Usage(1, 1, whole, None, "", False, 0, 0)).hit.HasField("in_pages")
-    assert hit_from_proto(hit_to_proto(whole)) == whole
+    assert not proto.USAGE.to_wire(m.Usage(1, 1, whole, None, "", False, 0, 0)).hit.HasField(
+        "in_pages"
+    )
+    assert proto.HIT.from_wire(proto.HIT.to_wire(whole)) == whole
 
 
 def test_a_breakdown_inside_breakdowns_is_read_one_deep() -> None:
     deep = report_pb2.HitBreakdown(prompt_tokens=1)
     for _ in range(40):
         deep = report_pb2.HitBreakdown(prompt_tokens=1, in_pages=deep)
-    read = hit_from_proto(deep)
+    read = proto.HIT.from_wire(deep)
     assert read.in_pages is not None and read.in_pages.in_pages is None
 
 
 @pytest.mark.parametrize("eviction", [EVICTION, FORGOTTEN])
 def test_an_eviction_comes_back_with_what_it_lacks(eviction: m.Eviction) -> None:
-    assert eviction_from_proto(eviction_to_proto(eviction)) == eviction
+    assert proto.EVICTION.from_wire(proto.EVICTION.to_wire(eviction)) == eviction
 
 
 @pytest.mark.parametrize("reason", m.FinishReason)
 def test_every_end_has_a_number(reason: m.FinishReason) -> None:
-    wire = finished_to_proto(m.Finished(m.RequestId("r"), reason, USAGE))
-    assert finish_reason_from_proto(wire.reason) is reason
+    wire = proto.FINISHED.to_wire(m.Finished(m.RequestId("r"), reason, USAGE))
+    assert proto.finish_reason_from_proto(wire.reason) is reason
 
 
 def test_a_tickets_sampling_comes_back_exactly() -> None:
@@ -137,17 +125,17 @@ def test_a_tickets_sampling_comes_back_exactly() -> None:
         grammar=Grammar(GrammarKind.REGEX, "[a-z]*", closing=0, opening=7, gap=(3, 3)),
         thinking=ThinkingBudget(3, (4, 0, 6), 0, 7),
     )
-    assert sampling_from_proto(sampling_to_proto(sampling)) == sampling
+    assert proto.sampling_from_proto(proto.SAMPLING.to_wire(sampling)) == sampling
     opened = replace(sampling, thinking=ThinkingBudget(0, (5,), 5))
-    assert sampling_from_proto(sampling_to_proto(opened)) == opened
+    assert proto.sampling_from_proto(proto.SAMPLING.to_wire(opened)) == opened
     plain = SamplingParams(grammar=Grammar(GrammarKind.JSON_SCHEMA, "{}"))
-    assert sampling_from_proto(sampling_to_proto(plain)) == plain
+    assert proto.sampling_from_proto(proto.SAMPLING.to_wire(plain)) == plain
     with pytest.raises(ValueError, match="max_new_tokens"):
-        sampling_from_proto(handover_pb2.Sampling())
-    wire = sampling_to_proto(plain)
+        proto.sampling_from_proto(handover_pb2.Sampling())
+    wire = proto.SAMPLING.to_wire(plain)
     wire.grammar.kind = "poem"
     with pytest.raises(ValueError, match="grammar is of a kind not known here: 'poem'"):
-        sampling_from_proto(wire)
+        proto.sampling_from_proto(wire)
 
 
 @pytest.mark.parametrize(

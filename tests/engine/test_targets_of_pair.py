@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasuki.decode_node import handover_messages as decode_wire
 from tasuki.decode_node.prefill_links import PrefillNodeLoad
 from tasuki.engine import messages as m
-from tasuki.engine.messages.proto import sampling_to_proto
+from tasuki.engine.messages import room_proto as wire
+from tasuki.engine.messages.proto import SAMPLING
 from tasuki.engine.routing import PrefillLoad
 from tasuki.engine.scheduling import admission
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.prefill_node import handover_messages as prefill_wire
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.errors import PeerInvalid
 from tests.engine.test_prefill_load import learnt, nothing_known
@@ -69,14 +68,14 @@ def test_a_prefill_node_says_what_is_not_of_the_one_that_it_says_it_to() -> None
     assert report is not None
 
     def others(peer: str) -> float:
-        return prefill_wire.load(report, peer).others_wait_seconds
+        return wire.load(report, peer).others_wait_seconds
 
     assert others("a") == pytest.approx(2.0, rel=1e-3)
     assert others("b") == pytest.approx(1.5, rel=1e-3)
     assert others("c") == pytest.approx(3.5, rel=1e-3)
     load.leave(m.RoomId(2))
     after = load.report(9.0, nothing_known)
-    assert after is not None and prefill_wire.load(after, "a").others_wait_seconds == 0
+    assert after is not None and wire.load(after, "a").others_wait_seconds == 0
 
 
 def test_others_wait_falls_with_the_time_and_what_is_no_time_is_not_kept() -> None:
@@ -94,7 +93,7 @@ def test_others_wait_falls_with_the_time_and_what_is_no_time_is_not_kept() -> No
 def sent(node: DecodeNode, name: str) -> pb.Reserve:
     """What the prefill node gets of a prompt."""
     wanted = next(w for w in node.all_said(m.HandoverWanted) if w.request_id == name)
-    return decode_wire.reserve(wanted, "").reserve
+    return wire.reserve(wanted, "").reserve
 
 
 @pytest.mark.parametrize("seconds", [30.0, 1e9, 1e300])
@@ -102,15 +101,15 @@ def test_the_time_of_a_first_token_goes_along(node: DecodeNode, seconds: float) 
     node.post(submit("due", prompt(200, seed=1), 4, targets=m.Targets(seconds)))
     node.post(submit("whenever", prompt(200, seed=2), 4))
     node.step()
-    due = prefill_wire.reserve_from_wire(sent(node, "due"), "a").ticket.due_seconds
+    due = wire.reserve_from_wire(sent(node, "due"), "a").ticket.due_seconds
     assert due is not None and 0 < due <= min(seconds, 86400)
-    assert prefill_wire.reserve_from_wire(sent(node, "whenever"), "a").ticket.due_seconds is None
+    assert wire.reserve_from_wire(sent(node, "whenever"), "a").ticket.due_seconds is None
 
 
 @pytest.mark.parametrize("due", [0.0, -1.0, math.nan, math.inf, 1e6])
 def test_a_reserve_that_is_due_at_no_time_is_refused(due: float) -> None:
-    sampling = sampling_to_proto(SamplingParams(max_new_tokens=1))
+    sampling = SAMPLING.to_wire(SamplingParams(max_new_tokens=1))
     ticket = pb.Ticket(room=1, sampling=sampling, due_seconds=due)
     reserve = pb.Reserve(ticket=ticket, prompt=np.ones(3, dtype="<i4").tobytes())
-    with pytest.raises(prefill_wire.InvalidReserve, match="due_seconds"):
-        prefill_wire.reserve_from_wire(reserve, "a")
+    with pytest.raises(wire.InvalidReserve, match="due_seconds"):
+        wire.reserve_from_wire(reserve, "a")

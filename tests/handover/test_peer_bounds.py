@@ -14,27 +14,28 @@ from google.protobuf.message import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasuki.decode_node import handover_messages as decode_wire
 from tasuki.engine import messages as m
-from tasuki.engine.messages import CAUSES
+from tasuki.engine.messages import CAUSES, proto
+from tasuki.engine.messages import room_proto as wire
 from tasuki.engine.messages.reports import LOAD_DECLINED, LOAD_FAILED
-from tasuki.prefill_node import handover_messages as prefill_wire
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import report_pb2, timeline_pb2
 from tasuki.pycache._cpp_cache import PrefixCache, TreeConfig
 from tasuki.transfer import peer_values
 from tasuki.transfer.errors import PeerInvalid, TransferError
 from tasuki.transfer.node_identity import EPOCH_BYTES, metadata_checksum
+from tasuki.transfer.protocol import messages as transfer_messages
 from tasuki.transfer.protocol.messages import (
+    SENDER_TRACK,
+    TIMELINE,
     lease_from_wire,
     node_from_wire,
-    sender_track_from_wire,
-    timeline_from_wire,
     windows_from_wire,
 )
 from tasuki.transfer.reports import KEPT_WINDOWS, ReceiverTrack
 from tasuki.transfer.transports.nixl.peer_metadata import NixlAddress
 from tasuki.transfer.transports.nvlink.peer_address import PeerAddress
+from tasuki.transfer.wire import Wire
 
 ROOM = m.RoomId(7)
 NOWHERE = ReceiverTrack((), (), ())
@@ -117,17 +118,20 @@ def assert_bounded(kept: object, name: str = "") -> None:
 
 
 READERS: dict[str, tuple[type[Message], Callable[..., object]]] = {
-    "ready": (pb.Ready, lambda told: decode_wire.ready_from_wire(ROOM, told, "prefill")),
-    "done": (pb.Done, lambda told: decode_wire.done_from_wire(ROOM, told, NOWHERE)),
-    "pull": (pb.Pull, lambda told: decode_wire.pull_from_wire(ROOM, told)),
+    "ready": (pb.Ready, lambda told: wire.ready_from_wire(ROOM, told, "prefill")),
+    "done": (pb.Done, lambda told: wire.done_from_wire(ROOM, told, NOWHERE)),
+    "pull": (pb.Pull, lambda told: wire.PULL.from_wire(told, room=ROOM)),
     "windows": (pb.Done, lambda told: windows_from_wire(told.windows)),
-    "reserve": (pb.Reserve, lambda told: prefill_wire.reserve_from_wire(told, "connection")),
-    "grant": (pb.Grant, lambda told: prefill_wire.grant_from_wire(ROOM, told)),
+    "reserve": (pb.Reserve, lambda told: wire.reserve_from_wire(told, "connection")),
+    "fetch": (pb.Fetch, lambda told: wire.fetch_from_wire(ROOM, told, "connection")),
+    "state": (pb.TakeOverResponse, wire.left_state_from_wire),
+    "taken": (pb.TakenOver, wire.TAKEN_OVER.from_wire),
+    "grant": (pb.Grant, lambda told: wire.GRANT.from_wire(told, room=ROOM)),
     "node": (pb.Node, node_from_wire),
     "lease": (pb.Connected, lambda told: lease_from_wire(told.lease_seconds)),
     "contract": (pb.ConnectRequest, lambda told: peer_values.contract(told.contract)),
-    "track": (timeline_pb2.SenderTrack, sender_track_from_wire),
-    "timeline": (timeline_pb2.HandoverTimeline, timeline_from_wire),
+    "track": (timeline_pb2.SenderTrack, SENDER_TRACK.from_wire),
+    "timeline": (timeline_pb2.HandoverTimeline, TIMELINE.from_wire),
 }
 
 
@@ -144,10 +148,40 @@ def test_any_message_is_read_with_bounds_or_refused_by_type(
         told.transport_checksum = metadata_checksum(told.transport_metadata)
     try:
         kept = read(told)
-    except (TransferError, prefill_wire.InvalidReserve) as error:
+    except (TransferError, wire.InvalidReserve) as error:
         assert len(str(error)) < 1000 and str(error).isprintable()
         return
     assert_bounded(kept)
+
+
+APART: dict[str, dict[str, object]] = {
+    "EVENT": {"checkpoint_kind": None, "page": ()},
+    "FINISHED": {"request_id": "me"},
+    "GRANT": {"room": ROOM},
+    "PULL": {"room": ROOM},
+}
+"""Fields that a table leaves to who reads by it."""
+TABLES = {
+    name: table
+    for module in (proto, wire, transfer_messages)
+    for name, table in vars(module).items()
+    if isinstance(table, Wire) and not name.startswith("_")
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_what_a_table_writes_is_read_as_it_was(name: str, data: st.DataObject) -> None:
+    table, apart = TABLES[name], APART.get(name, {})
+    told = table.message(**data.draw(message(table.message.DESCRIPTOR)))
+    try:
+        sent = table.to_wire(table.from_wire(told, **apart))
+    except (TransferError, ValueError, KeyError):
+        return
+    again = table.to_wire(table.from_wire(sent, **apart))
+    # As bytes, since NaN is not equal to itself.
+    assert again.SerializeToString(deterministic=True) == sent.SerializeToString(deterministic=True)
 
 
 @pytest.mark.parametrize("unpack", [NixlAddress.unpack, PeerAddress.unpack])
@@ -189,7 +223,7 @@ def ready(**changed: object) -> pb.Ready:
 
 
 def test_what_makes_sense_is_read_as_it_is() -> None:
-    read = decode_wire.ready_from_wire(ROOM, ready(), "prefill")
+    read = wire.ready_from_wire(ROOM, ready(), "prefill")
     assert read.hit.causes == {"new": 5} and read.hit.checkpoint_source == "turn_end"
     assert read.hit.lost is not None and read.hit.lost.slabs_since == 1.5
     assert read.route == m.RouteReport("there", {"here": 0.5, "there": 0.25})
@@ -228,7 +262,69 @@ def test_what_makes_sense_is_read_as_it_is() -> None:
 )
 def test_what_makes_none_is_refused_by_its_name(change: dict[str, object], named: str) -> None:
     with pytest.raises(PeerInvalid, match=named):
-        decode_wire.ready_from_wire(ROOM, ready(**change), "prefill")
+        wire.ready_from_wire(ROOM, ready(**change), "prefill")
+
+
+def state(**fields: object) -> pb.TakeOverResponse:
+    return pb.TakeOverResponse(state=pb.LeftState(**{"tokens": bytes(4)} | fields))
+
+
+def node(**fields: object) -> pb.Node:
+    checksum = metadata_checksum(b"")
+    process = pb.Process(**fields)
+    return pb.Node(epoch=bytes(EPOCH_BYTES), transport_checksum=checksum, process=process)
+
+
+def done(**fields: object) -> pb.Done:
+    return pb.Done(report=report_pb2.TransferReport(**fields))
+
+
+def asked(prompt: int = 4, **fields: object) -> pb.Reserve:
+    """prompt: tokens."""
+    return pb.Reserve(ticket=pb.Ticket(**{"room": 1} | fields), prompt=bytes(4 * prompt))
+
+
+@pytest.mark.parametrize(
+    ("reader", "told", "text"),
+    [
+        ("state", state(tokens=b""), "state.tokens has 0 bytes, four make a token"),
+        ("state", state(tokens=b"abc"), "state.tokens has 3 bytes, four make a token"),
+        ("state", state(salt=bytes(4097)), "bytes of state.salt 4097 is not in [0, 4096]"),
+        ("taken", pb.TakenOver(bytes=2**51), f"done.bytes {2**51} is not in [0, {2**50}]"),
+        ("taken", pb.TakenOver(heir="\n"), "done.heir '\ufffd' is no name: at most 128 printable"),
+        ("node", node(pid=2**23), f"node.process.pid {2**23} is not in [0, {2**22}]"),
+        ("node", node(boot_id="\n"), "node.process.boot_id '\ufffd' is no name: at most 128"),
+        ("done", done(hidden_seconds=math.nan), "report.hidden_seconds nan is not in [0, 86400]"),
+        ("done", done(exposed_seconds=-1), "report.exposed_seconds -1.0 is not in [0, 86400]"),
+        ("ready", ready(hit__template_changed_at=1), "hit.template_changed_at is no peer's field"),
+        ("ready", ready(margin=math.nan), "ready.margin nan is not in [-inf, inf]"),
+        (
+            "ready",
+            ready(hit__lost__eviction__checkpoint_kind="moon"),
+            "eviction.checkpoint_kind 'moon' is unknown here",
+        ),
+        ("reserve", asked(room=0), "ticket.room 0 is not in [1, 2^63)"),
+        ("reserve", asked(generation=2**63), f"ticket.generation {2**63} is not in [0, 2^63)"),
+        ("reserve", asked(0), "prompt is empty: give at least one token"),
+        ("reserve", asked(offered=4), "ticket.offered 4 is not less than the prompt's 4"),
+        ("reserve", asked(marks=[1] * 5), "ticket.marks has 5 of 4 tokens"),
+        ("reserve", asked(), "ticket.sampling: max_new_tokens must be at least 1 in a hand-over"),
+        ("fetch", pb.Fetch(tokens=b"abc"), "tokens has 3 bytes, four make a token"),
+        ("fetch", pb.Fetch(tokens=bytes(4), salt=bytes(4097)), "salt has 4097 bytes, at most 4096"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong(reader: str, told: Message, text: str) -> None:
+    with pytest.raises((PeerInvalid, wire.InvalidReserve)) as raised:
+        READERS[reader][1](told)
+    assert str(raised.value).startswith(text)
+
+
+def test_what_took_a_state_is_shown_and_not_believed() -> None:
+    told = ready(hit__lost__eviction__taken_by="a\nb" + "x" * 999)
+    lost = wire.ready_from_wire(ROOM, told, "prefill").hit.lost
+    assert lost is not None and lost.eviction is not None
+    assert lost.eviction.taken_by is not None and len(lost.eviction.taken_by) == 256
+    assert lost.eviction.taken_by.isprintable()
 
 
 @pytest.mark.parametrize("field", ["bytes", "windows", "pages"])
@@ -236,12 +332,12 @@ def test_a_transfer_of_more_than_there_is_is_refused(field: str) -> None:
     done = pb.Done()
     setattr(done.report, field, 2**62)
     with pytest.raises(PeerInvalid, match=f"report.{field}"):
-        decode_wire.done_from_wire(ROOM, done, NOWHERE)
+        wire.done_from_wire(ROOM, done, NOWHERE)
 
 
 @pytest.mark.parametrize("told", [math.nan, math.inf, -1.0, 1e9])
 def test_an_estimate_that_is_none_is_left_out(told: float) -> None:
-    assert decode_wire.ready_from_wire(ROOM, ready(tail_seconds=told), "p").tail_seconds is None
+    assert wire.ready_from_wire(ROOM, ready(tail_seconds=told), "p").tail_seconds is None
 
 
 def test_a_lease_that_never_ends_is_refused() -> None:
@@ -261,10 +357,10 @@ def test_a_track_keeps_no_moment_that_is_none() -> None:
     track = timeline_pb2.SenderTrack(
         windows=[backwards, endless, unfinished, *[good] * 999], phases=phases
     )
-    read = sender_track_from_wire(track)
+    read = SENDER_TRACK.from_wire(track)
     assert len(read.windows) == KEPT_WINDOWS and len(read.phases) == 1
     few = timeline_pb2.SenderTrack(windows=[backwards, good, endless, unfinished])
-    assert [w.flushed_at for w in sender_track_from_wire(few).windows] == [3.0]
+    assert [w.flushed_at for w in SENDER_TRACK.from_wire(few).windows] == [3.0]
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[31m", "x" * 129, "\u202egnp"])
@@ -296,7 +392,7 @@ WRONG: dict[str, object] = {
 def test_the_likeliest_tokens_of_a_peer_are_bounded(top: list[tuple[int, float]]) -> None:
     told = pb.Ready(top=[pb.TokenLogprob(token=token, logprob=value) for token, value in top])
     with pytest.raises(PeerInvalid, match=r"ready\.top"):
-        decode_wire.ready_from_wire(ROOM, told, "prefill")
+        wire.ready_from_wire(ROOM, told, "prefill")
 
 
 @pytest.mark.parametrize("field", WRONG)
@@ -305,8 +401,8 @@ def test_sampling_that_no_kernel_takes_is_refused_at_the_reserve(field: str) -> 
     sampling = pb.Sampling(**good | {field: WRONG[field]})
     ticket = pb.Ticket(room=1, sampling=sampling)
     prompt = np.zeros(4, dtype="<i4").tobytes()
-    with pytest.raises(prefill_wire.InvalidReserve, match=field):
-        prefill_wire.reserve_from_wire(pb.Reserve(ticket=ticket, prompt=prompt), "connection")
+    with pytest.raises(wire.InvalidReserve, match=field):
+        wire.reserve_from_wire(pb.Reserve(ticket=ticket, prompt=prompt), "connection")
 
 
 @pytest.mark.parametrize(("field", "value"), [("salt", b"s"), ("caller", "c")])
@@ -315,12 +411,10 @@ def test_a_name_of_whose_prompt_it_is_is_not_endless(field: str, value: bytes | 
         sampling = pb.Sampling(max_new_tokens=1, top_p=1.0, repetition_penalty=1.0)
         ticket = pb.Ticket(room=1, sampling=sampling, **{field: value * length})
         prompt = np.zeros(4, dtype="<i4").tobytes()
-        return prefill_wire.reserve_from_wire(
-            pb.Reserve(ticket=ticket, prompt=prompt), "connection"
-        )
+        return wire.reserve_from_wire(pb.Reserve(ticket=ticket, prompt=prompt), "connection")
 
     assert read(4096)
-    with pytest.raises(prefill_wire.InvalidReserve, match=field):
+    with pytest.raises(wire.InvalidReserve, match=field):
         read(4097)
 
 
@@ -329,14 +423,12 @@ def test_a_message_ends_inside_the_prompt_or_nobody_says_where() -> None:
         sampling = pb.Sampling(max_new_tokens=1, top_p=1.0, repetition_penalty=1.0)
         ticket = pb.Ticket(room=1, sampling=sampling, **fields)
         prompt = np.zeros(4, dtype="<i4").tobytes()
-        return prefill_wire.reserve_from_wire(
-            pb.Reserve(ticket=ticket, prompt=prompt), "connection"
-        )
+        return wire.reserve_from_wire(pb.Reserve(ticket=ticket, prompt=prompt), "connection")
 
     assert read().ticket.message_end is None, "as of a peer of before"
     assert read(message_end=3).ticket.message_end == 3
     for wrong in (0, 4, 2**32 - 1):
-        with pytest.raises(prefill_wire.InvalidReserve, match="message_end"):
+        with pytest.raises(wire.InvalidReserve, match="message_end"):
             read(message_end=wrong)
 
 
@@ -347,7 +439,7 @@ def test_a_receiver_of_before_knows_the_kinds_that_it_is_told() -> None:
     lost = m.EvictedCheckpoint(5, 1.0, eviction)
     pages = m.HitBreakdown(9, 4, 4, {"new": 5}, "message_end", lost)
     hit = m.HitBreakdown(9, 4, 4, {"new": 5}, "message_end", lost, pages)
-    told = prefill_wire.ready(1, m.PrefillToken(ROOM, 3, -0.5, 1.0, hit), None).ready.hit
+    told = wire.ready(1, m.PrefillToken(ROOM, 3, -0.5, 1.0, hit), None).ready.hit
     kinds = [told.checkpoint_source, told.in_pages.checkpoint_source]
     kinds += [told.lost.eviction.checkpoint_kind, told.in_pages.lost.eviction.checkpoint_kind]
     assert set(kinds) == {"mark"} <= known

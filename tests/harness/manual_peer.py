@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 from google.protobuf import text_format
 
-from tasuki.decode_node import handover_messages as wire
+from tasuki.engine.messages import room_proto as wire
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer.node_identity import NodeIdentity

@@ -14,7 +14,7 @@ from tasuki.cli.top import main as top
 from tasuki.client.answer import AnswerStream
 from tasuki.client.prompt import Prompt
 from tasuki.engine.messages import Usage
-from tasuki.engine.messages.proto import usage_from_proto
+from tasuki.engine.messages.proto import USAGE
 from tests.harness.daemons import Node, meet, random_prompt, resting_at
 from tests.harness.http_calls import fetched
 from tests.harness.metrics_text import scraped
@@ -44,7 +44,7 @@ class Traffic:
         return stream
 
     def explained(self, name: str) -> Usage:
-        return usage_from_proto(self.node.client.explain(name).finished.usage)
+        return USAGE.from_wire(self.node.client.explain(name).finished.usage)
 
 
 @pytest.fixture(scope="module")

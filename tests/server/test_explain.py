@@ -11,7 +11,7 @@ from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
 from tasuki.engine.messages import EvictedCheckpoint, Eviction
-from tasuki.engine.messages.proto import eviction_to_proto, finished_to_proto
+from tasuki.engine.messages.proto import EVICTION, FINISHED
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.request_records import RequestLog
 from tests.harness.grpc_fixtures import running_front, usage
@@ -41,7 +41,7 @@ def test_each_candidate_s_cost_is_shown_and_why_one_was_chosen() -> None:
     ended = replace(usage(4, 1), prefill_choice=choice)
     report = pb.ExplainResponse(
         request_id="r",
-        finished=finished_to_proto(m.Finished(m.RequestId("r"), m.FinishReason.STOP, ended)),
+        finished=FINISHED.to_wire(m.Finished(m.RequestId("r"), m.FinishReason.STOP, ended)),
     )
     lines = [line for line in story(report) if "cost" in line or "node " in line]
     assert len(lines) == 3
@@ -54,7 +54,7 @@ def test_each_candidate_s_cost_is_shown_and_why_one_was_chosen() -> None:
 def test_each_target_is_shown_as_kept_or_missed() -> None:
     ended = replace(usage(4, 5), targets=m.Targets(60.0, 1e-9, 61.0))
     ended = replace(ended, time_to_first_token=0.2, seconds=1.0)
-    finished = finished_to_proto(m.Finished(m.RequestId("r"), m.FinishReason.STOP, ended))
+    finished = FINISHED.to_wire(m.Finished(m.RequestId("r"), m.FinishReason.STOP, ended))
     (line,) = [
         line
         for line in story(pb.ExplainResponse(request_id="r", finished=finished))
@@ -72,7 +72,7 @@ def test_drafts_are_shown_where_there_were_any() -> None:
             usage(4, 5), completion_tokens=10, drafted_tokens=drafted, accepted_tokens=drafted // 2
         )
         ended = replace(ended, drafts=uses) if drafted else ended
-        finished = finished_to_proto(m.Finished(m.RequestId("r"), m.FinishReason.STOP, ended))
+        finished = FINISHED.to_wire(m.Finished(m.RequestId("r"), m.FinishReason.STOP, ended))
         lines = [
             line
             for line in story(pb.ExplainResponse(request_id="r", finished=finished))
@@ -132,9 +132,9 @@ def test_what_was_lost_to_whom_and_what_was_given_up_for_it() -> None:
     end = m.Finished(m.RequestId("me"), m.FinishReason.STOP, usage)
     told = pb.ExplainResponse(
         request_id="me",
-        finished=finished_to_proto(end),
+        finished=FINISHED.to_wire(end),
         life=[pb.LifeMark(state="Prefilling", at_seconds=0.1)],
-        took=[eviction_to_proto(victim) for victim in victims],
+        took=[EVICTION.to_wire(victim) for victim in victims],
     )
     said = "\n".join(story(told))
     assert "a state of 640 tokens, taken by thief, held to be worth 2.50e-01 a page" in said

@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tasuki.client.prompt import ClientRequests, Prompt, Targets
+from tasuki.client.prompt import ClientRequests, Prompt
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.config import ServerConfig
@@ -110,7 +110,7 @@ class SeenRequest(ClientRequests[pb.GenerateRequest]):
 
 
 def test_the_clients_targets_are_those_of_the_call() -> None:
-    request = SeenRequest().generate(Prompt(token_ids=[1]), targets=Targets(0.5, answer=9))
+    request = SeenRequest().generate(Prompt(token_ids=[1]), targets=m.Targets(0.5, answer=9))
     assert read_targets(request.targets) == m.Targets(0.5, None, 9)
 
 

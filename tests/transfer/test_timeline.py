@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tasuki.engine import messages as m
 from tasuki.server.request_records import RequestLog
-from tasuki.transfer.protocol.messages import timeline_from_wire, timeline_to_wire
+from tasuki.transfer.protocol.messages import TIMELINE
 from tasuki.transfer.reports import (
     KEPT_WINDOWS,
     BarrierWait,
@@ -85,13 +85,13 @@ def test_a_phase_is_marked_once() -> None:
 def test_the_wire_changes_nothing_and_the_last_windows_are_kept() -> None:
     timeline = example(KEPT_WINDOWS + 3)
     assert [w.sequence for w in timeline.sender.windows] == list(range(3, KEPT_WINDOWS + 3))
-    wire = timeline_to_wire(timeline)
-    assert timeline_from_wire(wire).sender == timeline.sender
+    wire = TIMELINE.to_wire(timeline)
+    assert TIMELINE.from_wire(wire).sender == timeline.sender
     # A peer that says more than a track may hold is cut to it.
     wire.receiver.windows.extend(list(wire.receiver.windows))
-    assert len(timeline_from_wire(wire).receiver.windows) == KEPT_WINDOWS
+    assert len(TIMELINE.from_wire(wire).receiver.windows) == KEPT_WINDOWS
     wire.sender.phases[0].phase = 77  # type: ignore[assignment]
-    assert [mark.phase for mark in timeline_from_wire(wire).sender.phases] == [Phase.READY]
+    assert [mark.phase for mark in TIMELINE.from_wire(wire).sender.phases] == [Phase.READY]
 
 
 def test_the_barrier_records_who_waited_and_nobody_else() -> None:

@@ -14,6 +14,7 @@ from tasuki.proto import handover_pb2
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.protocol.contract import Difference
 from tasuki.transfer.reports import SenderCounters
+from tasuki.transfer.wire import numbers_of
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,7 @@ class PrefillNodeState(Enum):
     REFUSED = "refused"
 
 
-_STATE = {
-    PrefillNodeState.CONNECTED: pb.PREFILL_NODE_STATE_CONNECTED,
-    PrefillNodeState.LOST: pb.PREFILL_NODE_STATE_LOST,
-    PrefillNodeState.REFUSED: pb.PREFILL_NODE_STATE_REFUSED,
-}
+_STATE = numbers_of(PrefillNodeState, pb.PrefillNodeState)
 
 
 @dataclass(frozen=True)
@@ -73,10 +70,7 @@ class PrefillNodeStatus:
             address=self.address,
             name=self.name or "",
             state=_STATE[self.state],
-            differences=[
-                pb.ContractDifference(field=d.field, ours=d.ours, theirs=d.theirs)
-                for d in self.differences
-            ],
+            differences=[pb.ContractDifference(**vars(ours)) for ours in self.differences],
             engine_seconds=None if self.progress is None else self.progress.engine_seconds,
             front_seconds=None if self.progress is None else self.progress.front_seconds,
             usable_prefixes=self.usable_prefixes,

@@ -7,12 +7,13 @@ have the messages' fields, by the same names. Names of prefixes reveal nothing o
 without the salt (cpp_cache/events/prefix_hash.h). Pure.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
+from operator import attrgetter
 from typing import NamedTuple
 
 from tasuki.proto import handover_pb2 as pb
-from tasuki.proto import timeline_pb2
-from tasuki.proto.report_pb2 import TransferReport
+from tasuki.proto import report_pb2, timeline_pb2
 from tasuki.transfer import peer_values
 from tasuki.transfer.errors import MetadataUnusable, PeerInvalid
 from tasuki.transfer.node_identity import (
@@ -38,77 +39,15 @@ from tasuki.transfer.reports import (
     WindowDigest,
 )
 from tasuki.transfer.windows.window import WindowHeader
+from tasuki.transfer.wire import Codec, MessageT, ValueT, Wire, numbered, numbers_of
 
-_TO_WIRE = {
-    Phase.ACCEPTED: timeline_pb2.PHASE_ACCEPTED,
-    Phase.GRANTED: timeline_pb2.PHASE_GRANTED,
-    Phase.READY: timeline_pb2.PHASE_READY,
-    Phase.DONE: timeline_pb2.PHASE_DONE,
-    Phase.VERIFIED: timeline_pb2.PHASE_VERIFIED,
-}
-_FROM_WIRE = {wire: phase for phase, wire in _TO_WIRE.items()}
+_PHASES = frozenset(numbers_of(Phase, timeline_pb2.Phase).values())
 _MOST_LAYERS = 1 << 12
 
 
-def timeline_to_wire(timeline: HandoverTimeline) -> timeline_pb2.HandoverTimeline:
-    receiver = timeline.receiver
-    return timeline_pb2.HandoverTimeline(
-        sender=sender_track_to_wire(timeline.sender),
-        receiver=timeline_pb2.ReceiverTrack(
-            phases=_phases_to_wire(receiver.phases),
-            windows=[timeline_pb2.LandedWindow(**vars(window)) for window in receiver.windows],
-            waits=[timeline_pb2.BarrierWait(**vars(wait)) for wait in receiver.waits],
-        ),
-    )
-
-
-def timeline_from_wire(timeline: timeline_pb2.HandoverTimeline) -> HandoverTimeline:
-    receiver = timeline.receiver
-    return HandoverTimeline(
-        sender_track_from_wire(timeline.sender),
-        ReceiverTrack(
-            _phases_from_wire(receiver.phases),
-            tuple(
-                LandedWindow(w.sequence, w.landed_at, w.verified_at)
-                for w in receiver.windows[-KEPT_WINDOWS:]
-                if _in_order(w.landed_at, w.verified_at)
-            ),
-            tuple(
-                BarrierWait(w.layer, w.began_at, w.ended_at)
-                for w in receiver.waits[-KEPT_WINDOWS:]
-                if _in_order(w.began_at, w.ended_at)
-            ),
-        ),
-    )
-
-
-def sender_track_to_wire(track: SenderTrack) -> timeline_pb2.SenderTrack:
-    return timeline_pb2.SenderTrack(
-        phases=_phases_to_wire(track.phases),
-        windows=[timeline_pb2.SentWindow(**vars(window)) for window in track.windows],
-    )
-
-
-def sender_track_from_wire(track: timeline_pb2.SenderTrack) -> SenderTrack:
-    return SenderTrack(
-        _phases_from_wire(track.phases),
-        tuple(
-            SentWindow(
-                sequence=window.sequence,
-                first_layer=window.first_layer,
-                layers_finished=tuple(window.layers_finished),
-                first_page=window.first_page,
-                pages=window.pages,
-                carries_state=window.carries_state,
-                bytes=window.bytes,
-                begun_at=window.begun_at,
-                posted_at=window.posted_at,
-                flushed_at=window.flushed_at,
-            )
-            for window in track.windows[-KEPT_WINDOWS:]
-            if _makes_sense(window)
-        ),
-    )
+def _in_order(*moments: float) -> bool:
+    """Whether each is a number of this side of a day, and none is before the one before it."""
+    return all(abs(at) <= LONGEST_SECONDS for at in moments) and list(moments) == sorted(moments)
 
 
 def _makes_sense(window: timeline_pb2.SentWindow) -> bool:
@@ -120,23 +59,57 @@ def _makes_sense(window: timeline_pb2.SentWindow) -> bool:
     )
 
 
-def _in_order(*moments: float) -> bool:
-    """Whether each is a number of this side of a day, and none is before the one before it."""
-    return all(abs(at) <= LONGEST_SECONDS for at in moments) and list(moments) == sorted(moments)
-
-
-def _phases_to_wire(phases: Sequence[PhaseMark]) -> list[timeline_pb2.PhaseMark]:
-    return [timeline_pb2.PhaseMark(phase=_TO_WIRE[mark.phase], at=mark.at) for mark in phases]
+_MARK = Wire(PhaseMark, timeline_pb2.PhaseMark, phase=numbered(Phase, timeline_pb2.Phase))
 
 
 def _phases_from_wire(phases: Iterable[timeline_pb2.PhaseMark]) -> tuple[PhaseMark, ...]:
     """Each phase once, as it was marked first."""
     marks: dict[Phase, PhaseMark] = {}
-    for mark in phases:
-        if mark.phase in _FROM_WIRE and _in_order(mark.at):
-            phase = _FROM_WIRE[mark.phase]
-            marks.setdefault(phase, PhaseMark(phase, mark.at))
+    for message in phases:
+        if message.phase in _PHASES and _in_order(message.at):
+            mark = _MARK.from_wire(message)
+            marks.setdefault(mark.phase, mark)
     return tuple(marks.values())
+
+
+def _last(
+    value: type[ValueT], message: type[MessageT], makes_sense: Callable[[MessageT], bool]
+) -> Codec:
+    """Those that make sense, of as many as a track holds."""
+    read = Wire(value, message).from_wire
+    return Codec(
+        lambda messages: tuple(map(read, filter(makes_sense, messages[-KEPT_WINDOWS:]))),
+        lambda values: [message(**vars(value)) for value in values],
+    )
+
+
+_MARKS = Codec(_phases_from_wire, lambda marks: [*map(_MARK.to_wire, marks)])
+SENDER_TRACK = Wire(
+    SenderTrack,
+    timeline_pb2.SenderTrack,
+    phases=_MARKS,
+    windows=_last(SentWindow, timeline_pb2.SentWindow, _makes_sense),
+)
+TIMELINE = Wire(
+    HandoverTimeline,
+    timeline_pb2.HandoverTimeline,
+    sender=SENDER_TRACK,
+    receiver=Wire(
+        ReceiverTrack,
+        timeline_pb2.ReceiverTrack,
+        phases=_MARKS,
+        windows=_last(
+            LandedWindow,
+            timeline_pb2.LandedWindow,
+            lambda window: _in_order(window.landed_at, window.verified_at),
+        ),
+        waits=_last(
+            BarrierWait,
+            timeline_pb2.BarrierWait,
+            lambda wait: _in_order(wait.began_at, wait.ended_at),
+        ),
+    ),
+)
 
 
 MOST_PREFIXES = 4096
@@ -191,26 +164,26 @@ def _read(prefixes: pb.Prefixes, field: str) -> list[UsablePrefix]:
     ]
 
 
+_LARGEST_METADATA = 1 << 20
+_MOST_SLABS = 1 << 32
+_MOST_RANKS = 64
+_MOST_WINDOWS = 1 << 20
+_LONGEST_LEASE = 600.0
+_PROCESS = Wire(ProcessIdentity, pb.Process).bounded("node.process")
+
+
 def node_to_wire(node: NodeIdentity) -> pb.Node:
     (arena,) = node.arenas
     return pb.Node(
         name=node.name,
         epoch=node.epoch,
-        process=pb.Process(**vars(node.process)),
+        process=_PROCESS.to_wire(node.process),
         transport=node.transport,
         transport_metadata=arena.transport_metadata,
         slabs=arena.slabs,
         ranks=arena.ranks,
         transport_checksum=metadata_checksum(arena.transport_metadata),
     )
-
-
-_LARGEST_METADATA = 1 << 20
-_HIGHEST_PID = 1 << 22
-_MOST_SLABS = 1 << 32
-_MOST_RANKS = 64
-_MOST_WINDOWS = 1 << 20
-_LONGEST_LEASE = 600.0
 
 
 def node_from_wire(node: pb.Node) -> NodeIdentity:
@@ -226,16 +199,10 @@ def node_from_wire(node: pb.Node) -> NodeIdentity:
         raise MetadataUnusable(
             f"transport metadata of {name or 'a peer'} are damaged: their checksum differs"
         )
-    process = node.process
     return NodeIdentity(
         name=name,
         epoch=node.epoch,
-        process=ProcessIdentity(
-            peer_values.name(process.boot_id, "node.process.boot_id"),
-            process.pid_namespace,
-            peer_values.count(process.pid, "node.process.pid", _HIGHEST_PID),
-            process.start_ticks,
-        ),
+        process=_PROCESS.from_wire(node.process),
         transport=peer_values.name(node.transport, "node.transport"),
         arenas=(
             ArenaAddress(
@@ -253,48 +220,28 @@ def lease_from_wire(lease_seconds: float) -> float:
     return peer_values.seconds(lease_seconds, "lease_seconds", _LONGEST_LEASE)
 
 
+_of_header = attrgetter(*(field.name for field in fields(WindowHeader)))
+_REPORT = Wire(SendReport, report_pb2.TransferReport, apart=["digests", "timeline", "track"])
+
+
 def windows_to_wire(digests: Sequence[WindowDigest]) -> list[pb.Window]:
     return [pb.Window(digest=window.digest, **vars(window.header)) for window in digests]
-
-
-def report_to_wire(report: SendReport, track: SenderTrack) -> TransferReport:
-    return TransferReport(
-        bytes=report.bytes,
-        windows=report.windows,
-        pages=report.pages,
-        hidden_seconds=report.hidden_seconds,
-        exposed_seconds=report.exposed_seconds,
-        track=sender_track_to_wire(track),
-    )
 
 
 def windows_from_wire(windows: Sequence[pb.Window]) -> tuple[WindowDigest, ...]:
     """Raises PeerInvalid where there are more than any room has."""
     peer_values.count(len(windows), "windows", _MOST_WINDOWS)
     return tuple(
-        WindowDigest(
-            WindowHeader(
-                window.sequence,
-                window.first_layer,
-                window.end_layer,
-                window.first_page,
-                window.pages,
-                window.carries_state,
-            ),
-            window.digest,
-        )
-        for window in windows
+        WindowDigest(WindowHeader(*_of_header(window)), window.digest) for window in windows
     )
 
 
-_DRAINS = {
-    Drain.DRAINED: pb.DRAIN_DRAINED,
-    Drain.FORCED: pb.DRAIN_FORCED,
-}
+def report_to_wire(report: SendReport, track: SenderTrack) -> report_pb2.TransferReport:
+    return _REPORT.to_wire(report, track=SENDER_TRACK.to_wire(track))
 
 
 def drain_to_wire(drain: Drain) -> pb.Drain:
-    return _DRAINS[drain]
+    return pb.DRAIN_DRAINED if drain is Drain.DRAINED else pb.DRAIN_FORCED
 
 
 def drain_from_wire(drain: pb.Drain) -> Drain:

@@ -2,7 +2,8 @@
 event.
 
 A `payload` is data of an engine: a machine hands it on unseen. Nodes turn messages into protobuf
-and back (their room_messages.py), and bound what a peer sends before a machine sees it. Pure.
+and back, and bound what a peer sends before a machine sees it (engine/messages/room_proto.py).
+Pure.
 """
 
 from collections.abc import Sequence

@@ -1,0 +1,389 @@
+"""The messages of a hand-over's rooms to and from protobuf, of both sides.
+
+What a receiver asks becomes an engine's messages, so it is refused by InvalidReserve before an
+engine sees any of it. What a prefill node reports is kept, counted and shown, so it is held to what
+one of this version could report: its readers raise PeerInvalid. Both name the field. Bytes and
+digests are judged elsewhere. Pure.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from tasuki.engine import messages as m
+from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS, SamplingParams, TopLogprobs
+from tasuki.proto import handover_pb2 as pb
+from tasuki.pycache._cpp_cache import CheckpointKind
+from tasuki.transfer import peer_values
+from tasuki.transfer.errors import PeerInvalid
+from tasuki.transfer.protocol.messages import (
+    SENDER_TRACK,
+    TIMELINE,
+    drain_from_wire,
+    drain_to_wire,
+    report_to_wire,
+    windows_from_wire,
+    windows_to_wire,
+)
+from tasuki.transfer.reports import Drain, HandoverTimeline, ReceiverTrack, SenderTrack, SendReport
+from tasuki.transfer.rooms import messages as say
+from tasuki.transfer.wire import Codec, Wire, numbered, numbers_of, rows
+
+from .proto import (
+    HIT,
+    PEERS_HIT,
+    PEERS_PULLED,
+    PEERS_ROUTE,
+    PEERS_TRANSFER,
+    PULLED,
+    ROUTE,
+    SAMPLING,
+    sampling_from_proto,
+)
+
+_TOKEN = np.dtype("<i4")
+_HIGHEST_INT32 = 2**31 - 1
+_MOST_STOP_TOKENS = 1 << 12
+_LONGEST_SALT = 1 << 12
+_LONGEST_CALLER = 1 << 12
+
+
+class InvalidReserve(ValueError):
+    """A Reserve or Fetch that no receiver of this version sends. Names the field."""
+
+
+def _tokens_to_wire(tokens: m.Tokens) -> bytes:
+    return tokens.astype("<i4", copy=False).tobytes()
+
+
+def _tokens(sent: bytes, field: str) -> m.Tokens:
+    if not sent:
+        raise InvalidReserve(f"{field} is empty: give at least one token")
+    if len(sent) % _TOKEN.itemsize:
+        raise InvalidReserve(f"{field} has {len(sent)} bytes, four make a token")
+    return np.frombuffer(sent, dtype=_TOKEN).astype(np.int32)
+
+
+def _salt(sent: bytes, field: str) -> bytes:
+    if len(sent) > _LONGEST_SALT:
+        raise InvalidReserve(f"{field} has {len(sent)} bytes, at most {_LONGEST_SALT}")
+    return sent
+
+
+def _caller(sent: str, field: str) -> str:
+    if len(sent) > _LONGEST_CALLER:
+        raise InvalidReserve(f"{field} has {len(sent)} characters, at most {_LONGEST_CALLER}")
+    return sent
+
+
+def _due_seconds(sent: float, field: str) -> float:
+    # NaN is in no range.
+    if not 0 < sent <= peer_values.LONGEST_SECONDS:
+        raise InvalidReserve(f"{field} is {sent}: no time of a day")
+    return sent
+
+
+def _sampling(sent: pb.Sampling, field: str) -> SamplingParams:
+    """What may be long is judged before it is copied."""
+    if sent.top_k > _HIGHEST_INT32:
+        raise InvalidReserve(f"{field}: top_k {sent.top_k} is not less than 2^31")
+    if not sent.temperature <= _HIGHEST_INT32:
+        raise InvalidReserve(f"{field}: temperature is {sent.temperature}")
+    stops = len(sent.stop_token_ids)
+    if stops > _MOST_STOP_TOKENS:
+        raise InvalidReserve(f"{field}: {stops} stop_token_ids, at most {_MOST_STOP_TOKENS}")
+    try:
+        return sampling_from_proto(sent)
+    except ValueError as error:
+        raise InvalidReserve(f"{field}: {error}") from error
+
+
+_TICKET = Wire(
+    m.Ticket,
+    pb.Ticket,
+    sampling=Codec(write=SAMPLING.to_wire),
+    due_seconds=Codec(write=partial(min, peer_values.LONGEST_SECONDS)),
+).bounded("ticket", salt=_salt, caller=_caller, sampling=_sampling, due_seconds=_due_seconds)
+
+
+def reserve(wanted: m.HandoverWanted, traceparent: str) -> pb.ReceiverMessage:
+    """traceparent: empty where the request is not traced."""
+    return pb.ReceiverMessage(
+        reserve=pb.Reserve(
+            ticket=_TICKET.to_wire(wanted.ticket),
+            prompt=_tokens_to_wire(wanted.prompt),
+            by_gateway=wanted.sender is not None,
+            request_id=wanted.request_id,
+            traceparent=traceparent,
+        )
+    )
+
+
+def reserve_from_wire(reserve: pb.Reserve, connection: str) -> m.PrefillReserve:
+    """connection: whose room it is. Raises InvalidReserve naming the field."""
+    ticket = reserve.ticket
+    _require_named(ticket.room, ticket.generation)
+    prompt = _tokens(reserve.prompt, "prompt")
+    _require_inside(ticket, len(prompt))
+    return m.PrefillReserve(_TICKET.from_wire(ticket), prompt, connection)
+
+
+def trail_from_wire(reserve: pb.Reserve) -> tuple[str, str]:
+    """A room's request id and traceparent; empty where the receiver sent none."""
+    return peer_values.shown(reserve.request_id), peer_values.shown(reserve.traceparent)
+
+
+def _require_named(room: int, generation: int) -> None:
+    if not 0 < room < 2**63:
+        raise InvalidReserve(f"ticket.room {room} is not in [1, 2^63)")
+    if not 0 <= generation < 2**63:
+        raise InvalidReserve(f"ticket.generation {generation} is not in [0, 2^63)")
+
+
+def _require_inside(ticket: pb.Ticket, tokens: int) -> None:
+    """tokens: of the prompt."""
+    if ticket.offered >= tokens:
+        raise InvalidReserve(
+            f"ticket.offered {ticket.offered} is not less than the prompt's {tokens}"
+        )
+    # Each token can have one.
+    if len(ticket.marks) > tokens:
+        raise InvalidReserve(f"ticket.marks has {len(ticket.marks)} of {tokens} tokens")
+    if ticket.HasField("message_end") and not 0 < ticket.message_end < tokens:
+        raise InvalidReserve(
+            f"ticket.message_end {ticket.message_end} is not inside the prompt's {tokens} tokens"
+        )
+
+
+def fetch(wanted: m.FetchWanted) -> pb.ReceiverMessage:
+    ticket, tokens = wanted.ticket, _tokens_to_wire(wanted.prompt)
+    return pb.ReceiverMessage(
+        fetch=pb.Fetch(generation=ticket.generation, tokens=tokens, salt=ticket.salt)
+    )
+
+
+def fetch_from_wire(room: int, fetch: pb.Fetch, connection: str) -> m.FetchReserve:
+    """connection: whose room it is. Raises InvalidReserve naming the field."""
+    _require_named(room, fetch.generation)
+    prompt = _tokens(fetch.tokens, "tokens")
+    ticket = m.FetchTicket(m.RoomId(room), fetch.generation, _salt(fetch.salt, "salt"))
+    return m.FetchReserve(ticket, prompt, connection)
+
+
+GRANT = Wire(m.Grant, pb.Grant, apart=["room"])
+PULL = Wire(m.PullGrant, pb.Pull, apart=["room"])
+
+
+def pull_done(generation: int, report: SendReport, track: SenderTrack) -> pb.ReceiverMessage:
+    return pb.ReceiverMessage(
+        pull_done=pb.PullDone(
+            generation=generation,
+            windows=windows_to_wire(report.digests),
+            report=report_to_wire(report, track),
+        )
+    )
+
+
+def pull_failed(generation: int, reason: str, drain: Drain) -> pb.ReceiverMessage:
+    return pb.ReceiverMessage(
+        pull_failed=pb.PullFailed(generation=generation, reason=reason, drain=drain_to_wire(drain))
+    )
+
+
+_ERROR_KINDS = numbers_of(m.ErrorKind, pb.ErrorKind)
+_FETCH_REFUSALS = numbers_of(m.FetchRefusal, pb.ErrorKind)
+
+
+def refused(error: m.RequestError) -> pb.SenderMessage:
+    kind = _ERROR_KINDS[error.kind]
+    return pb.SenderMessage(refused=pb.Refused(kind=kind, reason=error.message))
+
+
+def fetch_refused(refusal: m.FetchRefusal) -> pb.SenderMessage:
+    return pb.SenderMessage(refused=pb.Refused(kind=_FETCH_REFUSALS[refusal]))
+
+
+def refused_from_wire(room: m.RoomId, refused: pb.Refused) -> m.HandoverFailed:
+    waited = refused.kind == pb.ERROR_KIND_QUEUE_TIMEOUT
+    cause = m.LossCause.QUEUE_TIMEOUT if waited else m.LossCause.REFUSED
+    return m.HandoverFailed(room, f"refused: {peer_values.text(refused.reason)}", cause=cause)
+
+
+_TOP = rows(pb.TokenLogprob, "token", "logprob")
+
+
+def _top(top: TopLogprobs, field: str) -> TopLogprobs:
+    """Shown to clients: any id of the int32 is a token's name there, and none is looked up."""
+    if len(top) > MAX_TOP_LOGPROBS:
+        raise PeerInvalid(f"{field} has {len(top)} tokens, at most {MAX_TOP_LOGPROBS}")
+    for token, logprob in top:
+        peer_values.count(token, f"{field}.token", _HIGHEST_INT32)
+        peer_values.finite(logprob, f"{field}.logprob")
+    return top
+
+
+def _tail(seconds: float, field: str) -> float | None:
+    """An estimate, and no estimate is as good as a wrong one."""
+    return seconds if 0 <= seconds <= peer_values.LONGEST_SECONDS else None
+
+
+def _known_to_all(hit: m.HitBreakdown) -> m.HitBreakdown:
+    """A receiver of before knows no ends of messages, and refuses what it does not know: they are
+    reported as marks."""
+    lost, in_pages = hit.lost, hit.in_pages
+    if lost is not None and lost.eviction is not None:
+        kind = _known_kind(lost.eviction.checkpoint_kind)
+        lost = replace(lost, eviction=replace(lost.eviction, checkpoint_kind=kind))
+    return replace(
+        hit,
+        checkpoint_source=_known_kind(hit.checkpoint_source),
+        lost=lost,
+        in_pages=None if in_pages is None else _known_to_all(in_pages),
+    )
+
+
+def _known_kind(kind: str | None) -> str | None:
+    return CheckpointKind.MARK.value if kind == CheckpointKind.MESSAGE_END.value else kind
+
+
+_READY = Wire(
+    m.PrefillToken,
+    pb.Ready,
+    apart=["room", "generation", "tail_seconds"],
+    hit=Codec(write=lambda hit: HIT.to_wire(_known_to_all(hit))),
+    pulled=PULLED,
+    route=ROUTE,
+    top=_TOP,
+)
+_REMOTE_READY = Wire(
+    m.RemoteReady,
+    pb.Ready,
+    apart=["room", "prefilled_on", "prefill_choice", "generation"],
+    hit=PEERS_HIT,
+    pulled=PEERS_PULLED,
+    route=PEERS_ROUTE,
+    top=_TOP,
+).bounded("ready", tail_seconds=_tail, top=_top)
+
+
+def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) -> pb.SenderMessage:
+    return pb.SenderMessage(
+        ready=_READY.to_wire(token, generation=generation, tail_seconds=tail_seconds)
+    )
+
+
+def ready_from_wire(room: m.RoomId, ready: pb.Ready, prefilled_on: str) -> m.RemoteReady:
+    """Raises PeerInvalid, as all that end in from_wire. The token is judged by who knows the
+    vocabulary."""
+    return _REMOTE_READY.from_wire(ready, room=room, prefilled_on=prefilled_on)
+
+
+def done(
+    generation: int, report: SendReport, track: SenderTrack, pull: HandoverTimeline | None
+) -> pb.SenderMessage:
+    return pb.SenderMessage(
+        done=pb.Done(
+            generation=generation,
+            windows=windows_to_wire(report.digests),
+            report=report_to_wire(report, track),
+            pull=None if pull is None else TIMELINE.to_wire(pull),
+        )
+    )
+
+
+def done_from_wire(room: m.RoomId, done: pb.Done, received: ReceiverTrack) -> m.RemoteDone:
+    pull = TIMELINE.from_wire(done.pull) if done.HasField("pull") else None
+    timeline = HandoverTimeline(SENDER_TRACK.from_wire(done.report.track), received)
+    return m.RemoteDone(room, PEERS_TRANSFER.from_wire(done.report, timeline=timeline), pull)
+
+
+def read_message(room: m.RoomId, message: pb.SenderMessage, prefilled_on: str) -> say.Message:
+    """Return what the prefill node said in the room, within bounds. prefilled_on: its name."""
+    try:
+        return _read_message(room, message, prefilled_on)
+    except PeerInvalid as error:
+        return say.Contradiction(str(error))
+
+
+def _read_message(room: m.RoomId, message: pb.SenderMessage, prefilled_on: str) -> say.Message:
+    """Raises PeerInvalid naming the field."""
+    match message.WhichOneof("message"):
+        case "queued":
+            queued, wait = message.queued, None
+            if queued.HasField("wait_seconds"):
+                wait = peer_values.seconds(queued.wait_seconds, "queued.wait_seconds")
+            return say.Queued(queued.position, wait)
+        case "accepted":
+            return say.Accepted()
+        case "refused":
+            return say.Refused(refused_from_wire(room, message.refused))
+        case "ready":
+            remote = ready_from_wire(room, message.ready, prefilled_on)
+            return say.Ready(message.ready.generation, remote)
+        case "held":
+            return say.Held(message.held.generation)
+        case "done":
+            done = message.done
+            return say.Done(done.generation, windows_from_wire(done.windows), done)
+        case "failed":
+            failed = message.failed
+            return say.Ended(drain_from_wire(failed.drain), failed.reason)
+        case "aborted":
+            return say.Ended(drain_from_wire(message.aborted.drain))
+        case "pull":
+            return say.PullAsked(PULL.from_wire(message.pull, room=room))
+        case "stop_pull":
+            return say.StopPull()
+    return say.Unknown()
+
+
+def load(reported: m.PrefillLoad, connection: str) -> pb.Load:
+    """connection: to whom it is sent."""
+    pull_fixed, pull_token = reported.pull or (None, None)
+    return pb.Load(
+        wait_seconds=reported.wait_seconds,
+        fixed_seconds=reported.seconds.fixed,
+        token_seconds=reported.seconds.token,
+        context_seconds=reported.seconds.context,
+        pull_fixed_seconds=pull_fixed,
+        pull_token_seconds=pull_token,
+        stored_seconds=reported.stored_seconds,
+        others_wait_seconds=max(0.0, reported.wait_seconds - reported.waits.get(connection, 0.0)),
+    )
+
+
+def _left_tokens(sent: bytes, field: str) -> m.Tokens:
+    if not sent or len(sent) % _TOKEN.itemsize:
+        raise PeerInvalid(f"{field} has {len(sent)} bytes, four make a token")
+    return np.frombuffer(sent, dtype=_TOKEN).astype(np.int32)
+
+
+def _left_salt(sent: bytes, field: str) -> bytes:
+    peer_values.count(len(sent), f"bytes of {field}", _LONGEST_SALT)
+    return sent
+
+
+_GIVEN_STATE = Wire(
+    m.GivenState, pb.LeftState, prompt=Codec(write=_tokens_to_wire, name="tokens")
+).bounded("state", prompt=_left_tokens, salt=_left_salt)
+TAKEN_OVER = Wire(
+    m.LeftTakenOver,
+    pb.TakenOver,
+    outcome=numbered(m.HeirOutcome, pb.HeirOutcome, otherwise=m.HeirOutcome.LOST),
+).bounded("done")
+
+
+def left_state(left: m.LeftState) -> pb.TakeOverResponse:
+    state = None if left.state is None else _GIVEN_STATE.to_wire(left.state)
+    return pb.TakeOverResponse(state=state, over=left.over)
+
+
+def left_state_from_wire(answer: pb.TakeOverResponse) -> m.GivenState | None:
+    """None: it brings none. Raises PeerInvalid."""
+    return _GIVEN_STATE.from_wire(answer.state) if answer.HasField("state") else None
+
+
+def taken_over(number: int, passed: m.StatePassedOn) -> pb.TakenOver:
+    """number: as the prefill node knows the state."""
+    return TAKEN_OVER.to_wire(m.LeftTakenOver(number, passed.outcome, passed.bytes, passed.heir))

@@ -1,0 +1,225 @@
+"""One table of fields turns a value into its protobuf message, and a message into its value.
+
+`Wire` pairs the fields of a dataclass or named tuple with the fields of a message, by name. It
+compiles both functions once, when a module makes the table. Bounds are metadata of the value's
+fields, as in `tokens: Annotated[int, bound]`. `bounded()` gives the table for a peer's messages,
+which holds each field to its bound. A bound raises the typed error that names the field
+(transfer/peer_values.py).
+
+Invariant: a table names every field of both sides. A new field without an entry is a TypeError at
+import, and so is a field that only one side may lack. Pure.
+
+Written by hand, since a table is slower: chunks of tokens, which are filled in place; windows;
+progress in heartbeats; names of usable prefixes, which are columns. Written by hand, since a table
+is longer: messages made of several values, as Node and Load.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
+from dataclasses import dataclass
+from enum import Enum
+from operator import attrgetter
+from typing import (
+    Annotated,
+    Any,
+    Concatenate,
+    Generic,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from google.protobuf.message import Message  # type: ignore[import-untyped]
+
+from .peer_values import Bound
+
+ValueT = TypeVar("ValueT")
+MessageT = TypeVar("MessageT", bound=Message)
+Turn: TypeAlias = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How one field is read and written; None: as it is. name: of the message's field, where it
+    differs from the value's."""
+
+    read: Turn | None = None
+    write: Turn | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class _Field:
+    """One pair. name: of the message's field. is_optional: None stands for its absence. bound: the
+    metadata of the value's field."""
+
+    name: str
+    codec: Codec
+    is_optional: bool
+    container: type | None
+    bound: Bound | None
+
+    def read(self, bound: "Bound | Wire[Any, Any] | None", shown: str) -> Turn | None:
+        """shown: the field's name in errors. Returns None where the field is read as it is."""
+        if isinstance(bound, Wire):
+            return _nested(bound, self.container).read
+        read = self.codec.read or self.container
+        if bound is None or read is None:
+            return read if bound is None else lambda given: bound(given, shown)
+        return lambda given: bound(read(given), shown)
+
+
+class Wire(Generic[ValueT, MessageT]):
+    """REQUIRES: plain names of fields, since the text of both functions is made of these."""
+
+    def __init__(
+        self,
+        value: type[ValueT],
+        message: type[MessageT],
+        apart: Iterable[str] = (),
+        **codecs: "Codec | Wire[Any, Any]",
+    ) -> None:
+        """apart: fields of either side that the table leaves to its callers. codecs: by the value's
+        field; a table is of the messages inside the message. Raises TypeError where a field has no
+        pair."""
+        self.message = message
+        self._value = value
+        self._fields = _paired(value, message, frozenset(apart), codecs)
+        self.to_wire: Callable[Concatenate[ValueT, ...], MessageT] = _writer(message, self._fields)
+        """Takes the value, and the message's other fields by name."""
+        self.from_wire: Callable[Concatenate[MessageT, ...], ValueT] = _reader(
+            value,
+            self._fields,
+            {name: field.read(None, "") for name, field in self._fields.items()},
+        )
+        """Takes the message, and the value's other fields by name. Raises what a bound raises."""
+
+    def bounded(
+        self, prefix: str, judge: Turn | None = None, **bounds: "Bound | Wire[Any, Any]"
+    ) -> "Wire[ValueT, MessageT]":
+        """This table for what a peer sends, with the bounds of the value's metadata. prefix: of
+        fields' names in errors. judge: takes the whole value at last, and returns the value that is
+        kept. bounds: others, by the value's field; a table takes the place of the field's own."""
+        if unknown := bounds.keys() - self._fields.keys():
+            raise TypeError(f"{self._value.__name__} has no fields {sorted(unknown)} to bound")
+        table = copy(self)
+        reads = {
+            name: field.read(bounds.get(name, field.bound), f"{prefix}.{field.name}")
+            for name, field in self._fields.items()
+        }
+        table.from_wire = _reader(self._value, self._fields, reads, judge)
+        return table
+
+
+def _writer(message: type[Message], fields: Mapping[str, _Field]) -> Turn:
+    scope: dict[str, Any] = {"message": message}
+    entries = []
+    for name, field in fields.items():
+        entry = f"value.{name}"
+        if field.codec.write is not None:
+            scope[f"write_{name}"] = field.codec.write
+            entry = f"None if {entry} is None else write_{name}({entry})"
+        entries.append(f"{field.name}={entry}")
+    turn: Turn = eval(f"lambda value, **apart: message({', '.join(entries)}, **apart)", scope)
+    return turn
+
+
+def _reader(
+    value: type,
+    fields: Mapping[str, _Field],
+    reads: Mapping[str, Turn | None],
+    judge: Turn | None = None,
+) -> Turn:
+    scope: dict[str, Any] = {"value": value, "judge": judge}
+    entries = []
+    for name, field in fields.items():
+        entry = f"message.{field.name}"
+        if reads[name] is not None:
+            scope[f"read_{name}"] = reads[name]
+            entry = f"read_{name}({entry})"
+        if field.is_optional:
+            entry += f" if message.HasField({field.name!r}) else None"
+        entries.append(f"{name}={entry}")
+    made = f"value({', '.join(entries)}, **apart)"
+    turn: Turn = eval(f"lambda message, **apart: {f'judge({made})' if judge else made}", scope)
+    return turn
+
+
+def numbers_of(kind: type[Enum], wire: Any) -> dict[Any, Any]:
+    """Return the numbers of an enum's members, by their names behind the prefix of the wire's enum.
+    A member that the wire does not name has none."""
+    prefix = wire.Name(0).removesuffix("UNSPECIFIED")
+    numbers = dict(wire.items())
+    names = {member: f"{prefix}{member.name}" for member in kind}
+    return {member: numbers[name] for member, name in names.items() if name in numbers}
+
+
+def numbered(kind: type[Enum], wire: Any, otherwise: Any = None) -> Codec:
+    """An enum's member by its number. otherwise: the member of an unknown number, whose number
+    stands for members without one; None: each is a KeyError."""
+    numbers = numbers_of(kind, wire)
+    members = {number: member for member, number in numbers.items()}
+    if otherwise is None:
+        return Codec(members.__getitem__, numbers.__getitem__)
+    return Codec(
+        lambda number: members.get(number, otherwise),
+        lambda member: numbers.get(member, numbers[otherwise]),
+    )
+
+
+def rows(message: type[MessageT], *names: str) -> Codec:
+    """Plain tuples, each as a message with these fields, two or more."""
+    of_message = attrgetter(*names)
+    return Codec(
+        lambda messages: tuple(map(of_message, messages)),
+        lambda values: [message(**dict(zip(names, value, strict=True))) for value in values],
+    )
+
+
+def _nested(table: "Wire[Any, Any]", container: type | None) -> Codec:
+    if container is None:
+        return Codec(table.from_wire, table.to_wire)
+    return Codec(
+        lambda messages: tuple(map(table.from_wire, messages)),
+        lambda values: [*map(table.to_wire, values)],
+    )
+
+
+def _paired(
+    value: type,
+    message: type[Message],
+    apart: frozenset[str],
+    codecs: "Mapping[str, Codec | Wire[Any, Any]]",
+) -> dict[str, _Field]:
+    """By the value's field. Raises TypeError."""
+    unpaired = {field.name: field for field in message.DESCRIPTOR.fields}
+    hints = get_type_hints(value, include_extras=True)
+    strange = apart - unpaired.keys() - hints.keys()
+    paired = {}
+    for name, hint in hints.items():
+        if name in apart:
+            continue
+        is_optional = type(None) in get_args(hint)
+        if is_optional:
+            hint = get_args(hint)[0]
+        bound = None
+        if get_origin(hint) is Annotated:
+            hint, bound = get_args(hint)
+        container = {tuple: tuple, dict: dict, Mapping: dict}.get(get_origin(hint))
+        codec = codecs.get(name, Codec())
+        if isinstance(codec, Wire):
+            codec = _nested(codec, container)
+        field = unpaired.pop(codec.name or name, None)
+        if field is None:
+            raise TypeError(f"{message.__name__} has no field for {value.__name__}.{name}")
+        is_nested = field.message_type is not None and container is None
+        if name not in codecs and (is_nested or field.has_presence != is_optional):
+            raise TypeError(f"{value.__name__}.{name} needs a codec")
+        paired[name] = _Field(
+            field.name, codec, is_optional and field.has_presence, container, bound
+        )
+    if left := (unpaired.keys() - apart) | (codecs.keys() - paired.keys()) | strange:
+        raise TypeError(f"{value.__name__} and {message.__name__} leave {sorted(left)} over")
+    return paired
