@@ -15,13 +15,13 @@ from itertools import count
 from types import UnionType
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting import breakdown
+from tasuki.engine.accounting import RoomNames, breakdown
 from tasuki.engine.handover.base import HandoverContext
 from tasuki.engine.handover.early_steps import EarlyStart, EarlyStep
-from tasuki.engine.handover.room_accounts import AtRestQueue, RoomNames
 from tasuki.engine.messages import HitBreakdown, RemoteDone, RoomId
 from tasuki.engine.request import AwaitingPrefill, IllegalMove, Receiving, Request
 from tasuki.engine.routing import usable_here
+from tasuki.engine.runner.base import AtRestQueue
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation, ImpossibleRequest, Match

@@ -14,9 +14,10 @@ import numpy as np
 
 from tasuki.engine import messages as m
 from tasuki.engine.handover.base import HandoverContext
-from tasuki.engine.handover.room_accounts import AcceptWindow, AtRestQueue
 from tasuki.engine.messages import Tokens
 from tasuki.engine.request import Request
+from tasuki.engine.runner.base import AtRestQueue
+from tasuki.engine.scheduling.admission import AcceptWindow
 from tasuki.engine.tiers.lower_tiers import LoadEnd
 from tasuki.pycache._cpp_cache import Allocation, ImpossibleRequest
 from tasuki.pycache.layout import PAGE_TOKENS

@@ -9,11 +9,11 @@ import time
 from collections.abc import Collection, Hashable, Sequence
 
 from tasuki.engine import messages as m
+from tasuki.engine.accounting import room_name
 from tasuki.engine.handover.base import Handover, HandoverContext, RequestInbox, misdirected
 from tasuki.engine.handover.brought_states import PullReceiver
 from tasuki.engine.handover.held_states import HeldSender
-from tasuki.engine.handover.left_states import LeftStates, SoleReceivers
-from tasuki.engine.handover.room_accounts import MOST_ACCEPTED, MOST_PULLED, AcceptWindow, room_name
+from tasuki.engine.handover.leaving import LeftStates, SoleReceivers
 from tasuki.engine.request import (
     Aborted,
     Active,
@@ -27,6 +27,7 @@ from tasuki.engine.request import (
     Waiting,
 )
 from tasuki.engine.routing import PrefillLoad, PrefillSpeed, report, usable_here
+from tasuki.engine.scheduling.admission import MOST_ACCEPTED, MOST_PULLED, AcceptWindow
 from tasuki.engine.scheduling.checkpoints import keep_landed
 from tasuki.engine.scheduling.scheduled_forward import ScheduledSequence
 from tasuki.model.ops.sampling.reference import Sampled
