@@ -19,8 +19,8 @@ from tasuki.engine.messages import EarlyStepEnded, Outbox
 from tasuki.routing.node_choice import RouteName
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.running_engine import HandoverFront
+from tasuki.transfer.control.link_status import HandoverStatus
 from tasuki.transfer.data_plane import DataPlane, TransferEngine
-from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.transfer.rooms.deadlines import ReceiverDeadlines
 from tasuki.transfer.windows.window import StepCounter
 from tasuki.utils.logs import progress_bar

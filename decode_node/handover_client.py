@@ -43,10 +43,9 @@ from tasuki.decode_node.rooms import (
 from tasuki.engine import messages as m
 from tasuki.routing.node_choice import RouteName
 from tasuki.server.discovery.membership import Membership
-from tasuki.transfer.control.connection_breaker import ConnectionBreaker
-from tasuki.transfer.control.live_rooms import LiveRooms
-from tasuki.transfer.control.writer_life import WriterLife
-from tasuki.transfer.liveness.link_status import NodeProgress, PrefillNodeStatus
+from tasuki.transfer.control.driven_room import LiveRooms
+from tasuki.transfer.control.link_status import NodeProgress, PrefillNodeStatus
+from tasuki.transfer.control.writer_life import ConnectionBreaker, WriterLife
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.receiving.receiver import Receiver

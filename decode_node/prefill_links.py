@@ -27,16 +27,15 @@ from tasuki.routing.prefix_hints import HintTrust
 from tasuki.server.bind import is_loopback
 from tasuki.server.discovery.membership import MembershipError
 from tasuki.transfer import peer_values
-from tasuki.transfer.control.writer_life import WriterLife
-from tasuki.transfer.errors import PeerInvalid, PeerSilent, TransferError
-from tasuki.transfer.liveness.link_status import (
+from tasuki.transfer.control.link_status import (
     NodeProgress,
     PrefillNodeState,
     PrefillNodeStatus,
     progress_from_wire,
     progress_to_wire,
 )
-from tasuki.transfer.liveness.silence import Silence, unless_silent
+from tasuki.transfer.control.writer_life import WriterLife, unless_silent
+from tasuki.transfer.errors import PeerInvalid, PeerSilent, TransferError
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract, ContractMismatch, Difference
 from tasuki.transfer.protocol.messages import (
@@ -47,7 +46,7 @@ from tasuki.transfer.protocol.messages import (
     node_to_wire,
 )
 from tasuki.transfer.reports import Drain
-from tasuki.transfer.rooms.beats import Renewing
+from tasuki.transfer.rooms.beats import Renewing, Silence
 from tasuki.transfer.sending.sender import Sender, connect_within, disconnected_within
 from tasuki.transfer.transports.base import Transport
 

@@ -23,8 +23,8 @@ from tasuki.decode_node.prefill_links import PrefillConnection, PrefillLink
 from tasuki.decode_node.room_stream import StreamBroke
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb
-from tasuki.transfer.control.connection_breaker import ConnectionBreaker
 from tasuki.transfer.control.driven_room import ReceivingRoom, SendingRoom
+from tasuki.transfer.control.writer_life import ConnectionBreaker
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.rooms import actions as do

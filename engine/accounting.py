@@ -26,6 +26,7 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 from . import messages as m
 from .messages import EvictedCheckpoint, Eviction, HitBreakdown, RequestId, StepReport, TimeSpread
 from .request import Request
+from .routing import LineFit
 
 STEP_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
 IDLE_BOUNDS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 1)
@@ -55,6 +56,9 @@ class StepTimes:
     def __init__(self) -> None:
         self.steps = TimeCounter(STEP_BOUNDS)
         self.idle = TimeCounter(IDLE_BOUNDS)
+        self.answering = LineFit()
+        """Seconds of forwards with answers, and with the chunks of prompts that these waited for,
+        by their answers."""
         self._drafts: Counter[int] = Counter()
 
     def drafted(self, most: int) -> None:

@@ -22,19 +22,18 @@ from tasuki.prefill_node import handover_messages as wire
 from tasuki.prefill_node.rooms import OutgoingRoom, grant_of
 from tasuki.proto import handover_pb2 as pb
 from tasuki.server.errors import InvalidRequest
-from tasuki.transfer.control.outbox import MOST_MESSAGES, Outbox
-from tasuki.transfer.control.writer_life import WriterLife
-from tasuki.transfer.failpoints import Place, reach
-from tasuki.transfer.liveness.link_status import (
+from tasuki.transfer.control.link_status import (
     NodeProgress,
     progress_from_wire,
     progress_to_wire,
 )
-from tasuki.transfer.liveness.silence import Silence
+from tasuki.transfer.control.outbox import MOST_MESSAGES, Outbox
+from tasuki.transfer.control.writer_life import WriterLife
+from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as said
-from tasuki.transfer.rooms.beats import Beating
+from tasuki.transfer.rooms.beats import Beating, Silence
 from tasuki.transfer.sending.sender import Sender, connect_within, disconnected_within
 from tasuki.utils.loops import GuardedTasks
 

@@ -20,8 +20,8 @@ from tasuki.server.daemon.running_engine import HandoverFront
 from tasuki.server.discovery.etcd import Etcd
 from tasuki.server.discovery.registration import Registration
 from tasuki.server.grpc.server import Server, Service, start_server
+from tasuki.transfer.control.link_status import HandoverStatus
 from tasuki.transfer.data_plane import DataPlane, TransferEngine
-from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.transfer.rooms.deadlines import SenderDeadlines
 from tasuki.utils.logs import progress_bar
 from tasuki.utils.loops import LoopThread

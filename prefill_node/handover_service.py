@@ -28,12 +28,10 @@ from tasuki.prefill_node.usable_feed import UsableFeed
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer import peer_values
-from tasuki.transfer.control.connection_breaker import ConnectionBreaker
-from tasuki.transfer.control.live_rooms import LiveRooms
-from tasuki.transfer.control.writer_life import WriterLife
+from tasuki.transfer.control.driven_room import LiveRooms
+from tasuki.transfer.control.link_status import NodeProgress
+from tasuki.transfer.control.writer_life import ConnectionBreaker, WriterLife, unless_silent
 from tasuki.transfer.errors import DuplicateRoom, PeerInvalid, PeerSilent, TransferError
-from tasuki.transfer.liveness.link_status import NodeProgress
-from tasuki.transfer.liveness.silence import unless_silent
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract, diff
 from tasuki.transfer.protocol.messages import (

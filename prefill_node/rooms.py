@@ -18,9 +18,8 @@ from tasuki.engine import messages as m
 from tasuki.prefill_node import handover_messages as wire
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer import peer_values
-from tasuki.transfer.control.connection_breaker import ConnectionBreaker
 from tasuki.transfer.control.driven_room import ReceivingRoom, SendingRoom
-from tasuki.transfer.control.writer_life import WriterLife
+from tasuki.transfer.control.writer_life import ConnectionBreaker, WriterLife
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.protocol.messages import (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tasuki.engine.config import MOST_DRAFTS_ON_GPU, EngineConfig, EngineConfigError, Role
 from tasuki.engine.engine import Compute, Engine, EngineSizes, MakeHandover, Memory
-from tasuki.engine.handover.answers import Answers
+from tasuki.engine.handover.answers import Answers, AnswerTerms
 from tasuki.engine.handover.base import HandoverContext
 from tasuki.engine.handover.decode_side import DecodeHandover
 from tasuki.engine.handover.early_steps import Barriers, EarlyStart, EarlySteps, PrefillsBehind
@@ -62,8 +62,11 @@ def build_fused_engine(
 ) -> Engine:
     """An engine that answers by itself. REQUIRES: the cache is over the arena of the parts.
     progress: of the warm-up, where there is one."""
-    answers = partial(build_answers, config, parts)
-    return _assemble(config, Role.FUSED, parts, cache, answers, progress)
+
+    def side(context: HandoverContext) -> Answers:
+        return Answers(context, answer_terms(config, parts))
+
+    return _assemble(config, Role.FUSED, parts, cache, side, progress)
 
 
 def build_prefill_engine(
@@ -91,17 +94,16 @@ def build_decode_engine(
     the arena of the parts."""
 
     def side(context: HandoverContext) -> DecodeHandover:
-        return DecodeHandover(context, build_answers(config, parts, context), early)
+        return DecodeHandover(context, answer_terms(config, parts), early)
 
     return _assemble(config, Role.DECODE, parts, cache, side, progress)
 
 
-def build_answers(config: EngineConfig, parts: EngineParts, context: HandoverContext) -> Answers:
-    tool_call_ids = read_tool_call_ids(Path(config.model))
-    return Answers(
-        context,
-        parts.model_config.eos_ids,
-        tool_call_ids,
+def answer_terms(config: EngineConfig, parts: EngineParts) -> AnswerTerms:
+    """Raises EngineConfigError."""
+    return AnswerTerms(
+        tuple(parts.model_config.eos_ids),
+        read_tool_call_ids(Path(config.model)),
         Targets(config.ttft_target, config.max_itl_seconds),
         build_speculation(config, parts),
     )

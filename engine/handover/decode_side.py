@@ -10,13 +10,13 @@ order of their arrival, behind those that were begun before.
 import math
 import time
 from collections import deque
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
 from tasuki.engine import messages as m
 from tasuki.engine.accounting import breakdown
-from tasuki.engine.handover.answers import Answers
-from tasuki.engine.handover.base import Handover, HandoverContext, RequestInbox
+from tasuki.engine.handover.answers import Answers, AnswerTerms
+from tasuki.engine.handover.base import HandoverContext, RequestInbox
 from tasuki.engine.handover.brought_states import Fetches
 from tasuki.engine.handover.decode_rooms import (
     Asked,
@@ -42,9 +42,6 @@ from tasuki.engine.request import (
     Waiting,
 )
 from tasuki.engine.routing import report, usable_here
-from tasuki.engine.runner.base import DrawnTokens
-from tasuki.engine.scheduling.scheduled_forward import AnswerRows
-from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import CheckpointKind, Match
 from tasuki.pycache.layout import PAGE_TOKENS
@@ -156,27 +153,23 @@ def _not_handed_back(reason: str) -> m.RequestError:
 _NOTHING_SENT = m.TransferReport(bytes=0, windows=0, pages=0, hidden_seconds=0, exposed_seconds=0)
 
 
-class DecodeHandover(Handover):
-    def __init__(self, context: HandoverContext, answers: Answers, early: EarlyStart) -> None:
-        """answers: who requests are of, wherever their prompts are computed. early: what may decode
-        before a prompt has landed."""
-        super().__init__(context)
-        self._answers = answers
+class DecodeHandover(Answers):
+    """Answers whose prompts may be computed by prefill nodes."""
+
+    def __init__(self, context: HandoverContext, terms: AnswerTerms, early: EarlyStart) -> None:
+        """early: what may decode before a prompt has landed."""
+        super().__init__(context, terms)
         self._early = early
         self._rooms = DecodeRooms(context, early)
         self._pulls = PullSender(context)
         self._fetches = Fetches(context)
-        self._hand_backs = HandBacks(context, answers, self._rooms)
+        self._hand_backs = HandBacks(context, self, self._rooms)
         self._offers = Offers(context, self._rooms, self._fetches)
         self._prefill_available = False
         self._others_wait = 0.0
         """Seconds of prefill that every prefill node has to do for other decode nodes."""
         self._blocked: Request | None = None
         """The first of those that found no room to be computed here, while it waits."""
-
-    @property
-    def requests(self) -> Collection[Request]:
-        return self._answers.requests
 
     @property
     def admission_terms(self) -> Hashable:
@@ -192,34 +185,16 @@ class DecodeHandover(Handover):
     def early_counters(self) -> dict[str, int]:
         return self._early.counters
 
-    def on_tokens(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
-        self._answers.on_tokens(answers, drawn)
-
-    def on_token(self, request: Request, sampled: Sampled) -> None:
-        self._answers.on_token(request, sampled)
-
-    def until_end(self, request: Request, tokens: Sequence[Sampled]) -> int:
-        return self._answers.until_end(request, tokens)
-
-    def on_scores(self, request: Request, row: int, scores: PromptScores) -> None:
-        self._answers.on_scores(request, row, scores)
-
-    def on_prompt_end(self, request: Request) -> None:
-        self._answers.on_prompt_end(request)
-
-    def reject(self, request: Request, error: m.RequestError) -> None:
-        self._answers.reject(request, error)
-
     def handle(self, message: RequestInbox) -> None:
         match message:
-            case m.GrantWanted(room) if room in self._fetches:
+            case m.GrantWanted(room) if room in self._fetches.rooms:
                 self._fetches.grant_wanted(room)
-            case m.RemoteDone(room) if room in self._fetches:
+            case m.RemoteDone(room) if room in self._fetches.rooms:
                 self._fetches.done(message)
-            case m.WriterFenced(room) if room in self._fetches:
+            case m.WriterFenced(room) if room in self._fetches.rooms:
                 self._fetches.fenced(room)
             case m.FetchLost(room):
-                if room in self._fetches:
+                if room in self._fetches.rooms:
                     self._fetches.lost(message)
             case m.FetchAdvised():
                 self._fetch_first(message)
@@ -227,8 +202,6 @@ class DecodeHandover(Handover):
                 self._hand_backs.submit(message, self._prefill_available)
             case m.Submit():
                 self._submit(message)
-            case m.Abort(request_id):
-                self._answers.abort(request_id, self._abort_request)
             case m.PeersChanged(prefill_available):
                 self._prefill_available = prefill_available
             case m.PrefillBusy(others_wait_seconds):
@@ -258,7 +231,7 @@ class DecodeHandover(Handover):
             case m.AlreadyHeld(room):
                 self._offers.held(room)
             case _:
-                self._answers.handle(message)
+                super().handle(message)
 
     def _submit(self, message: m.Submit) -> None:
         refusal = None
@@ -266,7 +239,7 @@ class DecodeHandover(Handover):
             refusal = m.RequestError(
                 m.ErrorKind.INVALID, f"room {message.gateway_room.room} is in use: make another"
             )
-        self._answers.submit(message, refusal, self._elsewhere)
+        self.submit(message, refusal)
 
     def _elsewhere(self, request: Request) -> float:
         """What a request that comes now waits for at the prefill nodes, beside this node's own."""
@@ -283,9 +256,9 @@ class DecodeHandover(Handover):
         if room is not None:
             self._rooms.give_up(room)
             room.request.move(Waiting())
-            self._fetches.begin(message, room.request)
+            self._fetches.fetch(room.request, message.holder, message.tokens, message.seconds)
 
-    def _abort_request(self, request: Request) -> None:
+    def abort_request(self, request: Request) -> None:
         match request.state:
             case AwaitingPrefill(room_id) | Receiving(room_id):
                 room = self._rooms.live(room_id)
@@ -293,9 +266,9 @@ class DecodeHandover(Handover):
                 self._rooms.give_up(room)
                 self._emit(m.HandoverCancelled(room_id))
                 request.move(Aborted())
-                self._answers.end(request, m.FinishReason.ABORT)
+                self.end(request, m.FinishReason.ABORT)
             case _:
-                self._answers.abort_request(request)
+                super().abort_request(request)
 
     def admit(self, request: Request) -> bool:
         """Asked for at a prefill node, or begun here."""
@@ -311,7 +284,7 @@ class DecodeHandover(Handover):
         room = self._rooms.first_wanted
         if room is not None and _goes_before(room.request, request):
             return False
-        admitted = self._answers.admit(request)
+        admitted = super().admit(request)
         if not (admitted or self._gives_way(request)):
             self._blocked = request
         return admitted
@@ -353,14 +326,17 @@ class DecodeHandover(Handover):
     def advance(self) -> None:
         """Ask, offer and grant as far as there is room."""
         self._fetches.grants.advance()
-        self._fetches.release(self._go_on)
+        while self._fetches.released:
+            self._go_on(self._fetches.released.popleft())
         self._hand_backs.advance()
         self._offers.advance(self._prefill_available, len(self.requests))
         self._rooms.grant(self._gives_way)
         self._pulls.sources.advance()
 
     def _go_on(self, request: Request) -> None:
-        """What it waited for is here, or is not to be had."""
+        """What it waited for is here, or is not to be had; it may have been aborted meanwhile."""
+        if not isinstance(request.state, Waiting):
+            return
         if request.purpose is m.Purpose.INHERIT:
             self._offers.fetched(request)
         else:
@@ -416,8 +392,8 @@ class DecodeHandover(Handover):
             room.move(Ready(None))
             return
         first = Sampled(message.token, message.logprob, message.margin, message.top)
-        self._answers.on_token(request, first)
-        ended = self._answers.finish_reason(request)
+        self.on_token(request, first)
+        ended = self.finish_reason(request)
         if ended is not None:
             self._answered(room, ended)
             return
@@ -434,7 +410,7 @@ class DecodeHandover(Handover):
         else:
             self._emit(m.HandoverCancelled(room.id))
         self._rooms.give_up(room)
-        self._answers.finish_elsewhere(request, reason)
+        self.finish_elsewhere(request, reason)
 
     def _done(self, message: m.RemoteDone) -> None:
         """Every window landed and matched: the request decodes, behind the room's step where one
@@ -472,9 +448,9 @@ class DecodeHandover(Handover):
         progress = self._scheduler.progress.begin(tuple(allocation.working_slots), computed, slot)
         request.move(Decoding(allocation, progress))
         if request.forks:
-            self._answers.on_prompt_end(request)
+            self.on_prompt_end(request)
         else:
-            self._answers.take_over(request, second)
+            self.take_over(request, second)
 
     def _lost(self, message: m.HandoverFailed) -> None:
         """Another prefill node is asked, or the prompt is prefilled here; what was granted waits

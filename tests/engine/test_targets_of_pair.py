@@ -35,7 +35,7 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> DecodeNode:
 def test_what_others_have_sent_to_every_prefill_node_counts_as_another_callers(
     node: DecodeNode,
 ) -> None:
-    outlook = node.engine._handover._answers._outlook  # type: ignore[attr-defined]
+    outlook = node.engine._handover._outlook  # type: ignore[attr-defined]
     speed = max(outlook._speeds)
     node.post(m.PrefillBusy(1e6))
     turn = 2 * 200 / speed

@@ -16,9 +16,9 @@ import pytest
 from tasuki.prefill_node import decode_connections
 from tasuki.prefill_node.decode_connections import ReceiverConnections
 from tasuki.proto import handover_pb2 as pb
+from tasuki.transfer.control.link_status import NodeProgress
 from tasuki.transfer.control.writer_life import WriterLife
 from tasuki.transfer.errors import TransportError
-from tasuki.transfer.liveness.link_status import NodeProgress
 from tasuki.transfer.node_identity import ArenaAddress, NodeIdentity, ProcessIdentity
 from tasuki.transfer.rooms.fence import Fence, FenceReason
 from tasuki.transfer.sending.link import Link, WriteLeases

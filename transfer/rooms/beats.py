@@ -4,15 +4,48 @@ the other end is lost.
 Either node may write to the other. A beat asks for the beating node's lease, and the renewal of
 that number grants it; a renewal asks for the answering node's lease, and the beat that names it
 grants it. Knows no stream and no rooms. Pure: the caller gives the time, of this node's clock.
-Invariant: a lease counts from its question, never from the answer; what nobody asked for grants
-nothing.
+Invariants: a lease counts from its question, never from the answer; what nobody asked for grants
+nothing; silence counts only between two ticks that this node made in time, since what a peer said
+in a gap of ours may wait where nobody has read it yet; but gaps postpone nothing for ever: the
+LATE_TICKS-th since the peer's last message is the last.
 """
 
 from tasuki.transfer.errors import PeerInvalid
-from tasuki.transfer.liveness.silence import Silence
 
 _MOST_UNHEARD = 256
 """Renewals that a beating node may leave unconfirmed; each is kept until it is confirmed."""
+LATE_TICKS = 10
+_TICKS_A_LIMIT = 10
+
+
+class Silence:
+    """For how long a peer says nothing: it is lost after its silence, and not after this node's."""
+
+    def __init__(
+        self, limit: float, now: float, period: float | None = None, *, grace: float = 0.0
+    ) -> None:
+        """limit: seconds of silence that lose a peer. period: how often tick() is to be called; a
+        tick that comes after two of them is late. grace: seconds more before the first message.
+        Times are this node's monotonic seconds."""
+        self.limit = limit
+        self.period = limit / _TICKS_A_LIMIT if period is None else period
+        self.received(now)
+        self._silent = -grace
+
+    def received(self, now: float) -> None:
+        """The peer said something."""
+        self._ticked = now
+        self._silent = 0.0
+        self._late = 0
+
+    def tick(self, now: float) -> bool:
+        """Whether the peer is lost."""
+        gap, self._ticked = now - self._ticked, now
+        if gap > 2 * self.period:
+            self._late += 1
+        else:
+            self._silent += gap
+        return self._silent >= self.limit or self._late >= LATE_TICKS
 
 
 class Beating:
