@@ -14,7 +14,7 @@ from tasuki.decode_node.prefill_links import Dialling
 from tasuki.engine.assembly.engines import build_cache, build_decode_engine, build_early_start
 from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.handover.early_steps import no_barriers
+from tasuki.engine.handover.early_start import no_barriers
 from tasuki.engine.messages import EarlyStepEnded, Outbox
 from tasuki.routing.node_choice import RouteName
 from tasuki.server.config import ServerConfig

@@ -20,7 +20,6 @@ from functools import partial
 
 import numpy as np
 
-from tasuki.decode_node.chosen_node import Chosen
 from tasuki.decode_node.config import HandoverSettings
 from tasuki.decode_node.passing_on import PassingOn
 from tasuki.decode_node.prefill_links import (
@@ -30,7 +29,7 @@ from tasuki.decode_node.prefill_links import (
     PrefillLink,
     PrefillLinks,
 )
-from tasuki.decode_node.prefill_router import Holder, PrefillRouter
+from tasuki.decode_node.prefill_router import Chosen, Holder, PrefillRouter
 from tasuki.decode_node.rooms import (
     IncomingFetch,
     IncomingHandover,
@@ -90,6 +89,8 @@ def _untraced(request: m.RequestId) -> str:
 
 
 class HandoverClient:
+    """As LinkOwner too."""
+
     def __init__(
         self,
         post: Callable[[m.Inbox], None],
@@ -133,20 +134,12 @@ class HandoverClient:
         self._membership = membership.changes()
         self._following: asyncio.Task[None] | None = None
         self._router = PrefillRouter(route, node.name)
+        self.standing = self._router.standing
+        self.progress = progress
+        dials = dialling or Dialling()
         self._links = PrefillLinks(
             lambda target: PrefillLink(
-                target,
-                contract,
-                node,
-                transport,
-                self._settings,
-                sender,
-                self._links_changed,
-                dialling,
-                progress,
-                self._router.standing,
-                self._loads_changed,
-                self._node_leaves,
+                target, contract, node, transport, self._settings, sender, dials, self
             )
         )
         self._passing = PassingOn(
@@ -188,7 +181,7 @@ class HandoverClient:
                 self._links.follow(targets)
                 self._end_idle_links()
                 self._loop.call_later(LINGER_SECONDS, self._end_idle_links)
-                self._links_changed()
+                self.links_changed()
         except Exception:
             log.exception("prefill nodes that come or go are not seen any more: restart this node")
 
@@ -404,18 +397,18 @@ class HandoverClient:
         self._links.lose_all()
         return [room.connection.writer for room in (*self._rooms, *self._fetches)]
 
-    def _node_leaves(self, link: PrefillLink, connection: PrefillConnection) -> None:
+    def node_leaves(self, link: PrefillLink, connection: PrefillConnection) -> None:
         log.info("prefill node %s ends and leaves its states", connection.node.name)
         self._passing.leaves(link, connection)
-        self._links_changed()
+        self.links_changed()
 
-    def _links_changed(self) -> None:
+    def links_changed(self) -> None:
         available = self._links.available
         if available is not self._available:
             self._available = available
             self._post(m.PeersChanged(available))
 
-    def _loads_changed(self) -> None:
+    def loads_changed(self) -> None:
         """The engine learns what others have sent to all prefill nodes, now and then: with many
         nodes reports come all the time."""
         now = time.monotonic()

@@ -12,9 +12,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol
 
 import grpc
 
@@ -49,6 +49,8 @@ from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms.beats import Renewing, Silence
 from tasuki.transfer.sending.sender import Sender, connect_within, disconnected_within
 from tasuki.transfer.transports.base import Transport
+
+log = logging.getLogger(__name__)
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 32 * 2**20),
@@ -179,9 +181,6 @@ class PrefillNodeLoad:
             self._load.report(wait + now - sent_by, sent_by, stored)
 
 
-log = logging.getLogger(__name__)
-
-
 class PrefillConnection:
     """One life of the link: from Connect until the heartbeat ends."""
 
@@ -256,9 +255,25 @@ class PrefillConnection:
         )
 
 
-Standing: TypeAlias = Callable[["PrefillLink", PrefillConnection], AbstractContextManager[None]]
+class LinkOwner(Protocol):
+    """Who keeps the links, and hears of them on the event loop."""
 
-Leaves: TypeAlias = Callable[["PrefillLink", PrefillConnection], None]
+    def progress(self) -> NodeProgress:
+        """Return this node's, which is sent with each renewal."""
+
+    def standing(
+        self, link: "PrefillLink", connection: PrefillConnection
+    ) -> AbstractContextManager[None]:
+        """Return what is entered for as long as the connection lives."""
+
+    def links_changed(self) -> None:
+        """A connection came or went."""
+
+    def loads_changed(self) -> None:
+        """A node reported its load."""
+
+    def node_leaves(self, link: "PrefillLink", connection: PrefillConnection) -> None:
+        """A node said, once, that it ends and leaves states."""
 
 
 class PrefillLink:
@@ -281,18 +296,10 @@ class PrefillLink:
         transport: Transport,
         settings: HandoverSettings,
         sender: Sender,
-        on_change: Callable[[], None],
-        dialling: Dialling | None = None,
-        progress: Callable[[], NodeProgress] = NodeProgress,
-        standing: Standing = lambda *_: nullcontext(),
-        on_load: Callable[[], None] = lambda: None,
-        on_leaves: Leaves = lambda *_: None,
+        dialling: Dialling,
+        owner: LinkOwner,
     ) -> None:
-        """sender: writes what the prefill node pulls, over the transport. on_change: the connection
-        came or went. dialling: in plain text, and on this host only, by default. progress: this
-        node's, sent with each renewal. standing: entered as long as a connection lives.
-        on_load: the node reported its load. on_leaves: it said, once, that it ends and leaves
-        states."""
+        """sender: writes what the prefill node pulls, over the transport."""
         self.target = target
         self.connection: PrefillConnection | None = None
         self.refused: tuple[Difference, ...] = ()
@@ -306,12 +313,8 @@ class PrefillLink:
         self._transport = transport
         self._settings = settings
         self._sender = sender
-        self._on_change = on_change
-        self._on_load = on_load
-        self._on_leaves = on_leaves
-        self._dialling = dialling or Dialling()
-        self._progress = progress
-        self._standing = standing
+        self._dialling = dialling
+        self._owner = owner
 
     @property
     def takes_rooms(self) -> bool:
@@ -408,8 +411,8 @@ class PrefillLink:
         beating = asyncio.create_task(self._beat(connection))
         dropping = asyncio.create_task(connection.lost.wait())
         try:
-            with self._standing(self, connection):
-                self._on_change()
+            with self._owner.standing(self, connection):
+                self._owner.links_changed()
                 self.tried.set()
                 await asyncio.wait({beating, dropping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -419,7 +422,7 @@ class PrefillLink:
             self.connection = None
             self._sender.disconnect(connection.id)
             log.info("prefill node %s (%s) is lost", connection.node.name, self.target)
-            self._on_change()
+            self._owner.links_changed()
 
     async def _beat(self, connection: PrefillConnection) -> None:
         """Answer beats until they stop."""
@@ -428,7 +431,7 @@ class PrefillLink:
         silence = Silence(self._settings.silence, now)
         heart = Renewing(silence, now)
         try:
-            await unless_silent(call.write(connection.renewal(0, self._progress())), silence)
+            await unless_silent(call.write(connection.renewal(0, self._owner.progress())), silence)
             while connection.alive:
                 beat = await unless_silent(call.read(), silence)
                 if not isinstance(beat, pb.Beat):
@@ -442,9 +445,9 @@ class PrefillLink:
                     self._take_load(connection, beat.load, asked_at)
                 if beat.leaves and not connection.leaves:
                     connection.leaves = True
-                    self._on_leaves(self, connection)
+                    self._owner.node_leaves(self, connection)
                 connection.writer.answering()
-                renewal = connection.renewal(beat.sequence, self._progress())
+                renewal = connection.renewal(beat.sequence, self._owner.progress())
                 await unless_silent(call.write(renewal), silence)
         except (PeerSilent, PeerInvalid) as error:
             log.warning("prefill node %s: %s", self.target, error)
@@ -466,7 +469,7 @@ class PrefillLink:
         except PeerInvalid as error:
             log.debug("prefill node %s: %s", self.target, error)
         else:
-            self._on_load()
+            self._owner.loads_changed()
 
     async def abort(
         self, connection: PrefillConnection, room: int, generation: int, timeout: float

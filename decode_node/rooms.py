@@ -17,9 +17,9 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from tasuki.decode_node import handover_messages as wire
-from tasuki.decode_node.chosen_node import Chosen
 from tasuki.decode_node.config import HandoverSettings
 from tasuki.decode_node.prefill_links import PrefillConnection, PrefillLink
+from tasuki.decode_node.prefill_router import Chosen
 from tasuki.decode_node.room_stream import StreamBroke
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb

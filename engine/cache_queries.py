@@ -6,7 +6,7 @@ Thread rule: the engine loop's. Each question is answered at once, between two s
 from collections import Counter
 from collections.abc import Sequence
 
-from tasuki.engine.handover.base import Handover
+from tasuki.engine.roles.base import Handover
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.tiers.lower_tiers import LowerTiers
 from tasuki.pycache._cpp_cache import IntegrityError, PoolCounts, TreeStats

@@ -16,10 +16,10 @@ from tasuki.engine import messages as m
 from tasuki.engine.cache_queries import CacheQueries
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.forward_plan import PlanError
-from tasuki.engine.handover.base import Handover, HandoverContext
-from tasuki.engine.handover.early_steps import PrefillsBehind
 from tasuki.engine.intake import Intake, PromptLimits
 from tasuki.engine.request import Request
+from tasuki.engine.roles.base import Handover, HandoverContext
+from tasuki.engine.roles.early_steps import PrefillsBehind
 from tasuki.engine.runner.base import DrawnTokens, Runner
 from tasuki.engine.scheduling.admission import QueueLimit, Seats
 from tasuki.engine.scheduling.scheduled_forward import ScheduledForward

@@ -11,15 +11,16 @@ from pathlib import Path
 
 from tasuki.engine.config import MOST_DRAFTS_ON_GPU, EngineConfig, EngineConfigError, Role
 from tasuki.engine.engine import Compute, Engine, EngineSizes, MakeHandover, Memory
-from tasuki.engine.handover.answers import Answers, AnswerTerms
-from tasuki.engine.handover.base import HandoverContext
 from tasuki.engine.handover.decode_side import DecodeHandover
-from tasuki.engine.handover.early_steps import Barriers, EarlyStart, EarlySteps, PrefillsBehind
+from tasuki.engine.handover.early_start import Barriers, EarlyStart
 from tasuki.engine.handover.prefill_side import PrefillHandover
 from tasuki.engine.intake import PromptLimits
 from tasuki.engine.messages import Targets
 from tasuki.engine.parallel.leader_runner import LeaderRunner
 from tasuki.engine.parallel.tiers import RankCopier
+from tasuki.engine.roles.answers import Answers, AnswerTerms
+from tasuki.engine.roles.base import HandoverContext
+from tasuki.engine.roles.early_steps import EarlySteps, PrefillsBehind
 from tasuki.engine.routing import PrefillSpeed
 from tasuki.engine.runner.base import EventRecorder, Runner, RunnerSizes
 from tasuki.engine.runner.cpu_runner import CpuRunner
@@ -236,8 +237,8 @@ def build_behind(
         return None
     model, prepare = _model_beside(parts)
     # The loop waits for copies, a millisecond at most, and looks by itself.
-    steps = EarlySteps(model, parts.arena, lambda: None, prepare)
-    return PrefillsBehind(cache, steps, parts.grammars, config.prefill_chunk_tokens)
+    steps = EarlySteps(model, parts.arena, parts.grammars, prepare=prepare)
+    return PrefillsBehind(cache, steps, config.prefill_chunk_tokens)
 
 
 def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Notice]:
@@ -257,8 +258,8 @@ def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Notice]:
 def build_early_start(parts: EngineParts, barriers: Barriers, on_end: Notice) -> EarlyStart:
     """on_end: called on the thread of the steps after each; must return at once."""
     model, prepare = _model_beside(parts)
-    steps = EarlySteps(model, parts.arena, on_end, prepare)
-    return EarlyStart(steps, barriers, parts.grammars)
+    steps = EarlySteps(model, parts.arena, parts.grammars, on_end, prepare)
+    return EarlyStart(steps, barriers)
 
 
 def build_runner(

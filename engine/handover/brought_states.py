@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from tasuki.engine import messages as m
-from tasuki.engine.handover.base import HandoverContext
 from tasuki.engine.request import Pulling, Request, Waiting
+from tasuki.engine.roles.base import HandoverContext
 from tasuki.engine.runner.base import AtRestQueue
 from tasuki.engine.scheduling.admission import AcceptWindow
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, ImpossibleRequest

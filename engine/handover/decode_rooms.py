@@ -16,10 +16,11 @@ from types import UnionType
 
 from tasuki.engine import messages as m
 from tasuki.engine.accounting import RoomNames, breakdown
-from tasuki.engine.handover.base import HandoverContext
-from tasuki.engine.handover.early_steps import EarlyStart, EarlyStep
+from tasuki.engine.handover.early_start import EarlyStart
 from tasuki.engine.messages import HitBreakdown, RemoteDone, RoomId
 from tasuki.engine.request import AwaitingPrefill, IllegalMove, Receiving, Request
+from tasuki.engine.roles.base import HandoverContext
+from tasuki.engine.roles.early_steps import EarlyStep
 from tasuki.engine.routing import usable_here
 from tasuki.engine.runner.base import AtRestQueue
 from tasuki.model.ops.sampling.params import SamplingParams

@@ -12,11 +12,10 @@ import time
 from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from tasuki.engine import messages as m
 from tasuki.engine.accounting import breakdown
-from tasuki.engine.handover.answers import Answers, AnswerTerms
-from tasuki.engine.handover.base import HandoverContext, RequestInbox
 from tasuki.engine.handover.brought_states import Fetches
 from tasuki.engine.handover.decode_rooms import (
     Asked,
@@ -29,7 +28,7 @@ from tasuki.engine.handover.decode_rooms import (
     Wanted,
     goes_on_here,
 )
-from tasuki.engine.handover.early_steps import EarlyStart
+from tasuki.engine.handover.early_start import EarlyStart
 from tasuki.engine.handover.held_states import PullSender
 from tasuki.engine.handover.offered_states import Offers
 from tasuki.engine.messages import CAUSES_IN_ORDER, NOT_PULLED, HitBreakdown
@@ -41,6 +40,8 @@ from tasuki.engine.request import (
     Request,
     Waiting,
 )
+from tasuki.engine.roles.answers import Answers, AnswerTerms
+from tasuki.engine.roles.base import HandoverContext, RequestInbox
 from tasuki.engine.routing import report, usable_here
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import CheckpointKind, Match
@@ -164,7 +165,9 @@ class DecodeHandover(Answers):
         self._pulls = PullSender(context)
         self._fetches = Fetches(context)
         self._hand_backs = HandBacks(context, self, self._rooms)
-        self._offers = Offers(context, self._rooms, self._fetches)
+        self._offers: Offers | None = None
+        """None before the first state is to be left or passed on: a step looks at none."""
+        self._new_offers = partial(Offers, context, self._rooms, self._fetches)
         self._prefill_available = False
         self._others_wait = 0.0
         """Seconds of prefill that every prefill node has to do for other decode nodes."""
@@ -223,15 +226,21 @@ class DecodeHandover(Answers):
             case m.PullEnd():
                 self._pulls.end(message)
             case m.PassOn():
-                self._offers.pass_on(message)
+                self._offering.pass_on(message)
             case m.LeaveToHeirs(query_id):
-                self._offers.leave(query_id, len(self.requests))
+                self._offering.leave(query_id, len(self.requests))
             case m.EndLeaving():
-                self._offers.end_leaving()
+                self._offering.end_leaving()
             case m.AlreadyHeld(room):
-                self._offers.held(room)
+                self._offering.held(room)
             case _:
                 super().handle(message)
+
+    @property
+    def _offering(self) -> Offers:
+        if self._offers is None:
+            self._offers = self._new_offers()
+        return self._offers
 
     def _submit(self, message: m.Submit) -> None:
         refusal = None
@@ -329,7 +338,8 @@ class DecodeHandover(Answers):
         while self._fetches.released:
             self._go_on(self._fetches.released.popleft())
         self._hand_backs.advance()
-        self._offers.advance(self._prefill_available, len(self.requests))
+        if self._offers is not None:
+            self._offers.advance(self._prefill_available, len(self.requests))
         self._rooms.grant(self._gives_way)
         self._pulls.sources.advance()
 
@@ -338,7 +348,7 @@ class DecodeHandover(Answers):
         if not isinstance(request.state, Waiting):
             return
         if request.purpose is m.Purpose.INHERIT:
-            self._offers.fetched(request)
+            self._offering.fetched(request)
         else:
             self._scheduler.requeue(request)
 
@@ -346,17 +356,17 @@ class DecodeHandover(Answers):
         room = self._rooms.at(message.room, Asked | Wanted)
         request = None if room is None else room.request
         inherits = request is not None and request.purpose is m.Purpose.INHERIT
-        if inherits and not self._offers.may_pull(message):
+        if inherits and not self._offering.may_pull(message):
             return
         self._pulls.asked(message, request)
         if inherits and not self._pulls.is_pinned(message.room):
-            self._offers.gone(message.room)
+            self._offering.gone(message.room)
 
     def _grant_wanted(self, message: m.GrantWanted) -> None:
         room = self._rooms.at(message.room, Asked)
         if room is None:
             return
-        if room.request.purpose is m.Purpose.INHERIT and not self._offers.is_pulled(room):
+        if room.request.purpose is m.Purpose.INHERIT and not self._offering.is_pulled(room):
             return
         self._rooms.want_grant(room)
 
@@ -373,7 +383,7 @@ class DecodeHandover(Answers):
             return
         request = room.request
         if request.purpose is m.Purpose.INHERIT:
-            self._offers.taken(room, message)
+            self._offering.taken(room, message)
             return
         request.hit = self._rooms.names.told_here(pair_hit(message.hit, room.held))
         request.prefilled_on = message.prefilled_on
@@ -474,7 +484,7 @@ class DecodeHandover(Answers):
             case m.Purpose.ANSWER:
                 self._scheduler.requeue(request)
             case m.Purpose.INHERIT:
-                self._offers.lost(room.id, message.elsewhere)
+                self._offering.lost(room.id, message.elsewhere)
             case m.Purpose.HAND_BACK:
                 self._hand_backs.lost(request, message)
 

@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 
 from tasuki.engine import messages as m
-from tasuki.engine.handover.base import HandoverContext
 from tasuki.engine.messages import Tokens
 from tasuki.engine.request import Request
+from tasuki.engine.roles.base import HandoverContext
 from tasuki.engine.runner.base import AtRestQueue
 from tasuki.engine.scheduling.admission import AcceptWindow
 from tasuki.engine.tiers.lower_tiers import LoadEnd

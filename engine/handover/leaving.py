@@ -16,9 +16,9 @@ from itertools import count
 import numpy as np
 
 from tasuki.engine import messages as m
-from tasuki.engine.handover.base import HandoverContext
 from tasuki.engine.messages import Tokens
 from tasuki.engine.request import Request
+from tasuki.engine.roles.base import HandoverContext
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import HeldState
 from tasuki.pycache.layout import PAGE_TOKENS

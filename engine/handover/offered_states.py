@@ -14,11 +14,11 @@ from itertools import count
 import numpy as np
 
 from tasuki.engine import messages as m
-from tasuki.engine.handover.base import HandoverContext
 from tasuki.engine.handover.brought_states import Fetches
 from tasuki.engine.handover.decode_rooms import DecodeRoom, DecodeRooms
 from tasuki.engine.handover.leaving import ALONE, BESIDE, Leaving, as_request, state_tokens
 from tasuki.engine.request import Aborted, Finished, Request
+from tasuki.engine.roles.base import HandoverContext
 from tasuki.engine.scheduling.admission import AcceptWindow
 from tasuki.pycache.layout import PAGE_TOKENS
 

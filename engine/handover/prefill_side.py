@@ -10,7 +10,6 @@ from collections.abc import Collection, Hashable, Sequence
 
 from tasuki.engine import messages as m
 from tasuki.engine.accounting import room_name
-from tasuki.engine.handover.base import Handover, HandoverContext, RequestInbox, misdirected
 from tasuki.engine.handover.brought_states import PullReceiver
 from tasuki.engine.handover.held_states import HeldSender
 from tasuki.engine.handover.leaving import LeftStates, SoleReceivers
@@ -26,6 +25,7 @@ from tasuki.engine.request import (
     Request,
     Waiting,
 )
+from tasuki.engine.roles.base import Handover, HandoverContext, RequestInbox, misdirected
 from tasuki.engine.routing import PrefillLoad, PrefillSpeed, report, usable_here
 from tasuki.engine.scheduling.admission import MOST_ACCEPTED, MOST_PULLED, AcceptWindow
 from tasuki.engine.scheduling.checkpoints import keep_landed

@@ -8,8 +8,8 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.engine.config import Role
-from tasuki.engine.handover.early_steps import EarlySteps
 from tasuki.engine.messages.reports import LOAD_FAILED
+from tasuki.engine.roles.early_steps import EarlySteps
 from tasuki.engine.tiers.digests import page_bytes, slot_bytes
 from tests.handover.test_pulls import prompt_of, reserve, sender_over
 from tests.harness.engine_pair import EnginePair, engine_pair

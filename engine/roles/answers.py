@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from tasuki.engine import messages as m
 from tasuki.engine.accounting import usage_of
 from tasuki.engine.forward_plan import Ints
-from tasuki.engine.handover.base import Handover, HandoverContext, RequestInbox, misdirected
 from tasuki.engine.messages import ErrorKind, RequestError, RequestId
 from tasuki.engine.request import (
     Aborted,
@@ -30,6 +29,7 @@ from tasuki.engine.request import (
     Prefilling,
     Request,
 )
+from tasuki.engine.roles.base import Handover, HandoverContext, RequestInbox, misdirected
 from tasuki.engine.runner.base import DrawnTokens
 from tasuki.engine.scheduling.admission import EarlyRefusal, FirstTokenOutlook
 from tasuki.engine.scheduling.checkpoints import keep_landed, keep_state, turn_hint

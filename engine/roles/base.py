@@ -21,9 +21,9 @@ from tasuki.engine.accounting import (
     with_failed,
     with_loaded,
 )
-from tasuki.engine.handover.early_steps import PrefillBehind, PrefillsBehind
 from tasuki.engine.intake import Intake
 from tasuki.engine.request import Loading, Prefilling, Request, Waiting
+from tasuki.engine.roles.early_steps import PrefillBehind, PrefillsBehind
 from tasuki.engine.routing import Router
 from tasuki.engine.runner.base import DrawnTokens, EventRecorder
 from tasuki.engine.scheduling.checkpoints import plan_checkpoints
