@@ -35,7 +35,7 @@ from tasuki.decode_node.rooms import (
     IncomingHandover,
     IncomingRoom,
     PullSender,
-    Speak,
+    SharedMeans,
     event_of,
     grant_of,
 )
@@ -93,7 +93,7 @@ class HandoverClient:
 
     def __init__(
         self,
-        post: Callable[[m.Inbox], None],
+        post: m.Post,
         receiver: Receiver,
         sender: Sender,
         transport: Transport,
@@ -115,7 +115,6 @@ class HandoverClient:
         self._pull_tokens = pull_tokens
         self._traceparent = traceparent
         self._post = post
-        self._receiver = receiver
         self._loop = loop
         self._settings = settings or HandoverSettings()
         self._sender = sender
@@ -125,7 +124,8 @@ class HandoverClient:
         self._asked: dict[m.RequestId, _Asked] = {}
         """Of requests whose prompts were given to prefill nodes, until they are done, cancelled or
         prefilled here."""
-        self._breaker = ConnectionBreaker(transport, receiver, self._lose_all)
+        breaker = ConnectionBreaker(transport, receiver, self._lose_all)
+        self._shared = SharedMeans(receiver, breaker, self._settings)
         self._unanswered: set[m.RoomId] = set()
         """Rooms of which the engine knows no end yet."""
         self._available = False
@@ -267,10 +267,8 @@ class HandoverClient:
         room = IncomingHandover(
             wanted,
             chosen,
-            self._breaker,
+            self._shared,
             partial(self._say, wanted.request_id),
-            self._receiver,
-            self._settings,
             self._begin_pull,
             self._traceparent(wanted.request_id),
         )
@@ -300,8 +298,7 @@ class HandoverClient:
         if link is None or connection is None:
             return False
         post = partial(self._fetch_says, connection)
-        breaker, settings = self._breaker, self._settings
-        room = IncomingFetch(wanted, link, connection, breaker, post, self._receiver, settings)
+        room = IncomingFetch(wanted, link, connection, self._shared, post)
         self._fetches.start(room.id, room)
         return True
 
@@ -347,11 +344,9 @@ class HandoverClient:
     def _has_attempt(self, asked: "_Asked") -> bool:
         return len(asked.tried) < self._settings.attempts
 
-    def _begin_pull(
-        self, grant: m.PullGrant, connection: PrefillConnection, speak: Speak
-    ) -> PullSender:
+    def _begin_pull(self, grant: m.PullGrant, asked_in: IncomingRoom) -> PullSender:
         """REQUIRES: the room has no pull that lives."""
-        pull = PullSender(grant, connection, self._post, self._sender, speak, self._settings.pull)
+        pull = PullSender(grant, asked_in, self._post, self._sender, self._settings.pull)
         self._pulls.start(grant.room, pull)
         return pull
 

@@ -35,7 +35,7 @@ _PASS_ON_SECONDS = 30.0
 class PassingOn:
     def __init__(
         self,
-        post: Callable[[m.Inbox], None],
+        post: m.Post,
         has_heir: Callable[[], bool],
         is_held: Callable[[m.GivenState], bool],
         on_idle: Callable[[], None],

@@ -4,15 +4,14 @@ before the room that it is for.
 Owns the call, from the first room to its end. Knows no machine. Thread rule: the event loop.
 Invariants: say() never waits, so that nothing a peer does stands between a room and its next event;
 whatever becomes of the call (its channel closed before it was opened, a write that never ends, a
-peer that does not read) each room on it gets StreamBroke exactly once, and no message after it.
+peer that does not read) each room on it hears that it broke exactly once, and nothing after that.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import grpc
 
@@ -33,57 +32,16 @@ _LAST_WORDS_SECONDS = 1.0
 _CLOSED = "the prefill node closed the room"
 
 
-@dataclass(frozen=True)
-class StreamBroke:
-    """Of this room nothing more comes."""
+class RoomOnStream(Protocol):
+    """A room as its stream sees it."""
 
-    reason: str
-
-
-Hear: TypeAlias = Callable[[pb.SenderMessage | StreamBroke], None]
-
-
-def _nobody(message: pb.SenderMessage | StreamBroke) -> None:
-    """Of a line that is over."""
-
-
-class RoomLine:
-    """One room's part of a stream."""
-
-    def __init__(self, room: int, hear: Hear, outbox: Outbox[pb.ReceiverMessage]) -> None:
-        self.room = room
-        self.over = False
-        """Whether the room has got StreamBroke, or has hung up."""
-        self._hear = hear
-        self._outbox = outbox
-
-    def say(self, message: pb.ReceiverMessage) -> None:
-        """Dropped where the line is over."""
-        if not self.over:
-            message.room = self.room
-            self._outbox.put(message)
-
+    @property
+    def room(self) -> int: ...
     def hear(self, message: pb.SenderMessage) -> None:
-        if not self.over:
-            self._hear(message)
+        """Take what the peer says in it."""
 
-    def break_off(self, reason: str) -> None:
-        """Idempotent."""
-        if not self.over:
-            self.over = True
-            receive, self._hear = self._hear, _nobody
-            receive(StreamBroke(reason))
-
-    def hang_up(self) -> None:
-        """The room listens no more. Idempotent; nothing where the peer has closed it."""
-        self.say(pb.ReceiverMessage(hang_up=pb.HangUp()))
-        self.end()
-
-    def end(self) -> None:
-        """Listen no more and say nothing. Idempotent."""
-        self.over = True
-        # Else room and line would hold each other until a full collection.
-        self._hear = _nobody
+    def stream_broke(self, reason: str) -> None:
+        """Nothing more comes on the stream."""
 
 
 class RoomStream:
@@ -97,34 +55,35 @@ class RoomStream:
         self._connection = connection
         self._open_call = open_call
         self._write_seconds = write_seconds
-        self._lines: dict[int, RoomLine] = {}
+        self._rooms: dict[int, RoomOnStream] = {}
+        """Those that listen: from join() until they leave, or the peer closes them."""
         self._outbox: Outbox[pb.ReceiverMessage] = Outbox()
         self._carrying: asyncio.Task[None] | None = None
 
-    def join(self, room: int, hear: Hear) -> RoomLine:
-        """A line for the room. hear: called with what comes. REQUIRES: open, and no line of that
-        room is there."""
-        line = self._lines[room] = RoomLine(room, hear, self._outbox)
+    def join(self, room: RoomOnStream) -> None:
+        """REQUIRES: open, and no room of that number is on it."""
+        self._rooms[room.room] = room
         if self._carrying is None:
             self._carrying = asyncio.get_running_loop().create_task(self._run(), name="rooms")
-        return line
 
-    def leave(self, line: RoomLine) -> None:
+    def say(self, room: RoomOnStream, message: pb.ReceiverMessage) -> None:
+        """Dropped where the room listens no more."""
+        if self._rooms.get(room.room) is room:
+            message.room = room.room
+            self._outbox.put(message)
+
+    def leave(self, room: RoomOnStream) -> None:
         """The room is over here: it hangs up, unless the peer did. Idempotent."""
-        line.hang_up()
-        self._forget(line)
+        self.say(room, pb.ReceiverMessage(hang_up=pb.HangUp()))
+        self.part(room)
 
-    def part(self, line: RoomLine) -> None:
-        """Forget the line of a room that is done: the peer closes it unasked. Idempotent."""
-        line.end()
-        self._forget(line)
-
-    def _forget(self, line: RoomLine) -> None:
-        if self._lines.get(line.room) is line:
-            del self._lines[line.room]
+    def part(self, room: RoomOnStream) -> None:
+        """Forget a room that is done: the peer closes it unasked. Idempotent."""
+        if self._rooms.get(room.room) is room:
+            del self._rooms[room.room]
 
     def end(self, reason: str) -> None:
-        """Break off all lines, and hang up. Idempotent."""
+        """Break off all rooms, and hang up. Idempotent."""
         self._break_off(reason)
         if self._carrying is not None:
             self._carrying.cancel()
@@ -140,9 +99,9 @@ class RoomStream:
 
     def _break_off(self, reason: str) -> None:
         self.open = False
-        lines, self._lines = self._lines, {}
-        for line in lines.values():
-            line.break_off(reason)
+        rooms, self._rooms = self._rooms, {}
+        for room in rooms.values():
+            room.stream_broke(reason)
 
     async def _carry(self, call: Call) -> str:
         """Why the call ended."""
@@ -173,16 +132,16 @@ class RoomStream:
         return _CLOSED
 
     def _heard(self, message: pb.SenderMessage) -> None:
-        line = self._lines.get(message.room)
-        if line is None:
+        room = self._rooms.get(message.room)
+        if room is None:
             # It has crossed the end of its room.
             return
         if message.WhichOneof("message") != "closed":
-            line.hear(message)
+            room.hear(message)
             return
-        del self._lines[message.room]
+        del self._rooms[message.room]
         why = peer_values.text(message.closed.reason)
-        line.break_off(f"{_CLOSED}: {why}" if why else _CLOSED)
+        room.stream_broke(f"{_CLOSED}: {why}" if why else _CLOSED)
 
     async def _write(self, call: Call) -> str:
         connection = self._connection
@@ -209,10 +168,10 @@ class RoomStream:
             reach(_AFTER_SAYING[kind])
         except Exception as error:
             log.exception("room %d broke", message.room)
-            line = self._lines.pop(message.room, None)
-            if line is not None:
-                self._outbox.put(pb.ReceiverMessage(hang_up=pb.HangUp(), room=line.room))
-                line.break_off(f"the room's stream could not be used: {error!r}")
+            room = self._rooms.get(message.room)
+            if room is not None:
+                self.leave(room)
+                room.stream_broke(f"the room's stream could not be used: {error!r}")
 
 
 def _retrieved(task: "asyncio.Future[str]") -> None:

@@ -7,7 +7,7 @@ A hit's usable tokens and causes always add up to the prompt.
 import time
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from tasuki.engine.messages.reports import (
     CAUSES_IN_ORDER,
     LOAD_DECLINED,
     LOAD_FAILED,
+    NOT_PULLED,
     TEMPLATE_CHANGED,
 )
 from tasuki.engine.speculation.drafting import DraftSource
@@ -101,6 +102,41 @@ def _counts(
 
 def _name(kind: CheckpointKind | None) -> str | None:
     return None if kind is None else kind.name.lower()
+
+
+def pair_hit(computed: HitBreakdown, held: HitBreakdown) -> HitBreakdown:
+    """`computed` with the causes that the pair lost tokens by.
+
+    computed: by the node that computed the prompt. held: the same prompt in this node's cache when
+    it was asked for. What this node could have given and that one had not is `not_pulled`; what is
+    new to that node alone was lost for this node's cause. in_pages stays that node's: callers that
+    share a cache do not learn where a prompt was computed (server/auth/tenants.py). Invariant:
+    usable_tokens + the sum of causes stays as it was.
+    """
+    known = min(max(computed.usable_tokens, held.usable_tokens), computed.prompt_tokens)
+    causes = dict.fromkeys((NOT_PULLED, *CAUSES_IN_ORDER), 0)
+    causes[NOT_PULLED] = known - computed.usable_tokens
+    for cause, start, stop in _spans(computed):
+        start = max(start, known)
+        if cause != "new":
+            causes[cause] += max(0, stop - start)
+            continue
+        for here, begin, end in _spans(held):
+            begin, end = max(begin, start), min(end, stop)
+            causes[here] += max(0, end - begin)
+            start = max(start, end)
+        causes["new"] += max(0, stop - start)
+    return replace(computed, causes=causes)
+
+
+def _spans(hit: HitBreakdown) -> Iterator[tuple[str, int, int]]:
+    """Each cause with the tokens [start, stop) that it took, as the tree lays them over a
+    prompt."""
+    start = hit.usable_tokens
+    for cause in CAUSES_IN_ORDER:
+        stop = start + hit.causes.get(cause, 0)
+        yield cause, start, stop
+        start = stop
 
 
 _REMEMBERED = 4096

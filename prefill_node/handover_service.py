@@ -81,9 +81,11 @@ def _unknown(room: m.RoomId, request: str, traceparent: str) -> None:
 
 
 class HandoverService(handover_pb2_grpc.HandoverServicer):
+    """As ConnectionOwner too."""
+
     def __init__(
         self,
-        post: Callable[[m.Inbox], None],
+        post: m.Post,
         sender: Sender,
         receiver: Receiver,
         transport: Transport,
@@ -112,14 +114,10 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             sender,
             self._settings.beat_seconds,
             self._settings.silence_seconds,
-            self._lose_connection,
-            self._pull_drained,
-            transport.retry_seconds,
-            transport.settle_seconds,
-            progress,
-            self._load_message,
-            lambda: self._desk.leaves,
+            transport,
+            self,
         )
+        self.progress = progress
         self._load: m.PrefillLoad | None = None
         """As the engine reported it last."""
         self._usable = UsableFeed(lambda: post(m.ReadUsable()))
@@ -132,6 +130,10 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         self._rooms: LiveRooms[int, OutgoingRoom] = LiveRooms(self._over)
         self._streams: set[ReceiverStream] = set()
         self._ended = EndedRooms(self._connections.__contains__)
+
+    @property
+    def leaves(self) -> bool:
+        return self._desk.leaves
 
     @property
     def receivers(self) -> list[str]:
@@ -255,7 +257,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             log.warning("connection %s: %s", first.connection_id, error)
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
 
-    def _load_message(self, connection: str) -> pb.Load | None:
+    def load(self, connection: str) -> pb.Load | None:
         return None if self._load is None else wire.load(self._load, connection)
 
     async def Usable(
@@ -303,7 +305,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         except TimeoutError:
             return None
 
-    def _lose_connection(self, name: str) -> None:
+    def connection_lost(self, name: str) -> None:
         for room in self._rooms:
             if room.connection == name:
                 room.put(on.ReceiverLost())
@@ -440,7 +442,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             # The engine drops what it knows already.
             self._refuse_pull(pull.id)
 
-    def _pull_drained(self, drained: pb.DrainedPull) -> None:
+    def pull_drained(self, drained: pb.DrainedPull) -> None:
         """By a renewal, which may overtake the stream: no reason to lose what is on its way there.
         Of a pull that is over already it says nothing new."""
         pull = self._pulls.get((drained.room, drained.generation))

@@ -21,9 +21,7 @@ _NOBODY: frozenset[str] = frozenset()
 
 
 class LeavingDesk:
-    def __init__(
-        self, post: Callable[[m.Inbox], None], connected: Callable[[], Collection[str]]
-    ) -> None:
+    def __init__(self, post: m.Post, connected: Callable[[], Collection[str]]) -> None:
         """post: to the engine. connected: the connections that stand."""
         self._post = post
         self._connected = connected

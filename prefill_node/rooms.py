@@ -69,7 +69,7 @@ class PullReceiver(ReceivingRoom):
     def __init__(
         self,
         grant: m.PullGrant,
-        post: Callable[[m.Inbox], None],
+        post: m.Post,
         receiver: Receiver,
         breaker: ConnectionBreaker,
         writer: WriterLife,
@@ -174,7 +174,7 @@ class OutgoingRoom(SendingRoom):
         self,
         reserve: m.PrefillReserve | m.FetchReserve,
         connection: str,
-        post: Callable[[m.Inbox], None],
+        post: m.Post,
         sender: Sender,
         progress_seconds: float,
         begin_pull: BeginPull,

@@ -10,12 +10,12 @@ order of their arrival, behind those that were begun before.
 import math
 import time
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting import breakdown
+from tasuki.engine.accounting import breakdown, pair_hit
 from tasuki.engine.handover.brought_states import Fetches
 from tasuki.engine.handover.decode_rooms import (
     Asked,
@@ -31,7 +31,6 @@ from tasuki.engine.handover.decode_rooms import (
 from tasuki.engine.handover.early_start import EarlyStart
 from tasuki.engine.handover.held_states import PullSender
 from tasuki.engine.handover.offered_states import Offers
-from tasuki.engine.messages import CAUSES_IN_ORDER, NOT_PULLED, HitBreakdown
 from tasuki.engine.request import (
     Aborted,
     AwaitingPrefill,
@@ -42,46 +41,10 @@ from tasuki.engine.request import (
 )
 from tasuki.engine.roles.answers import Answers, AnswerTerms
 from tasuki.engine.roles.base import HandoverContext, RequestInbox
-from tasuki.engine.routing import report, usable_here
+from tasuki.engine.routing import joined, report, usable_here
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import CheckpointKind, Match
 from tasuki.pycache.layout import PAGE_TOKENS
-
-
-def pair_hit(computed: HitBreakdown, held: HitBreakdown) -> HitBreakdown:
-    """`computed` with the causes that the pair lost tokens by.
-
-    computed: by the node that computed the prompt. held: the same prompt in this node's cache when
-    it was asked for. What this node could have given and that one had not is `not_pulled`; what is
-    new to that node alone was lost for this node's cause. in_pages stays that node's: callers that
-    share a cache do not learn where a prompt was computed (server/auth/tenants.py). Invariant:
-    usable_tokens + the sum of causes stays as it was.
-    """
-    known = min(max(computed.usable_tokens, held.usable_tokens), computed.prompt_tokens)
-    causes = dict.fromkeys((NOT_PULLED, *CAUSES_IN_ORDER), 0)
-    causes[NOT_PULLED] = known - computed.usable_tokens
-    for cause, start, stop in _spans(computed):
-        start = max(start, known)
-        if cause != "new":
-            causes[cause] += max(0, stop - start)
-            continue
-        for here, begin, end in _spans(held):
-            begin, end = max(begin, start), min(end, stop)
-            causes[here] += max(0, end - begin)
-            start = max(start, end)
-        causes["new"] += max(0, stop - start)
-    return replace(computed, causes=causes)
-
-
-def _spans(hit: HitBreakdown) -> Iterator[tuple[str, int, int]]:
-    """Each cause with the tokens [start, stop) that it took, as the tree lays them over a
-    prompt."""
-    start = hit.usable_tokens
-    for cause in CAUSES_IN_ORDER:
-        stop = start + hit.causes.get(cause, 0)
-        yield cause, start, stop
-        start = stop
-
 
 AT_A_TIME = 16
 """Each is read from the arena and sent while answers go on."""
@@ -496,10 +459,3 @@ def _arrival(request: Request) -> tuple[bool, float]:
 
 def _goes_before(one: Request, other: Request) -> bool:
     return _arrival(one) < _arrival(other)
-
-
-def joined(here: m.RouteReport | None, there: m.RouteReport | None) -> m.RouteReport | None:
-    """What this node judged, and then the prefill node."""
-    if here is None or there is None:
-        return here
-    return m.RouteReport(there.choice, {**here.estimates, **there.estimates})

@@ -64,7 +64,7 @@ class HandoverContext:
     router: Router
     ledger: EvictionLedger
     working_slots: int
-    emit: Callable[[m.Outbox], None]
+    emit: m.Emit
     grammars: GrammarCompiler
     clock: Callable[[], float] = time.monotonic
     tiers: LowerTiers | None = None

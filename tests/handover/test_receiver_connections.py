@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -325,11 +326,8 @@ def receivers(
         sender=endpoints,  # type: ignore[arg-type]
         beat_seconds=beat_seconds,
         silence_seconds=silence_seconds,
-        on_lost=on_lost,
-        on_drained=lambda drained: None,
-        retry_seconds=0.0,
-        settle_seconds=0.0,
-        load=load,
+        transport=Mock(retry_seconds=0.0, settle_seconds=0.0),
+        owner=Mock(connection_lost=on_lost, load=load, progress=NodeProgress, leaves=False),
     )
 
 
