@@ -23,7 +23,7 @@ from tasuki.prefill_node import handover_messages as wire
 from tasuki.prefill_node.decode_connections import ReceiverConnections, ReceiverStream, RoomRefused
 from tasuki.prefill_node.gateway_rooms import GatewayRooms
 from tasuki.prefill_node.leaving_desk import LeavingDesk
-from tasuki.prefill_node.rooms import OutgoingRoom, PullReceiver, PullSettings, Speak
+from tasuki.prefill_node.rooms import OutgoingRoom, PullMeans, PullReceiver, Speak
 from tasuki.prefill_node.usable_feed import UsableFeed
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
@@ -45,7 +45,7 @@ from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
-from tasuki.transfer.rooms.accounts import EndedRooms
+from tasuki.transfer.rooms.connections import EndedRooms
 from tasuki.transfer.rooms.deadlines import PullReceiverDeadlines, SenderDeadlines
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
@@ -104,7 +104,6 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         self._post = post
         self._gateway_rooms = gateway_rooms
         self._sender = sender
-        self._receiver = receiver
         self._contract = contract.flat()
         self._node = node
         self._loop = loop
@@ -124,7 +123,10 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         self._usable_readers: set[str] = set()
         """Connections that read what is usable: one stream each."""
         self._desk = LeavingDesk(post, lambda: self._connections.names)
-        self._breaker = ConnectionBreaker(transport, receiver, self._lose_all)
+        breaker = ConnectionBreaker(transport, receiver, self._lose_all)
+        self._shared = PullMeans(
+            receiver, breaker, self._settings.pull, self._settings.patience_seconds
+        )
         self._pulls: LiveRooms[tuple[int, int], PullReceiver] = LiveRooms(self._pull_over)
         """By room and generation: a pull outlives its room."""
         self._rooms: LiveRooms[int, OutgoingRoom] = LiveRooms(self._over)
@@ -425,10 +427,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         if writer is None:
             self._refuse_pull(grant.room)
             return None
-        settings = PullSettings(self._settings.pull, self._settings.patience_seconds)
         give_up = partial(self._connections.drop, connection)
-        receiver, breaker = self._receiver, self._breaker
-        pull = PullReceiver(grant, self._post, receiver, breaker, writer, settings, give_up, speak)
+        pull = PullReceiver(grant, self._post, self._shared, writer, give_up, speak)
         self._pulls.start((grant.room, grant.generation), pull)
         return pull
 

@@ -41,6 +41,7 @@ from tasuki.transfer.rooms.sending import Sending, SendingTerms
 from tasuki.transfer.rooms.states import COPY, FETCH, HANDOVER, PULL, Kind
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.window import Destination
+from tasuki.utils.signatures import Notice
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +50,12 @@ Speak = Callable[[pb.SenderMessage], None]
 
 
 @dataclass(frozen=True)
-class PullSettings:
-    """deadlines: by state. patience: seconds until a lost pull that is not fenced gives up the
-    connection."""
+class PullMeans:
+    """What pulls of this node share. deadlines: by state. patience: seconds until a lost pull that
+    is not fenced gives up the connection."""
 
+    receiver: Receiver
+    breaker: ConnectionBreaker
     deadlines: PullReceiverDeadlines
     patience: float
 
@@ -70,21 +73,19 @@ class PullReceiver(ReceivingRoom):
         self,
         grant: m.PullGrant,
         post: m.Post,
-        receiver: Receiver,
-        breaker: ConnectionBreaker,
+        shared: PullMeans,
         writer: WriterLife,
-        settings: PullSettings,
-        give_up: Callable[[], None],
+        give_up: Notice,
         speak: Speak,
     ) -> None:
         """writer: the decode node. give_up: ends its connection."""
-        patience, deadlines = settings.patience, settings.deadlines
+        patience, deadlines = shared.patience, shared.deadlines
         terms = ReceivingTerms(deadlines, writer.terms(patience, patience))
         side = Receiving(PULL, grant.room, grant.generation, terms, time.monotonic())
         target = Destination(grant.first_page, grant.pages, grant.slot)
         side.grant_first(say.Grant(grant.generation, target))
         name = f"the pull of room {grant.room}"
-        super().__init__(side, receiver, breaker, writer, deadlines.landing, name, {})
+        super().__init__(side, shared.receiver, shared.breaker, writer, deadlines.landing, name, {})
         self.id = grant.room
         self._grant = grant
         self._post = post

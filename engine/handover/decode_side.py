@@ -18,14 +18,9 @@ from tasuki.engine import messages as m
 from tasuki.engine.accounting import breakdown, pair_hit
 from tasuki.engine.handover.brought_states import Fetches
 from tasuki.engine.handover.decode_rooms import (
-    Asked,
-    Bare,
     DecodeRoom,
     DecodeRooms,
-    Done,
-    Granted,
-    Ready,
-    Wanted,
+    RoomState,
     goes_on_here,
 )
 from tasuki.engine.handover.early_start import EarlyStart
@@ -224,7 +219,7 @@ class DecodeHandover(Answers):
     def _fetch_first(self, message: m.FetchAdvised) -> None:
         """The room's prompt waits in no queue until its beginning is here, or is not to be had;
         then it is considered anew."""
-        room = self._rooms.at(message.room, Asked)
+        room = self._rooms.at(message.room, RoomState.ASKED)
         if room is not None:
             self._rooms.give_up(room)
             room.request.move(Waiting())
@@ -316,7 +311,7 @@ class DecodeHandover(Answers):
             self._scheduler.requeue(request)
 
     def _pull_asked(self, message: m.PullAsked) -> None:
-        room = self._rooms.at(message.room, Asked | Wanted)
+        room = self._rooms.at(message.room, RoomState.ASKED, RoomState.WANTED)
         request = None if room is None else room.request
         inherits = request is not None and request.purpose is m.Purpose.INHERIT
         if inherits and not self._offering.may_pull(message):
@@ -326,7 +321,7 @@ class DecodeHandover(Answers):
             self._offering.gone(message.room)
 
     def _grant_wanted(self, message: m.GrantWanted) -> None:
-        room = self._rooms.at(message.room, Asked)
+        room = self._rooms.at(message.room, RoomState.ASKED)
         if room is None:
             return
         if room.request.purpose is m.Purpose.INHERIT and not self._offering.is_pulled(room):
@@ -341,7 +336,7 @@ class DecodeHandover(Answers):
             reason = f"its first token is {message.token} with a logprob of {message.logprob}"
             self._lost(m.HandoverFailed(message.room, reason))
             return
-        room = self._rooms.at(message.room, Granted | Bare)
+        room = self._rooms.at(message.room, RoomState.GRANTED, RoomState.BARE)
         if room is None:
             return
         request = room.request
@@ -362,7 +357,7 @@ class DecodeHandover(Answers):
             self._router.costs.there.add(computed, time.monotonic() - request.asked_at)
         if request.forks:
             # The token behind its prompt is known: it is the last of theirs.
-            room.move(Ready(None))
+            room.move(RoomState.READY)
             return
         first = Sampled(message.token, message.logprob, message.margin, message.top)
         self.on_token(request, first)
@@ -372,13 +367,13 @@ class DecodeHandover(Answers):
             return
         assert isinstance(request.state, Receiving)
         allocation = request.state.allocation
-        step = self._early.consider(room.id, request, allocation, message.tail_seconds)
-        room.move(Ready(step))
+        room.step = self._early.consider(room.id, request, allocation, message.tail_seconds)
+        room.move(RoomState.READY)
 
     def _answered(self, room: DecodeRoom, reason: m.FinishReason) -> None:
         """By its first token: nobody will read what landed, so the rest is not waited for."""
         request = room.request
-        if isinstance(room.state, Bare):
+        if room.state is RoomState.BARE:
             request.transfer = _NOTHING_SENT
         else:
             self._emit(m.HandoverCancelled(room.id))
@@ -388,14 +383,14 @@ class DecodeHandover(Answers):
     def _done(self, message: m.RemoteDone) -> None:
         """Every window landed and matched: the request decodes, behind the room's step where one
         runs."""
-        room = self._rooms.at(message.room, Ready)
+        room = self._rooms.at(message.room, RoomState.READY)
         if room is None:
             return
-        step = room.running_step
-        if step is None:
+        if room.running_step is None:
             self._commit(room, message)
         else:
-            room.move(Done(message, step))
+            room.move(RoomState.DONE)
+            room.done = message
 
     def _step_ended(self) -> None:
         for room, message in self._rooms.step_ended():
