@@ -112,7 +112,7 @@ def _on_this_host(target: str) -> bool:
     return is_loopback(host)
 
 
-class PrefillNodeLoad:
+class PrefillNodeLoad(NodeLoad):
     """How busy a connected prefill node is, by what it reports and what was sent to it since.
 
     Thread rule: the event loop. Invariants: what a node reports is finite and bounded before
@@ -123,17 +123,17 @@ class PrefillNodeLoad:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.seconds: PrefillSeconds | None = None
         """What a prefill takes there; None until it was reported."""
         self.pull: tuple[float, float] | None = None
         """Seconds of any pull and of each of its tokens; None where that is not known."""
         self.reported_wait: float | None = None
         """Seconds, as of the last report; None until there is one. From any thread."""
-        self._load = NodeLoad()
         self._others, self._others_at = 0.0, 0.0
         self._as_of = -math.inf
 
-    def report(self, load: pb.Load, sent_by: float, now: float) -> None:
+    def take(self, load: pb.Load, sent_by: float, now: float) -> None:
         """sent_by: what was sent until then the node had when it reported. Raises PeerInvalid, and
         keeps what it had."""
         wait = peer_values.seconds(load.wait_seconds, "load.wait_seconds")
@@ -158,27 +158,15 @@ class PrefillNodeLoad:
         """A room that was sent at that time found so many seconds of prefill before it."""
         self._report(wait, math.nextafter(sent_at, -math.inf), now)
 
-    def send(self, work: float, now: float) -> None:
-        """A prompt of so many seconds."""
-        self._load.send(work, now)
-
-    def wait(self, now: float) -> float:
-        """Seconds until a prompt that is sent now would begin."""
-        return self._load.wait(now)
-
     def others_wait(self, now: float) -> float:
         """Of wait() what at least is other decode nodes', as reported last."""
         return max(0.0, self._others - (now - self._others_at))
-
-    def stored(self, now: float) -> float:
-        """As NodeLoad."""
-        return self._load.stored(now)
 
     def _report(self, wait: float, sent_by: float, now: float, stored: float | None = None) -> None:
         if sent_by > self._as_of:
             self._as_of, self.reported_wait = sent_by, wait
             # It has so much left now, not then.
-            self._load.report(wait + now - sent_by, sent_by, stored)
+            self.report(wait + now - sent_by, sent_by, stored)
 
 
 class PrefillConnection:
@@ -465,7 +453,7 @@ class PrefillLink:
     ) -> None:
         now = time.monotonic()
         try:
-            connection.load.report(load, now if asked_at is None else asked_at, now)
+            connection.load.take(load, now if asked_at is None else asked_at, now)
         except PeerInvalid as error:
             log.debug("prefill node %s: %s", self.target, error)
         else:

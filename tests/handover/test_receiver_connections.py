@@ -87,11 +87,14 @@ class Connections(ReceiverConnections):
             sender,  # type: ignore[arg-type]
             beat_seconds,
             silence_seconds,
-            self.lost.append,
-            self.drained.append,
-            retry_seconds=0.0,
-            settle_seconds=0.0,
-            progress=lambda: NodeProgress(1.5, 0.5),
+            transport=Mock(retry_seconds=0.0, settle_seconds=0.0),
+            owner=Mock(
+                connection_lost=self.lost.append,
+                pull_drained=self.drained.append,
+                progress=lambda: NodeProgress(1.5, 0.5),
+                load=lambda name: None,
+                leaves=False,
+            ),
         )
 
 

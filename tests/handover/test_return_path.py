@@ -5,10 +5,12 @@ import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache.layout import LayerKind
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.reports import Phase
@@ -116,7 +118,8 @@ def test_a_grant_that_cannot_be_written_is_refused_before_anything_is_posted() -
             connection = both.client.links[0].connection
             assert connection is not None
             fine = pull_of(ROOM, both.pair.source.layout)
-            said = []
+            said: list[pb.ReceiverMessage] = []
+            asked_in = Mock(connection=connection, speak=said.append)
             for pages, slot, reason in (
                 ((10**6,), 0, "is no page"),
                 ((1,), 10**6, "is outside"),
@@ -124,7 +127,7 @@ def test_a_grant_that_cannot_be_written_is_refused_before_anything_is_posted() -
                 (fine.pages[:1], fine.slot, "was not granted"),
             ):
                 wrong = replace(fine, pages=pages, slot=slot)
-                pull = both.client._begin_pull(wrong, connection, said.append)
+                pull = both.client._begin_pull(wrong, asked_in)
                 both.client.deliver(m.PullPinned(source_of(ROOM, both.pair.target.layout)))
                 async with asyncio.timeout(HANG_SECONDS):
                     while pull in both.client._pulls:
