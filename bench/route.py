@@ -17,7 +17,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from tasuki.decode_node.prefill_links import PrefillConnection, PrefillLink, PrefillNodeLoad
+from tasuki.decode_node.prefill_connection import PrefillConnection, PrefillNodeLoad
+from tasuki.decode_node.prefill_links import PrefillLink
 from tasuki.decode_node.prefill_router import PrefillRouter
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams

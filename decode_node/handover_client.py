@@ -22,13 +22,8 @@ import numpy as np
 
 from tasuki.decode_node.config import HandoverSettings
 from tasuki.decode_node.passing_on import PassingOn
-from tasuki.decode_node.prefill_links import (
-    LINGER_SECONDS,
-    Dialling,
-    PrefillConnection,
-    PrefillLink,
-    PrefillLinks,
-)
+from tasuki.decode_node.prefill_connection import PrefillConnection
+from tasuki.decode_node.prefill_links import LINGER_SECONDS, Dialling, PrefillLink, PrefillLinks
 from tasuki.decode_node.prefill_router import Chosen, Holder, PrefillRouter
 from tasuki.decode_node.rooms import (
     IncomingFetch,

@@ -16,7 +16,8 @@ from itertools import count
 import grpc
 
 from tasuki.decode_node import handover_messages as wire
-from tasuki.decode_node.prefill_links import PrefillConnection, PrefillLink
+from tasuki.decode_node.prefill_connection import PrefillConnection
+from tasuki.decode_node.prefill_links import PrefillLink
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.errors import PeerInvalid

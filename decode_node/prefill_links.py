@@ -9,7 +9,6 @@ flight fails because the membership changed.
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
@@ -19,11 +18,9 @@ from typing import Protocol
 import grpc
 
 from tasuki.decode_node.config import HandoverSettings
-from tasuki.decode_node.room_stream import RoomStream
+from tasuki.decode_node.prefill_connection import PrefillConnection
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
-from tasuki.routing.node_load import NodeLoad, PrefillSeconds
-from tasuki.routing.prefix_hints import HintTrust
 from tasuki.server.bind import is_loopback
 from tasuki.server.discovery.membership import MembershipError
 from tasuki.transfer import peer_values
@@ -32,17 +29,13 @@ from tasuki.transfer.control.link_status import (
     PrefillNodeState,
     PrefillNodeStatus,
     progress_from_wire,
-    progress_to_wire,
 )
-from tasuki.transfer.control.writer_life import WriterLife, unless_silent
+from tasuki.transfer.control.writer_life import unless_silent
 from tasuki.transfer.errors import PeerInvalid, PeerSilent, TransferError
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract, ContractMismatch, Difference
 from tasuki.transfer.protocol.messages import (
     drain_from_wire,
-    drain_to_wire,
-    lease_from_wire,
-    node_from_wire,
     node_to_wire,
 )
 from tasuki.transfer.reports import Drain
@@ -110,137 +103,6 @@ def _on_this_host(target: str) -> bool:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     return is_loopback(host)
-
-
-class PrefillNodeLoad(NodeLoad):
-    """How busy a connected prefill node is, by what it reports and what was sent to it since.
-
-    Thread rule: the event loop. Invariants: what a node reports is finite and bounded before
-    anything is computed with it; a report counts from a moment before which all that was sent had
-    reached the node, so that nothing sent is left out of both.
-
-    Times are this node's monotonic seconds.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds: PrefillSeconds | None = None
-        """What a prefill takes there; None until it was reported."""
-        self.pull: tuple[float, float] | None = None
-        """Seconds of any pull and of each of its tokens; None where that is not known."""
-        self.reported_wait: float | None = None
-        """Seconds, as of the last report; None until there is one. From any thread."""
-        self._others, self._others_at = 0.0, 0.0
-        self._as_of = -math.inf
-
-    def take(self, load: pb.Load, sent_by: float, now: float) -> None:
-        """sent_by: what was sent until then the node had when it reported. Raises PeerInvalid, and
-        keeps what it had."""
-        wait = peer_values.seconds(load.wait_seconds, "load.wait_seconds")
-        seconds = PrefillSeconds(
-            peer_values.seconds(load.fixed_seconds, "load.fixed_seconds"),
-            peer_values.seconds(load.token_seconds, "load.token_seconds"),
-            peer_values.seconds(load.context_seconds, "load.context_seconds"),
-        )
-        pull = None
-        if load.HasField("pull_fixed_seconds") and load.HasField("pull_token_seconds"):
-            pull = (
-                peer_values.seconds(load.pull_fixed_seconds, "load.pull_fixed_seconds"),
-                peer_values.seconds(load.pull_token_seconds, "load.pull_token_seconds"),
-            )
-        stored = peer_values.seconds(load.stored_seconds, "load.stored_seconds")
-        others = peer_values.seconds(load.others_wait_seconds, "load.others_wait_seconds")
-        self.seconds, self.pull, self._others = seconds, pull, others
-        self._others_at = sent_by
-        self._report(wait, sent_by, now, stored)
-
-    def answered(self, wait: float, sent_at: float, now: float) -> None:
-        """A room that was sent at that time found so many seconds of prefill before it."""
-        self._report(wait, math.nextafter(sent_at, -math.inf), now)
-
-    def others_wait(self, now: float) -> float:
-        """Of wait() what at least is other decode nodes', as reported last."""
-        return max(0.0, self._others - (now - self._others_at))
-
-    def _report(self, wait: float, sent_by: float, now: float, stored: float | None = None) -> None:
-        if sent_by > self._as_of:
-            self._as_of, self.reported_wait = sent_by, wait
-            # It has so much left now, not then.
-            self.report(wait + now - sent_by, sent_by, stored)
-
-
-class PrefillConnection:
-    """One life of the link: from Connect until the heartbeat ends."""
-
-    def __init__(
-        self,
-        connected: pb.Connected,
-        stub: handover_pb2_grpc.HandoverStub,
-        transport: Transport,
-        write_seconds: float,
-    ) -> None:
-        """write_seconds: as RoomStream. Raises PeerInvalid, MetadataUnusable."""
-        self.id = peer_values.name(connected.connection_id, "connection_id")
-        self.node: NodeIdentity = node_from_wire(connected.node)
-        self.stub = stub
-        self.lost = asyncio.Event()
-        self.progress: NodeProgress | None = None
-        """From the last beat that had one."""
-        self.load = PrefillNodeLoad()
-        self.hints = HintTrust()
-        self.gives_from = 0.0
-        """Nothing is fetched from it before that time, in monotonic seconds."""
-        self.leaves = False
-        """Its node ends: it takes no rooms but fetches."""
-        self.number: int | None = None
-        """In the index of who holds what, while it is followed."""
-        self.writer = WriterLife(
-            self.node.process,
-            lease_from_wire(connected.lease_seconds),
-            transport.retry_seconds,
-            transport.settle_seconds,
-        )
-        """The prefill node, which writes what it hands over."""
-        self.landed = 0
-        """Windows of all its rooms, as these see it when they look."""
-        self._drained: list[pb.DrainedPull] = []
-        self._write_seconds = write_seconds
-        self._rooms = self._new_stream()
-
-    def _new_stream(self) -> RoomStream:
-        return RoomStream(self.id, lambda: self.stub.Transfer(), self._write_seconds)
-
-    def stream(self) -> RoomStream:
-        """That rooms may join. REQUIRES: alive."""
-        if not self._rooms.open:
-            self._rooms = self._new_stream()
-        return self._rooms
-
-    @property
-    def alive(self) -> bool:
-        return not self.lost.is_set()
-
-    def end(self) -> None:
-        """No beat is answered any more, and no room is heard. Idempotent."""
-        self.lost.set()
-        self.writer.lose()
-        self._rooms.end(f"prefill node {self.node.name} is lost")
-
-    def drained(self, room: int, generation: int, drain: Drain) -> None:
-        """A pull that this node sent has ended: the next renewal says so."""
-        self._drained.append(
-            pb.DrainedPull(room=room, generation=generation, drain=drain_to_wire(drain))
-        )
-
-    def renewal(self, sequence: int, progress: NodeProgress) -> pb.Renewal:
-        """What has drained since the last one goes with it. progress: this node's."""
-        drained, self._drained = self._drained, []
-        return pb.Renewal(
-            connection_id=self.id,
-            sequence=sequence,
-            drained=drained,
-            progress=progress_to_wire(progress),
-        )
 
 
 class LinkOwner(Protocol):

@@ -19,7 +19,8 @@ from random import Random
 
 import grpc
 
-from tasuki.decode_node.prefill_links import PrefillConnection, PrefillLink
+from tasuki.decode_node.prefill_connection import PrefillConnection
+from tasuki.decode_node.prefill_links import PrefillLink
 from tasuki.engine import messages as m
 from tasuki.engine.messages import Tokens
 from tasuki.proto import handover_pb2 as pb

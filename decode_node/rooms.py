@@ -18,7 +18,8 @@ from typing import TypeAlias
 
 from tasuki.decode_node import handover_messages as wire
 from tasuki.decode_node.config import HandoverSettings
-from tasuki.decode_node.prefill_links import PrefillConnection, PrefillLink
+from tasuki.decode_node.prefill_connection import PrefillConnection
+from tasuki.decode_node.prefill_links import PrefillLink
 from tasuki.decode_node.prefill_router import Chosen
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb

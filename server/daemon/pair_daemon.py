@@ -17,9 +17,11 @@ from tasuki.engine.config import EngineConfig, Role
 from tasuki.server.config import ServerConfig
 from tasuki.server.role_change import NextRole, RoleChange, become
 from tasuki.server.workers.links import NodeSockets
-from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.data_plane import DataPlane, TransferEngine
 from tasuki.transfer.settings import WireSettings
 from tasuki.utils.logs import configure_logging
+from tasuki.utils.loops import LoopThread
+from tasuki.utils.signatures import EndNotice
 
 from .engine_host import EngineHost, host_engine
 from .engine_process import EngineProcess, serve_apart
@@ -38,6 +40,33 @@ class PairConfig(Protocol):
     def transport(self) -> str: ...
     @property
     def wire(self) -> WireSettings: ...
+
+
+START_SECONDS = 30.0
+"""Reaching the prefill nodes for the first time, or a server's start; and etcd before."""
+STOP_SECONDS = 45.0
+"""Rooms, pulls and links, each within its patience."""
+LOOP_SECONDS = 10.0
+
+
+class PairSide:
+    """What of a node is in its engine's process: both ends of transfers, and the event loop of the
+    hand-over, on which its rooms live, so that nothing that callers ask keeps a beat waiting."""
+
+    def __init__(self, ends: TransferEngine, lose: EndNotice) -> None:
+        """lose: called where the event loop dies."""
+        self._ends = ends
+        self.loop = LoopThread("tasuki-handover", lose)
+
+    async def give_up(self) -> None:
+        """End the event loop of a node that could not be started."""
+        await asyncio.to_thread(self.loop.stop, LOOP_SECONDS)
+
+    async def stop(self) -> None:
+        """REQUIRES: the engine has ended."""
+        await asyncio.to_thread(self._ends.stop)
+        # Last: engine and sender post to it until they end.
+        await asyncio.to_thread(self.loop.stop, LOOP_SECONDS)
 
 
 class PairNode(Protocol):

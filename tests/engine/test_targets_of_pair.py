@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tasuki.decode_node import handover_messages as decode_wire
-from tasuki.decode_node.prefill_links import PrefillNodeLoad
+from tasuki.decode_node.prefill_connection import PrefillNodeLoad
 from tasuki.engine import messages as m
 from tasuki.engine.messages.proto import sampling_to_proto
 from tasuki.engine.routing import PrefillLoad

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasuki.decode_node.prefill_links import PrefillConnection
+from tasuki.decode_node.prefill_connection import PrefillConnection
 from tasuki.engine import messages as m
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.settings import WirePrecision
