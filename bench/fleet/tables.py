@@ -1,4 +1,4 @@
-"""The tables of docs/routing.md: `python -m tasuki.bench.fleet.tables TRACE --out FILE`.
+"""The tables of docs/results/routing.md: `python -m tasuki.bench.fleet.tables TRACE --out FILE`.
 
 Each row is a `tasuki simulate` of its own, which keeps its outcome in the file: what is cut off
 loses one row.

@@ -30,7 +30,7 @@ def as_page(rows: Sequence[Row], host: Host) -> str:
         "# The simulator beside recorded runs on hardware",
         "",
         "By `python -m scripts.fleet_hardware`; what is compared and why it differs: "
-        "docs/routing.md, "
+        "docs/results/routing.md, "
         '"Validated". Runs of `tasuki bench serving --pair` and `--agents` on '
         f"{devices}, each of the commit named; simulated at commit {host.commit} on {host.date}, "
         f"prefills {source}. An error is the simulation less the hardware; **bold** where it is "
