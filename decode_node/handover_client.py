@@ -6,7 +6,7 @@ back; knows no bytes and no caches.
 Thread rule: the hand-over's event loop; deliver() may be called from any thread.
 Invariants: every HandoverWanted is answered, at once where no prefill node is connected, and also
 where a room breaks in a way that nobody foresaw (the engine waits for it without a deadline of its
-own); a room that this client no longer knows has no writer, so a grant or a cancellation that
+own). A room that this client no longer knows has no writer, so a grant or a cancellation that
 crossed its end is fenced at once.
 """
 
@@ -304,7 +304,7 @@ class HandoverClient:
 
     def _fetch_over(self, room: IncomingFetch, failure: Exception | None) -> None:
         if failure is not None:
-            # The engine drops what it knows already.
+            # The engine drops a repeated loss.
             self._post(m.FetchLost(room.id, m.FetchOutcome.LOST))
         self._end_idle_links()
 

@@ -3,9 +3,9 @@ pass each on to a prefill node that stays.
 
 Owns the tasks that ask, a few for each connection whose beats say that it leaves, and which states
 the engine was asked to pass on. Thread rule: the hand-over's event loop.
-Invariants: a connection is asked by at most WORKERS at a time, each with one state in hand; what
-was given is answered for with the next question, unless the connection is lost; no answer is waited
-for without a bound; where no prefill node stays nothing is asked for.
+Invariants: a connection is asked by at most WORKERS at a time, each with one state in hand. What
+was given is answered for with the next question, unless the connection is lost. No answer is waited
+for without a bound. Where no prefill node stays nothing is asked for.
 """
 
 import asyncio

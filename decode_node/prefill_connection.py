@@ -3,8 +3,8 @@ its rooms: what they say leaves in order, in batches; what comes is put before t
 for.
 
 Owns the call, from the first room to its end. Knows no machine. Thread rule: the event loop.
-Invariants: say() never waits, so that nothing a peer does stands between a room and its next event;
-whatever becomes of the call (its channel closed before it was opened, a write that never ends, a
+Invariants: say() never waits, so that nothing a peer does stands between a room and its next event.
+Whatever becomes of the call (its channel closed before it was opened, a write that never ends, a
 peer that does not read) each room on it hears that it broke exactly once, and nothing after that.
 """
 
@@ -195,7 +195,7 @@ class PrefillNodeLoad(NodeLoad):
     """How busy a connected prefill node is, by what it reports and what was sent to it since.
 
     Thread rule: the event loop. Invariants: what a node reports is finite and bounded before
-    anything is computed with it; a report counts from a moment before which all that was sent had
+    anything is computed with it. A report counts from a moment before which all that was sent had
     reached the node, so that nothing sent is left out of both.
 
     Times are this node's monotonic seconds.

@@ -2,7 +2,7 @@
 
 Owns the links and their tasks. Knows no rooms but their number. Thread rule: the hand-over's event
 loop; members may be read from any thread.
-Invariants: a target has one link at most; a link that leaves is given no new room and ends once its
+Invariants: a target has one link at most. A link that leaves is given no new room and ends once its
 last room has, and it has stood long enough for its node to say what it leaves, so that nothing in
 flight fails because the membership changed.
 """
@@ -134,7 +134,7 @@ class PrefillLink:
     over's event loop; status() may be called from any thread. Both sides may write to the other
     one: a beat asks for the prefill node's lease and is answered by a renewal, a renewal asks for
     ours and is answered by the beat that confirms it. Invariants: a beat is answered only on a
-    connection that is alive, and after lost() none ever is, so the sender's lease runs out; a
+    connection that is alive, and after lost() none ever is, so the sender's lease runs out. A
     connection that broke is never used again, a new one has a new name.
     """
 

@@ -157,7 +157,7 @@ def following(connection: PrefillConnection, index: UsableIndex, number: int) ->
     """Inside `with`, the index has what the node holds. number: the node's in the index.
 
     Invariants: whatever the node sends costs this loop a bounded share of its time and that node's
-    entries at most; a stream that broke or made no sense is opened again, which begins with a
+    entries at most. A stream that broke or made no sense is opened again, which begins with a
     snapshot, at growing intervals."""
     task = asyncio.create_task(_follow_always(connection, index, number), name="usable")
     try:

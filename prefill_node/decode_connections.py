@@ -3,7 +3,7 @@ renew.
 
 Owns connections. Knows no rooms: their holder is called when a connection is over. Thread rule:
 the hand-over's event loop, but for peers(). Invariants: a connection lives as long as its heartbeat
-stream, its name cannot be guessed and is never used again; a renewal counts from when its beat was
+stream, its name cannot be guessed and is never used again. A renewal counts from when its beat was
 sent, on this node's clock.
 """
 
@@ -279,9 +279,9 @@ class ReceiverStream:
     what rooms say leaves in order, in batches.
 
     Owns which rooms are on the stream, from Reserve to Closed, and the outbox. Knows no machine
-    and no caches. Thread rule: the event loop. Invariants: say() never waits; nothing is said of
-    a room after Closed; what makes no sense in a message refuses its own room, what cannot be
-    read ends the stream; once the receiver is gone every room on it hears so, and run() returns
+    and no caches. Thread rule: the event loop. Invariants: say() never waits. Nothing is said of
+    a room after Closed. What makes no sense in a message refuses its own room, what cannot be
+    read ends the stream. Once the receiver is gone every room on it hears so, and run() returns
     when all of them are over.
     """
 

@@ -4,8 +4,8 @@ other, in whichever order they come, since it may call both nodes in parallel.
 Owns the calls that wait or whose room is open. Knows neither gRPC nor the gateway's protocol: a
 call is an engine's Submit and is answered like one, with the room's first token and its end. Thread
 rule: the event loop.
-Invariants: every call ends, at the latest when patience does; a call whose room was lost ends with
-ABORT and no error, since the decode node then answers without it; both sides must bring the same
+Invariants: every call ends, at the latest when patience does. A call whose room was lost ends with
+ABORT and no error, since the decode node then answers without it. Both sides must bring the same
 prompt.
 """
 

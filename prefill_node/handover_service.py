@@ -3,9 +3,9 @@
 Owns live rooms and pulls, and remembers through `ended_rooms` how the last ones ended. Turns
 streams into engine messages and back; decides nothing about caches or bytes.
 Thread rule: the hand-over's event loop; deliver() and peers() may be called from any thread.
-Invariants: a reply to Abort comes after the drain; an Abort is answered only for rooms of the
-connection that it names, which nobody else can guess; nothing is awaited of a receiver without a
-deadline; every PullWanted is answered, at once where its room or its decode node is gone.
+Invariants: a reply to Abort comes after the drain. An Abort is answered only for rooms of the
+connection that it names, which nobody else can guess. Nothing is awaited of a receiver without a
+deadline. Every PullWanted is answered, at once where its room or its decode node is gone.
 """
 
 import asyncio
@@ -439,7 +439,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
 
     def _pull_over(self, pull: PullReceiver, failure: Exception | None) -> None:
         if failure is not None:
-            # The engine drops what it knows already.
+            # The engine drops a repeated loss.
             self._refuse_pull(pull.id)
 
     def pull_drained(self, drained: pb.DrainedPull) -> None:

@@ -4,7 +4,7 @@ the engine and the sender.
 Turns messages into events of the pure side (transfer/rooms/sending.py) and performs its actions.
 Knows no gRPC. Thread rule: the event loop.
 Invariants: the engine is given PrefillEnd exactly once, after the sender drained (or gave up
-draining); the receiver gets the end of the room exactly once, and nothing after it.
+draining). The receiver gets the end of the room exactly once, and nothing after it.
 """
 
 import asyncio
@@ -159,7 +159,7 @@ FromEngine: TypeAlias = (
 def kind_of(reserve: m.PrefillReserve | m.FetchReserve) -> Kind:
     if isinstance(reserve, m.FetchReserve):
         return FETCH
-    # A room of one token behind what the receiver offers is for that.
+    # A room of one token behind the offered state is a copy.
     ticket = reserve.ticket
     is_copy = ticket.sampling.max_new_tokens == 1 and ticket.offered == len(reserve.prompt) - 1
     return COPY if is_copy else HANDOVER

@@ -60,9 +60,9 @@ class PullReceiver:
     Owns the allocations that are granted to pulls and the quarantines of those lost. A pull
     belongs to a room but outlives it: whoever asked may leave, what lands is cached all the same.
     Emits what the prefill node acts on; each method is one event, and messages of pulls that are
-    over are dropped. Invariants: a request pulls at most once; what was granted becomes the
+    over are dropped. Invariants: a request pulls at most once. What was granted becomes the
     tree's only after every window was verified, and is free again otherwise only after its
-    writer's fence; of one room's number there is one pull at a time.
+    writer's fence. Of one room's number there is one pull at a time.
     """
 
     def __init__(self, context: HandoverContext, window: AcceptWindow) -> None:
@@ -158,9 +158,9 @@ class Fetches:
     Owns their rooms until their ids are the tree's again, and the requests that wait for them.
     Emits what the decode node's hand-over client acts on; messages of fetches that are over are
     dropped. Thread rule: the engine loop's. Invariants: of one beginning there is one fetch at a
-    time; what was granted becomes the tree's only after every window was verified, and is free
-    again otherwise only after its writer's fence; whoever waits goes on once, whatever became of
-    the fetch; no memory is waited for; at most MOST fetches live, of no more tokens than a
+    time. What was granted becomes the tree's only after every window was verified, and is free
+    again otherwise only after its writer's fence. Whoever waits goes on once, whatever became of
+    the fetch. No memory is waited for. At most MOST fetches live, of no more tokens than a
     quarter of what fits, a lost one until its fence.
     """
 

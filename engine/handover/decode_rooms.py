@@ -3,7 +3,7 @@
 Owns the rooms, and their ids until a request or the tree owns them again. Emits what the decode
 node's hand-over client acts on. Thread rule: the engine loop's.
 Invariants: ids that a sender was given are free only after its fence, and after the room's own
-early step; rooms that wait for memory get it in the order in which their senders asked.
+early step. Rooms that wait for memory get it in the order in which their senders asked.
 """
 
 import secrets

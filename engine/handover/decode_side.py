@@ -3,7 +3,7 @@
 Rooms live in decode_rooms.py; what is fetched and offered in brought_states.py and
 offered_states.py. Messages of rooms that are over are dropped. Thread rule: the engine loop's.
 Invariants: a prompt is asked for only while its answer has a place here, so what is granted is
-decoded; for room in the cache, rooms and prompts that are computed here wait for each other in the
+decoded. For room in the cache, rooms and prompts that are computed here wait for each other in the
 order of their arrival, behind those that were begun before.
 """
 
@@ -273,7 +273,7 @@ class DecodeHandover(Answers):
             return None
         match = self._cache.match(request.prompt, request.salt, request.cursor)
         if request.carrier is not None and match.usable_tokens == len(request.prompt) - 1:
-            # What the hand-over of its prompt was for.
+            # The hand-over of its prompt was for this.
             return None
         decision = self._router.prefill_place(match)
         # Of a room that a gateway made, a prefill node already waits for us: nothing is weighed.

@@ -188,9 +188,9 @@ class HeldSender:
     Owns the allocations that pin them while they are read, or loaded before from memory below the
     arena. Knows no queue: what is fetched waits for no prompt. Thread rule: the engine loop's.
     Invariants: what is sent is the state behind exactly the tokens that were named, under their
-    salt, or nothing is; what had to be loaded is sent once that was acknowledged, and refused
-    where it is late or wrong; it stays pinned and unchanged until end(), which the daemon posts
-    after its sender has drained; no more is pinned than the windows allow, of one decode node and
+    salt, or nothing is. What had to be loaded is sent once that was acknowledged, and refused
+    where it is late or wrong. It stays pinned and unchanged until end(), which the daemon posts
+    after its sender has drained. No more is pinned than the windows allow, of one decode node and
     in all.
     """
 

@@ -58,9 +58,9 @@ class Leaving:
     """An engine's leaving, from the first query to its answer: the line of states that are untried,
     the bytes that may still be left, and what became of each state.
 
-    Asks the cache; holds nothing of it. Invariants: a state is drawn once; what is drawn stands,
-    and is the state behind all tokens of the request but the last; nothing is drawn before begin()
-    or after finish(); every query is answered once, by what was counted until then.
+    Asks the cache; holds nothing of it. Invariants: a state is drawn once. What is drawn stands,
+    and is the state behind all tokens of the request but the last. Nothing is drawn before begin()
+    or after finish(). Every query is answered once, by what was counted until then.
     """
 
     def __init__(self, context: HandoverContext) -> None:
@@ -163,7 +163,7 @@ class Leaving:
         if path is None:
             return None
         salt, tokens = path
-        # A match ends before a prompt's last token, whatever that is.
+        # A match ends before a prompt's last token, be it any.
         prompt = np.append(tokens, tokens[-1:])
         if self._intake.misfit(prompt, len(prompt)) is not None:
             return None
@@ -219,9 +219,9 @@ class LeftStates:
     """The states that a prefill engine gives to decode nodes that ask.
 
     Owns what was given to whom until that says what became of it. Invariants: a state is given
-    once; at most ALONE are given at a time, and BESIDE while anything else is in flight; bytes of
-    those that are given or taken never exceed the bound; what a decode node that asks was handed
-    over alone is given to none but that one; what was given by end() is counted as cut.
+    once. At most ALONE are given at a time, and BESIDE while anything else is in flight. Bytes of
+    those that are given or taken never exceed the bound. What a decode node that asks was handed
+    over alone is given to none but that one. What was given by end() is counted as cut.
     """
 
     def __init__(self, context: HandoverContext, receivers: SoleReceivers) -> None:

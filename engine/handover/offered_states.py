@@ -70,8 +70,8 @@ class Heirs(OfferedStates):
 
     Owns what is offered when, and how much may be sent. Knows neither rooms' messages nor which
     heir takes what. Thread rule: the engine loop's. Invariants: at most ALONE rooms live at a
-    time, and BESIDE while anything else is in flight; bytes that may be pulled never exceed the
-    bound; nothing begins before begin() or after end(), and what had begun by then is counted as
+    time, and BESIDE while anything else is in flight. Bytes that may be pulled never exceed the
+    bound. Nothing begins before begin() or after end(), and what had begun by then is counted as
     cut.
     """
 
@@ -154,8 +154,8 @@ class PassedOn(OfferedStates):
     its holder and offered to a prefill node that stays, as a state of this engine's own would be.
 
     Owns them from PassOn to its answer, but for what the fetch owns meanwhile. Thread rule: the
-    engine loop's. Invariants: each is answered once; at most AT_A_TIME are offered at a time; no
-    memory and no turn of an answer is waited for; what is here already is not fetched, and where
+    engine loop's. Invariants: each is answered once. At most AT_A_TIME are offered at a time. No
+    memory and no turn of an answer is waited for. What is here already is not fetched, and where
     this node was handed over what goes on there nothing is done.
     """
 
@@ -186,7 +186,7 @@ class PassedOn(OfferedStates):
         match = self._cache.match(prompt, state.salt)
         tokens = len(state.prompt)
         if state.known and match.kv_tokens >= tokens:
-            # What goes on behind it is here, and comes from here.
+            # Its continuation is here, and comes from here.
             self.ended(request, m.HeirOutcome.HELD)
         elif match.usable_tokens == tokens:
             self._line.append(request)

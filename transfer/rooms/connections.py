@@ -4,8 +4,8 @@ end has said nothing, and how its last rooms ended.
 Either node may write to the other. A beat asks for the beating node's lease, and the renewal of
 that number grants it; a renewal asks for the answering node's lease, and the beat that names it
 grants it. Knows no stream and no live rooms. Pure: the caller gives the time, of this node's clock.
-Invariants: a lease counts from its question, never from the answer; what nobody asked for grants
-nothing; silence counts only between two ticks that this node made in time, since what a peer said
+Invariants: a lease counts from its question, never from the answer. What nobody asked for grants
+nothing. Silence counts only between two ticks that this node made in time, since what a peer said
 in a gap of ours may wait where nobody has read it yet; but gaps postpone nothing for ever: the
 LATE_TICKS-th since the peer's last message is the last.
 """
@@ -114,9 +114,9 @@ class EndedRooms:
     """How the last rooms of each connection ended, so that a late or repeated abort is answered
     right and no number is used twice.
 
-    Invariants: what one connection's rooms came to is reported to none other; a drain that was
+    Invariants: what one connection's rooms came to is reported to none other. A drain that was
     forced is remembered as long as its connection is, since to forget it would be to say that
-    nothing can land any more; of a connection that is forgotten nothing is said.
+    nothing can land any more. Of a connection that is forgotten nothing is said.
     """
 
     def __init__(
