@@ -7,6 +7,8 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(filter-out 
 
 # Three for two cores: much of a test is waiting for its daemons.
 WORKERS ?= $(shell echo $$((($$(nproc) * 3 + 1) / 2)))
+# How tests are shared out among them; pytest-xdist has the words.
+DIST ?= loadfile
 
 .PHONY: demo install dev test test-slow lint types format stubs docs wheel wheel-use clean
 
@@ -22,7 +24,7 @@ dev: $(VENV)/dev-installed
 # A file in one of the processes: a file's tests may share daemons. Files come as they are listed, since those with
 # the most tests are not the longest. Each torch keeps to its core. Sources are compiled once, whatever the caller's
 # shell says, for the hundred interpreters that tests start.
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist $(DIST) --no-loadscope-reorder
 test test-slow: export OMP_NUM_THREADS ?= 1
 test test-slow: export PYTHONDONTWRITEBYTECODE :=
 # UCX's memory hooks keep its cache of registrations true, which TCP has none of. To place them takes each process that

@@ -60,7 +60,7 @@ ALLOWED = (
     AllowedSkip("tests/gpu/test_peer_copy.py*", "*", ONE_GPU, "copies between two GPUs"),
     AllowedSkip("tests/kernels/*", "*needs a GPU*", NO_GPU, "what Triton's interpreter lacks"),
     AllowedSkip(
-        "tests/engine/test_engine.py*", "there is a GPU here", A_GPU, "the refusal without one"
+        "tests/engine/test_settings.py*", "there is a GPU here", A_GPU, "the refusal without one"
     ),
     AllowedSkip("tests/bench/test_bench.py*", "a GPU is here", A_GPU, "the refusal without one"),
     AllowedSkip("tests/bench/test_bench.py*", "two GPUs are here", TWO_GPUS, "the refusal"),

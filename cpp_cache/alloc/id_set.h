@@ -48,7 +48,7 @@ class IdSet {
   Iterator end() const { return {this, limit_}; }
 
  private:
-  // The smallest member that is not below `id`; limit where there is none.
+  // Return the smallest member >= `id`, or `limit` if there is none.
   std::int64_t at_or_after(std::int64_t id) const;
 
   std::int64_t limit_;

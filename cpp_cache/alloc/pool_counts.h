@@ -1,4 +1,4 @@
-// Who holds how much of a pool. Plain values.
+// Counts of a pool's ids by owner. Plain values.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 namespace tasuki::cache {
 
 // free + working + tree + granted + quarantined == total. A free slab counts as free in both pools,
-// since it can become either: total is what the pool could hold while the other keeps what it has.
+// because it can become either: total is the pool's size while the other pool keeps its ids.
 struct PoolCounts {
   std::int64_t free = 0;
   std::int64_t working = 0;

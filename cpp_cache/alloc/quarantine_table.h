@@ -1,4 +1,4 @@
-// Ids whose remote writer may still write.
+// Table of ids with a remote writer that may still write.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ class QuarantineTable {
 
   // REQUIRES: all of them are granted.
   QuarantineId add(Quarantine granted);
-  // Throws InvalidArgument where the quarantine was freed or never began.
+  // Throws InvalidArgument if the quarantine was freed or never began.
   void free(QuarantineId id);
   const std::map<QuarantineId, Quarantine>& all() const { return quarantines_; }
 

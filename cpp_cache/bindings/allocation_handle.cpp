@@ -30,7 +30,7 @@ py::object pages_of(AllocationHandle& handle) {
 }
 
 const Match& match_of(AllocationHandle& handle) {
-  // Once a load has ended it says what there is then.
+  // After a load has ended the handle shows the result.
   if (handle.loads && !handle.get().load) {
     handle.match = handle.get().match;
     handle.loads = false;

@@ -1,4 +1,4 @@
-// What Python holds of an allocation.
+// Python's handle of an allocation.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -19,7 +19,7 @@ struct AllocationHandle {
   Match match;
   pybind11::object pages;  // array over the first pages_seen entries; pages only grow
   std::size_t pages_seen = 0;
-  bool loads = false;  // `match` changes once that has ended
+  bool loads = false;  // `match` changes after the load
 
   // Throws InvalidArgument after release.
   const Allocation& get() const { return cache->allocation(id); }
@@ -27,7 +27,7 @@ struct AllocationHandle {
 
 std::optional<AllocationHandle> handle_of(const CachePtr& cache, std::optional<AllocationId> id);
 
-// Throws InvalidArgument where the handle is another cache's.
+// Throws InvalidArgument if the handle is another cache's.
 AllocationId id_in(const CachePtr& cache, const AllocationHandle& handle);
 
 void bind_allocations(pybind11::module_& module);

@@ -207,7 +207,7 @@ void bind_handing_over(CacheClass& cache, const CheckpointKinds& kinds) {
           "quarantine"_a);
 }
 
-// What a tier keeps beyond its owner's end.
+// Bind the contents of a tier that outlive its owner.
 void bind_restarting(CacheClass& cache, const CheckpointKinds& kinds) {
   cache
       .def(

@@ -13,7 +13,7 @@ namespace tasuki::cache {
 
 using CacheClass = pybind11::class_<PrefixCache, CachePtr>;
 
-// Without its events and views, which are bound in files of their own.
+// Bind the cache without events and views; these have files of their own.
 CacheClass bind_cache(pybind11::module_& module, const CheckpointKinds& kinds);
 
 }  // namespace tasuki::cache

@@ -1,4 +1,4 @@
-// CheckpointKind as a true enum.Enum of Python, which py::enum_ is not.
+// CheckpointKind as a true enum.Enum of Python; py::enum_ makes none.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -18,7 +18,7 @@ class CheckpointKinds {
 
   const pybind11::object& enumeration() const { return kinds_; }
   pybind11::object of(const std::optional<CheckpointKind>& kind) const;
-  // Throws InvalidArgument where the object is no member.
+  // Throws InvalidArgument if the object is no member.
   CheckpointKind value_of(const pybind11::object& member) const;
 
  private:

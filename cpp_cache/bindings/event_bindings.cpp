@@ -27,7 +27,7 @@ py::bytes bytes_of(const PrefixHash& hash) {
   return {bytes.data(), bytes.size()};
 }
 
-// What pycache/packed.py unpacks: a row of numbers an event (its sequence, kind, 1 + the
+// Pack events for pycache/packed.py: a row of numbers per event (its sequence, kind, 1 + the
 // checkpoint's kind or 0, tokens, place, tokens of its page), then three names each, then the
 // tokens of the pages.
 py::tuple packed(const EventBatch& batch) {

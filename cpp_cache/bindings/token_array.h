@@ -10,7 +10,7 @@
 
 namespace tasuki::cache {
 
-// Throws InvalidArgument, naming what is wrong.
+// Throws InvalidArgument with the reason.
 inline Tokens tokens_of(const pybind11::object& object) {
   if (!pybind11::isinstance<pybind11::array>(object))
     throw InvalidArgument("tokens must be a numpy array");

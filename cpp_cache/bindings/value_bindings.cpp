@@ -28,7 +28,7 @@ py::dict as_dict(const MissReasons& reasons) {
                "checkpoint_evicted"_a = reasons.checkpoint_evicted,
                "kv_evicted"_a = reasons.kv_evicted, "alignment"_a = reasons.alignment,
                "in_flight"_a = reasons.in_flight);
-  // Of a cache with tiers alone.
+  // Only in a cache with tiers.
   if (reasons.below > 0) out["below"] = reasons.below;
   return out;
 }

@@ -26,7 +26,7 @@ struct HeldView {
   std::shared_ptr<const TreeView> nodes;
 };
 
-// What pycache/packed.py unpacks: a row a node. What may be absent is 1 + its value, or 0.
+// Pack a view for pycache/packed.py: a row per node. Optional values are 1 + the value, or 0.
 py::array_t<std::uint64_t> packed(const HeldView& view) {
   constexpr py::ssize_t kNumbers = 18;
   py::array_t<std::uint64_t> rows({static_cast<py::ssize_t>(view.nodes->size()), kNumbers});

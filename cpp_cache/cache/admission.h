@@ -1,4 +1,4 @@
-// What a request is given, or why it must wait.
+// Admission of requests: the memory that a request gets, or the reason to wait.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,12 @@
 
 namespace tasuki::cache {
 
-// What a request asks for beside its prompt.
+// Terms of a request beside its prompt.
 struct AllocationTerms {
   std::int64_t capacity_tokens;
   std::int64_t working_slots;
   std::optional<CursorId> cursor;
-  // A state below the arena may be loaded, behind what takes so long; prefill of one token is 1.
-  // nullopt: none is.
+  // Wait before a load from below the arena, in units of one token's prefill. nullopt: no load.
   std::optional<double> load_wait{};
 };
 
@@ -30,7 +29,7 @@ struct PlannedLoad {
   StateKey state;
 };
 
-// What an admission pins and starts from.
+// The node and state that an admission pins and starts from.
 struct AdmissionPlan {
   Match match{};
   std::int64_t cached_tokens = 0;
@@ -39,7 +38,7 @@ struct AdmissionPlan {
   std::optional<PlannedLoad> load{};
 };
 
-// Makes allocations, and makes them larger; takes all that is asked or nothing. Owns nothing.
+// Makes and extends allocations; takes all or nothing. Owns nothing.
 class Admission {
  public:
   Admission(const CacheConfig& config, SlabAllocator& allocator, RadixTree& tree, Tiers* tiers,
@@ -51,26 +50,28 @@ class Admission {
         reclaimer_(reclaimer),
         allocations_(allocations) {}
 
-  // Most tokens that one request can ever hold beside so many working slots. REQUIRES: 0 or more.
+  // Return the most tokens that one request can hold beside so many working slots. REQUIRES: 0 or
+  // more.
   std::int64_t most_tokens(std::int64_t working_slots) const;
-  // Throws InvalidArgument, or ImpossibleRequest where no waiting would help.
+  // Throws InvalidArgument, or ImpossibleRequest if waiting cannot help.
   void validate(Tokens prompt, const AllocationTerms& terms) const;
 
   // nullopt: it will fit once others release. REQUIRES: validate() passed.
   std::optional<AllocationId> admit(Tokens prompt, std::string_view salt,
                                     const AllocationTerms& terms, const AdmissionPlan& plan,
                                     Tick now);
-  // Whether the plan would fit if there were no other allocation.
+  // Return true if the plan would fit without other allocations.
   bool fits_alone(const AllocationTerms& terms, const AdmissionPlan& plan) const;
 
-  // Pages that the allocation lacks for so many tokens; 0 or less: none. Throws as validate().
+  // Return the pages that the allocation lacks for so many tokens; 0 or less: none. Throws as
+  // validate().
   std::int64_t pages_lacking(const Allocation& allocation, std::int64_t capacity_tokens) const;
   bool extend(Allocation& allocation, std::int64_t pages, Tick now);
 
  private:
   void check_possible(std::int64_t capacity_tokens, std::int64_t working_slots) const;
   std::int64_t own_pages(const AllocationTerms& terms, const AdmissionPlan& plan) const;
-  // Behind those that it has, as its own. REQUIRES: they fit.
+  // Append own pages to the allocation. REQUIRES: they fit.
   void take_pages(Allocation& allocation, std::int64_t count);
   // REQUIRES: the source is pinned.
   void fork_from(const StateKey& source, Allocation& allocation, Tick now);

@@ -1,4 +1,4 @@
-// A snapshot of what is held by whom. Plain values.
+// Snapshot of the held ids by owner. Plain values.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct CacheStats {
   std::int64_t prompt_tokens = 0;
   std::int64_t usable_tokens = 0;
   MissReasons miss_reasons;
-  std::vector<PolicyScore> policies;  // of kAuto: its candidates
+  std::vector<PolicyScore> policies;  // candidates of kAuto
   std::vector<TierCounts> tiers;      // below the arena, the nearest first
   std::int64_t waiting_writes = 0;
 };

@@ -22,12 +22,12 @@ std::int64_t share_of(const CacheConfig& config) {
   return std::clamp<std::int64_t>(slabs / kFewestSlabs, 1, kLargest);
 }
 
-// learnt: of the whole traffic, which a sample alone would teach slower. REQUIRES: it outlives the
-// trials.
+// learnt: model of the whole traffic, because a sample would teach it slower. REQUIRES: it outlives
+// the trials.
 std::unique_ptr<PolicyTrials> make_trials(const CacheConfig& config, const ReuseModel& learnt) {
   const std::int64_t share = share_of(config);
   CacheConfig shape = config;
-  // What the arena evicts and a tier has is not lost: they are tried as one.
+  // A tier keeps evicted states, so arena and tiers are tried as one.
   for (const TierConfig& tier : std::exchange(shape.tiers, {})) shape.slabs += tier.slabs;
   shape.slabs /= share;
   shape.max_ghost_nodes = config.max_ghost_nodes / share;

@@ -5,9 +5,9 @@
 
 namespace tasuki::cache {
 
-// With the policy that the config names; of kAuto, with shadows that try policies on a sample of
-// the requests. They are as much smaller than the real arena as the sample than the traffic, down
-// to a least size. Throws InvalidArgument as CacheConfig::validate().
+// Make a cache with the configured policy. kAuto adds shadows that try policies on a sample of the
+// requests; a shadow is smaller than the arena by the sample's share, down to a least size. Throws
+// InvalidArgument as CacheConfig::validate().
 PrefixCache make_prefix_cache(const CacheConfig& config);
 
 }  // namespace tasuki::cache

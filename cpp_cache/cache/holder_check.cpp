@@ -12,7 +12,7 @@ namespace tasuki::cache {
 
 namespace {
 
-// Who should own each id, by those who hold it. Two holders of one id break invariant 1.
+// Expected owner of each id, by its holder. Two holders of one id break invariant 1.
 class HeldIds {
  public:
   explicit HeldIds(const SlabAllocator& allocator) : allocator_(allocator) {}
@@ -74,7 +74,7 @@ void check_prompt(const Allocation& allocation, const std::string& who) {
           who + " has more in whole pages than in all");
 }
 
-// What the tree must keep for the allocation stands in the tree.
+// The tree must still have the parts that the allocation needs.
 void check_kept(const RadixTree& tree, const Allocation& allocation, const std::string& who) {
   const Position standing = allocation.standing;
   const Node& node = tree.node(standing.node);

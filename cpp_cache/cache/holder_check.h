@@ -1,4 +1,4 @@
-// Invariants between the tree, the allocator and those who hold ids, recomputed from the ids up.
+// Checks of the invariants between tree, allocator and holders, recomputed from the ids up.
 #pragma once
 
 #include "alloc/quarantine_table.h"
@@ -8,8 +8,7 @@
 
 namespace tasuki::cache {
 
-// Throws IntegrityError naming the invariant (numbers of cache/prefix_cache.h). Cost: all that is
-// held.
+// Throws IntegrityError with the invariant's number (cache/prefix_cache.h). Cost: all held ids.
 void check_holders(const SlabAllocator& allocator, const RadixTree& tree,
                    const AllocationTable& allocations, const QuarantineTable& quarantines);
 

@@ -1,4 +1,4 @@
-// What an allocation computed becomes the tree's.
+// Insertion of an allocation's results into the tree.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace tasuki::cache {
 
-// Owns nothing. Whatever it inserts changes its owner with it.
+// Owns nothing. Each inserted id changes its owner too.
 class Inserter {
  public:
   Inserter(SlabAllocator& allocator, RadixTree& tree, Tiers* tiers, TreeObservers& observers,
@@ -29,17 +29,17 @@ class Inserter {
         interior_(interior),
         reports_(reports) {}
 
-  // Ensures that the tree holds [0, end) of the allocation's tokens; returns the node whose edge
-  // holds `end`. REQUIRES: end is whole pages, and beyond where the allocation stands.
+  // Ensure that the tree holds [0, end) of the allocation's tokens. Returns the node whose edge
+  // holds `end`. REQUIRES: end is whole pages, at or beyond the allocation's position.
   NodeId insert_path(Allocation& allocation, std::int64_t end, Tick now);
-  // The state at its boundary, with a tail where that is inside a page. The slot is the tree's
-  // then, or free where the same state stands. Returns the node that ends at the last whole page.
+  // Insert the state at its boundary, with a tail if that is inside a page. The slot becomes the
+  // tree's, or free if the same state exists. Returns the node that ends at the last whole page.
   // REQUIRES: the node's edge holds that end; the slot is the allocation's.
   NodeId insert_state(Allocation& allocation, NodeId node, SlotId slot, const InsertedState& state,
                       Tick now);
-  // As insert_state(), of a state inside a page that the allocation goes on to write: its tail gets
-  // a page of its own. Returns the node, and that page where one was taken: it lacks its KV.
-  // REQUIRES: a page is free.
+  // Insert a state inside a page that the allocation will still write: its tail gets a page of its
+  // own. Otherwise as insert_state(). Returns the node, and the taken page, whose KV is still
+  // missing. REQUIRES: a page is free.
   std::pair<NodeId, std::optional<PageId>> insert_midway(Allocation& allocation, NodeId node,
                                                          SlotId slot, const InsertedState& state,
                                                          Tick now);
@@ -53,12 +53,12 @@ class Inserter {
                              const Birth& birth, Tick now);
   StateKey insert_tail(Allocation& allocation, const Node& host, SlotId slot, const Birth& birth,
                        Tick now);
-  // The same tail, which takes the place of one that is to be inserted: the slot is free then.
+  // Return an equal existing tail, which replaces the one to be inserted; the slot is then free.
   std::optional<StateKey> standing_tail(const Node& host, Tokens tokens, SlotId slot, Tick now);
-  // The page, which is an allocation's, and the slot are the tail's.
+  // Give the allocation's page and the slot to a new tail.
   StateKey attach_tail(const Node& host, Tokens tokens, PageId page, SlotId slot,
                        const Birth& birth, Tick now);
-  // The node that ends at the last whole page before the state. REQUIRES: as of insert_state().
+  // Return the node that ends at the last whole page before the state. REQUIRES: as insert_state().
   NodeId host_of(NodeId node, std::int64_t boundary, Tick now);
   void report(Allocation& allocation, const StateKey& key, const InsertedState& state);
 

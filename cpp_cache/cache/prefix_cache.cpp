@@ -20,7 +20,7 @@ const CacheConfig& validated(const CacheConfig& config) {
   return config;
 }
 
-// Relays the lives of states to the tiers, where there are any.
+// Relay the lives of states to the tiers, if there are any.
 std::unique_ptr<EvictionPolicy> relayed(const CacheConfig& config,
                                         std::unique_ptr<EvictionPolicy> policy, LifeRelay*& relay) {
   if (config.tiers.empty()) return policy;
@@ -29,7 +29,7 @@ std::unique_ptr<EvictionPolicy> relayed(const CacheConfig& config,
   return made;
 }
 
-// The same request, once it cannot stand beside what it would start from.
+// Return the match of a request that starts from nothing.
 Match from_nothing(Match match) {
   match.miss_reasons.checkpoint_evicted += match.usable_tokens;
   match.usable_tokens = 0;
@@ -158,8 +158,8 @@ std::optional<AllocationId> PrefixCache::allocate(Tokens prompt, std::string_vie
   if (tiers_ && terms.load_wait) choose_load(found, terms, plan);
   const auto left = interior_.left_prompt(found);
   auto id = admit(prompt, salt, terms, plan);
-  // A source checkpoint and scattered pages take room of their own. Where they could never stand
-  // beside the request, waiting would be for ever: it starts from nothing instead.
+  // A source checkpoint and scattered pages take room of their own. If they can never fit beside
+  // the request, it starts from nothing instead of waiting for ever.
   if (!id && !admission_.fits_alone(terms, plan)) {
     plan = AdmissionPlan{.match = from_nothing(found.match)};
     id = admit(prompt, salt, terms, plan);
@@ -170,7 +170,7 @@ std::optional<AllocationId> PrefixCache::allocate(Tokens prompt, std::string_vie
   if (plan.load) begin_load(allocation, *plan.load);
   allocation.turns = reports_.used(found, plan.load ? plan.load->state : plan.source);
   allocation.is_sampled = trials_ && trials_->samples(salt, prompt);
-  // No copy of the match but where a load changes it.
+  // Copy the match only if a load changes it.
   allocation.match.interior_tokens =
       plan.load ? interior_.place(left, after_loading(plan.match, plan.load->stored))
                 : interior_.place(left, plan.match);
@@ -200,7 +200,7 @@ void PrefixCache::choose_load(Found& found, const AllocationTerms& terms,
     plan.source.reset();
     plan.load = PlannedLoad{stored, found.stored[i].state};
   }
-  // What it loads serves it as well as what is gone would have, or better.
+  // The load replaces the evicted state, or goes further.
   if (plan.load && found.evicted_boundary <= plan.load->stored.boundary) found.evicted.reset();
 }
 
@@ -237,8 +237,8 @@ void PrefixCache::end_load(Allocation& allocation, bool landed) {
   miss_reasons_ += allocation.match.miss_reasons;
 }
 
-// It has KV of the arena to where the load was to begin, and no state there to go on from; what it
-// could have started from instead is pinned by nobody.
+// The allocation has KV up to the load's begin and no state there. Its other possible start is no
+// longer pinned.
 void PrefixCache::leave_void(Allocation& allocation) {
   allocation.state = AllocationState::kVoid;
   allocation.cached_tokens = 0;
@@ -401,7 +401,7 @@ std::optional<std::pair<PageId, PageId>> PrefixCache::insert_midway(
     ++clock_;
     ++room_version_;
     Position place = cover_path(allocation, boundary / kPageTokens * kPageTokens);
-    // It keeps its path, whatever goes for the page.
+    // The allocation keeps its path, whatever is evicted for the page.
     if (place.depth >= allocation.standing.depth) stand_at(allocation, place);
     allocation.count_shared_pages();
     if (!reclaimer_.make_room(1, 0, id, clock_)) {
@@ -422,7 +422,7 @@ std::optional<std::pair<PageId, PageId>> PrefixCache::insert_midway(
 
 void PrefixCache::replace_source(Allocation& allocation) const {
   if (!allocation.source || !allocation.source->tail) return;
-  // Where no state could stand, and does, on the page before, it is its prompt's only one.
+  // If the page before can have no state, or has one, this is its prompt's only other state.
   const Node& host = tree_.node(allocation.source->node);
   const bool has_neighbour = host.is_root() || host.checkpoint.has_value();
   if (has_neighbour && tree_.state(*allocation.source).kind == CheckpointKind::kMessageEnd) {
@@ -508,7 +508,7 @@ QuarantineId PrefixCache::quarantine(AllocationId id) {
   ++clock_;
   if (allocation.load) tiers_->abandon_load(allocation.load->plan.id);
   QuarantineTable::Quarantine held{{}, allocation.working_slots};
-  // Who computes behind a load may still write them.
+  // A forward behind a load may still write these slots.
   for (const SlotId slot : allocation.destination_slots) {
     allocator_.hand_over(slot, Owner::kWorking, Owner::kGranted);
     held.slots.push_back(slot);

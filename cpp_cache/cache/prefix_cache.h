@@ -1,30 +1,33 @@
-// The logical side of the prefix cache: who holds which page and slot, and which prefix it serves.
+// Logical side of the prefix cache: owners of pages and slots, and their prefixes.
 //
 // Thread rule: single-threaded, owned by the engine loop. No locks, no wall clock, no globals.
 //
 // Invariants, all checked by check_integrity():
+//
 //  1. free + working + tree + granted + quarantined == total, for slots, pages and slabs; no id is
 //     in two places; pinned is a count on tree items.
-//  2. Every checkpoint reachable from the tree holds the state of exactly the tokens on its
-//     path: it stays at the boundary it was inserted at, whatever splits around it.
-//  3. A node, page or checkpoint under an allocation is never evicted; evicting a checkpoint frees
+//  2. Every checkpoint reachable from the tree holds the state of exactly the tokens on its path.
+//     It stays at its boundary, whatever splits around it.
+//  3. A node, page or checkpoint under an allocation is never evicted. Evicting a checkpoint frees
 //     no KV. KV below the last checkpoint of a path goes first.
-//  4. match() changes nothing. allocate() takes all it needs or nothing. Nothing asserts when
-//     something is exhausted.
+//  4. match() changes nothing. allocate() takes all it needs or nothing. Nothing asserts when a
+//     pool is exhausted.
 //  5. Same calls, same decisions: time is a counter of calls, ties are broken by id.
 //  6. A match ends at most at prompt_len - 1: the last token is always computed.
+//
 // With tiers below the arena (CacheConfig::tiers, tiers/tiers.h):
-//  7. A copy is of use only after every acknowledgement of the transfer that brought it, all good;
-//     the arena gets what was loaded then, and not before.
-//  8. What the arena evicts and a tier has is no ghost, is not forgotten, and is reported to nobody
-//     as removed; what no place has any more is, once.
-//  9. Each tier is closed upwards: it has all runs above one that it has, and the KV of each of its
-//     states. So the nearest place of a path's runs never comes nearer on the way down.
-// 10. What a load reads stays where it is until that ends; what it writes is its allocation's. What
-//     a write brings is written to ids of nobody else's until every acknowledgement has come.
-// 11. A write pins nothing in the arena: where its source is evicted or moved it is abandoned. So
-//     no allocation ever waits for one.
-// 12. Transfers end by calls: 5 holds with tiers too.
+//
+//  7. A copy is used only after every acknowledgement of its transfer, all good. The arena gets
+//     loaded pages then, and not before.
+//  8. An evicted prefix in a tier is no ghost, is not forgotten, and is not reported as removed. A
+//     prefix without any place is reported as removed once.
+//  9. Each tier is closed upwards: it has all runs above each of its runs, and the KV of each of
+//     its states. So the nearest place of a path's runs never comes nearer on the way down.
+//  10. A load's source stays until the load ends; its target is its allocation's. A write's target
+//      ids are reused only after every acknowledgement.
+//  11. A write pins nothing in the arena: if its source is evicted or moved it is abandoned. So no
+//      allocation waits for one.
+//  12. Transfers end by calls: 5 holds with tiers too.
 //
 // Cost: match O(tokens) of memory compare cold, O(new tokens) through a cursor; allocate and
 // release O(pages of the allocation); insert O(new pages); an eviction O(log n).
@@ -58,13 +61,13 @@
 
 namespace tasuki::cache {
 
-// Owns allocator, radix tree, allocations, cursors and quarantines, and joins them. Holds ids,
-// never memory. Every method throws InvalidArgument on an id that is not alive; nothing has changed
-// when one throws.
+// Owns and joins allocator, radix tree, allocations, cursors and quarantines. Holds ids, never
+// memory. Every method throws InvalidArgument on an id that is not alive; nothing has changed when
+// one throws.
 class PrefixCache {
  public:
-  // make_prefix_cache() chooses the policy that the config names. trials: of kAuto, to be followed
-  // by a policy that can act as their best.
+  // make_prefix_cache() chooses the configured policy. trials: of kAuto, with a policy that can act
+  // as the best one.
   PrefixCache(const CacheConfig& config, std::unique_ptr<EvictionPolicy> policy,
               std::unique_ptr<PolicyTrials> trials = nullptr);
   ~PrefixCache();
@@ -76,23 +79,23 @@ class PrefixCache {
   Match match(Tokens prompt, std::string_view salt, std::optional<CursorId> cursor) const;
   std::int64_t capacity_tokens(std::int64_t working_slots) const;
   CacheStats stats() const;
-  // Changes whenever an allocation that was refused might no longer be: something was inserted,
-  // released or evicted. While it stands still a retry would only repeat the refusal.
+  // Return a number that changes when a refused allocation might succeed: after an insertion,
+  // release or eviction. While it is unchanged a retry repeats the refusal.
   std::uint64_t room_version() const {
     return room_version_ + static_cast<std::uint64_t>(reclaimer_.log().count());
   }
   const Allocation& allocation(AllocationId id) const { return allocations_.at(id); }
   void check_integrity() const;
 
-  // The policy that chooses victims now: of kAuto the one that does best.
+  // Return the policy that chooses victims now; for kAuto the best one.
   PolicyKind policy() const { return trials_ ? trials_->best() : config_.policy; }
 
-  // The time, in milliseconds from any origin, for a policy that learns. Earlier times are ignored.
+  // Set the time for a learning policy, in milliseconds from any origin. Earlier times are ignored.
   // Without a call a second passes with every request.
   void advance_to(std::int64_t now_ms);
 
-  // Sessions. A cursor vouches that prompts given with it extend what was inserted under it: only
-  // the page before its place is compared again.
+  // Sessions. A cursor vouches that its prompts extend the tokens inserted under it: only the page
+  // before its place is compared again.
   CursorId open_cursor(std::string_view salt) { return cursors_.open(salt); }
   CursorId fork_cursor(CursorId cursor) { return cursors_.fork(cursor); }
   void close_cursor(CursorId cursor);
@@ -103,48 +106,48 @@ class PrefixCache {
   // To be written by a remote sender.
   std::optional<AllocationId> allocate_to_receive(Tokens prompt, std::string_view salt,
                                                   const AllocationTerms& terms);
-  // Pins what is usable of the prompt for somebody who reads it; takes no page and no slot, and
-  // counts as no request. nullopt: nothing is usable.
+  // Pin the usable part of the prompt for a reader. Takes no page and no slot, and counts as no
+  // request. nullopt: nothing is usable.
   std::optional<AllocationId> allocate_to_send(Tokens prompt, std::string_view salt);
   bool extend(AllocationId id, std::int64_t capacity_tokens);
   void append(AllocationId id, Tokens tokens);
-  // Also of one that is being loaded, for what is computed behind the load: it goes with the
-  // allocation, into quarantine too.
+  // Take a slot for a checkpoint. During a load it serves the forward behind the load, and goes
+  // with the allocation, into quarantine too.
   std::optional<SlotId> take_checkpoint_slot(AllocationId id);
-  // REQUIRES: boundary <= tokens and capacity; slot is a working or destination slot of the
-  // allocation that holds exactly the state after boundary tokens; inside a page a slot is needed.
-  // ENSURES: the slot is the tree's, or free where the same checkpoint stands already.
-  // `hint` is what the answer's end means; it is remembered of the prompt's end too.
+  // Insert KV, and a state, up to `boundary`. REQUIRES: boundary <= tokens and capacity; slot is a
+  // working or destination slot of the allocation with exactly the state after `boundary` tokens;
+  // inside a page a slot is needed. ENSURES: the slot is the tree's, or free if the same checkpoint
+  // exists. `hint`: meaning of the answer's end; also kept for the prompt's end.
   void insert(AllocationId id, std::int64_t boundary, std::optional<SlotId> slot,
               CheckpointKind kind, TurnHint hint = TurnHint::kUnknown);
-  // As insert(), of a state behind which the allocation goes on. Inside a page its tail gets a page
-  // of its own: returned is from where the caller copies the KV, and to where, before anybody reads
-  // it. nullopt: nothing is to be copied; where there was no page for it the slot is free, and
-  // nothing stands. A message's end takes the place of the one that the allocation started from, if
-  // a state stands on the page before that one, or none could.
+  // Insert a state in the middle of the allocation; otherwise as insert(). Inside a page its tail
+  // gets a page of its own. Returns the source and target page of the KV to copy before any read.
+  // nullopt: no copy; without a free page the slot is free and no state is kept. A message's end
+  // replaces the one that the allocation started from, if the page before that one has a state or
+  // can have none.
   std::optional<std::pair<PageId, PageId>> insert_midway(AllocationId id, std::int64_t boundary,
                                                          SlotId slot, CheckpointKind kind,
                                                          TurnHint hint = TurnHint::kUnknown);
   void release(AllocationId id);
 
-  // Tiers below the arena. What an allocation loads (Allocation::load) is copied by the caller, who
-  // then acknowledges it; until it has ended the allocation is as if granted: nothing may be
-  // inserted, and it can be quarantined. One whose load did not land is void and counts as no
-  // request: the caller releases it and allocates again. The same of a write, which the caller asks
-  // for when it likes.
+  // Tiers below the arena. The caller copies an allocation's load (Allocation::load) and
+  // acknowledges it. Until then the allocation is as if granted: nothing may be inserted, and it
+  // can be quarantined. After a failed load it is void and counts as no request: the caller
+  // releases it and allocates again. A write works alike, whenever the caller asks for one.
   std::optional<TierWrite> next_write();
-  // Of a write that next_write() returned and that has not ended. Throws InvalidArgument of any
-  // other, and of one whose source went.
+  // Return the label of a running write of next_write(). Throws InvalidArgument for any other, and
+  // after its source went.
   WriteLabel label_of(TransferId write) const;
-  // A tier has this state and its KV from before a restart. False: an id of it is another's, or it
-  // stands already. Throws InvalidArgument where the counts do not fit, or requests came before.
+  // Add a state and its KV that a tier kept over a restart. Returns false if one of its ids is
+  // taken, or it exists already. Throws InvalidArgument if the counts do not fit, or after the
+  // first request.
   bool restore(TierId tier, const KeptState& kept);
-  // A tier has this state and its KV by somebody else's hand, and has ids for them from now on.
-  // nullopt: there is no room, it stands somewhere already, or KV of it is being written. Throws
-  // InvalidArgument where there are no tokens, or no such tier.
+  // Add a state and its KV that another node wrote to a tier; the tier has ids for them from now
+  // on. nullopt: no room, it exists already, or its KV is being written. Throws InvalidArgument
+  // without tokens or for an unknown tier.
   std::optional<AdoptedState> adopt(TierId tier, std::string_view salt, Tokens tokens,
                                     CheckpointKind kind);
-  // Once for each rank, all of which are awaited. Throws InvalidArgument where the transfer has
+  // Acknowledge once per rank; all ranks are awaited. Throws InvalidArgument if the transfer has
   // ended.
   void acknowledge(TransferId id, bool is_good);
 
@@ -155,20 +158,19 @@ class PrefixCache {
   QuarantineId quarantine(AllocationId id);
   void free_quarantined(QuarantineId id);
 
-  // Moves decided since the last call, in order: to be copied before anything is written to an id
-  // that the call which decided them handed out.
+  // Return the moves decided since the last call, in order. Copy them before any write to an id
+  // handed out by the deciding call.
   std::vector<PageMove> drain_moves() { return reclaimer_.drain_moves(); }
 
   // Evictions decided since the last call.
   std::vector<Eviction> drain_evictions() { return reclaimer_.drain_evictions(); }
 
-  // What stands, for somebody to look at: changes no decision, but from the first one on, and until
-  // long after the last, every change counts its ancestors. See view_tree().
+  // Return a view of the tree. It changes no decision. From the first call until long after the
+  // last, every change counts its ancestors. See view_tree().
   std::optional<TreeView> view(std::optional<NodeName> under, std::int64_t limit);
-  // The deepest node that holds KV of the tokens; nullopt: none of that salt.
+  // Return the deepest node with KV of the tokens; nullopt: none under that salt.
   std::optional<NodeName> node_at(Tokens tokens, std::string_view salt) const;
-  // The states that stand, the most valuable first, and the tokens behind which one of them does:
-  // see requests/held_states.h.
+  // Return existing states, the most valuable first, with their tokens: see requests/held_states.h.
   std::vector<HeldState> most_valuable(std::int64_t limit) const;
   std::optional<StatePath> path_to(const HeldState& state) const {
     return tasuki::cache::path_to(tree_, state);
@@ -178,7 +180,7 @@ class PrefixCache {
   // decision.
   EventJournal& journal() { return observers_.journal(); }
 
-  // Evicts all that is unpinned and forgets every ghost. Returns nodes dropped.
+  // Evict all unpinned entries and forget every ghost. Returns the number of dropped nodes.
   std::int64_t flush();
 
  private:
@@ -187,27 +189,28 @@ class PrefixCache {
                                     const AllocationTerms& terms, const AdmissionPlan& plan);
   void check_insertable(const Allocation& allocation, std::int64_t boundary,
                         std::optional<SlotId> slot) const;
-  // Its tokens up to there are the tree's; returns where they end. REQUIRES: whole pages.
+  // Give the allocation's tokens up to `whole` to the tree. Returns their end. REQUIRES: whole
+  // pages.
   Position cover_path(Allocation& allocation, std::int64_t whole);
-  // Another message's end stands now in place of the one that it started from, if it did.
+  // Drop the message's end that the allocation started from, if another one replaces it.
   void replace_source(Allocation& allocation) const;
   void stand_at(Allocation& allocation, Position place);
-  // To the new owner, all that a grant covers.
+  // Give all ids of a grant to the new owner.
   void hand_over(const Allocation& allocation, Owner from, Owner to);
   // Unpins it and forgets it; its own pages and working slots are others' already.
   void end(const Allocation& allocation);
-  // Plans the load that gets the prompt done soonest, if any does so sooner than none.
+  // Plan the load with the earliest end of the prompt, if one is faster than no load.
   void choose_load(Found& found, const AllocationTerms& terms, AdmissionPlan& plan) const;
   void begin_load(Allocation& allocation, const PlannedLoad& load);
   void end_load(Allocation& allocation, bool landed);
   void leave_void(Allocation& allocation);
-  // Lets the trials serve what the request was served, and follows the policy that does best.
+  // Serve the request in the trials too, and follow the best policy.
   void try_policies(const Allocation& allocation);
 
   CacheConfig config_;
   SlabAllocator allocator_;
   QuarantineTable quarantines_;
-  LifeRelay* relay_ = nullptr;  // the tree's policy, where there are tiers
+  LifeRelay* relay_ = nullptr;  // the tree's policy; null without tiers
   RadixTree tree_;
   TreeObservers observers_;
   std::unique_ptr<Tiers> tiers_;  // nullptr: there are none

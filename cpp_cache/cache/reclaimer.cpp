@@ -31,7 +31,7 @@ bool Reclaimer::reclaimable(std::int64_t pages, std::int64_t slots) const {
       allocator_.page_counts().free + loose_pages + loose_slots * config_.pages_per_slab;
   if (pages > room - slots * config_.pages_per_slab) return false;
   const std::int64_t whole = allocator_.slabs_free() + loose_slots;
-  // Counting slabs that would empty looks at all of them: only where free slabs and states do not
+  // Counting emptiable slabs looks at all of them: do so only if free slabs and states do not
   // suffice.
   return slots <= whole || slots <= whole + emptiable_slabs();
 }

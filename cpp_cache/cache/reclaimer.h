@@ -1,4 +1,4 @@
-// Room for those who need it: evictions, and pages that move so that a slab empties.
+// Reclaiming of memory: evictions, and moved pages that empty a slab.
 #pragma once
 
 #include <cstdint>
@@ -21,21 +21,20 @@ struct PageMove {
   PageId to;
 };
 
-// Owns the log of evictions and the moves that nobody followed yet. Takes from the tree what the
-// policy chooses, and never what is pinned. Does not know prompts, nor who holds what is not the
-// tree's.
+// Owns the log of evictions and the pending moves. Evicts the policy's victims, never pinned ones.
+// Does not know prompts, or holders outside of the tree.
 class Reclaimer {
  public:
   Reclaimer(const CacheConfig& config, SlabAllocator& allocator, RadixTree& tree, Tiers* tiers,
             TreeObservers& observers)
       : config_(config), allocator_(allocator), tree_(tree), tiers_(tiers), observers_(observers) {}
 
-  // Evicts for the allocation until so much fits; false, with nothing evicted, where it cannot.
+  // Evict for the allocation until so much fits. Returns false, with nothing evicted, if it cannot.
   bool make_room(std::int64_t pages, std::int64_t slots, AllocationId allocation, Tick now);
-  // All that is unpinned.
+  // Evict all unpinned entries.
   void evict_all(Tick now);
-  // A state that another one has replaced, where nobody pins it. That is no eviction: nothing was
-  // short. REQUIRES: its node is alive.
+  // Drop an unpinned state that another one has replaced. This is no eviction, because no room was
+  // needed. REQUIRES: its node is alive.
   void drop(const StateKey& state, Tick now);
 
   // Moves decided since the last call, in order.
@@ -47,17 +46,17 @@ class Reclaimer {
   std::int64_t evicted_checkpoints() const { return evicted_checkpoints_; }
 
  private:
-  // Whether evicting all that is unpinned would make room.
+  // Return true if evicting all unpinned entries would make room.
   bool reclaimable(std::int64_t pages, std::int64_t slots) const;
-  // Whether all of its pages are the tree's and nobody needs them.
+  // Return true if all of its pages are the tree's and unpinned.
   bool is_emptiable(std::int64_t slab) const;
   std::int64_t emptiable_slabs() const;
   void evict(const EvictionItem& item, std::optional<AllocationId> allocation, Tick now);
-  // Gives back what the tree gives up. Returns what that was.
+  // Take the item out of the tree and return its ids to the allocator. Returns the freed ids.
   Freed take_out(const EvictionItem& item, Tick now);
   // For the log; before it is evicted.
   Eviction described(const EvictionItem& item, std::optional<AllocationId> allocation) const;
-  // Moves the pages of one slab into gaps of others; false where no slab can be emptied so.
+  // Move the pages of one slab into gaps of others. Returns false if no slab can be emptied.
   bool empty_a_slab();
 
   const CacheConfig& config_;

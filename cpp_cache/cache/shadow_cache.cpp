@@ -9,7 +9,7 @@ double ShadowCache::serve(const Served& served) {
   cache_.advance_to(served.now_ms);
   const auto prompt = Tokens(served.tokens).first(static_cast<std::size_t>(served.prompt_tokens));
   const AllocationTerms terms{static_cast<std::int64_t>(served.tokens.size()), 1, std::nullopt};
-  // A prompt that only the real arena can hold.
+  // Only the real arena can hold this prompt.
   if (terms.capacity_tokens > cache_.capacity_tokens(1)) return 0;
   const auto id = cache_.allocate(prompt, served.salt, terms);
   if (!id) return 0;

@@ -1,4 +1,4 @@
-// A cache that holds no memory, for trying a policy.
+// A cache without memory, to try a policy.
 #pragma once
 
 #include <memory>
@@ -9,8 +9,8 @@
 
 namespace tasuki::cache {
 
-// Owns a cache of its own, in which each request is served as the real one was: with the states
-// that it inserted, and those where KV alone stands here.
+// Owns a cache of its own. Each request is served as the real one: with the same inserted states,
+// and those for KV without a state here.
 class ShadowCache final : public Shadow {
  public:
   ShadowCache(const CacheConfig& config, std::unique_ptr<EvictionPolicy> policy)

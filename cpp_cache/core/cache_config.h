@@ -14,15 +14,15 @@ namespace tasuki::cache {
 // kMarconi is for comparison in replays.
 enum class PolicyKind : std::uint8_t { kLru, kValue, kAuto, kMarconi };
 
-// nullopt: no policy has that name.
+// nullopt: unknown name.
 std::optional<PolicyKind> policy_named(std::string_view name);
 std::string_view name_of(PolicyKind policy);
 
-// When what a tier holds is written to the next one: kAhead, as soon as there is nothing else to
-// write and without dropping it, so that the next tier has what a restart is to find.
+// Time at which a tier writes its entries to the next one. kAhead: as soon as there is nothing else
+// to write, and without dropping them, so that a restart finds them.
 enum class Filling : std::uint8_t { kAsDropped, kAhead };
 
-// nullopt: no filling has that name.
+// nullopt: unknown name.
 std::optional<Filling> filling_named(std::string_view name);
 std::string_view name_of(Filling filling);
 
@@ -33,13 +33,13 @@ struct TierConfig {
   double fixed_cost = 0;
   double page_cost = 0;
   double slot_cost = 0;
-  // Pages' worth that may be written in a second, in the long run; nullopt: any number.
+  // Limit of written pages per second in the long run; nullopt: none.
   std::optional<double> pages_a_second{};
   Filling filling = Filling::kAsDropped;  // from the tier above
 };
 
-// Of these, the tiers that have longer than a place of so many slabs what it gives up: the larger
-// ones. A smaller one drops it sooner than that place would have.
+// Return the tiers larger than a place of so many slabs. Only they keep evicted entries longer than
+// that place would have.
 TierBits shelters_of(std::span<const TierConfig> tiers, std::int64_t slabs);
 
 struct CacheConfig {
@@ -49,13 +49,13 @@ struct CacheConfig {
   // Evicted nodes and tails remembered, to name the reason why a prefix is not usable.
   std::int64_t max_ghost_nodes;
   PolicyKind policy = PolicyKind::kLru;
-  // Prefill cost of a token for each token before it, where the token alone costs 1.
+  // Prefill cost of a token per earlier token; the token alone costs 1.
   double attention_cost = 0;
-  std::vector<TierConfig> tiers{};  // the nearest first; none: what the arena evicts is gone
-  // Who acknowledges each transfer between tiers: the processes that hold a part of every page.
+  std::vector<TierConfig> tiers{};  // nearest first; empty: evicted entries are lost
+  // Processes that acknowledge each transfer: each holds a part of every page.
   std::int32_t ranks = 1;
 
-  // Throws InvalidArgument naming the field that no arena can have.
+  // Throws InvalidArgument with the name of the impossible field.
   void validate() const;
 };
 

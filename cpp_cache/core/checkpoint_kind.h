@@ -1,4 +1,4 @@
-// Why a state stands where it does, and what an answer's end means for the next request.
+// Kinds of checkpoints, and hints from an answer's end.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ enum class CheckpointKind : std::uint8_t {
   kMessageEnd
 };
 
-// What an answer's end means for the next request of its conversation.
+// End of an answer, as a hint for the conversation's next request.
 enum class TurnHint : std::uint8_t { kUnknown, kToolCall, kEndOfTurn };
 
 }  // namespace tasuki::cache

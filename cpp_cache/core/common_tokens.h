@@ -7,7 +7,7 @@
 
 namespace tasuki::cache {
 
-// Tokens that two runs share from their start. Compared as memory.
+// Return the number of equal tokens at the start of two runs. Compared as memory.
 std::int64_t common_tokens(Tokens left, Tokens right);
 
 }  // namespace tasuki::cache

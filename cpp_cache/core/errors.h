@@ -16,7 +16,7 @@ class ImpossibleRequest : public CacheError {
   using CacheError::CacheError;
 };
 
-// A malformed argument, or a call that the allocation's state forbids.
+// A malformed argument, or a call forbidden in the allocation's state.
 class InvalidArgument : public CacheError {
  public:
   using CacheError::CacheError;

@@ -47,7 +47,7 @@ inline constexpr std::size_t kMostTiers = 4;
 constexpr TierBits bit_of(TierId tier) { return static_cast<TierBits>(1U << raw(tier)); }
 // REQUIRES: not empty.
 constexpr TierId nearest_of(TierBits tiers) { return static_cast<TierId>(std::countr_zero(tiers)); }
-// Of places, the arena's is 0.
+// Return the place of a tier; the arena's is 0.
 constexpr std::uint8_t place_of(TierId tier) { return static_cast<std::uint8_t>(1 + raw(tier)); }
 
 }  // namespace tasuki::cache

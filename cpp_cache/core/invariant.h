@@ -1,4 +1,4 @@
-// How a check names the invariant that it found broken.
+// Naming of a broken invariant by a check.
 #pragma once
 
 #include <string>

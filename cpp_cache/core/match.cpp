@@ -6,7 +6,7 @@ namespace tasuki::cache {
 
 namespace {
 
-// `tokens` more are usable: of each reason, in the order of the places that they name.
+// Make `tokens` more usable, from the reasons in the order of their places.
 void become_usable(MissReasons& reasons, std::int64_t tokens) {
   for (std::int64_t* const reason :
        {&reasons.below, &reasons.checkpoint_evicted, &reasons.never_checkpointed,

@@ -12,11 +12,11 @@
 
 namespace tasuki::cache {
 
-// Tokens that were not usable, by reason. usable_tokens + sum() == prompt_tokens.
+// Lost tokens by reason. usable_tokens + sum() == prompt_tokens.
 struct MissReasons {
   std::int64_t fresh = 0;               // never seen, or forgotten ("new" where C++ has no keyword)
   std::int64_t never_checkpointed = 0;  // KV stands, no state ever did
-  std::int64_t checkpoint_evicted = 0;  // KV stands, a state that covered it was evicted
+  std::int64_t checkpoint_evicted = 0;  // KV exists, its state was evicted
   std::int64_t kv_evicted = 0;
   std::int64_t alignment = 0;  // stands, but page granularity or the cap at prompt - 1 cuts it
   std::int64_t in_flight = 0;  // a live allocation is computing these very tokens
@@ -48,15 +48,15 @@ struct MissReasons {
   }
 };
 
-// The deepest state of the prompt that is gone, and the eviction that took it.
+// The prompt's deepest evicted state, and its eviction.
 struct EvictedCheckpoint {
   std::int64_t eviction = 0;     // its sequence number
   std::int64_t boundary = 0;     // tokens that the state covered
   std::int64_t pages_since = 0;  // freed by this eviction and all later ones
 };
 
-// A match as it were if the tree knew whole pages only: equal for any two prompts that agree with
-// the tree in the same whole pages, whatever they have in common inside the next one.
+// A match as if the tree knew whole pages only: equal for any two prompts that agree with the tree
+// in the same whole pages.
 struct PageMatch {
   std::int64_t kv_tokens = 0;
   std::int64_t usable_tokens = 0;
@@ -64,8 +64,8 @@ struct PageMatch {
   MissReasons miss_reasons{};
 };
 
-// A state below the arena from which the prompt could resume, once it and the KV that the arena
-// lacks were loaded, each from the nearest place that has it.
+// A state below the arena from which the prompt could resume, after it and the missing KV were
+// loaded, each from the nearest place.
 struct StoredState {
   std::int64_t boundary = 0;
   CheckpointKind kind = CheckpointKind::kTurnEnd;
@@ -82,12 +82,12 @@ struct Match {
   std::optional<std::int64_t> branch_tokens;
   MissReasons miss_reasons;
   PageMatch in_pages{};
-  // Where its eviction is still remembered.
+  // Set if its eviction is still remembered.
   std::optional<EvictedCheckpoint> evicted{};
   // Deeper than usable_tokens, the deepest first.
   std::vector<StoredState> stored{};
-  // Of an allocation: where states inside a long first-seen prompt would pay. Ascending, whole
-  // pages.
+  // Of an allocation: positions at which states inside a long new prompt would pay. Ascending,
+  // whole pages.
   std::vector<std::int64_t> interior_tokens{};
 };
 

@@ -1,5 +1,5 @@
-// The calls of the CUDA driver that the data plane makes, found when the process runs: building
-// needs no toolkit, and a machine without a GPU nothing at all.
+// Calls of the CUDA driver for the data plane, found at run time: building needs no toolkit, and a
+// machine without a GPU needs nothing.
 #pragma once
 
 #include <cstddef>
@@ -9,17 +9,17 @@
 
 namespace tasuki::dataplane {
 
-// Of memory that a GPU reaches: its own, a peer's, or pinned on the host.
+// Address of memory that a GPU reaches: its own, a peer's, or pinned on the host.
 using Address = std::uint64_t;
 using StreamHandle = void*;
 using EventHandle = void*;
 
-// A call of the driver failed; what() names the call and the driver's word for it.
+// A call of the driver failed; what() has the call and the driver's error name.
 class CudaError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The driver's functions by what they do; each returns its code, 0 where it went well.
+// The driver's functions by task; each returns its code, 0 for success.
 struct CudaDriver {
   static constexpr int kNotReady = 600;
 
@@ -47,17 +47,17 @@ struct CudaDriver {
                 void** parameters, void** extra);
   int (*error_name)(int code, const char** name);
 
-  // Throws CudaError where this machine has no driver, or one without them.
+  // Throws CudaError if this machine has no driver, or one without these calls.
   static CudaDriver load();
 
   // Throws CudaError unless the code is 0.
   void require(int code, const char* call) const;
 };
 
-// The device's primary context, which a whole process shares with whoever else uses that GPU.
+// The device's primary context, common to the whole process.
 class CudaContext {
  public:
-  // device: as the driver counts. Throws CudaError where there is none.
+  // device: the driver's number. Throws CudaError if it does not exist.
   CudaContext(const CudaDriver& driver, int device);
 
   const CudaDriver& driver() const { return driver_; }

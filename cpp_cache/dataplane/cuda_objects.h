@@ -1,5 +1,5 @@
-// What the data plane owns on a GPU, each freed by its owner's end. All of it REQUIRES that its
-// context is current where it is made, used and freed.
+// The data plane's objects on a GPU, freed by their owners. They REQUIRE that their context is
+// current when they are made, used and freed.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ struct Kernel {
   template <typename... Arguments>
   void launch(const CudaDriver& driver, unsigned programs_x, unsigned programs_y,
               StreamHandle stream, Arguments... arguments) const {
-    // Triton's kernels take two more: scratch memory, which these have none of.
+    // Triton's kernels take two more parameters: scratch memory, unused here.
     Address scratch = 0;
     Address profile = 0;
     std::array<void*, sizeof...(arguments) + 2> parameters{&arguments..., &scratch, &profile};
@@ -33,7 +33,7 @@ struct Kernel {
   }
 };
 
-// Beside everything else, before what has no priority, and never behind the default stream.
+// A stream with high priority that never waits for the default stream.
 class Stream {
  public:
   explicit Stream(const CudaDriver& driver) : driver_(&driver) {
@@ -58,7 +58,7 @@ class Stream {
 
 class Event {
  public:
-  // Whoever waits for it sleeps.
+  // An event whose waiters sleep.
   explicit Event(const CudaDriver& driver) : driver_(&driver) {
     constexpr unsigned kBlockingWithoutTime = 1 | 2;
     driver.require(driver.event_create(&handle_, kBlockingWithoutTime), "cuEventCreate");
@@ -70,7 +70,7 @@ class Event {
   void record(StreamHandle stream) const {
     driver_->require(driver_->event_record(handle_, stream), "cuEventRecord");
   }
-  // Whether all that was enqueued before record() has ended. Throws CudaError where it failed.
+  // Return true if all work enqueued before record() has ended. Throws CudaError if it failed.
   bool passed() const {
     const int code = driver_->event_query(handle_);
     if (code == CudaDriver::kNotReady) return false;

@@ -78,7 +78,7 @@ void DigestQueue::answer(std::vector<std::shared_ptr<AskedDigest>>& batch) {
       batch.front()->done = true;
       return;
     }
-    // What is wrong with one of them befalls no other.
+    // A failure of one window affects no other.
     for (auto& asked : batch) {
       std::vector<std::shared_ptr<AskedDigest>> alone{asked};
       answer(alone);

@@ -1,4 +1,5 @@
-// Digests windows that leave a GPU's arena, beside their transfers: all that wait, in one call.
+// Queue of digests of windows that leave a GPU's arena, beside their transfers: all waiting ones in
+// one call.
 #pragma once
 
 #include <atomic>
@@ -16,8 +17,8 @@
 
 namespace tasuki::dataplane {
 
-// A window's digest, now or later. Whoever asked reads value and why once it is done; why: it could
-// not be digested.
+// A window's digest, now or later. The caller reads value and why once it is done; why: the reason
+// of a failure.
 struct AskedDigest {
   digest::WindowPlaces places;
   std::vector<std::int64_t> pages;
@@ -33,9 +34,8 @@ struct AskedDigest {
   AskedDigest& operator=(const AskedDigest&) = delete;
 };
 
-// Owns a thread and what was asked of it. Knows no rooms and no peers. Any thread asks.
-// Invariants: what was asked is answered, by the end of the queue too; a window that cannot be
-// digested fails alone.
+// Owns a thread and its requests. Knows no rooms and no peers. Any thread asks. Invariants: each
+// request is answered, also by the end of the queue; a window without a digest fails alone.
 class DigestQueue {
  public:
   explicit DigestQueue(std::shared_ptr<GpuDigester> digester);
@@ -43,7 +43,7 @@ class DigestQueue {
   DigestQueue(const DigestQueue&) = delete;
   DigestQueue& operator=(const DigestQueue&) = delete;
 
-  // Also ring this from now on, whenever some of what was asked is answered.
+  // Ring this bell too from now on, whenever requests are answered.
   void ring_at_answers(std::shared_ptr<const Bell> bell);
 
   // Its bytes stay as they are until it is done.

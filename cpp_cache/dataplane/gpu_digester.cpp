@@ -40,7 +40,7 @@ GpuDigester::~GpuDigester() {
     event_.reset();
     stream_.reset();
   } catch (const CudaError&) {
-    // A context that failed has freed them.
+    // A failed context has freed them.
   }
 }
 

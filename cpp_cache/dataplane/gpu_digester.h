@@ -1,5 +1,5 @@
-// Digests windows out of an arena in a GPU's memory: transfer/windows/digest_kernel.py has the
-// kernels, transfer/windows/digest.py says what is digested.
+// Digests of windows in a GPU's arena. Kernels: transfer/windows/digest_kernel.py. Definition:
+// transfer/windows/digest.py.
 #pragma once
 
 #include <cstddef>
@@ -23,20 +23,20 @@ struct DigestKernels {
   unsigned parts;
 };
 
-// Owns a stream and the tables that its launches read. Knows no peers. Any thread; one at a time.
-// Waits for its own stream alone: the caller knows that the windows' writes are done.
+// Owns a stream and the tables of its launches. Knows no peers. Any thread; one at a time. Waits
+// for its own stream only: the caller knows that the windows' writes have ended.
 class GpuDigester {
  public:
-  // words: where the arena begins; keys: of the longest row there will be. Throws CudaError.
+  // words: begin of the arena; keys: for the longest possible row. Throws CudaError.
   GpuDigester(std::shared_ptr<const CudaContext> context, const DigestKernels& kernels,
               Address words, Address keys, digest::WindowGeometry geometry);
   ~GpuDigester();
   GpuDigester(const GpuDigester&) = delete;
   GpuDigester& operator=(const GpuDigester&) = delete;
 
-  // Blocks until the GPU has answered, however many there are with one copy there, two launches and
-  // one copy back. Throws CudaError, and std::out_of_range on a layer that there is not.
-  // REQUIRES: ids are those of the arena.
+  // Block until the GPU has answered: one copy there, two launches, one copy back, whatever the
+  // number of windows. Throws CudaError, and std::out_of_range for an unknown layer. REQUIRES: ids
+  // are those of the arena.
   std::vector<std::uint64_t> digest(std::span<const digest::WindowPlaces> windows);
 
   // The same of one window, of rows anywhere in the arena.

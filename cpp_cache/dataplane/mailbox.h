@@ -16,13 +16,12 @@ class MailboxGone : public std::runtime_error {
 };
 
 // The reading end. Owns the socket. Knows no windows and no peers' lives. One thread at a time;
-// nothing blocks.
-// Invariants: what does not bear the mailbox's secret is dropped, since any process of the host can
-// see its name; datagrams of one writer arrive in order, each once.
+// nothing blocks. Invariants: a datagram without the mailbox's secret is dropped, because any
+// process of the host can see its name; datagrams of one writer arrive in order, each once.
 class Mailbox {
  public:
-  // name: in no file system, so that nothing is left behind by a process that was killed.
-  // Throws std::system_error.
+  // name: in no file system, so that a killed process leaves nothing behind. Throws
+  // std::system_error.
   Mailbox(std::string_view name, std::string secret);
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;
@@ -33,8 +32,8 @@ class Mailbox {
   // Readable while something has come; -1 once closed.
   int descriptor() const { return socket_; }
 
-  // What has come since the last call; the rest of it with the next one where that is more than
-  // kMostAtOnce, so that none who writes without end holds its reader.
+  // Return the datagrams since the last call, at most kMostAtOnce, so that an endless writer does
+  // not hold its reader. The next call returns the rest.
   std::vector<std::string> read();
   std::uint64_t dropped() const { return dropped_; }
 
@@ -50,13 +49,13 @@ class Mailbox {
 
 class MailboxWriter {
  public:
-  // Throws MailboxGone where nobody reads there.
+  // Throws MailboxGone if no process reads there.
   MailboxWriter(std::string_view name, std::string secret);
   ~MailboxWriter();
   MailboxWriter(const MailboxWriter&) = delete;
   MailboxWriter& operator=(const MailboxWriter&) = delete;
 
-  // False where the reader has to read first. Throws MailboxGone.
+  // Return false if the reader has to read first. Throws MailboxGone.
   bool write(std::string_view notification);
 
   // Idempotent.

@@ -16,11 +16,11 @@ namespace {
 // More than a chunk's pages in a few layers; rarer, larger windows get a table of their own size.
 constexpr std::size_t kTablePieces = 1024;
 constexpr std::size_t kTables = 16;
-// So that one window's table and first stores go beside the last ones of the window before.
+// One window's table and first stores go beside the last ones of the window before.
 constexpr std::size_t kStreams = 2;
 // A window takes some ten times as long.
 constexpr double kPollSeconds = 20e-6;
-// A peer that does not read may do so again: how long after that it is announced to.
+// Delay before the next announcement to a peer with a full mailbox.
 constexpr double kFullSeconds = 1e-3;
 constexpr double kIdleSeconds = 1.0;
 
@@ -63,12 +63,12 @@ void PeerWriter::stop() {
   try {
     const CudaContext::Current current(*context_);
     free_.clear();
-    // Where the GPU has failed there is nothing to wait for.
+    // After a failure of the GPU there is nothing to wait for.
     for (const auto& stream : streams_) context_->driver().stream_synchronize(stream->handle());
     lost_.clear();
     streams_.clear();
   } catch (const CudaError&) {
-    // A context that failed has freed them.
+    // A failed context has freed them.
   }
 }
 
@@ -77,7 +77,7 @@ void PeerWriter::ring_at_ends(std::shared_ptr<const Bell> bell) {
   bells_.push_back(std::move(bell));
 }
 
-// What is wrong with it has ended it by then.
+// A faulty window has ended by then.
 std::shared_ptr<PeerTransfer> PeerWriter::begun(const std::shared_ptr<PeerEndpoint>& endpoint,
                                                 PeerWrite& write) {
   auto transfer = std::make_shared<PeerTransfer>();
@@ -133,7 +133,7 @@ void PeerWriter::cancel(PeerTransfer& transfer) {
   wake_->ring();
 }
 
-// Whether a tick may have come that nobody would ring for.
+// Return true if a tick may have come without a ring.
 bool PeerWriter::post_ready() {
   std::vector<Held> ready;
   std::map<std::shared_ptr<StepCounter>, std::int64_t> awaited;
@@ -229,7 +229,7 @@ void PeerWriter::launch_together(const PeerEndpoint& endpoint, std::span<const P
   try {
     const CudaContext::Current current(*context_);
     const CudaDriver& driver = context_->driver();
-    // disconnect() decides under `launching_`, after which nothing may be launched to the peer.
+    // disconnect() decides under `launching_`; afterwards no launch to the peer is allowed.
     if (!endpoint.open) throw CudaError("the connection is closed");
     table = take(pieces.size());
     const std::span words = table->host.words().first(table_words(pieces.size()));
@@ -253,7 +253,7 @@ void PeerWriter::launch_together(const PeerEndpoint& endpoint, std::span<const P
     for (const auto& transfer : transfers) {
       over(*transfer, lost, std::string("could not post: ") + error.what());
     }
-    // What was enqueued may read the table still.
+    // Enqueued work may still read the table.
     const std::scoped_lock entry(mutex_);
     if (table) lost_.push_back(std::move(table));
     return;
@@ -278,7 +278,7 @@ std::unique_ptr<PeerWriter::Table> PeerWriter::take(std::size_t pieces) {
 
 // Events are asked for without a context; all else is the posting threads'.
 void PeerWriter::run() {
-  // So that a short wait is as short as it says.
+  // Makes a short wait as short as requested.
   prctl(PR_SET_TIMERSLACK, 1000);
   while (true) {
     if (post_ready()) continue;
@@ -335,7 +335,7 @@ bool PeerWriter::announce() {
   for (auto each = unannounced_.begin(); each != unannounced_.end();) {
     PeerTransfer& transfer = **each;
     try {
-      // A mailbox that is full delays its own peer's alone, and keeps their order.
+      // A full mailbox delays its own peer's notifications only, and keeps their order.
       const PeerEndpoint* const peer = transfer.endpoint.get();
       const bool waits = std::ranges::find(full, peer) != full.end();
       if (!transfer.released &&
@@ -371,7 +371,7 @@ void PeerWriter::disconnect(PeerEndpoint& endpoint) {
     const std::scoped_lock entry(mutex_);
     endpoint.mailbox.close();
   }
-  // Unmapping under a kernel that writes would break this process's context.
+  // Unmapping under a writing kernel would break this process's context.
   const CudaContext::Current current(*context_);
   for (const auto& stream : streams_) stream->synchronize();
 }

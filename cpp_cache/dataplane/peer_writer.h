@@ -1,5 +1,5 @@
-// Stores windows into a peer GPU's memory, sees when they are stored, and sends what announces
-// them: transfer/transports/nvlink/transport.py, without the interpreter's lock.
+// Writer of windows into a peer GPU's memory: stores, watches and announces them without the
+// interpreter's lock. See transfer/transports/nvlink/transport.py.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@
 
 namespace tasuki::dataplane {
 
-// A peer's arena and gate as addresses in this process, and the value that permits to write.
+// A peer's arena and gate as addresses in this process, and the gate's value while it is open.
 struct PeerTarget {
   Address arena;
   Address gate;
@@ -51,7 +51,7 @@ enum class Outcome {
   kFailed,      // it may have landed, or land
 };
 
-// Until when a peer wants to be written to: whoever renews sets, whoever posts reads at that
+// End of a peer's permission to write. The renewing thread sets it; a poster reads it at that
 // moment.
 struct WriteLease {
   std::atomic<double> until = 0;
@@ -59,22 +59,22 @@ struct WriteLease {
   bool holds() const { return now() <= until; }
 };
 
-// One posted window. Whoever posted reads; why and ended_at once it is not pending any more.
+// One posted window. The poster reads why and ended_at once it is no longer pending.
 struct PeerTransfer {
   std::shared_ptr<PeerEndpoint> endpoint;
   std::string notification;
   std::atomic<Outcome> outcome = Outcome::kPending;
-  // When it was given to the GPU; 0 before that.
+  // Time of its launch; 0 before.
   std::atomic<double> posted_at = 0;
-  // Nothing of it is to be posted any more, where nothing was.
+  // No part of it is to be posted any more, if none was.
   std::atomic<bool> cancelled = false;
-  // Of its bytes, asked for as it is posted; none where nobody asked.
+  // Digest of its bytes, requested with the post; none if not requested.
   std::shared_ptr<AskedDigest> digest;
   std::atomic<bool> released = false;
   std::string why;
   double ended_at = 0;
 
-  // Nobody asks any more: what was not posted or announced yet never is.
+  // Give it up: a part that was not posted or announced yet never is.
   void release() {
     cancelled = true;
     released = true;
@@ -86,15 +86,15 @@ struct PeerWrite {
   std::string notification;
 };
 
-// What is posted as soon as a counter has reached `tick`. digest: asked for then.
+// A window to post when a counter has reached `tick`. digest: requested then.
 struct HeldWrite {
   PeerWrite write;
   std::int64_t tick;
   std::shared_ptr<AskedDigest> digest;
 };
 
-// Of what is held together: the counter, the lease that is looked at right before a window is
-// posted, and who digests it.
+// Common parts of held windows: the counter, the lease checked right before each post, and the
+// digester.
 struct Holding {
   std::shared_ptr<StepCounter> steps;
   std::shared_ptr<const WriteLease> lease;
@@ -108,16 +108,15 @@ struct StoreGrid {
   std::int64_t chunk_bytes;
 };
 
-// Owns streams, tables, a thread that watches what is on its way, and nothing of the peers. Any
-// thread calls; no call but disconnect() and stop() waits for the GPU. Windows that fit one table
-// are stored by one launch.
-// Invariants:
-// 1. A notification is sent after the event behind the window's launch was seen to have passed, by
-//    which time every program of it has released its stores at system scope.
+// Owns streams, tables and a thread that watches windows in flight; owns nothing of the peers. Any
+// thread calls; only disconnect() and stop() wait for the GPU. Windows that fit one table are
+// stored by one launch. Invariants:
+// 1. A notification is sent after the event behind the window's launch has passed. By then every
+//    program of it has released its stores at system scope.
 // 2. A window is done only if every program found the peer's gate open.
 // 3. A table is used again only after its event has passed.
-// 4. What is held is posted only after its tick, while its lease holds, and never after it was
-//    cancelled; windows of one tick leave in the order in which they were held.
+// 4. A held window is posted only after its tick, while its lease holds, and never after its
+//    cancellation; windows of one tick leave in the order in which they were held.
 class PeerWriter {
  public:
   // source, source_bytes: this side's arena. Throws CudaError.
@@ -130,7 +129,8 @@ class PeerWriter {
   // Also ring this from now on, whenever something posted has ended.
   void ring_at_ends(std::shared_ptr<const Bell> bell);
 
-  // One each, in order; what could not be posted has ended by then. No piece: a notification alone.
+  // Post windows and return one transfer each, in order; one that could not be posted has ended. No
+  // piece: a notification alone.
   std::vector<std::shared_ptr<PeerTransfer>> post(const std::shared_ptr<PeerEndpoint>& endpoint,
                                                   std::vector<PeerWrite> writes);
 
@@ -141,12 +141,12 @@ class PeerWriter {
   // Post it no more, if it was not yet.
   void cancel(PeerTransfer& transfer);
 
-  // Blocks until no kernel writes to the peer. What was not announced fails. Idempotent.
+  // Block until no kernel writes to the peer. Windows without an announcement fail. Idempotent.
   // Throws CudaError.
   void disconnect(PeerEndpoint& endpoint);
 
-  // Blocks until nothing is on its way any more, or the GPU has failed. What a peer has no room to
-  // be announced fails. Idempotent.
+  // Block until no window is in flight, or the GPU has failed. Windows that a full mailbox keeps
+  // from their announcement fail. Idempotent.
   void stop();
 
  private:
@@ -195,10 +195,10 @@ class PeerWriter {
   std::mutex launching_;
   std::size_t turn_ = 0;
   std::vector<std::unique_ptr<Stream>> streams_;
-  // Of all below; never held beside a call of the driver that could wait.
+  // Guards all below; never held beside a driver call that could wait.
   std::mutex mutex_;
   std::vector<std::unique_ptr<Table>> free_;
-  // Of launches that failed: used by none again.
+  // Tables of failed launches: never used again.
   std::vector<std::unique_ptr<Table>> lost_;
   std::vector<Held> held_;
   std::deque<Launch> launched_;

@@ -24,7 +24,7 @@ StreamTicks::~StreamTicks() {
     recorded_.clear();
     free_.clear();
   } catch (const CudaError&) {
-    // A context that failed has freed them.
+    // A failed context has freed them.
   }
 }
 

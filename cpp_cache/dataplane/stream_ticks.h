@@ -15,22 +15,21 @@
 
 namespace tasuki::dataplane {
 
-// Owns a thread, which waits for the event behind each layer's writes and ticks, and the events:
-// the forward's thread only records. Knows no layers. One thread calls, the one that launches; the
-// thread here is the only one that ticks the counter.
-// Invariant: the counter is ticked in the order of the calls, and after the work that was in the
-// stream before each.
+// Owns a thread and events: the thread waits for the event behind each layer's writes and ticks;
+// the forward's thread only records. Knows no layers. One thread calls, the launching one; only the
+// thread here ticks the counter. Invariant: ticks are in the order of the calls, each after the
+// work that was in the stream before its call.
 class StreamTicks {
  public:
   // Throws CudaError.
   StreamTicks(std::shared_ptr<const CudaContext> context, std::shared_ptr<StepCounter> steps);
-  // What has not passed is not ticked any more.
+  // Events that have not passed are not ticked any more.
   ~StreamTicks();
   StreamTicks(const StreamTicks&) = delete;
   StreamTicks& operator=(const StreamTicks&) = delete;
 
-  // Once all that the stream has been given so far has ended: one tick, or the forward's end.
-  // Throws CudaError, also where an earlier event failed.
+  // Tick, or end the forward, after all work in the stream so far. Throws CudaError, also after a
+  // failed earlier event.
   void tick_behind(StreamHandle stream);
   void end_behind(StreamHandle stream);
 

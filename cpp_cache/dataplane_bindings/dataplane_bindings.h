@@ -1,4 +1,4 @@
-// Counters, bells, and what of a hand-over's data plane runs on a GPU, bound for Python.
+// Bindings of counters, bells, and the GPU part of a hand-over's data plane.
 #pragma once
 
 #include <pybind11/pybind11.h>

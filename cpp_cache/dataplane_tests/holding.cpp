@@ -1,4 +1,4 @@
-// Windows that wait for their ticks.
+// Tests of windows that wait for their ticks.
 #include <doctest/doctest.h>
 
 #include <set>

@@ -1,5 +1,5 @@
-// A GPU in host memory: streams are threads that do what they are given in order and late, kernels
-// are functions. What is enqueued is recorded when it is done, as on a GPU, never before.
+// A GPU in host memory: streams are threads that run their work in order and late, kernels are
+// functions. Work is recorded when it is done, as on a GPU, never before.
 #pragma once
 
 #include <atomic>
@@ -32,7 +32,7 @@ inline std::atomic<bool>& eventless() {
   return is;
 }
 
-// Nothing that streams were given is done.
+// Streams run none of their work.
 inline std::atomic<bool>& stuck() {
   static std::atomic<bool> is = false;
   return is;
@@ -95,8 +95,8 @@ struct Event {
   std::atomic<int> passed = 0;
 };
 
-// What stands where a compiled kernel does: a function, which is given its launch's grid and
-// parameters in the stream's turn, and how many bytes each parameter has.
+// Stand-in for a compiled kernel: a function that gets its launch's grid and parameters in the
+// stream's turn, and the size of each parameter in bytes.
 struct Kernel {
   void (*function)(unsigned grid_x, unsigned grid_y, void** parameters);
   std::vector<std::size_t> sizes;
@@ -151,7 +151,7 @@ inline CudaDriver driver() {
     return *memory = reinterpret_cast<Address>(::operator new(bytes)), 0;
   };
   made.free = [](Address memory) { return ::operator delete(reinterpret_cast<void*>(memory)), 0; };
-  // Host memory is read in the stream's turn: whoever changes it before is found out.
+  // Host memory is read in the stream's turn: an earlier change shows.
   made.copy_to_device = [](Address to, const void* from, std::size_t bytes, void* stream) {
     static_cast<Stream*>(stream)->give(
         [=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });

@@ -1,4 +1,4 @@
-// Windows that are posted: in their place before they are announced, each failing alone.
+// Tests of posted windows: in place before their announcement, each failing alone.
 #include <doctest/doctest.h>
 
 #include <ctime>
@@ -188,7 +188,7 @@ TEST_CASE("a peer that does not read costs its writer no core, and does not hold
   });
   CHECK(until([&] { return stopped.load(); }));
   CHECK(posted.back()->outcome == Outcome::kFailed);
-  // Ends what waits where that was not so.
+  // End the wait if that was not so.
   peer.mailbox.close();
   stopping.join();
 }
@@ -202,7 +202,7 @@ TEST_CASE("what comes without end is read in parts, in order") {
       if (writer.write(std::to_string(word))) ++word;
     }
   });
-  // As long as somebody writes, a reader that takes all may never be through.
+  // During endless writes a reader of everything may never finish.
   std::size_t read = 0;
   std::size_t longest = 0;
   for (const double began = now(); longest < Mailbox::kMostAtOnce && now() - began < 2;) {

@@ -1,4 +1,4 @@
-// Which of a CPU's instructions words are multiplied with.
+// CPU instructions that multiply words.
 #pragma once
 
 #include <span>
@@ -8,7 +8,7 @@ namespace tasuki::digest {
 
 enum class Instructions { kScalar, kAvx2, kAvx512 };
 
-// What this CPU has, slowest first; never empty. kAvx512 means F and DQ.
+// Return the instructions of this CPU, slowest first; never empty. kAvx512 means F and DQ.
 std::span<const Instructions> runnable();
 
 std::string_view name_of(Instructions instructions);

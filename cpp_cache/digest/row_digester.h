@@ -1,5 +1,4 @@
-// Digests rows of 64-bit words out of a memory that it is shown: transfer/windows/digest.py says of
-// what.
+// Digests of rows of 64-bit words in a given memory. Definition: transfer/windows/digest.py.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +17,7 @@ struct Rows {
   std::span<const std::int64_t> seeds;
 };
 
-// A bijection of 64-bit integers in which every input bit moves every output bit.
+// A bijection of 64-bit integers; every input bit changes every output bit (splitmix64).
 constexpr std::uint64_t splitmix64(std::uint64_t value) {
   value += 0x9E3779B97F4A7C15u;
   value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -26,8 +25,8 @@ constexpr std::uint64_t splitmix64(std::uint64_t value) {
   return value ^ (value >> 31);
 }
 
-// Owns the keys; the memory is the caller's, and outlives this. Knows no layers and no pages.
-// Calls may run in parallel, beside writers of rows that they do not read.
+// Owns the keys; the memory is the caller's, and outlives this. Knows no layers and no pages. Calls
+// may run in parallel, beside writers of other rows.
 class RowDigester {
  public:
   // longest: words of the longest row there will be.

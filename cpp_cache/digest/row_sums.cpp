@@ -13,8 +13,8 @@ namespace tasuki::digest {
 
 namespace {
 
-// Every kernel sums `Rows` rows with `Rows * Chains` accumulators: an accumulator waits for its
-// last sum, so the more there are, the more multiplications are under way.
+// Every kernel sums `Rows` rows with `Rows * Chains` accumulators. An accumulator waits for its
+// last sum, so more of them keep more multiplications in flight.
 template <std::size_t Rows>
 using Starts = std::array<const std::byte*, Rows>;
 template <std::size_t Rows>

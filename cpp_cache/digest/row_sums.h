@@ -1,4 +1,4 @@
-// Sums of 64-bit words times keys, modulo 2^64, in the order that is fastest.
+// Sums of 64-bit words times keys, modulo 2^64, in the fastest order.
 #pragma once
 
 #include <array>
@@ -16,8 +16,8 @@ inline constexpr std::size_t kRowsTogether = 4;
 using RowStarts = std::array<const std::byte*, kRowsTogether>;
 using RowSums = std::array<std::uint64_t, kRowsTogether>;
 
-// `count` words of each row, little-endian at any alignment, times keys[0, count). Two forms of one
-// sum, so that a row without company is summed with as many accumulators.
+// Sum `count` words of each row, little-endian at any alignment, times keys[0, count). Two forms of
+// one sum: a single row uses as many accumulators as several.
 struct SumFunctions {
   RowSums (*together)(const RowStarts& rows, const std::uint64_t* keys, std::size_t count);
   std::uint64_t (*alone)(const std::byte* row, const std::uint64_t* keys, std::size_t count);

@@ -1,5 +1,5 @@
-// Digests windows out of an arena: which rows a window is made of, and their digest, in one call.
-// transfer/windows/digest.py says what is digested, and has the twin of this (window_rows).
+// Digests of windows in an arena: a window's rows and their digest in one call.
+// transfer/windows/digest.py has the definition, and the reference (window_rows).
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ class WindowDigester {
  public:
   WindowDigester(const RowDigester& rows, WindowGeometry geometry);
 
-  // As RowDigester::digest. Throws std::out_of_range too where a layer is none of the geometry's.
-  // REQUIRES: page and slot ids are those of an arena.
+  // As RowDigester::digest. Throws std::out_of_range also for an unknown layer. REQUIRES: page and
+  // slot ids are those of an arena.
   std::uint64_t digest(const WindowPlaces& window) const;
 
  private:

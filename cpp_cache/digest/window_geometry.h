@@ -1,5 +1,5 @@
-// Which rows of an arena's words a window is made of. transfer/windows/digest.py says what is
-// digested, and has the twin of this (window_rows).
+// Rows of an arena's words in a window. transfer/windows/digest.py has the definition, and the
+// reference (window_rows).
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,21 @@
 
 namespace tasuki::digest {
 
-// A run of words that is summed alone, of page 0 or of slot 0. key: bits of its name within a
-// layer, beside those of a page's logical index.
+// A run of words with a sum of its own, in page 0 or slot 0. key: bits of its name within a layer,
+// beside those of a page's logical index.
 struct Part {
   std::int64_t offset;
   std::int64_t length;
   std::uint64_t key;
 };
 
-// What of one layer travels with a page, and what with a state; either may be empty.
+// Parts of one layer that travel with a page, and with a state; either may be empty.
 struct LayerParts {
   std::vector<Part> of_page;
   std::vector<Part> of_slot;
 };
 
-// Layers [first_layer, end_layer); pages[i] holds logical page first_page + i; slot: where a state
+// Layers [first_layer, end_layer); pages[i] holds logical page first_page + i; slot: set if a state
 // travels too.
 struct WindowPlaces {
   std::uint64_t room;
@@ -35,7 +35,7 @@ struct WindowPlaces {
   std::optional<std::int64_t> slot;
 };
 
-// What a window is made of, in order: one entry a row, offsets and lengths in words, seeds as bits.
+// Parts of a window in order: one entry per row, offsets and lengths in words, seeds as bits.
 struct RowTable {
   std::vector<std::int64_t> offsets, lengths, seeds;
 };
@@ -49,9 +49,8 @@ struct WindowGeometry {
   // Throws std::out_of_range unless layers [first, end) are among these.
   void check_layers(std::int64_t first, std::int64_t end) const;
 
-  // The window's rows, behind those that `rows` has.
-  // Throws std::out_of_range where a layer is none of these, before it adds one.
-  // REQUIRES: page and slot ids are those of an arena.
+  // Append the window's rows to `rows`. Throws std::out_of_range for an unknown layer, before it
+  // adds a row. REQUIRES: page and slot ids are those of an arena.
   void add_rows(const WindowPlaces& window, RowTable& rows) const;
 };
 

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::int64_t kWordBytes = 8;
 
-// Of a layer whose page 0 lies at byte 0.
+// Return a layer's runs, as if its page 0 were at byte 0.
 std::vector<Piece> page_runs(const WindowGeometry& geometry, const WindowCopy& window) {
   const std::int64_t stride = kWordBytes * geometry.page_stride;
   std::vector<Piece> runs;

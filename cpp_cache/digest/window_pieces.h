@@ -1,5 +1,5 @@
-// Which bytes of an arena go where in another of the same geometry. transfer/windows/descriptors.py
-// has the twin of this (window_pieces).
+// Pieces of a window: bytes of an arena and their places in another of the same geometry.
+// transfer/windows/descriptors.py has the reference (window_pieces).
 #pragma once
 
 #include <array>
@@ -12,14 +12,14 @@
 
 namespace tasuki::digest {
 
-// From which byte, to which, how many.
+// Source byte, target byte, length.
 using Piece = std::array<std::int64_t, 3>;
 
 struct SlotPair {
   std::int64_t here, there;
 };
 
-// Layers [first_layer, end_layer); pages[i] here goes to there[i]; slots: where a state travels
+// Layers [first_layer, end_layer); pages[i] here goes to there[i]; slots: set if a state travels
 // too.
 struct WindowCopy {
   std::int64_t first_layer;
@@ -29,9 +29,8 @@ struct WindowCopy {
   std::optional<SlotPair> slots;
 };
 
-// Layer by layer; pages that are neighbours on both sides are one piece.
-// Throws std::out_of_range where a layer is none of the geometry's, std::invalid_argument unless
-// there are as many pages there as here.
+// Return the pieces, layer by layer; pages that are neighbours on both sides are one piece. Throws
+// std::out_of_range for an unknown layer, std::invalid_argument for different numbers of pages.
 // REQUIRES: ids are those of an arena; a page's length is its stride.
 std::vector<Piece> pieces_of(const WindowGeometry& geometry, const WindowCopy& window);
 

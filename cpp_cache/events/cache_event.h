@@ -1,4 +1,4 @@
-// What is reported of the tree to a watcher. Plain values that outlive it.
+// Events of the tree for watchers. Plain values that outlive it.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace tasuki::cache {
 enum class EventKind : std::uint8_t {
   kPageStored,
   kPageRemoved,
-  kCheckpointStored,  // of a tail: its partial page comes and goes with it
+  kCheckpointStored,  // a tail's partial page comes and goes with it
   kCheckpointRemoved,
   kCleared,          // nothing stands any more
   kCheckpointMoved,  // it stands elsewhere now: a load brings it, or none is needed any more
@@ -24,25 +24,24 @@ enum class EventKind : std::uint8_t {
 enum class EventStream : std::uint8_t {
   kAll,
   kUsable,   // only prefixes with a state, which alone save prefill, and where it is; no pages
-  kSpelled,  // all, and the tokens of each stored page: for routers that hash for themselves
+  kSpelled,  // all, and the tokens of each stored page: for routers with their own hashes
 };
 
-// nullopt: no stream has that name.
+// nullopt: unknown name.
 std::optional<EventStream> stream_named(std::string_view name);
 std::string_view name_of(EventKind kind);
 
 struct CacheEvent {
-  std::uint64_t sequence;  // of its stream: 1, 2, 3, ...; in a snapshot the batch's
+  std::uint64_t sequence;  // number in its stream: 1, 2, 3, ...; in a snapshot the batch's
   EventKind kind;
-  std::optional<CheckpointKind> checkpoint{};  // of kCheckpointStored
+  std::optional<CheckpointKind> checkpoint{};  // set in kCheckpointStored
   std::int64_t tokens = 0;                     // the prefix's, from the start
   PrefixHash prefix{};
   PrefixHash parent{};  // the whole pages before the prefix's last page or part of one
   PrefixHash root{};    // the empty prefix: names the namespace, and reveals nothing of its salt
-  // Of kCheckpointStored and kCheckpointMoved: the nearest place that has it, 0 for the arena, then
-  // the tiers.
+  // In kCheckpointStored and kCheckpointMoved: the nearest place, 0 for the arena, then the tiers.
   std::uint8_t place = 0;
-  std::vector<Token> page{};  // of kPageStored in kSpelled
+  std::vector<Token> page{};  // set in kPageStored of kSpelled
 };
 
 // The watcher was too slow: changes first_lost up to resync_from are never reported one by one.
@@ -51,9 +50,9 @@ struct EventGap {
   std::uint64_t resync_from;
 };
 
-// Either the changes since the last batch, in order, or a snapshot: the whole tree as *_stored
-// events, parents first, which replaces all that the watcher has. The first batch is a snapshot,
-// and so is one with a gap.
+// The changes since the last batch, in order, or a snapshot: the whole tree as *_stored events,
+// parents first, which replaces the watcher's state. The first batch is a snapshot, and so is one
+// with a gap.
 struct EventBatch {
   std::uint64_t sequence = 0;  // every change up to it is reported
   bool is_snapshot = false;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr EventStream kStreams[] = {EventStream::kAll, EventStream::kUsable, EventStream::kSpelled};
 
-// What the event of a stored page of that node added.
+// Return the tokens added by the event of a stored page.
 Tokens page_of(const Node& node, const CacheEvent& event) {
   const auto from = static_cast<std::size_t>(event.tokens - kPageTokens - node.start());
   return Tokens(node.tokens).subspan(from, static_cast<std::size_t>(kPageTokens));
@@ -84,7 +84,7 @@ void EventJournal::remember(const Node& node, const Known& known) {
 
 template <typename Each>
 EventJournal::Known EventJournal::walk(const Node& node, std::int64_t start, Each each) const {
-  // What stood before `start` was hashed when it came.
+  // Tokens before `start` were hashed when they came.
   Known known = start == node.start() ? before(node) : at(node);
   const auto from = static_cast<std::size_t>(start - node.start());
   std::int64_t tokens = start;
@@ -190,7 +190,7 @@ void EventJournal::report_on(EventStream stream, CacheEvent event) {
       watch.waiting.push_back(event);
       continue;
     }
-    // What waits is older than the gap: a snapshot holds it as well.
+    // Waiting events are older than the gap: a snapshot has them too.
     watch.first_lost = watch.waiting.front().sequence;
     watch.waiting = {};
     watch.needs_snapshot = true;

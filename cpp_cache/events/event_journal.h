@@ -1,4 +1,4 @@
-// Reports to watchers what enters and leaves the tree.
+// Journal of the tree's changes for watchers.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@
 namespace tasuki::cache {
 
 // Owns the watchers, their bounded queues and, while there is one, the hash of every node's path.
-// Hashes nothing while nobody watches. Does not know allocations or ids of pages and slots. Thread
+// Hashes nothing without a watcher. Does not know allocations or ids of pages and slots. Thread
 // rule: single-threaded, as PrefixCache.
 //
-// Invariants: a parent is stored before its child and removed after it; what is stored is removed
+// Invariants: a parent is stored before its child and removed after it; a stored prefix is removed
 // once or cleared; a split or a move is no event. Cost of a change: its tokens.
 class EventJournal {
  public:
@@ -25,7 +25,7 @@ class EventJournal {
 
   // capacity: events that may wait undrained. REQUIRES: capacity >= 1.
   WatchId open(EventStream stream, std::int64_t capacity);
-  // Throws InvalidArgument where the watch is not open, as close() does.
+  // Throws InvalidArgument if the watch is not open, as close() does.
   EventBatch drain(WatchId id);
   void close(WatchId id);
   std::int64_t watchers() const { return static_cast<std::int64_t>(watches_.size()); }
@@ -49,7 +49,7 @@ class EventJournal {
   void evicting(const EvictionItem& item) {
     if (!watches_.empty() && !clearing_) report_evicted(item);
   }
-  // Between them everything is evicted, which is one event.
+  // Between begin and end everything is evicted, as one event.
   void begin_clearing() { clearing_ = true; }
   void end_clearing();
 
@@ -61,7 +61,7 @@ class EventJournal {
     std::optional<std::uint64_t> first_lost{};
     bool needs_snapshot = true;
   };
-  // What a node's children go on from.
+  // Hash state from which a node's children continue.
   struct Known {
     PrefixHasher hasher;
     PrefixHash before_end;  // one page up
@@ -74,7 +74,7 @@ class EventJournal {
   }
   Known at(const Node& node) const;
   Known before(const Node& node) const { return at(tree_.node(*node.parent)); }
-  // Hashes the node from `start` on, and gives `each` what every page of it adds.
+  // Hash the node from `start` on, and give `each` the added part of every page.
   template <typename Each>
   Known walk(const Node& node, std::int64_t start, Each each) const;
   void remember(const Node& node, const Known& known);
@@ -85,7 +85,7 @@ class EventJournal {
   void report_moved(const StateKey& state, std::uint8_t place);
   void report_evicted(const EvictionItem& item);
   CacheEvent event_of(EventKind kind, const StateKey& state) const;
-  // page: the tokens of a stored page, where somebody wants them.
+  // page: the tokens of a stored page, if a watcher wants them.
   void report(CacheEvent event, Tokens page = {});
   void report_on(EventStream stream, CacheEvent event);
   std::vector<CacheEvent> snapshot(EventStream stream);

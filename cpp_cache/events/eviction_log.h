@@ -1,4 +1,4 @@
-// Who had to make room for whom: the last evictions, and which of them took a given state.
+// Log of the last evictions: victim, beneficiary, and the eviction of a given state.
 #pragma once
 
 #include <cstdint>
@@ -16,26 +16,26 @@ namespace tasuki::cache {
 struct Eviction {
   std::int64_t sequence;  // 1, 2, 3, ... over the tree's life
   EvictionKind kind;
-  std::optional<CheckpointKind> checkpoint_kind;  // of a state
+  std::optional<CheckpointKind> checkpoint_kind;  // set for a state
   std::int64_t boundary;                          // tokens from the root to its end
   std::int64_t pages;                             // freed; of a state the pages its slot is worth
   std::optional<double> score;                    // of a policy that weighs: the least there was
   std::optional<AllocationId> allocation;         // that needed the room; nullopt: a flush
 };
 
-// Owns a bounded memory of decisions. Knows no tokens and no pages' ids; decides nothing.
-// Invariants: sequences have no gap, and each decision stands at its sequence, modulo kRemembered,
-// until the one that has its place; takers_ names only decisions that are still remembered.
+// Owns a bounded memory of decisions. Knows no tokens and no page ids; decides nothing. Invariants:
+// sequences have no gap, and each decision is at its sequence, modulo kRemembered, until a later
+// one takes the place; takers_ names only remembered decisions.
 class EvictionLog {
  public:
   static constexpr std::size_t kRemembered = 4096;
 
   void add(const EvictionItem& item, Eviction eviction);
-  // What took the state last; nullopt where that is forgotten.
+  // Return the last eviction of the state; nullopt if forgotten.
   std::optional<EvictedCheckpoint> find(const StateKey& key) const;
   // Decisions over the tree's life.
   std::int64_t count() const { return last_; }
-  // Those since the last call, oldest first, as far as they are remembered.
+  // Return the remembered decisions since the last call, oldest first.
   std::vector<Eviction> drain();
 
  private:
@@ -51,7 +51,7 @@ class EvictionLog {
   void forget(const Entry& entry);
 
   std::vector<Entry> entries_;
-  std::map<StateKey, std::int64_t> takers_;  // of states, by sequence
+  std::map<StateKey, std::int64_t> takers_;  // evictions of states, by sequence
   std::int64_t last_ = 0;
   std::int64_t drained_ = 0;
   std::int64_t pages_ = 0;  // freed by all

@@ -18,7 +18,7 @@ class SipHash {
         v2_(key.low ^ 0x6c7967656e657261ULL),
         v3_(key.high ^ 0x7465646279746573ULL) {}
 
-  // REQUIRES: what was absorbed before is a multiple of 8 bytes.
+  // REQUIRES: the bytes absorbed before are a multiple of 8.
   void absorb(const void* data, std::size_t size) {
     const auto* bytes = static_cast<const char*>(data);
     total_ += size;
@@ -63,7 +63,7 @@ class SipHash {
   }
 
   std::uint64_t v0_, v1_, v2_, v3_;
-  std::uint64_t rest_ = 0;  // the last bytes that fill no word
+  std::uint64_t rest_ = 0;  // last bytes of an incomplete word
   std::size_t total_ = 0;
 };
 

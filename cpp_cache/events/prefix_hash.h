@@ -1,4 +1,4 @@
-// Names for prefixes that reveal nothing of their tokens without the salt.
+// Names of prefixes that reveal nothing of their tokens without the salt.
 #pragma once
 
 #include <array>
@@ -22,8 +22,8 @@ struct PrefixHash {
 //   key          = SipHash("tasuki prefix v1", salt)        never leaves the process
 //   hash of ""   = SipHash(key, "")
 //   hash of p+t  = SipHash(key, hash of p + t)              t as int32, lowest byte first
-// where p is whole pages and t the next page, or the fewer tokens of a tail. A hash can be checked
-// against a guess only by who knows the salt; the tree itself never trusts one.
+// Here p is whole pages, and t the next page or the fewer tokens of a tail. Only a holder of the
+// salt can check a hash against a guess. The tree itself never trusts a hash.
 class PrefixHasher {
  public:
   PrefixHasher() = default;

@@ -1,4 +1,4 @@
-// Which node of a fleet holds which usable prefix, by the events of their `usable` streams.
+// Index of usable prefixes by node of a fleet, from the events of their `usable` streams.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace tasuki::cache {
 
-enum class FleetNode : std::uint16_t {};  // a number that the caller gives
+enum class FleetNode : std::uint16_t {};  // a number given by the caller
 
 // A node and how many tokens of a prompt it would not compute.
 struct Holder {
@@ -27,43 +27,43 @@ struct Beginning {
   std::uint64_t name;
 };
 
-// What a choice asks of a prompt, of one pass over its tokens.
+// Results of one pass over a prompt's tokens, for the choice of a node.
 struct LookUp {
   std::vector<Holder> holders;
   std::vector<Beginning> beginnings;
 };
 
-// Owns names of prefixes, never tokens: about 70 bytes a checkpoint. A prompt is looked up from its
-// deep end, one probe a page, in all nodes at once. What it answers is a hint: a name is kept as 64
-// of its 128 bits, of the part inside a page as 24, so an answer may be wrong once in 2^24.
+// Owns names of prefixes, never tokens: about 70 bytes per checkpoint. A prompt is looked up from
+// its deep end, one probe per page, in all nodes at once. The answer is a hint: a name is kept as
+// 64 of its 128 bits, the part inside a page as 24, so an answer may be wrong once in 2^24.
 //
 // Invariants:
-// 1. A checkpoint is listed under the whole pages before its end, once a node.
+// 1. A checkpoint is listed under the whole pages before its end, once per node.
 // 2. A list is not empty: the last holder takes it along.
-// 3. A node has at most kMostOfAPlace entries in a list: whatever it sends, others' lists stay
-//    short enough to be searched one by one.
+// 3. A node has at most kMostOfAPlace entries in a list, so that lists stay short enough for a
+//    linear search.
 class FleetIndex {
  public:
   static constexpr std::size_t kMostOfAPlace = 64;
 
-  // prefix: of `tokens` tokens; parent: of the whole pages before its last page or part of one.
-  // What is listed already stays as it is; what is too much for its list is left out.
+  // Store a name. prefix: of `tokens` tokens; parent: of the whole pages before its last page or
+  // part of one. A listed name is unchanged; beyond its list's limit it is left out.
   void store(FleetNode node, const PrefixHash& prefix, const PrefixHash& parent,
              std::int64_t tokens);
-  // What is not listed is let be.
+  // Remove a name, if it is listed.
   void remove(FleetNode node, const PrefixHash& prefix, const PrefixHash& parent,
               std::int64_t tokens);
-  // All of one node, which takes a look at everything: 20 ms at a million checkpoints.
+  // Forget all names of one node. Visits all entries: 20 ms at a million checkpoints.
   void forget(FleetNode node);
 
-  // The holders, and the beginnings: at each 512 tokens and, from 8K on, each eighth of the depth
-  // more, up to 32K, the last token left out. At most 40.
+  // Return the holders, and the prompt's beginnings: at each 512 tokens and, from 8K on, each
+  // eighth of the depth more, up to 32K, the last token left out. At most 40.
   LookUp look_up(Tokens prompt, std::string_view salt, std::size_t enough,
                  std::uint64_t seed) const;
 
-  // The deepest holders of a prefix of the prompt, deepest first, each node once with the most that
-  // it has, until there are `enough` of them. One token is left to compute. Who comes first of
-  // those that hold equally much is drawn by `seed`, so that a prefix that all share burdens all.
+  // Return the deepest holders of a prefix of the prompt, deepest first, each node once, until
+  // there are `enough` of them. One token is left to compute. `seed` orders holders of equal depth,
+  // so that a prefix common to all burdens all nodes.
   std::vector<Holder> holders(Tokens prompt, std::string_view salt, std::size_t enough,
                               std::uint64_t seed) const {
     return look_up(prompt, salt, enough, seed).holders;
@@ -75,7 +75,7 @@ class FleetIndex {
   struct Entry {
     FleetNode node;
     std::uint8_t inside;  // tokens behind the whole pages
-    std::uint32_t check;  // of the name of these tokens; 0 where there are none
+    std::uint32_t check;  // check bits of these tokens' name; 0 without tokens
 
     bool operator==(const Entry&) const = default;
   };

@@ -8,8 +8,7 @@ namespace tasuki::cache {
 
 namespace {
 
-// FNV-1a over words in four lanes that do not wait for each other, finished so that low bits depend
-// on all tokens.
+// FNV-1a over words in four independent lanes, finished so that low bits depend on all tokens.
 std::uint64_t hash_of(Tokens page) {
   constexpr std::uint64_t kPrime = 0x100000001b3ULL;
   std::uint64_t lanes[4] = {0xcbf29ce484222325ULL, 0x84222325cbf29ce4ULL, 0x9ce484222325cbf2ULL,
@@ -91,7 +90,7 @@ void ChildList::insert(NodeId child, std::uint64_t hash) {
 void ChildList::erase(NodeId child, std::uint64_t hash) {
   auto* gap = const_cast<Place*>(first_from(hash));
   while (gap->child() != child) ++gap;
-  // Those behind it come one place nearer to their homes.
+  // Move later entries one place nearer to their homes.
   for (auto* next = gap + 1; next != stop() && next->taken != 0; ++next) {
     if (places() + home_of(next->hash()) == next) break;
     *gap++ = *next;

@@ -11,7 +11,7 @@
 
 namespace tasuki::cache {
 
-// By what a child is found. Refers to the tokens. REQUIRES: page.size() == kPageTokens.
+// Key of a child. Refers to the tokens. REQUIRES: page.size() == kPageTokens.
 struct PageKey {
   PageKey(Tokens page);  // implicit: a page names itself
 
@@ -20,23 +20,23 @@ struct PageKey {
 };
 
 struct ChildEntry {
-  std::uint64_t hash;  // of the child's first page
+  std::uint64_t hash;  // hash of the child's first page
   NodeId node;
 
   auto operator<=>(const ChildEntry&) const = default;
 };
 
-// Owns the entries, in one piece of memory with their counts: one wait for memory to reach any.
-// Costs one pointer while it is empty. Several entries may have one hash. Iterators are invalid
-// after any change.
+// Owns the entries, in one piece of memory with their counts. Costs one pointer while it is empty.
+// Several entries may have one hash. Iterators are invalid after any change.
 //
-// A hash table with the order of a list: an entry's home is where its hash would stand if hashes
-// were spread exactly evenly, so that homes ascend as hashes do, and entries stand in order.
-// Invariants: a walk is in the order of (hash, node); an entry stands at its home or behind it with
-// no gap between; gaps are at most three of four places.
+// A hash table with the order of a list. An entry's home is its hash's position in an exactly even
+// spread, so homes ascend as hashes do, and entries are in order.
+//
+// Invariants: a walk is in the order of (hash, node); an entry is at its home or behind it without
+// a gap between; at most three of four places are used.
 //
 // Cost: insert, erase and find read the entries of one run without a gap: a few, whatever the
-// number of children, as long as hashes are spread. It grows by a third at once.
+// number of children, as long as hashes are spread. The table grows by a third at once.
 class ChildList {
  public:
   class Iterator;
@@ -56,10 +56,10 @@ class ChildList {
 
   // hash: of the child's first page.
   void insert(NodeId child, std::uint64_t hash);
-  // REQUIRES: the child is in, under that hash.
+  // REQUIRES: the list has the child under that hash.
   void erase(NodeId child, std::uint64_t hash);
 
-  // The first child of that hash that `is_it` holds for.
+  // Return the first child of that hash for which `is_it` holds.
   template <typename IsIt>
   std::optional<NodeId> find(std::uint64_t hash, IsIt is_it) const {
     if (!head_) return std::nullopt;
@@ -68,7 +68,7 @@ class ChildList {
     }
     return std::nullopt;
   }
-  // Where memory will be read for that hash; nullptr: nowhere.
+  // Return the address that a search for that hash reads first; nullptr: none.
   const void* expected_place(std::uint64_t hash) const {
     return head_ ? places() + home_of(hash) : nullptr;
   }
@@ -89,7 +89,7 @@ class ChildList {
   struct Head {
     std::uint32_t size;
     std::uint32_t homes;
-    std::uint32_t places;  // homes and, behind them, room for what their ends push on
+    std::uint32_t places;  // homes, and behind them room for the overflow at the end
   };
   static_assert(alignof(Place) <= sizeof(Head), "places follow the head");
 
@@ -98,7 +98,7 @@ class ChildList {
   std::size_t home_of(std::uint64_t hash) const {
     return static_cast<std::size_t>((hash >> 32) * head_->homes >> 32);
   }
-  // The first entry of that hash or a higher one, or the gap where it would stand.
+  // Return the first entry of that hash or a higher one, or the gap at its place.
   const Place* first_from(std::uint64_t hash) const;
   // Makes so many homes, with room behind them for one entry more at least.
   void rebuild(std::uint32_t homes);

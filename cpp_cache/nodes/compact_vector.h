@@ -1,4 +1,4 @@
-// A vector that costs one pointer while it is empty, for the lists that most nodes do not have.
+// A vector that costs one pointer while it is empty, for lists absent from most nodes.
 #pragma once
 
 #include <algorithm>

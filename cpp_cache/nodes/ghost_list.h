@@ -1,4 +1,4 @@
-// The bounded memory of what was evicted.
+// Bounded memory of evicted prefixes.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct Ghost {
   auto operator<=>(const Ghost&) const = default;
 };
 
-// Owns the order in which ghosts are forgotten; the ghosts themselves live in the tree. Bounded in
-// number and, since a node's run may be long, in tokens.
+// Owns the order in which ghosts are forgotten; the ghosts are in the tree. Bounded in number and
+// in tokens, because a node's run may be long.
 class GhostList {
  public:
   static constexpr std::int64_t kTokensPerGhost = 1024;
@@ -37,7 +37,7 @@ class GhostList {
  private:
   std::int64_t limit_;
   std::int64_t tokens_ = 0;
-  // Of its own, since entries come and go all the time; what it once had stays until the end.
+  // Own pool, because entries come and go all the time; its memory is kept until the end.
   std::pmr::unsynchronized_pool_resource pool_;
   std::pmr::set<Ghost> ghosts_{&pool_};
 };

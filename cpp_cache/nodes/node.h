@@ -1,4 +1,4 @@
-// One run of page-aligned tokens in the radix tree, and what hangs on its end.
+// One run of page-aligned tokens in the radix tree, with the entries at its end.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ struct Node {
   NodeId id{};
   std::optional<NodeId> parent{};  // nullopt: a root
   std::int32_t protected_children = 0;
-  std::uint64_t serial = 0;  // never reused: whether `id` is still the node that a cursor stood in
-  std::unique_ptr<const std::string> salt;  // of a root
+  std::uint64_t serial = 0;  // never reused; tells a cursor whether `id` is still its node
+  std::unique_ptr<const std::string> salt;  // set in a root
   std::vector<Token> tokens;                // of the edge; empty in a root
   std::vector<PageId> pages;                // in the arena
   std::int64_t depth = 0;                   // tokens from the root to this node's end
@@ -29,20 +29,20 @@ struct Node {
   bool checkpoint_evicted = false;  // a state stood at the end and was evicted since
   TierBits kv_below = 0;            // tiers below the arena that hold the run's KV
   StateBelow checkpoint_below{};    // and the state at its end
-  // Tokens by which a long prompt that was first seen went on from here to its end.
+  // Length of a long first-seen prompt from here to its end.
   std::optional<std::uint16_t> long_prompt_beyond;
   TailList tails;
   ChildList children;                       // that are resident
   ChildList ghost_children;                 // that are not: ghosts, or below the arena
   RunTrie<NodeId> first_pages;              // of the resident children
-  CompactVector<AllocationId> allocations;  // whose path ends inside this node
+  CompactVector<AllocationId> allocations;  // those whose path ends inside this node
   std::uint64_t page_hash = 0;              // of its first page: see PageKey
   Tick last_use = 0;
   Tick ghost_since = 0;
 
   std::int64_t start() const { return depth - static_cast<std::int64_t>(tokens.size()); }
   bool is_root() const { return !parent.has_value(); }
-  // It holds KV nowhere, and remembers that it did.
+  // Return true if it holds KV in no place and is only remembered.
   bool is_ghost() const { return !resident && kv_below == 0; }
   // An allocation needs this node's KV: it stands here or below.
   bool is_protected() const { return !allocations.empty() || protected_children > 0; }

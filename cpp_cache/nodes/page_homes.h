@@ -1,4 +1,4 @@
-// Where each page of the tree stands.
+// Map from pages of the tree to their nodes.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace tasuki::cache {
 
-// Owns a map of page ids to the nodes that hold them, as pages or in a tail. Entries of pages that
-// the tree does not hold are stale, and nobody asks for them.
+// Owns a map of page ids to the nodes that hold them, as pages or in a tail. Entries of other pages
+// are stale and never read.
 class PageHomes {
  public:
   explicit PageHomes(const CacheConfig& shape);

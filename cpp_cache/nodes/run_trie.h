@@ -1,4 +1,4 @@
-// Short runs of tokens, found by the start that they share with another.
+// Trie over short runs of tokens, searched by shared start.
 #pragma once
 
 #include <array>
@@ -15,14 +15,14 @@
 
 namespace tasuki::cache {
 
-// A Patricia tree. Owns one leaf a run, never the runs: `run_of(leaf)` tells the caller's tokens of
-// it. Costs one pointer while it is empty.
+// A Patricia tree. Owns one leaf per run, never the runs: `run_of(leaf)` returns the caller's
+// tokens. Costs one pointer while it is empty.
 //
-// Invariants: no two runs are equal, and none changes while it is in. Bits of a run are, for each
-// place of a token, whether it has one, then the token from its highest bit down; a fork stands at
-// the first bit in which the runs below it differ, and forks deeper down stand at later ones. So
-// the leaf that a run's own bits lead to shares the longest start with it that any leaf shares, and
-// of the runs below a fork at "has it one?" exactly one has none: their common start.
+// Invariants: no two runs are equal, and none changes while it is in. A run's bits are, for each
+// token position, one presence bit, then the token from its highest bit down. A fork is at the
+// first bit in which its runs differ; deeper forks are at later bits. So the leaf reached by a
+// run's own bits shares the longest start with it. Of the runs below a fork at a presence bit
+// exactly one ends there: their common start.
 //
 // Cost: the forks on one path, about log2 of the runs and never more than their bits; the tokens of
 // one leaf are read.
@@ -31,13 +31,13 @@ class RunTrie {
  public:
   bool empty() const { return body_ == nullptr; }
 
-  // The leaf with the longest common start; none where it is empty.
+  // Return the leaf with the longest common start; none if it is empty.
   std::optional<Leaf> nearest(Tokens run) const {
     if (!body_) return std::nullopt;
     return leaf_by(run);
   }
 
-  // Visits the leaves whose whole run is how `run` begins, or all of it: shortest first.
+  // Visit the leaves whose run is a prefix of `run`, shortest first.
   template <typename RunOf, typename Visit>
   void for_each_start(Tokens run, RunOf run_of, Visit visit) const {
     if (!body_) return;
@@ -111,10 +111,10 @@ class RunTrie {
   using ForkId = std::uint32_t;
   using Link = std::variant<ForkId, Leaf>;
 
-  // Of a bit: the token's place, and which of its 33.
+  // Position of a bit: the token's place, and one of its 33 bits.
   struct Place {
     std::uint16_t token;
-    std::uint16_t bit;  // 0: whether there is one; then from the highest down
+    std::uint16_t bit;  // 0: presence; then from the highest bit down
 
     auto operator<=>(const Place&) const = default;
   };

@@ -1,4 +1,4 @@
-// What stands, and what once stood, inside the page that follows a node.
+// Tails of a node: present and former runs inside its following page.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct Checkpoint {
   std::int32_t pins = 0;      // allocations that fork from it (of a tail: or whose page it took)
 };
 
-// The tiers below the arena that hold a state, and while there are any its kind.
+// Tiers below the arena that hold a state, with its kind while there are any.
 struct StateBelow {
   TierBits tiers : 4 = 0;
   std::uint8_t kind : 4 = 0;
@@ -47,19 +47,19 @@ struct Tail {
   bool is_ghost() const { return !resident() && below.tiers == 0; }
 };
 
-// By what all tails of one node were weighed when they were last listed: see StateWorth.
+// Weights of a node's tails when they were last listed: see StateWorth.
 struct TailWeighing {
   std::int64_t above = 0;        // tokens of the nearest state above them
-  std::int64_t pages_alone = 0;  // that only the path to the one tail needs; 0 where there are more
+  std::int64_t pages_alone = 0;  // needed by the path to the one tail only; 0 with more tails
 
   bool operator==(const TailWeighing&) const = default;
 };
 
-// Owns the tails of one node, ghosts included. Any number of short answers may end behind one
-// system prompt, so nothing here but a walk over all of them costs more than O(log n). Costs one
-// pointer while it is empty. A tail stays where it is in memory until it is dropped.
+// Owns the tails of one node, ghosts included. Many short answers may end behind one system prompt,
+// so only a walk over all of them costs more than O(log n). Costs one pointer while it is empty. A
+// tail stays at its address until it is dropped.
 //
-// Invariants: no two tails have the same tokens; a tail is found among those that stand exactly
+// Invariants: no two tails have the same tokens; a tail is found among the resident ones exactly
 // while it is resident; a walk is in the order of ids.
 class TailList {
  public:
@@ -73,12 +73,12 @@ class TailList {
   Iterator end() const { return body_ ? body_->tails.end() : Iterator(); }
 
   const Tail* find(TailId id) const;
-  // Of a resident one.
+  // Find a resident tail.
   const Tail* find(PageId page) const;
   const Tail* find(Tokens tokens) const;
-  // Tokens at the start of `run` that the nearest resident tail shares.
+  // Return the number of tokens at the start of `run` shared with the nearest resident tail.
   std::int64_t common_with(Tokens run) const;
-  // Visits the tails whose tokens are how `run` begins: resident ones, then ghosts, shortest first.
+  // Visit the tails whose tokens are a prefix of `run`: resident ones, then ghosts, shortest first.
   template <typename Visit>
   void for_each_start(Tokens run, Visit visit) const {
     for_each_resident_start(run, visit);
@@ -92,8 +92,8 @@ class TailList {
 
   // REQUIRES: it is resident, younger than all others, and none has its tokens.
   void add(Tail tail);
-  // One that stands below the arena alone. REQUIRES: it is younger than all others, and none has
-  // its tokens.
+  // Add a tail that exists only below the arena. REQUIRES: it is younger than all others, and none
+  // has its tokens.
   void add_gone(Tail tail);
   // The state of a resident tail. REQUIRES: there is such a tail.
   Checkpoint& state(TailId id) { return *body_->tails.at(id).state; }
@@ -103,7 +103,7 @@ class TailList {
   // REQUIRES: it is not resident.
   void revive(TailId id, PageId page, const Checkpoint& state);
   void mark_ghost(TailId id, Tick now) { body_->tails.at(id).ghost_since = now; }
-  // It is not resident then. Returns what it held. REQUIRES: it is resident.
+  // Make the tail non-resident. Returns its page and slot. REQUIRES: it is resident.
   std::pair<PageId, SlotId> evict(TailId id, Tick now);
   // REQUIRES: it is a ghost.
   void forget(TailId id);

@@ -1,4 +1,4 @@
-// Where requests leave long prompts that were seen once before: learnt, never assumed.
+// Learnt depths at which requests leave long prompts that were seen once before.
 #pragma once
 
 #include <array>
@@ -7,21 +7,21 @@
 
 namespace tasuki::cache {
 
-// A prompt that is about to be computed.
+// A prompt before its computation.
 struct LongPrompt {
   std::int64_t tokens;
   std::int64_t fresh;   // of these, tokens at the end that were never seen
-  std::int64_t usable;  // what a state serves already
+  std::int64_t usable;  // tokens served by an existing state
 };
 
-// Counts long first-seen prompts by length, and for each how far before its end the next request
-// left it, in half octaves. From that follows where a state inside such a prompt would serve most.
-// All counts fade. Does not know tokens, nodes or policies. Deterministic.
+// Counts long first-seen prompts by length, and for each the distance from its end at which the
+// next request left it, in half octaves. The counts give the most useful places for states inside
+// such a prompt. All counts fade. Does not know tokens, nodes or policies. Deterministic.
 class BranchDepths {
  public:
   static constexpr std::size_t kMostPoints = 3;
 
-  // `slot_tokens`: tokens whose KV takes as many bytes as a slot; `attention_cost`: as CacheConfig.
+  // `slot_tokens`: tokens with as many bytes of KV as a slot; `attention_cost`: as CacheConfig.
   BranchDepths(std::int64_t slot_tokens, double attention_cost)
       : slot_tokens_(slot_tokens), attention_cost_(attention_cost) {}
 
@@ -33,13 +33,13 @@ class BranchDepths {
   // A request left such a prompt after `depth` tokens. REQUIRES: depth < prompt_tokens.
   void left(std::int64_t prompt_tokens, std::int64_t depth);
 
-  // Boundaries in the fresh part, ascending, at most kMostPoints, in whole pages: those that save
-  // most prefill in expectation, each more than `price` (prefill of one token is 1).
+  // Return boundaries in the fresh part, ascending, at most kMostPoints, in whole pages. They save
+  // the most prefill in expectation, each more than `price` (prefill of one token is 1).
   std::vector<std::int64_t> points(const LongPrompt& prompt, double price) const;
 
  private:
   static constexpr std::size_t kRows = 16;     // of length: octaves
-  static constexpr std::size_t kColumns = 32;  // of distance from the end: half octaves of a page
+  static constexpr std::size_t kColumns = 32;  // half octaves of a page, by distance from the end
 
   struct Row {
     double prompts = 0;

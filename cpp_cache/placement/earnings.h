@@ -1,4 +1,4 @@
-// What a page of the cache earns, on average of late.
+// Average earnings of a cached page, recent ones weighing more.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Where allocations keep states inside long first-seen prompts.
+// Placement of states inside long first-seen prompts.
 #pragma once
 
 #include <cstdint>
@@ -14,24 +14,25 @@
 
 namespace tasuki::cache {
 
-// Owns what was learnt of where requests leave long prompts, and of what a page earns. Reads the
-// tree, and marks in it where long prompts ended.
+// Owns the learnt depths and the earnings of a page. Reads the tree, and marks the ends of long
+// prompts in it.
 class InteriorPlacement {
  public:
-  // Where a request leaves the KV of a long prompt.
+  // Place at which a request leaves the KV of a long prompt.
   struct LeftPrompt {
-    std::int64_t tokens;  // of the whole prompt
+    std::int64_t tokens;  // length of the whole prompt
     std::int64_t depth;
   };
 
   InteriorPlacement(const CacheConfig& config, RadixTree& tree);
 
-  // The long prompt, if any, whose KV a request leaves. Before room is made, which may drop nodes.
+  // Return the long prompt whose KV a request leaves, if any. Call before room is made, because
+  // that may drop nodes.
   std::optional<LeftPrompt> left_prompt(const Found& found) const;
-  // Learns from what an admitted request left; returns where its own first-seen part should keep
-  // states.
+  // Learn from the prompt that an admitted request left. Returns the places for states in its own
+  // first-seen part.
   std::vector<std::int64_t> place(const std::optional<LeftPrompt>& left, const Match& match);
-  // For where later prompts leave it. REQUIRES: the allocation inserted its prompt's end there.
+  // Mark the prompt's end for later prompts. REQUIRES: the allocation inserted it at that node.
   void mark_prompt_end(const Allocation& allocation, const Node& end);
   // Something was evicted: pages have a price from now on.
   void evicted() { earnings_.evicted(); }

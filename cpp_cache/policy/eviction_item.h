@@ -1,4 +1,4 @@
-// What may be evicted, and what is known of it. Plain values.
+// Items for eviction, with their worth. Plain values.
 #pragma once
 
 #include <cstdint>
@@ -19,25 +19,25 @@ struct EvictionItem {
   EvictionKind kind;
   Tick last_use;
   NodeId node;
-  std::optional<TailId> tail;  // of kTail
+  std::optional<TailId> tail;  // set for kTail
   bool probationary = false;   // another state nearby serves nearly as well, until this one is used
 
   auto operator<=>(const EvictionItem&) const = default;
 };
 
-// What evicting a state loses and frees.
+// Loss and gain of evicting a state.
 struct Worth {
   double gain = 0;         // prefill of one token is 1: saved over the nearest state above
   std::int64_t pages = 1;  // freed at once or made worthless; a slot counts as the pages of a slab
-  std::int64_t paths_below = 0;  // of a node: that lead on from it
+  std::int64_t paths_below = 0;  // of a node: number of paths that lead on from it
 };
 
-// What is known of a state when it is inserted.
+// Facts about a state at its insertion.
 struct Birth {
   CheckpointKind kind = CheckpointKind::kTurnEnd;
   TurnHint hint = TurnHint::kUnknown;
   std::int64_t boundary = 0;
-  std::int64_t turns = 0;  // of the conversation before it
+  std::int64_t turns = 0;  // turns of the conversation before it
 };
 
 }  // namespace tasuki::cache

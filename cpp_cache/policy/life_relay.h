@@ -9,8 +9,9 @@
 
 namespace tasuki::cache {
 
-// Acts as the arena's policy, which it owns. The lives of states, and time, are relayed to the
-// other policies as well, each of which lists items of its own: one reuse model, one policy a tier.
+// Acts as the arena's policy, and owns it. Relays the lives of states, and time, to the other
+// policies; each of them lists items of its own. So there is one reuse model and one policy per
+// tier.
 class LifeRelay final : public EvictionPolicy {
  public:
   explicit LifeRelay(std::unique_ptr<EvictionPolicy> arena) : arena_(std::move(arena)) {}

@@ -22,7 +22,7 @@ EvictionItem LruPolicy::item_of(const Key& key) {
 void LruPolicy::remove(const EvictionItem& item) {
   Order& order = order_of(item);
   const Key key = key_of(item);
-  // Nearly always the victim, which needs no search.
+  // Nearly always the victim: no search.
   const auto at = !order.empty() && *order.begin() == key ? order.begin() : order.find(key);
   if (at != order.end()) order.erase(at);
 }

@@ -26,7 +26,7 @@ class LruPolicy final : public EvictionPolicy {
     Tick last_use;  // the highest bit: not on probation
     NodeId node;
     EvictionKind kind;
-    TailId tail;  // TailId{} where there is none: real ones start at 1
+    TailId tail;  // TailId{} for none: real ones start at 1
 
     auto operator<=>(const Key&) const = default;
   };
@@ -39,7 +39,7 @@ class LruPolicy final : public EvictionPolicy {
     return item.kind == EvictionKind::kLeafPages ? worthless_ : states_;
   }
 
-  // Of its own, since entries come and go all the time; what it once had stays until the end.
+  // Own pool, because entries come and go all the time; its memory is kept until the end.
   std::pmr::unsynchronized_pool_resource pool_;
   Order worthless_{&pool_};
   Order states_{&pool_};

@@ -76,7 +76,7 @@ std::optional<EvictionItem> MarconiPolicy::victim() const {
   for (const auto& [item, worth] : states_) {
     if (worth.paths_below <= 1) consider(item, worth);
   }
-  // Where every state is a fork the paper names no victim, but a request waits for room.
+  // If every state is a fork, the paper names no victim, but a request waits for room.
   if (candidates.empty()) {
     for (const auto& [item, worth] : states_) consider(item, worth);
   }

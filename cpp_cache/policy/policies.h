@@ -9,7 +9,7 @@
 namespace tasuki::cache {
 
 std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind);
-// For a tier below: one that learns judges by what the arena's learnt, if that learns. REQUIRES:
+// Make the policy of a tier. A learning one uses the arena's model, if there is one. REQUIRES:
 // `arena` outlives it.
 std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, const EvictionPolicy& arena);
 

@@ -9,13 +9,14 @@ namespace tasuki::cache {
 namespace {
 
 constexpr double kWeight = 1;     // events that the wider group counts for
-constexpr double kFade = 0.9995;  // of all evidence at each learning
+constexpr double kFade = 0.9995;  // factor on all evidence at each learning
 
 double seconds_in(std::int32_t bucket) {
   return bucket == 0 ? 1.0 : 0.5 * std::exp2(static_cast<double>(bucket));
 }
 
-// Hints, kind and whether superseded: what decides most, so that a rare class leans on it first.
+// Group by hint, kind and superseded or not: these matter most, so a rare class uses this group
+// first.
 std::int32_t family_of(std::int32_t group) { return group / 16 % 6 * 4 + group % 4; }
 constexpr std::int32_t kFamilies = 24;
 
@@ -74,7 +75,7 @@ void ReuseModel::learn(std::int64_t now_ms) {
       past.reuses *= kFade;
       past.seconds *= kFade;
       Evidence seen = past;
-      // What is in the bucket now has been at risk there without a reuse so far.
+      // Entries still in the bucket have been at risk there without a reuse so far.
       seen.seconds += static_cast<double>(risk.count * now_ms - risk.sum_of_entries_ms) / 1000;
       classes[cell(group, bucket)] = seen;
       Evidence& family = families[static_cast<std::size_t>(family_of(group) * kBuckets + bucket)];

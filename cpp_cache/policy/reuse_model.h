@@ -9,7 +9,7 @@
 
 namespace tasuki::cache {
 
-// The features by which states are distinguished.
+// Features that distinguish states.
 struct ReuseClass {
   CheckpointKind kind;
   TurnHint hint;
@@ -20,19 +20,19 @@ struct ReuseClass {
   std::int32_t index() const;
 };
 
-// Counts reuses and time at risk by class and age, and turns them into two indices of eviction:
-// the hazard (chance of use in the next moment) and the Gittins index (best ratio, over all times
-// to give up, of the chance of use by then to the time held until then). A rare class leans on the
-// wider groups it belongs to. All time is injected.
+// Counts reuses and time at risk by class and age, and turns them into two indices of eviction: the
+// hazard (chance of use in the next moment) and the Gittins index (best ratio, over all times to
+// give up, of the chance of use by then to the time held until then; Gittins 1979). A rare class
+// uses the evidence of its wider groups. All time is injected.
 class ReuseModel {
  public:
   static constexpr std::int32_t kClasses = 6 * 3 * 2 * 4 * 4;
-  static constexpr std::int32_t kBuckets = 24;  // of age: up to 1 s, then doubling
+  static constexpr std::int32_t kBuckets = 24;  // buckets of age: up to 1 s, then doubling
 
   ReuseModel();
 
   static std::int32_t bucket_of(std::int64_t age_ms);
-  // Age at which a state leaves the bucket; none leaves the last.
+  // Return the age at which a state leaves the bucket; none leaves the last.
   static std::int64_t end_of(std::int32_t bucket) { return std::int64_t{1000} << bucket; }
 
   // A state is at risk in (group, bucket) from enter to leave.

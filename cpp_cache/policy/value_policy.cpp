@@ -123,7 +123,7 @@ void ValuePolicy::born(const StateKey& key, const Birth& birth) {
     life_of(key, birth);
     return;
   }
-  // A ghost comes back: it stays what it was, but for a branch that it turned out to be.
+  // A returned ghost keeps its kind, unless it proved to be a branch.
   if (birth.kind != CheckpointKind::kBranch) return;
   Life& life = found->second;
   if (life.listed) withdraw(key, life);
@@ -178,7 +178,7 @@ void ValuePolicy::inherited(const StateKey& dropped, const StateKey& heir) {
   if (from == lives_.end() || to == lives_.end()) return;
   Life& life = to->second;
   if (from->second.since_ms < life.since_ms) return;
-  // It goes on waiting for those who branch off, which is another question.
+  // It goes on waiting for requests that branch off; inheritance does not concern it.
   if (life.traits.kind == CheckpointKind::kInterior) return;
   if (life.listed) withdraw(heir, life);
   end_risk(life);
@@ -217,7 +217,7 @@ bool ValuePolicy::is_superseded(const StateKey& key) const {
 std::int64_t ValuePolicy::turns(const StateKey& key) const {
   const auto found = lives_.find(key);
   if (found == lives_.end()) return 0;
-  // What many share is no evidence of the conversation that starts from it.
+  // A prefix shared by many is no evidence about one conversation that starts from it.
   const ReuseClass& traits = found->second.traits;
   const bool is_shared = traits.kind == CheckpointKind::kBranch ||
                          traits.kind == CheckpointKind::kMark ||

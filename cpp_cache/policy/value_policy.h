@@ -1,4 +1,4 @@
-// Evicts what is worth least: chance of use x prefill saved / bytes freed.
+// Evicts the state of least worth: chance of use x prefill saved / bytes freed.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@
 
 namespace tasuki::cache {
 
-// Owns what is known of every state, evicted ones included, and what it learnt from their lives.
-// States of one class and age share one index, so that they are ordered by gain a byte alone: a
-// victim is found among as many heads as there are classes and ages, whatever the tree's size.
-// Deterministic: time is injected, ties are broken by key.
+// Owns the features of every state, evicted ones included, and the model learnt from their lives.
+// States of one class and age share one index and are ordered by gain per byte: a victim is the
+// least of as many heads as there are classes and ages, whatever the tree's size. Deterministic:
+// time is injected, ties are broken by key.
 class ValuePolicy final : public EvictionPolicy {
  public:
   ValuePolicy() : indices_(&model_) {}
-  // Judges by what another learns, which sees more of the same traffic. REQUIRES: it outlives this.
+  // Use the model of another policy that sees more of the same traffic. REQUIRES: it outlives this.
   explicit ValuePolicy(const ReuseModel& teacher) : indices_(&teacher) {}
   ValuePolicy(const ValuePolicy&) = delete;
   ValuePolicy& operator=(const ValuePolicy&) = delete;
@@ -47,7 +47,7 @@ class ValuePolicy final : public EvictionPolicy {
   std::int64_t turns(const StateKey& key) const override;
   StateKey waiting_for(const StateKey& key) const override;
 
-  // Keeps what was learnt; the next victim follows the other order.
+  // Keep the learnt model; the next victim follows the other order.
   void follow(PolicyKind kind) override;
 
  private:
@@ -79,11 +79,11 @@ class ValuePolicy final : public EvictionPolicy {
 
   bool by_recency_ = false;
   ReuseModel model_;
-  const ReuseModel* indices_;  // that victims are chosen by: model_ or a teacher's
+  const ReuseModel* indices_;  // model for choosing victims: model_ or a teacher's
   LruPolicy recency_;          // of every item, so that worthless KV goes by age
   std::int64_t worthless_ = 0;
   Lives lives_;
-  std::map<StateKey, StateKey> heirs_;  // of states without a life of their own
+  std::map<StateKey, StateKey> heirs_;  // for states without a life of their own
   std::map<std::pair<std::int32_t, std::int32_t>, Heads> shelves_;  // by (group, bucket)
   std::priority_queue<Due, std::vector<Due>, std::greater<>> due_;
   std::int64_t now_ms_ = 0;

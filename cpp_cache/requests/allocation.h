@@ -1,4 +1,4 @@
-// What one request holds, from allocate() to release().
+// Ids held by one request, from allocate() to release().
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ enum class AllocationState : std::uint8_t {
   kVoid,     // what it was to start from was not loaded: only release() may follow
 };
 
-// A state that is being loaded for it: what it starts from once that has landed.
+// A state that is being loaded: the request starts from it after the load.
 struct PendingLoad {
   TierLoad plan;
   StoredState stored;
@@ -40,7 +40,7 @@ struct Allocation {
   std::vector<Token> kept{};  // tokens from first_kept on
   std::optional<SlotId> cow_source_slot{};
   std::optional<std::pair<PageId, PageId>> tail_copy{};
-  std::optional<PageId> source_page{};  // the tail's, where the state stands inside a page
+  std::optional<PageId> source_page{};  // the tail's page, if the state is inside a page
   std::optional<StateKey> source{};     // the state that it started from
   std::vector<StateKey> pinned_states{};
   std::vector<PageId> pages{};
@@ -50,13 +50,13 @@ struct Allocation {
   std::vector<SlotId> destination_slots{};  // handed out by take_checkpoint_slot
   std::optional<CursorId> cursor{};
   std::int64_t turns = 0;                  // of its conversation before it, as far as is known
-  std::optional<StateKey> latest_state{};  // deepest that it used or inserted
+  std::optional<StateKey> latest_state{};  // deepest used or inserted state
   bool is_sampled = false;                 // the policies are tried with it
   std::vector<InsertedState> inserted{};   // states, in order, if it is sampled
-  std::optional<StateKey> prompt_state{};  // that it inserted at its prompt's end
-  // The end of an earlier message of its conversation, in whose place it inserted a later one.
+  std::optional<StateKey> prompt_state{};  // state inserted at its prompt's end
+  // End of an earlier message of its conversation; a later one was inserted in its place.
   std::optional<StateKey> replaced_state{};
-  std::optional<PendingLoad> load{};  // it is granted until that has ended
+  std::optional<PendingLoad> load{};  // the allocation is granted until the load has ended
   AllocationState state = AllocationState::kWorking;
 
   std::int64_t tokens() const { return first_kept + static_cast<std::int64_t>(kept.size()); }

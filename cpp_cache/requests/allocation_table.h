@@ -1,4 +1,4 @@
-// The allocations that are alive.
+// Table of live allocations.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 
 namespace tasuki::cache {
 
-// Owns them, and gives ids that are never used again. Errors name the calls and objects as Python
-// does: an allocation.
+// Owns them, and gives ids that are never reused. Errors name calls and objects as Python does: an
+// allocation.
 class AllocationTable {
  public:
   // The id of the next one to be added.
   AllocationId next_id() const { return static_cast<AllocationId>(next_); }
-  // One that holds nothing, under next_id(): for the caller to fill.
+  // Add an empty allocation under next_id(), for the caller to fill.
   Allocation& add();
   void erase(AllocationId id) { allocations_.erase(id); }
 
-  // Throws InvalidArgument where it was released, as the two below.
+  // Throws InvalidArgument after its release, as the two below.
   const Allocation& at(AllocationId id) const;
   Allocation& at(AllocationId id);
   // Throws InvalidArgument, beginning with the verb, unless it may still be written and inserted.

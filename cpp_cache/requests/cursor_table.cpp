@@ -36,7 +36,7 @@ std::optional<StateKey> CursorTable::close(CursorId id) {
   cursors_.erase(id);
   if (!end) return std::nullopt;
   leave(*end);
-  // A fork that has not gone on yet still waits at the same end.
+  // A fork without a turn of its own still waits at the same end.
   if (waiting_.contains(*end) || !tree_.alive(end->state.node, end->serial)) return std::nullopt;
   return end->state;
 }

@@ -1,4 +1,4 @@
-// Places in the tree where sessions stand.
+// Positions of sessions in the tree.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@
 
 namespace tasuki::cache {
 
-// Owns the open cursors; reads the tree. A cursor vouches that prompts given with it extend what
-// was inserted under it. Its node may be gone: then it stands nowhere. Every method throws
-// InvalidArgument on a cursor that is not open, but for move() and end_turn(), which ignore it: a
-// session may be closed while its request runs.
+// Owns the open cursors; reads the tree. A cursor vouches that its prompts extend the tokens
+// inserted under it. After its node is gone it has no position. Every method throws InvalidArgument
+// on a cursor that is not open, except move() and end_turn(): a session may be closed while its
+// request runs.
 //
-// Invariant: waiting_ counts the open cursors by where their latest turns ended. Every method costs
+// Invariant: waiting_ counts the open cursors by the end of their latest turns. Every method costs
 // O(log n) of the open cursors.
 class CursorTable {
  public:
@@ -26,16 +26,17 @@ class CursorTable {
 
   CursorId open(std::string_view salt);
   CursorId fork(CursorId id);
-  // Returns the state at which the session waited, if it stands and no other session waits there.
+  // Close the cursor. Returns the state at which the session waited, if it exists and no other
+  // session waits there.
   std::optional<StateKey> close(CursorId id);
 
-  // From where the prompt need not be compared, if anywhere: the page before is. Throws
-  // InvalidArgument where the cursor was opened under another salt.
+  // Return the position before which the prompt need not be compared, if any: the page before it is
+  // compared. Throws InvalidArgument if the cursor was opened under another salt.
   std::optional<Position> start_of(CursorId id, Tokens prompt, std::string_view salt) const;
 
   void move(CursorId id, Position place);
   void end_turn(CursorId id, const StateKey& end);
-  // Whether an open session's latest turn ended in the state. serial: of its node.
+  // Return true if an open session's latest turn ended in the state. serial: the node's.
   bool waits_at(const StateKey& state, std::uint64_t serial) const {
     return waiting_.contains({state, serial});
   }
@@ -44,7 +45,7 @@ class CursorTable {
  private:
   struct TurnEnd {
     StateKey state;
-    std::uint64_t serial;  // of its node
+    std::uint64_t serial;  // its node's serial
 
     auto operator<=>(const TurnEnd&) const = default;
   };
@@ -52,7 +53,7 @@ class CursorTable {
     std::string salt;
     std::optional<Position> place{};
     std::uint64_t serial = 0;      // of place's node
-    std::optional<TurnEnd> end{};  // of its latest turn
+    std::optional<TurnEnd> end{};  // end of its latest turn
   };
 
   const Cursor& at(CursorId id) const;

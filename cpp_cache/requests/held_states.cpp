@@ -11,7 +11,7 @@ struct Ranked {
   HeldState state;
   Tick last_use;
 
-  // Ties by name, so that the same tree is listed the same.
+  // Break ties by name, so that equal trees give equal lists.
   bool operator<(const Ranked& other) const {
     const auto rank = [](const Ranked& each) {
       return std::tuple(each.state.awaited, each.state.value.value_or(0), each.last_use);
@@ -68,8 +68,8 @@ class Lister {
     return has_state(node) || above_state_[place(node)];
   }
 
-  // Whether one path goes on from the node's end to a state, or a request does to its own: the next
-  // one resumes there.
+  // Return true if exactly one path, or a request's own, goes on from the node's end to a state:
+  // the next request resumes there.
   bool is_on_the_way(const Node& node) const {
     std::int64_t ways = node.tails.resident();
     for (const ChildEntry child : node.children) {
@@ -79,7 +79,7 @@ class Lister {
     return ways == 1 || (ways == 0 && node.is_protected());
   }
 
-  // The same from inside the page that follows.
+  // The same for a tail, inside the following page.
   bool is_on_the_way(const Node& node, const Tail& tail) const {
     const auto own = static_cast<std::int64_t>(tail.tokens.size());
     if (tree_.common_with_child(node, tail.tokens) < own) return false;

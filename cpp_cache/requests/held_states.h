@@ -1,4 +1,4 @@
-// The states that stand, the most valuable first.
+// List of existing states, the most valuable first.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace tasuki::cache {
 
-// A state that nobody forks from now. Names it for as long as it stands.
+// A state without a running fork. Names it while it exists.
 struct HeldState {
   StateKey key;
   std::uint64_t serial;         // of its node
@@ -21,15 +21,16 @@ struct HeldState {
   std::optional<double> value;  // to the policy, a page; nullopt: it only orders by age
 };
 
-// The tokens behind which a state stands.
+// A state's tokens.
 struct StatePath {
   std::string salt;
   std::vector<Token> tokens;
 };
 
-// The `limit` most valuable: those that sessions wait at, then by the policy's value, then by last
-// use. None that the policy expects no use of, and none from which one path leads on to another,
-// but for those that a session waits at. Changes nothing. Cost: the nodes and states that stand.
+// Return the `limit` most valuable states: first those at which sessions wait, then by the policy's
+// value, then by last use. Left out: states without expected use, and states from which one path
+// leads on to another state, unless a session waits there. Changes nothing. Cost: all nodes and
+// states.
 std::vector<HeldState> most_valuable(const RadixTree& tree, const CursorTable& cursors,
                                      std::int64_t limit);
 

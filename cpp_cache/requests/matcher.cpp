@@ -14,7 +14,7 @@ namespace tasuki::cache {
 
 namespace {
 
-// Nodes of a path that takes nothing from the heap.
+// Length of a path that takes no memory from the heap.
 constexpr std::size_t kUsualPath = 16;
 
 std::int64_t length(Tokens tokens) { return static_cast<std::int64_t>(tokens.size()); }
@@ -25,7 +25,8 @@ Tokens from(Tokens tokens, std::int64_t start) {
 
 std::int64_t whole_pages(std::int64_t tokens) { return tokens / kPageTokens * kPageTokens; }
 
-// Where each reason ends, in tokens from the start; one that ends before another began takes none.
+// End of each reason, in tokens from the start. A reason that ends before another began has no
+// tokens.
 struct Ends {
   std::int64_t usable;
   std::int64_t below;
@@ -37,11 +38,14 @@ struct Ends {
   std::int64_t prompt;
 };
 
-// From usable on, each reason takes the tokens up to where it ends:
-//   [usable, state in a tier) below   [.., evicted state) checkpoint_evicted
+// From the usable tokens on, each reason has the tokens up to its end:
+//   [usable, state in a tier) below
+//   [.., evicted state) checkpoint_evicted
 //   [.., KV at or before the cap) never_checkpointed
-//   [.., KV in part of a page or beyond the cap) alignment   [.., live allocation) in_flight
-//   [.., evicted KV) kv_evicted   [.., prompt) new
+//   [.., KV in part of a page or beyond the cap) alignment
+//   [.., live allocation) in_flight
+//   [.., evicted KV) kv_evicted
+//   [.., prompt) new
 MissReasons miss_reasons_between(const Ends& ends) {
   MissReasons miss_reasons;
   std::int64_t done = ends.usable;
@@ -63,20 +67,20 @@ MissReasons miss_reasons_between(const Ends& ends) {
 
 }  // namespace
 
-// What stands along a walk, as token counts from the root.
+// Entries along a walk, as token counts from the root.
 struct Matcher::Survey {
   std::int64_t cap;                      // prompt - 1
   std::int64_t kv;                       // pages, or the end of a tail that matches whole
   std::optional<StateKey> source{};      // deepest state at or before cap
   std::int64_t usable = 0;               // where it stands
   std::int64_t usable_pages = 0;         // whole pages below it
-  std::optional<CheckpointKind> kind{};  // of source
+  std::optional<CheckpointKind> kind{};  // kind of the source
   std::int64_t evicted_state = 0;        // deepest state at or before cap that is gone
   std::optional<StateKey> evicted{};     // that state
   std::int64_t evicted_kv = 0;           // deepest KV that is gone
   bool state_at_end = false;             // a state stands at exactly the prompt's end
 
-  // The same of states at ends of pages alone: what stands inside a page is not looked at.
+  // The same for states at ends of pages only; tails are not looked at.
   struct {
     bool found = false;
     std::int64_t usable = 0;
@@ -180,7 +184,7 @@ Matcher::Survey Matcher::survey(Tokens prompt, const Walk& walk) const {
       pages.evicted_state = std::max(pages.evicted_state, node.depth);
     }
   };
-  // Deepest first: below a state that is usable nothing shallower matters.
+  // Deepest first: below a usable state no shallower one matters.
   for (const NodeId id : std::views::reverse(walk.path)) {
     const Node& node = tree_.node(id);
     if (node.depth > walk.matched) continue;
@@ -196,7 +200,7 @@ void Matcher::add_stored(Tokens prompt, const Walk& walk, std::int64_t usable, F
   for (const NodeId id : std::views::reverse(walk.path)) {
     const Node& node = tree_.node(id);
     if (node.depth > walk.standing) continue;
-    std::vector<const Tail*> tails;  // shortest first, but for those that stand before the others
+    std::vector<const Tail*> tails;  // shortest first, after resident ones
     node.tails.for_each_start(from(prompt, node.depth), [&](const Tail& tail) {
       const std::int64_t end = node.depth + length(tail.tokens);
       if (!tail.resident() && tail.below.tiers != 0 && end <= cap && end > usable) {
@@ -240,7 +244,8 @@ void Matcher::add_stored(const StateKey& key, std::int64_t boundary, const Walk&
   found.stored.push_back(place);
 }
 
-// Tokens after the last whole page that a page in the tree shares with the prompt.
+// Return the number of tokens after the last whole page that a page in the tree shares with the
+// prompt.
 std::int64_t Matcher::partial_page(Tokens prompt, const Walk& walk) const {
   const Tokens rest = from(prompt, walk.resident);
   if (rest.empty()) return 0;
@@ -256,8 +261,8 @@ std::int64_t Matcher::partial_page(Tokens prompt, const Walk& walk) const {
   return std::max(tree_.common_with_child(*node, rest), node->tails.common_with(rest));
 }
 
-// How far some live allocation's tokens agree with the prompt. An allocation stands in the node
-// where its path ends, so only those along the walk can go on where the tree stops.
+// Return the number of tokens that a live allocation shares with the prompt. An allocation is
+// listed in the node of its path's end, so only those along the walk can go on beyond the tree.
 std::int64_t Matcher::in_flight_end(Tokens prompt, const Walk& walk) const {
   std::int64_t end = 0;
   for (const NodeId node : walk.path) {

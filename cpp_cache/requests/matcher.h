@@ -1,4 +1,4 @@
-// Reads the tree for a prompt: what is cached, what is usable, why the rest is not.
+// Match of a prompt: cached tokens, usable tokens, and reasons for the rest.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@
 
 namespace tasuki::cache {
 
-// Where a stored state is, and where an allocation that loads it stands until then.
+// Place of a stored state, and the position of an allocation that loads it.
 struct StoredPlace {
   StateKey state;
-  std::optional<Position> arena;  // end of the KV on its path that the arena has; nullopt: the root
+  std::optional<Position> arena;  // end of the path's KV in the arena; nullopt: the root
 };
 
-// A match with the places that an allocation needs to pin it. Valid until the tree changes.
+// A match with the places that an allocation pins. Valid until the tree changes.
 struct Found {
   Match match;
   std::optional<StateKey> source;     // state at usable_tokens; nullopt: none
@@ -29,8 +29,8 @@ struct Found {
   std::optional<Position> kv;         // end of the KV in whole pages at or before prompt - 1
   std::optional<Position> known;      // end of the whole pages seen before, evicted ones included
   std::int64_t standing = 0;          // tokens of known that stand somewhere
-  std::int64_t evicted_boundary = 0;  // tokens that `evicted` covered
-  std::vector<StoredPlace> stored{};  // of match.stored
+  std::int64_t evicted_boundary = 0;  // tokens covered by `evicted`
+  std::vector<StoredPlace> stored{};  // places of match.stored
 };
 
 // Owns nothing; changes nothing. Does not know ids' owners.
@@ -40,8 +40,9 @@ class Matcher {
           const std::vector<TierConfig>& tiers)
       : tree_(tree), allocations_(allocations), tiers_(tiers) {}
 
-  // `start`: a position whose path is known to be the prompt's, so that nothing before it is
-  // compared. REQUIRES: prompt is not empty; start, if any, is alive and of that salt.
+  // Find the prompt's match. `start`: a position whose path is known to be the prompt's; earlier
+  // tokens are not compared. REQUIRES: prompt is not empty; start, if any, is alive and of that
+  // salt.
   Found find(Tokens prompt, std::string_view salt, std::optional<Position> start) const;
 
  private:
@@ -57,7 +58,7 @@ class Matcher {
   Walk walk(Tokens prompt, NodeId root, std::optional<Position> start,
             std::pmr::memory_resource& memory) const;
   Survey survey(Tokens prompt, const Walk& walk) const;
-  // What stands below the arena deeper than `usable`, the deepest first.
+  // Add states below the arena deeper than `usable`, the deepest first.
   void add_stored(Tokens prompt, const Walk& walk, std::int64_t usable, Found& found) const;
   void add_stored(const StateKey& key, std::int64_t boundary, const Walk& walk, Found& found) const;
   std::int64_t partial_page(Tokens prompt, const Walk& walk) const;

@@ -37,8 +37,8 @@ void ReuseReports::inserted(Allocation& allocation, const StateKey& state,
   if (allocation.cursor && what.kind == CheckpointKind::kTurnEnd) {
     cursors_.end_turn(*allocation.cursor, state);
   }
-  // Below half a slot's worth of tokens the slot saves less than the KV it displaces.
-  // So it does where the prompt's end stands less than a page before a message's.
+  // Below half a slot's worth of tokens the slot saves less than the KV it displaces. The same
+  // holds for a prompt's end less than a page before a message's.
   const bool is_prompt_end = what.kind == CheckpointKind::kPromptEnd ||
                              (what.kind == CheckpointKind::kMessageEnd && !allocation.prompt_state);
   if (what.boundary < half_slot_tokens_ || what.kind == CheckpointKind::kInterior ||
@@ -49,7 +49,7 @@ void ReuseReports::inserted(Allocation& allocation, const StateKey& state,
   if (what.kind != CheckpointKind::kTurnEnd || !allocation.prompt_state) return;
   const StateKey prompt_end = *allocation.prompt_state;
   if (what.hint != TurnHint::kUnknown) policy.hinted(prompt_end, what.hint);
-  // Of a short answer's two ends either serves the next turn: its own end saves least.
+  // Both ends of a short answer serve the next turn: its own end saves least.
   if (prompt_end == state || !tree_.is_resident(prompt_end)) return;
   const bool is_short = what.boundary - tree_.state(prompt_end).boundary < half_slot_tokens_;
   put_on_probation(is_short ? state : prompt_end);

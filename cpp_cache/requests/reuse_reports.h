@@ -14,7 +14,7 @@
 
 namespace tasuki::cache {
 
-// Owns nothing. Decides nothing but which of a turn's two ends goes first.
+// Owns nothing. Decides only the order in which a turn's two ends are evicted.
 class ReuseReports {
  public:
   // tiers: below the arena, if any.
@@ -24,10 +24,10 @@ class ReuseReports {
         tiers_(tiers),
         cursors_(cursors) {}
 
-  // A request was admitted with `source`, and would have used what `found` lost were it still
-  // there. Returns the turns of its conversation before it, as far as is known.
+  // Report that a request was admitted with `source` and lost the states in `found`. Returns the
+  // known number of earlier turns of its conversation.
   std::int64_t used(const Found& found, const std::optional<StateKey>& source);
-  // The allocation inserted a state: what that means for those that stand before it.
+  // Report an inserted state to the states before it.
   void inserted(Allocation& allocation, const StateKey& state, const InsertedState& what);
 
  private:

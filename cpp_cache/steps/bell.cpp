@@ -21,7 +21,7 @@ Bell::~Bell() { close(event_); }
 
 void Bell::ring() const {
   const std::uint64_t one = 1;
-  // Fails only where 2^64 - 2 rings wait already.
+  // Fails only if 2^64 - 2 rings wait already.
   [[maybe_unused]] const auto written = write(event_, &one, sizeof one);
 }
 

@@ -1,4 +1,4 @@
-// Wakes one thread that waits for any of several things: whoever has something for it rings.
+// Bell that wakes one thread waiting for any of several things.
 #pragma once
 
 #include <mutex>
@@ -6,12 +6,12 @@
 
 namespace tasuki::dataplane {
 
-// Owns an event descriptor of the kernel. Knows nothing of what it rings for. Any thread rings and
-// watches; one waits. Invariant: a ring that comes before wait() ends that wait, so that none is
-// slept through; rings that nobody waited for are one.
+// Owns an event descriptor of the kernel. Knows nothing of the reasons to ring. Any thread rings
+// and watches; one waits. Invariant: a ring before wait() ends that wait, so none is lost; rings
+// without a waiter count as one.
 class Bell {
  public:
-  // Throws std::system_error where the process has no descriptor left.
+  // Throws std::system_error if the process has no descriptor left.
   Bell();
   ~Bell();
   Bell(const Bell&) = delete;
@@ -24,8 +24,8 @@ class Bell {
   void watch(int descriptor);
   void forget(int descriptor);
 
-  // Until somebody rings, something watched can be read, or `seconds` are over; whether it was one
-  // of the former. What rang is forgotten by it.
+  // Wait until a ring, until a watched descriptor can be read, or for `seconds`. Returns false at
+  // the timeout. Clears the ring.
   bool wait(double seconds);
 
  private:

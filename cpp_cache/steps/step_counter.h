@@ -1,4 +1,4 @@
-// Of how many layers, of any kind, an engine has written KV and state for good since it started.
+// Counter of layers, of any kind, whose KV and state an engine has written since its start.
 #pragma once
 
 #include <condition_variable>
@@ -19,13 +19,12 @@ namespace tasuki::dataplane {
 double now();
 
 // Owns one monotone integer, the times of its last ticks and of the ends of forwards. Does not know
-// layers or rooms. One thread ticks; any thread reads, waits and sets alarms.
-// Invariants: the value only grows; a tick that has come before ring_at() returns is what that
-// returns, one that comes after it rings.
+// layers or rooms. One thread ticks; any thread reads, waits and sets alarms. Invariants: the value
+// only grows; ring_at() returns true for a tick that came before its return, and a later tick
+// rings.
 class StepCounter {
  public:
-  // The value, and whether a forward ended with it; called on the ticking thread, which holds no
-  // lock of this.
+  // The value, and true if a forward ended with it. Called on the ticking thread without a lock.
   using Report = std::function<void(std::int64_t, bool)>;
 
   explicit StepCounter(Report report = {});
@@ -34,22 +33,21 @@ class StepCounter {
 
   // One more layer's KV and state are written: others may read them from now on.
   void tick();
-  // The forward whose layers ticked last has computed its last layer.
+  // Record the last layer of the forward whose layers ticked last.
   void end_forward();
 
-  // When the forward that ticked it had ended: infinity while it runs. The tick's own time where
-  // nobody has reported an end yet; minus infinity where that is forgotten too.
+  // Return the end of the tick's forward: infinity while it runs. Without a reported end, the
+  // tick's own time; minus infinity if that is forgotten too.
   double end_of(std::int64_t tick) const;
 
   // Blocks until the value is at least `tick` or `seconds` are over; whether it is.
   bool wait_for(std::int64_t tick, double seconds) const;
 
-  // When the value became each of ticks [first, end); nothing where that is too long ago or yet to
-  // come.
+  // Return the times of ticks [first, end); nothing for forgotten or future ones.
   std::vector<std::optional<double>> times_of(std::int64_t first, std::int64_t end) const;
 
-  // Ring `bell` at every tick from `tick` on, instead of from where it did before; never where
-  // there is none. Whether that tick has come already.
+  // Ring `bell` at every tick from `tick` on, instead of its former tick; never without one.
+  // Returns true if that tick has come already.
   bool ring_at(const std::shared_ptr<const Bell>& bell, std::optional<std::int64_t> tick);
 
  private:

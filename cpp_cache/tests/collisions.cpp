@@ -1,4 +1,4 @@
-// Pages that hash alike: found by tests/cache/colliding_pages.py, seed 0, in the first lane.
+// Pages with equal hashes: found by tests/cache/colliding_pages.py, seed 0, in the first lane.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -13,7 +13,7 @@ using namespace tasuki::cache;
 
 namespace {
 
-// A page whose every fourth token is one of these, the others 7.
+// Return a page with these at every fourth token, 7 elsewhere.
 std::vector<Token> page_of(const std::vector<Token>& lane) {
   std::vector<Token> page(static_cast<std::size_t>(kPageTokens), 7);
   for (std::size_t i = 0; i < lane.size(); ++i) page[4 * i] = lane[i];

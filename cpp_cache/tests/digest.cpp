@@ -58,7 +58,7 @@ TEST_CASE("a digest is what it is defined to be, by all instructions") {
     for (int round = 0; round < 300; ++round) {
       RowTable table;
       while (table.offsets.size() < 12) {
-        // Lengths repeat, so that rows are summed together, alone, and a few behind a group.
+        // Lengths repeat: rows are summed together, alone, and a few behind a group.
         const auto length = static_cast<std::int64_t>(random() % (kLongest + 1));
         for (auto left = 1 + random() % 7; left > 0; --left) {
           const auto offset = static_cast<std::int64_t>(random() % (kWords - length + 1));

@@ -1,5 +1,4 @@
-// What is reported to watchers, against what stands; and the log of evictions against all that was
-// ever added to it.
+// Tests of reported events against the tree; and of the eviction log against all additions.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -18,7 +17,7 @@ using namespace tasuki::cache;
 
 namespace {
 
-// The prefixes that stand, by the events of one watch.
+// The prefixes known by the events of one watch.
 struct Follower {
   std::map<PrefixHash, PrefixHash> pages;  // to their parents
   std::set<PrefixHash> states;
@@ -119,7 +118,7 @@ TEST_CASE("the log remembers its last decisions and what took each state") {
   std::vector<StateKey> keys;
   std::vector<bool> of_states;
   std::vector<std::int64_t> pages_before;
-  std::map<StateKey, std::size_t> last;  // decision that took a state, from 0
+  std::map<StateKey, std::size_t> last;  // number of the decision that took a state, from 0
   std::int64_t pages = 0;
   std::size_t drained = 0;
   const auto remembered = EvictionLog::kRemembered;

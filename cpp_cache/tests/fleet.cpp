@@ -1,4 +1,4 @@
-// The index of a fleet against a map of what each node holds.
+// Tests of a fleet's index against a map of each node's prefixes.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ Checkpoint checkpoint_at(const std::vector<Token>& text, std::int64_t tokens) {
   return {hasher.next(end, prefix.subspan(whole)), end, tokens};
 }
 
-// Of few letters, so that texts begin alike and part at any token.
+// Few letters: texts begin alike and part at any token.
 std::vector<Token> text_of(std::mt19937& random) {
   std::vector<Token> text(1 + random() % 300);
   const auto parted = random() % 300;

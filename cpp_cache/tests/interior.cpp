@@ -1,4 +1,4 @@
-// Where states inside long first-seen prompts are placed, and what a page earns.
+// Tests of states inside long first-seen prompts, and of a page's earnings.
 #include <doctest/doctest.h>
 
 #include <memory>
@@ -34,7 +34,7 @@ std::vector<Token> question(Token first, std::int64_t pages, Token asked) {
   return prompt(each);
 }
 
-// Serves it with every state it is advised to keep. Returns what it could use.
+// Serve the prompt with every proposed state. Returns its match.
 Match ask(PrefixCache& cache, const std::vector<Token>& tokens) {
   const AllocationId allocation = cache.allocate(tokens, "", terms(tokens)).value();
   const Match match = cache.allocation(allocation).match;

@@ -1,4 +1,4 @@
-// What the value policy learns, and that it decides alike on the same stream.
+// Tests of the value policy's learning, and of equal decisions on an equal stream.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -45,7 +45,7 @@ TEST_CASE("CompactVector holds what a vector holds, and owns it") {
 
 TEST_CASE("ChildList holds what an ordered set holds, and walks in its order") {
   std::mt19937 draw(9);
-  // Few pages: many children under one hash, and runs without a gap that reach the end.
+  // Few pages: many children under one hash, and runs without a gap up to the end.
   for (const Token pages : {2, 40, 1'000'000}) {
     ChildList list;
     std::set<ChildEntry> plain;
@@ -86,7 +86,7 @@ TEST_CASE("ChildList holds what an ordered set holds, and walks in its order") {
 }
 
 TEST_CASE("a child is added and taken among very many without a look at most") {
-  // Hashes that are spread: the entries of one run without a gap stay few.
+  // Evenly spread hashes: runs without a gap stay short.
   ChildList list;
   std::mt19937 draw(4);
   std::vector<std::vector<Token>> pages;

@@ -14,7 +14,7 @@ namespace {
 
 using Run = std::vector<Token>;
 
-// Runs of the few tokens and lengths that make them each other's starts; also the extreme tokens.
+// Runs of few tokens and lengths, so that they are each other's starts; also the extreme tokens.
 Run random_run(std::mt19937& random, std::size_t most) {
   constexpr Token kTokens[] = {
       0, 1, 2, -1, std::numeric_limits<Token>::max(), std::numeric_limits<Token>::min()};
@@ -30,14 +30,14 @@ bool starts(const Run& start, const Run& run) {
 TEST_CASE("a trie of runs answers as a scan of them all does") {
   std::mt19937 random(3);
   for (const std::size_t most : {2U, 5U, 63U}) {
-    std::vector<Run> runs;  // by leaf; those that are in stand in `in`
+    std::vector<Run> runs;  // by leaf; `in` lists the present ones
     std::vector<std::size_t> in;
     RunTrie<NodeId> trie;
     const auto run_of = [&](NodeId leaf) {
       return Tokens(runs[static_cast<std::size_t>(raw(leaf))]);
     };
     for (int step = 0; step < 6'000; ++step) {
-      // Grows, shrinks to nothing, and grows again over what was given back.
+      // Grow, shrink to nothing, and grow again over returned memory.
       const bool grows = step / 1'000 % 2 == 0;
       const Run run = random_run(random, most);
       const auto equal = std::ranges::find_if(in, [&](std::size_t i) { return runs[i] == run; });

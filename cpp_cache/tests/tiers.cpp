@@ -23,7 +23,7 @@ CacheConfig with_host(std::int64_t slabs = 8, std::int32_t ranks = 1) {
   return tiered(slabs, {TierConfig{20}}, ranks);
 }
 
-// Everything that waits is written, and acknowledged.
+// Write and acknowledge all waiting states.
 std::int64_t write_all(PrefixCache& cache, bool is_good = true) {
   std::int64_t writes = 0;
   while (const auto write = cache.next_write()) {
@@ -40,7 +40,7 @@ AllocationTerms loading(const std::vector<Token>& tokens, double wait = 0) {
   return asked;
 }
 
-// Nothing but what allocations hold is left in the arena: it is asked for all of its slabs.
+// Request all slabs, so that only allocations' ids stay in the arena.
 void crowd_out(PrefixCache& cache) {
   const std::int64_t most = cache.capacity_tokens(1);
   const auto stranger = prompt({99}, 0);
@@ -105,20 +105,20 @@ TEST_CASE("invariant 7: what is loaded is the arena's after its last acknowledge
     CHECK((cache.allocation(id).state == AllocationState::kVoid) == !is_good);
     cache.release(id);
     cache.check_integrity();
-    // Nobody tries again what could not be loaded.
+    // No later request tries the failed load again.
     CHECK(cache.match(tokens, "", std::nullopt).stored.size() == (is_good ? 1 : 0));
   }
 }
 
-// Its KV stands in the arena and its state does not: whoever went on behind the KV without the
-// state would answer something else.
+// Its KV is in the arena and its state is not: going on behind the KV without the state would give
+// another answer.
 TEST_CASE("a load that did not land leaves nothing to go on from") {
   PrefixCache cache = make_prefix_cache(with_host());
   const auto tokens = prompt({1, 2, 3, 4}, 20);
   serve(cache, tokens, 64);
   serve(cache, tokens, 256);
   CHECK(write_all(cache) == 2);
-  // The state of the first page alone is used again: that of the last goes first.
+  // The first page's state is used again, so the last one's goes first.
   cache.release(cache.allocate(prompt({1}, 5), "", terms(prompt({1}, 5))).value());
   const std::int64_t free_slabs = cache.stats().slabs_free;
   const auto stranger = prompt({99}, 0);
@@ -145,7 +145,7 @@ TEST_CASE("a load that did not land leaves nothing to go on from") {
   CHECK(cache.stats().allocated_requests == before.allocated_requests);
   cache.release(id);
   cache.check_integrity();
-  // The next one begins where the arena has both.
+  // The next request begins where the arena has both.
   const AllocationId next = cache.allocate(tokens, "", loading(tokens)).value();
   CHECK(!cache.allocation(next).load);
   CHECK(cache.allocation(next).cached_tokens == 64);
@@ -165,7 +165,7 @@ TEST_CASE("invariant 8: what the arena evicts and a tier has is no ghost and no 
   CHECK(cache.stats().pages.tree == 0);
   CHECK(cache.stats().ghost_nodes == 0);
   CHECK(cache.journal().drain(watch).events.empty());
-  // Who comes later learns the same.
+  // A later watcher learns the same.
   const WatchId late = cache.journal().open(EventStream::kAll, 1000);
   CHECK(cache.journal().drain(late).events.size() == 4);
   const AllocationId id = cache.allocate(tokens, "", loading(tokens)).value();
@@ -250,7 +250,7 @@ TEST_CASE("invariant 10: what a load reads stays, whatever the tier must make ro
   cache.flush();
   cache.check_integrity();
   CHECK(cache.match(tokens, "", std::nullopt).stored.size() == 1);
-  // Given up: its ids are quarantined, and what it read may go.
+  // Given up: its ids are quarantined, and its source may go.
   const QuarantineId quarantine = cache.quarantine(id);
   cache.check_integrity();
   cache.flush();
@@ -463,7 +463,7 @@ TEST_CASE("what somebody else wrote to a tier is of use here, once, and takes id
   const auto first = prompt({1, 2, 3}, 20);
   const auto second = prompt({1, 2, 7, 8}, 0);
   const auto remote = static_cast<TierId>(1);
-  // A path that nobody here has, then one that parts from it.
+  // A path unknown to this node, then one that parts from it.
   const auto adopted = cache.adopt(remote, "", Tokens(first).first(202), CheckpointKind::kTurnEnd);
   REQUIRE(adopted);
   cache.check_integrity();

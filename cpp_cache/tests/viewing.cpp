@@ -1,4 +1,4 @@
-// What a view shows, against what stands.
+// Tests of views against the tree.
 #include <doctest/doctest.h>
 
 #include <random>

@@ -1,4 +1,4 @@
-// What one tier below the arena holds of each node.
+// Copies of nodes in one tier below the arena.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@ namespace tasuki::cache {
 
 // none -> kReserved -> [every acknowledgement was good] -> kPresent -> none
 //                                  kPresent -> kLeaving -> [the tier below has it] -> none
-// A reserved copy whose source goes, or one of whose acknowledgements is bad, is none from then on,
-// and its ids are the transfer's until the last acknowledgement.
+// A reserved copy becomes none if its source goes or an acknowledgement is bad. Its ids belong to
+// the transfer until the last acknowledgement.
 enum class CopyState : std::uint8_t {
   kNone,
   kReserved,  // it is being written: of no use yet
@@ -28,13 +28,13 @@ struct RunCopy {
   CopyState state = CopyState::kNone;
   std::vector<PageId> pages{};
   Tick last_use = 0;
-  std::int32_t readers = 0;  // transfers of which it is the deepest run read, or to be kept
+  std::int32_t readers = 0;  // transfers that read it as their deepest run, or keep it
 };
 
 struct StateCopy {
   CopyState state;
   Checkpoint held;             // `pins`: loads that read it
-  std::optional<PageId> page;  // of a tail
+  std::optional<PageId> page;  // set for a tail
 };
 
 struct NodeCopies {
@@ -58,7 +58,7 @@ class CopyTable {
     const auto place = static_cast<std::size_t>(raw(id));
     return place < nodes_.size() ? nodes_[place].get() : nullptr;
   }
-  // Blank where there were none.
+  // Return the node's copies; blank for a new node.
   NodeCopies& at(NodeId id);
   void drop_if_empty(NodeId id);
 

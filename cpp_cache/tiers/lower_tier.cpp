@@ -6,7 +6,7 @@ namespace tasuki::cache {
 
 namespace {
 
-// Nodes looked at below a change: a wide subtree keeps a worth that is slightly old.
+// Limit of nodes visited below a change: in a wide subtree the rest keeps a slightly old worth.
 constexpr std::size_t kMostWeighed = 64;
 
 CacheConfig shape_of(const CacheConfig& config, TierId tier) {

@@ -1,4 +1,4 @@
-// One tier below the arena: its ids, its copies, and which of them it would drop.
+// One tier below the arena: its ids, its copies, and its candidates for eviction.
 #pragma once
 
 #include <cstdint>
@@ -17,20 +17,20 @@
 
 namespace tasuki::cache {
 
-// Ids of a tier that nobody else holds.
+// Free ids of a tier, taken for one holder.
 struct TierIds {
   std::vector<PageId> pages{};
   std::optional<SlotId> slot{};
 };
 
-// Owns the tier's allocator, copies and policy, and says in the tree's nodes what it holds of use.
-// Ids under a copy are the tree's, under a reserved one working. Does not know other tiers, nor
-// transfers. Nothing is moved to empty a slab: a slot is room for a slot, and a slab of pages is
-// one again when all of them went.
+// Owns the tier's allocator, copies and policy, and marks the usable ones in the tree's nodes. Ids
+// under a copy are the tree's, under a reserved one working. Does not know other tiers, nor
+// transfers. No page moves to empty a slab: a slot's slab takes a slot again, and a page slab is
+// free when all its pages went.
 //
-// Invariants: a run with a copy has one above it, or a root; a state has one of its run's. Listed
-// is exactly what could be dropped alone: a present state that no load reads, and a present run
-// without readers, states, and copies right below.
+// Invariants: a run with a copy has a copy above it, or a root; a state has one of its run's.
+// Listed is exactly a copy that could be dropped alone: a present state without a reading load, and
+// a present run without readers, states, and copies right below.
 class LowerTier {
  public:
   // REQUIRES: all of them outlive it.
@@ -49,15 +49,15 @@ class LowerTier {
   std::optional<EvictionItem> state_item(const StateKey& key) const;
 
   bool fits(std::int64_t pages, std::int64_t slots) const { return allocator_.fits(pages, slots); }
-  // Whether the tier could hold so much if it were empty.
+  // Return true if the empty tier could hold so much.
   bool could_hold(std::int64_t pages, std::int64_t slots) const;
   std::optional<EvictionItem> victim() const { return policy_->victim(); }
 
-  // Room for copies that are about to be written: the state first, then the runs of its path that
-  // the tier lacks, from the root down. REQUIRES: it fits.
+  // Reserve ids for copies before their write: the state first, then the runs of its path that the
+  // tier lacks, from the root down. REQUIRES: it fits.
   void reserve_run(NodeId id);
   void reserve_state(const StateKey& key, const StateCopy& like);
-  // The same with these very ids, of copies that stood before a restart. REQUIRES: claimed.
+  // Reserve exactly these ids, for copies kept over a restart. REQUIRES: claimed.
   void reserve_these(NodeId id, std::vector<PageId> pages);
   void reserve_these(const StateKey& key, StateCopy copy);
   // All of them, or false and none: one is another's.
@@ -71,9 +71,9 @@ class LowerTier {
   TierIds cancel_state(const StateKey& key);
   void give_back(const TierIds& ids);
 
-  // Drops what is listed. passes_on: nothing else holds the state.
+  // Drop a listed copy. passes_on: no other place holds the state.
   void drop(const EvictionItem& item, bool passes_on, Tick now);
-  // Of use, and not listed, until it stays.
+  // Keep a copy usable, and unlisted, until stay().
   void leave(const StateKey& key);
   void stay(const StateKey& key);
 
@@ -85,8 +85,8 @@ class LowerTier {
 
   void touch(const StateKey& key, Tick now);
   void put_on_probation(const StateKey& key);
-  // After the tree split a node: `upper` is new. Returns the deeper part where its copy is
-  // reserved.
+  // Split the copy of a node that the tree split: `upper` is new. Returns the deeper part if its
+  // copy is reserved.
   std::optional<NodeId> split(NodeId upper);
 
  private:
@@ -100,7 +100,7 @@ class LowerTier {
   void drop_state(const StateKey& key, Tick now);
   void free_run(NodeId id);
   TierIds take_out_state(const StateKey& key);
-  // Lists the nearest states below again, whose worth a change of a state here altered.
+  // List the nearest states below again after a change of a state here altered their worth.
   void weigh_below(NodeId top);
   void mark_run(NodeId id, bool holds, Tick now);
   void mark_state(const StateKey& key, const StateCopy* copy, Tick now);

@@ -1,5 +1,5 @@
-// What a tier holds beyond its owner's end: how a write is labelled, and how what was written
-// stands again, here or with somebody else.
+// Contents of a tier beyond its owner's end: labels of writes, and the return of written states,
+// here or from another node.
 #include <algorithm>
 #include <ranges>
 #include <string>
@@ -37,7 +37,7 @@ WriteLabel Tiers::label_of(TransferId id) const {
   return label;
 }
 
-// Splits the run in which the state's tokens leave what the tree has.
+// Split the run in which the state's tokens part from the tree.
 Position Tiers::stands_to(NodeId root, Tokens tokens) {
   const auto whole = static_cast<std::int64_t>(tokens.size()) / kPageTokens * kPageTokens;
   Position place{root, 0};
@@ -71,7 +71,7 @@ bool Tiers::restore(TierId to, const KeptState& kept, Tick now) {
     tree_.close_root_if_bare(root);
     return false;
   };
-  // A run or state that another tier has, and this one not, is none of a cache that begins.
+  // A new cache has no run or state in another tier only.
   const Node& node = tree_.node(stands.node);
   if (!node.is_root() && tier.copies().run_state(node.id) != CopyState::kPresent) return refuse();
   if (stands.depth == whole && (tail.empty() ? node.checkpoint || node.checkpoint_below.tiers != 0
@@ -116,7 +116,7 @@ std::optional<AdoptedState> Tiers::adopt(TierId to, std::string_view salt, Token
   const std::uint64_t serial = tree_.node(root).serial;
   const Position stands = stands_to(root, tokens);
   const auto refuse = [&] {
-    // What was split may be too many ghosts by now, and the last of a root's.
+    // The split may have made too many ghosts, and ended the root's last one.
     tree_.trim_ghosts();
     if (tree_.alive(root, serial)) tree_.close_root_if_bare(root);
     return std::nullopt;
@@ -144,7 +144,7 @@ std::optional<AdoptedState> Tiers::adopt(TierId to, std::string_view salt, Token
   if (above) tier.hold_run(*above);
   const bool fits = make_room(to, pages, 1, now);
   if (above) tier.let_run(*above);
-  // What was dropped may have pushed ghosts of the path out.
+  // The drop may have pushed ghosts of the path out.
   const auto is_alive = [&](const auto& run) { return tree_.alive(run.first, run.second); };
   if (!fits || !tree_.alive(root, serial) || !std::ranges::all_of(lacking, is_alive)) {
     return refuse();

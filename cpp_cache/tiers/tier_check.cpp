@@ -8,7 +8,7 @@
 
 namespace tasuki::cache {
 
-// Of one tier: counts what its copies hold, to be compared with what the tier and the tree say.
+// Counts the copies of one tier, to compare with the counters of tier and tree.
 class TierCheck {
  public:
   TierCheck(const Tiers& tiers, const LowerTier& tier) : tiers_(tiers), tier_(tier) {}
@@ -122,7 +122,7 @@ class TierCheck {
     if (const auto item = tier_.state_item(key)) check_listed(*item);
   }
 
-  // What the tree believes of the tier is what the tier has.
+  // The tree's marks equal the tier's copies.
   void check_marks(const Node& node) const {
     const TierBits bit = bit_of(tier_.id());
     const CopyState run = tier_.copies().run_state(node.id);

@@ -1,4 +1,4 @@
-// What a tier holds, and what went in and out of it. Plain values.
+// Counts of a tier's contents and transfers. Plain values.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,10 @@ struct TierCounts {
   std::int64_t dropped_pages = 0;
   std::int64_t dropped_slots = 0;
   std::int64_t refused_writes = 0;    // that never began: no room, or not worth it
-  std::int64_t abandoned_writes = 0;  // whose source went meanwhile
+  std::int64_t abandoned_writes = 0;  // those whose source went meanwhile
   std::int64_t failed_transfers = 0;
-  // Of a tier with a write budget: pages that may be written now; below 0 where a transfer took
-  // more than there were.
+  // Of a tier with a write budget: pages that may be written now; below 0 after a transfer of more
+  // than there were.
   std::optional<double> budget_pages{};
 };
 

@@ -39,7 +39,7 @@ std::int64_t TierWorth::paths_below(const StateKey& key) const {
   const NodeCopies& held = *copies_.find(key.node);
   const auto tails = static_cast<std::int64_t>(held.tails.size());
   if (!key.tail) return held.children + tails;
-  // A tail has nothing below it; what else hangs on its node needs the path too.
+  // A tail has nothing below it; other entries of its node need the path too.
   return held.children + tails - 1 + (held.checkpoint ? 1 : 0);
 }
 

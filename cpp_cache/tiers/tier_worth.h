@@ -1,4 +1,4 @@
-// What a copy in a tier is worth by its place in the tree.
+// Worth of a tier's copy by its place in the tree.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,8 @@
 
 namespace tasuki::cache {
 
-// As StateWorth, of what one tier holds: the loss of a state costs a load from the next place below
-// that has it and keeps it longer, or the prefill from the nearest state above that this tier has.
-// Owns nothing.
+// As StateWorth, for one tier: the loss of a state costs a load from the next larger place below
+// that has it, or the prefill from the nearest state above in this tier. Owns nothing.
 class TierWorth {
  public:
   TierWorth(const RadixTree& tree, const CopyTable& copies, const CacheConfig& config, TierId tier)
@@ -21,15 +20,16 @@ class TierWorth {
 
   // REQUIRES: the tier holds the state.
   Worth of(const StateKey& key) const;
-  // The one state of the tier that would wait for the next request on the path in its stead.
+  // Return the one state of the tier that would wait for the path's next request instead.
   std::optional<StateKey> heir_of(const StateKey& key) const;
 
  private:
   static TierBits shelters_below(const CacheConfig& config, TierId tier);
-  // The deepest state of the tier from which a request for the state's path could resume instead.
+  // Return the deepest state of the tier from which a request for the state's path could resume
+  // instead.
   std::optional<StateKey> state_above(const StateKey& key) const;
   std::int64_t paths_below(const StateKey& key) const;
-  // Pages that only the path to this state needs.
+  // Return the number of pages needed by the path to this state only.
   std::int64_t pages_alone(const Node& node) const;
 
   const RadixTree& tree_;

@@ -11,11 +11,11 @@ namespace tasuki::cache {
 
 namespace {
 
-// Names that wait looked at in one call: those before one that can begin.
+// Limit of waiting names visited in one call, before one that can begin.
 constexpr std::int64_t kMostLooked = 64;
-// Writes from a tier to the next that may be in flight; beyond it what goes is dropped.
+// Limit of writes from a tier to the next in flight; further victims are dropped.
 constexpr std::size_t kMostDemotions = 64;
-// Transfers under way, beyond which nothing is written ahead.
+// Limit of transfers in flight while writing ahead.
 constexpr std::size_t kMostBesides = 2;
 
 std::int64_t pages_of(const Node& node) {
@@ -125,7 +125,7 @@ std::vector<TierIds> Tiers::cancel(const WriteInFlight& write) {
   return ids;
 }
 
-// A write reads what its source gave up: what it brings is dropped, and nobody waits for it.
+// A write whose source went: its copy is dropped, and no caller waits for it.
 void Tiers::abandon(WriteInFlight& write) {
   write.orphans = cancel(write);
   write.is_abandoned = true;
@@ -287,7 +287,7 @@ bool Tiers::demote(TierId tier, const EvictionItem& item, Tick now) {
 bool Tiers::is_worth_writing(TierId to, TierId from, const EvictionItem& item) const {
   const WriteBudget& budget = budgets_[raw(to)];
   if (!budget.is_open() || transfers_.size() >= kMostDemotions) return false;
-  // Where writes are counted, none goes to what a state behind it, or near it, serves as well.
+  // With a write budget no state is written that one behind or near it serves as well.
   if (budget.is_bounded() &&
       (item.probationary || is_served_deeper(to, from, {item.node, item.tail}))) {
     return false;
@@ -299,8 +299,8 @@ bool Tiers::is_worth_writing(TierId to, TierId from, const EvictionItem& item) c
   return !worth || !price || *worth > *price;
 }
 
-// The one that superseded it may itself be on probation, as the end of a short answer is beside the
-// prompt's: then neither would be written.
+// The deeper state may itself be on probation, as a short answer's end is beside the prompt's: then
+// neither would be written.
 bool Tiers::is_served_deeper(TierId to, TierId from, const StateKey& state) const {
   if (!lives_.is_superseded(state)) return false;
   std::vector<NodeId> order{state.node};
@@ -430,7 +430,7 @@ std::optional<EndedLoad> Tiers::acknowledge(TransferId id, bool is_good, Tick no
     }
   } else {
     ++counts_[raw(load.from)].failed_transfers;
-    // So that nobody tries it again. Another load may read it now, and finds out for itself.
+    // No later load tries it again. Another load may read it now, and finds out by itself.
     if (const auto item = at(load.from).state_item(load.state)) drop(load.from, *item, now);
   }
   return EndedLoad{load.allocation, ended.is_good};

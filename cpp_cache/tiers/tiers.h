@@ -1,4 +1,4 @@
-// The tiers below the arena, and what moves between them.
+// Tiers below the arena, and transfers between them.
 #pragma once
 
 #include <cstdint>
@@ -23,18 +23,17 @@
 
 namespace tasuki::cache {
 
-// A load of which every acknowledgement has come.
+// A load with all its acknowledgements.
 struct EndedLoad {
   AllocationId allocation;
   bool landed;
 };
 
-// Owns the tiers, what waits to be written and what is in flight. Holds ids and moves no byte: who
-// copies is given what to copy, and acknowledges it. Every state that the arena gets is written to
-// the first tier, with the runs of its path that the tier lacks, all or nothing. A state that a
-// tier would drop is written to the next one before, where it is worth that and the budget allows.
-// Invariants: those of cache/prefix_cache.h from 7 on. Thread rule: single-threaded, as
-// PrefixCache.
+// Owns the tiers, the waiting writes and the transfers in flight. Holds ids and moves no byte: the
+// caller copies and acknowledges. Every state of the arena is written to the first tier, with the
+// runs of its path that the tier lacks, all or nothing. A tier's victim is first written to the
+// next tier, if it is worth that and the budget allows. Invariants: those of cache/prefix_cache.h
+// from 7 on. Thread rule: single-threaded, as PrefixCache.
 class Tiers {
  public:
   // REQUIRES: all of them outlive it; config names a tier at least.
@@ -44,45 +43,47 @@ class Tiers {
   const std::vector<std::unique_ptr<LowerTier>>& all() const { return tiers_; }
   TierCounts counts(TierId tier) const;
   std::int64_t waiting_writes() const { return queue_.size(); }
-  // Runs and states that no tier holds any more.
+  // Return the number of runs and states that no tier holds any more.
   std::int64_t lost() const { return lost_; }
-  // Of a write that is under way. Throws InvalidArgument where there is none, or it was abandoned.
+  // Return the label of a running write. Throws InvalidArgument if there is none, or it was
+  // abandoned.
   WriteLabel label_of(TransferId write) const;
   bool is_read() const;
   bool holds_any() const;
 
-  // What happens in the arena. Called after the tree changed, `leaving` and `moving` before.
+  // Reports of the arena's changes. Call them after the tree changed, `leaving` and `moving`
+  // before.
   void state_stored(const StateKey& state);
   void split(NodeId upper);
   void leaving(const EvictionItem& item);
   void moving(NodeId home);
   void used(const StateKey& state, Tick now);
   void put_on_probation(const StateKey& state);
-  // Ignores a state that is gone.
+  // Ignores a dropped state.
   void expect_no_use(const StateKey& state);
   void advance(std::int64_t now_ms);
 
   // The next copy to be made downwards, begun by this call. nullopt: none waits, or there is no
   // room yet.
   std::optional<TierWrite> next_write(Tick now);
-  // Of a state below the arena, and of the KV behind `arena_tokens`, from the nearest place each.
-  // targets: pages of the allocation, by logical page. REQUIRES: a tier holds the state.
+  // Begin to load a state below the arena, and the KV behind `arena_tokens`, from the nearest place
+  // each. targets: pages of the allocation, by logical page. REQUIRES: a tier holds the state.
   TierLoad begin_load(const StateKey& state, std::int64_t arena_tokens, AllocationId allocation,
                       std::span<const PageId> targets, SlotId target, Tick now);
   // Its allocation is gone, or wants it no more: acknowledgements still come.
   void abandon_load(TransferId id);
-  // One of as many as there are ranks; all of them are awaited, whatever they say. Returns a load
-  // that this was the last of. Throws InvalidArgument where the transfer has ended or never began.
+  // Acknowledge for one rank; all ranks are awaited, also after a bad one. Returns the load if this
+  // was its last acknowledgement. Throws InvalidArgument if the transfer has ended or never began.
   std::optional<EndedLoad> acknowledge(TransferId id, bool is_good, Tick now);
-  // The tier has it, from before a restart. False, and nothing has changed, where one of its ids is
-  // another's, or the tier has the state by now. REQUIRES: a page for each of its tokens' pages.
+  // Add a state kept over a restart. Returns false, with nothing changed, if one of its ids is
+  // taken, or the tier has the state by now. REQUIRES: a page for each of its tokens' pages.
   bool restore(TierId tier, const KeptState& kept, Tick now);
-  // The tier has it, since somebody else wrote it there: ids of its own are given to what it
-  // lacked. nullopt, and nothing of use has changed: there is no room, the state stands somewhere
-  // already, or KV of its path is being written. REQUIRES: tokens.
+  // Add a state written by another node: new ids are given to its missing parts. nullopt, with
+  // nothing usable changed: no room, the state exists already, or KV of its path is being written.
+  // REQUIRES: tokens.
   std::optional<AdoptedState> adopt(TierId tier, std::string_view salt, Tokens tokens,
                                     CheckpointKind kind, Tick now);
-  // Drops all that nobody reads, and what waits.
+  // Drop all copies without readers, and all waiting writes.
   void drop_all(Tick now);
 
  private:
@@ -96,21 +97,21 @@ class Tiers {
   LowerTier& at(TierId tier) { return *tiers_[raw(tier)]; }
   const LowerTier& at(TierId tier) const { return *tiers_[raw(tier)]; }
   Begun begin_write(std::optional<TierId> from, TierId to, const StateKey& state, Tick now);
-  // Begins to write, to a tier that is filled ahead, what came to the one above and stays there.
+  // Begin to write entries of the tier above to a tier that is filled ahead; they stay there.
   void begin_ahead(TierId to, Tick now);
   bool make_room(TierId tier, std::int64_t pages, std::int64_t slots, Tick now);
-  // Begins to write a state that would be dropped to the next tier; false: it is not worth that.
+  // Begin to write a victim to the next tier. Returns false if it is not worth that.
   bool demote(TierId tier, const EvictionItem& item, Tick now);
   bool is_worth_writing(TierId to, TierId from, const EvictionItem& item) const;
-  // Whether a deeper state, which one of them has or is to get, has superseded it.
+  // Return true if a deeper state, present or on its way in one of them, has superseded it.
   bool is_served_deeper(TierId to, TierId from, const StateKey& state) const;
   void drop(TierId tier, const EvictionItem& item, Tick now);
-  // Whether only this tier holds the item.
+  // Return true if only this tier holds the item.
   bool is_last_place(TierId tier, const EvictionItem& item) const;
   void settle(const WriteInFlight& write, bool is_good, Tick now);
   // Reserves nothing for it any more; the ids are the caller's.
   std::vector<TierIds> cancel(const WriteInFlight& write);
-  // The node at whose end, and the tokens behind which, a run of these is to begin.
+  // Return the node at whose end, and the tokens behind which, a run of these is to begin.
   Position stands_to(NodeId root, Tokens tokens);
   void abandon(WriteInFlight& write);
   void end_unstarted(TransferId id, Tick now);

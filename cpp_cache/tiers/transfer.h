@@ -14,7 +14,7 @@
 
 namespace tasuki::cache {
 
-// What is to be copied down, as ids. from: nullopt for the arena.
+// Ids to copy down. from: nullopt for the arena.
 struct TierWrite {
   TransferId id;
   std::optional<TierId> from;
@@ -23,7 +23,7 @@ struct TierWrite {
   std::pair<SlotId, SlotId> slot;
 };
 
-// What is to be loaded for an allocation: into its own pages and its first working slot.
+// Ids to load for an allocation: into its own pages and its first working slot.
 struct PageLoad {
   TierId from;
   PageId source;
@@ -35,10 +35,10 @@ struct TierLoad {
   TierId state_from;
   SlotId source;
   SlotId target;
-  std::int64_t boundary;  // tokens behind which the state stands
+  std::int64_t boundary;  // tokens of the state
 };
 
-// What a write brings, by its tokens: enough to know it again after a restart.
+// A write's content by its tokens: enough to recognise it after a restart.
 struct WriteLabel {
   std::string salt;
   std::int64_t start = 0;         // tokens before what is copied
@@ -47,7 +47,7 @@ struct WriteLabel {
   CheckpointKind kind{};
 };
 
-// A state that a tier has from before a restart, with all KV of its path.
+// A state that a tier kept over a restart, with all KV of its path.
 struct KeptState {
   std::string_view salt;
   Tokens tokens;
@@ -56,9 +56,9 @@ struct KeptState {
   CheckpointKind kind;
 };
 
-// A state that a tier has from now on, with all KV of its path, since somebody else wrote it there.
+// A state written to a tier by another node, with all KV of its path.
 struct AdoptedState {
-  std::vector<PageId> pages{};  // of the path, in logical order; a tail's page is the last
+  std::vector<PageId> pages{};  // the path's pages, in logical order; a tail's page is the last
   std::int64_t first_new = 0;   // the pages before it the tier had already
   SlotId slot{};
 };
@@ -74,12 +74,12 @@ struct WriteInFlight {
   std::vector<TierIds> orphans{};
 };
 
-// What a load keeps where it is.
+// Entries that a load keeps in place.
 struct LoadInFlight {
   AllocationId allocation;
-  TierId from;  // of the state
+  TierId from;  // tier of the state
   StateKey state;
-  std::vector<std::pair<TierId, NodeId>> runs{};  // the deepest that is read of each tier
+  std::vector<std::pair<TierId, NodeId>> runs{};  // deepest read run of each tier
   std::array<std::int64_t, kMostTiers> pages{};   // by tier
   bool is_abandoned = false;                      // it keeps nothing any more
 };

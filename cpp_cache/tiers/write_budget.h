@@ -7,8 +7,7 @@
 
 namespace tasuki::cache {
 
-// A bucket of pages, filled by time, that is given. Holds a minute's worth at most, and begins
-// full.
+// A bucket of pages, filled by injected time. Holds a minute's worth at most, and begins full.
 class WriteBudget {
  public:
   explicit WriteBudget(std::optional<double> pages_a_second)

@@ -1,4 +1,4 @@
-// States that are to be written down, in order.
+// Queue of states to write down, in order.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,13 @@
 
 namespace tasuki::cache {
 
-// Owns names only: what waits is pinned by nobody, and who takes it out finds out whether it still
-// stands. The oldest go where too many wait.
+// Owns names only: a waiting state is not pinned, and the taker checks that it still exists. Beyond
+// the limit the oldest go.
 class WriteQueue {
  public:
   struct Waiting {
     StateKey state;
-    std::uint64_t serial;  // of its node
+    std::uint64_t serial;  // serial of its node
   };
   static constexpr std::size_t kMost = 4096;
 

@@ -1,4 +1,4 @@
-// What of the tree may be evicted.
+// The tree's candidates for eviction.
 #pragma once
 
 #include <memory>
@@ -11,15 +11,14 @@
 
 namespace tasuki::cache {
 
-// Owns the policy, and lists in it every item that nothing protects, with its worth. Changes of
-// nodes only what their tails were weighed by. Whoever changes what decides whether an item of a
-// node may be evicted, or when, calls withdraw() before and list() after, and names the tail whose
-// item changes.
+// Owns the policy, and lists in it every unprotected item with its worth. Of nodes it changes only
+// the weights of their tails. A caller that changes an item's protection or order calls withdraw()
+// before and list() after, and names the changed tail.
 //
-// Invariant: what is listed of one node's tails was weighed alike, so that a change of the node
-// lists the others again only where that changed: a state at or above the node came or went, or
-// the second tail did. Cost of a change: O(log n) of what is listed, and the nodes up to the next
-// state; where tails are weighed otherwise, all of them.
+// Invariant: the listed tails of one node were weighed alike. A change of the node lists the others
+// again only if their weight changed: a state at or above the node came or went, or the second tail
+// did. Cost of a change: O(log n) of the listed items, and the nodes up to the next state; all
+// tails if their weight changed.
 class EvictionCandidates {
  public:
   EvictionCandidates(std::unique_ptr<EvictionPolicy> policy, NodePool& nodes,
@@ -30,16 +29,16 @@ class EvictionCandidates {
 
   void withdraw(const Node& node, std::optional<TailId> tail = std::nullopt);
   void list(Node& node, std::optional<TailId> tail = std::nullopt);
-  // Lists the nearest states below again, whose worth a change here altered.
+  // List the nearest states below again after a change that altered their worth.
   void weigh_below(const Node& top);
 
-  // A state is about to be dropped: reports who waits for its requests instead.
+  // Report the heir of a state before the state is dropped.
   void pass_on_checkpoint(const Node& node);
   void pass_on_tail(const Node& node, TailId tail);
 
-  // The node's KV, where it may be evicted.
+  // Return the node's KV if it may be evicted.
   static std::optional<EvictionItem> kv_item(const Node& node);
-  // A state that stands, where nobody pins it.
+  // Return an existing state if it is unpinned.
   std::optional<EvictionItem> state_item(const StateKey& state) const;
   bool lists_checkpoint(const Node& node) const;
   bool lists_tail(const Node& node, const Tail& tail) const;

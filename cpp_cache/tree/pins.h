@@ -1,4 +1,4 @@
-// What allocations keep from eviction.
+// Protection of tree items by allocations.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@
 
 namespace tasuki::cache {
 
-// Changes who stands in the tree's nodes and who holds their states; owns the counts of what is so
-// protected. An allocation stands in one node; that protects the KV of every ancestor. Does not
-// know what an allocation holds beyond that.
+// Changes the allocations and pins of the tree's nodes; owns the counts of protected items. An
+// allocation is listed in one node and protects the KV of every ancestor. Does not know the rest of
+// an allocation.
 //
-// Cost: the nodes up to the first ancestor that is protected already.
+// Cost: the nodes up to the first protected ancestor.
 class Pins {
  public:
   Pins(NodePool& nodes, EvictionCandidates& candidates) : nodes_(nodes), candidates_(candidates) {}
@@ -27,7 +27,7 @@ class Pins {
     if (node.is_protected()) protected_pages_ += pages;
   }
 
-  // Of the tree, a tail's included.
+  // Return the number of protected pages, tails included.
   std::int64_t pages() const { return protected_pages_ + pinned_tail_pages_; }
   std::int64_t states() const { return pinned_states_; }
 

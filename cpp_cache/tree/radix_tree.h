@@ -1,4 +1,4 @@
-// Prefixes as a tree of page-aligned runs, with what each run owns.
+// Prefixes as a tree of page-aligned runs, with the pages and states of each run.
 #pragma once
 
 #include <cstdint>
@@ -20,23 +20,23 @@
 
 namespace tasuki::cache {
 
-// What an eviction freed: ids that the tree no longer holds.
+// Ids freed by an eviction.
 struct Freed {
   std::vector<PageId> pages{};
   std::optional<SlotId> slot{};
 };
 
-// Owns the nodes: their tokens, pages, states, pins and ghosts, and lists for the eviction policy
-// what nothing protects. Does not know who allocates ids, nor what an allocation holds beyond the
-// node it stands in. Thread rule: single-threaded, as PrefixCache.
+// Owns the nodes: their tokens, pages, states, pins and ghosts, and lists unprotected items for the
+// eviction policy. Does not know the allocator, or an allocation beyond its node. Thread rule:
+// single-threaded, as PrefixCache.
 //
 // Invariants: edges are whole pages and no two siblings share a first page; a ghost has only ghosts
 // below it; a tier that holds a run or a state holds all runs above it; a node is an eviction
 // candidate exactly if it is resident, unprotected, without state, tail or child; a state is one
 // exactly if it is unpinned. A split keeps the id, state, tails and children on the deeper part. A
-// node's lists hold its resident children and its ghosts apart, and the first pages of the resident
-// ones, so that whatever number hangs on a node one of them is found, added or taken, and the
-// nearest to a run found, in O(log n).
+// node lists its resident children, its ghosts, and the first pages of the resident ones
+// separately, so that any operation on one of them, and the search for the nearest run, is O(log
+// n).
 class RadixTree {
  public:
   // REQUIRES: shape passed validate().
@@ -49,12 +49,13 @@ class RadixTree {
   bool alive(NodeId id, std::uint64_t serial) const { return nodes_.holds(id, serial); }
   std::optional<NodeId> root(std::string_view salt) const;
   std::optional<NodeId> find_child(const Node& parent, const PageKey& page) const;
-  // Tokens at the start of `run` that the nearest resident child's first page shares.
+  // Return the number of tokens at the start of `run` shared with the nearest resident child's
+  // first page.
   std::int64_t common_with_child(const Node& parent, Tokens run) const;
-  // Asks memory for what find_child() will read, where there is other work to do first.
+  // Prefetch the memory for find_child(), if there is other work to do first.
   void expect_child(const Node& parent, const PageKey& page) const;
-  // The node on the path to `at` that holds the token before `depth`. REQUIRES: depth <= at's
-  // depth.
+  // Return the node on the path to `at` that holds the token before `depth`. REQUIRES: depth <=
+  // at's depth.
   Position cover(NodeId at, std::int64_t depth) const;
   // Pages from the root to `end`, in logical order. REQUIRES: end.depth is whole pages, all
   // resident.
@@ -65,8 +66,8 @@ class RadixTree {
   const Checkpoint& state(const StateKey& state) const {
     return node(state.node).state(state.tail);
   }
-  // Where the first long prompt whose path holds the position ended; none where several ways lead
-  // on from it.
+  // Return the end of the first long prompt through the position; none if several paths lead on
+  // from it.
   std::optional<std::int64_t> long_prompt_through(Position position) const;
   const NodePool& nodes() const { return nodes_; }
   const std::map<std::string, NodeId, std::less<>>& roots() const { return roots_; }
@@ -76,11 +77,11 @@ class RadixTree {
   // Drops the root if nothing hangs on it and nobody stands there.
   void close_root_if_bare(NodeId root);
   NodeId add_child(NodeId parent, Tokens run, std::vector<PageId> pages, Tick now);
-  // What a tier below the arena alone is about to hold: a run, and a tail of it. REQUIRES: no child
-  // begins, and no tail is, like it; set_kv_below() or set_state_below() follows.
+  // Add a run, or a tail, that only a tier will hold. REQUIRES: no child begins, and no tail is,
+  // like it; set_kv_below() or set_state_below() follows.
   NodeId add_child_below(NodeId parent, Tokens run, Tick now);
   TailId add_tail_below(NodeId id, Tokens tokens);
-  // Whether a run may be appended to the node's own edge instead of to a child.
+  // Return true if a run may be appended to the node's own edge instead of to a child.
   bool growable(const Node& node) const;
   void grow(NodeId leaf, Tokens run, const std::vector<PageId>& pages, Tick now);
   // Returns the new upper part, ending at `depth`. REQUIRES: start < depth < end, whole pages.
@@ -96,10 +97,10 @@ class RadixTree {
   void touch(const StateKey& state, Tick now);
   // A neighbour serves nearly as well: it goes first until a request uses it.
   void put_on_probation(const StateKey& state);
-  // Its tails are listed anew with the next change of the node: one of them is worth something else
-  // for a reason that the tree does not know. Ignores a node that is gone.
+  // List its tails anew with the next change of the node, because the worth of one changed for an
+  // outside reason. Ignores a dropped node.
   void weigh_again(NodeId id);
-  // As far as is known no request will use it. Ignores a state that is gone.
+  // Mark a state as without expected use. Ignores a dropped state.
   void expect_no_use(const StateKey& state);
   // For the policy: time, and the lives of states, ghosts too.
   EvictionPolicy& policy() { return candidates_.policy(); }
@@ -107,7 +108,7 @@ class RadixTree {
   Pins& pins() { return pins_; }
   const Pins& pins() const { return pins_; }
 
-  // Moving: the same KV under another id. A page under an allocation stays where it is.
+  // Return true if the page may move to another id. A page under an allocation stays.
   bool movable(PageId page) const;
   // REQUIRES: the tree holds the page.
   NodeId home_of(PageId page) const { return homes_.of(page); }
@@ -119,16 +120,16 @@ class RadixTree {
   std::optional<double> score(const EvictionItem& item) const {
     return candidates_.policy().score(item);
   }
-  // What a tier below still holds is no ghost.
+  // Evict the item. A prefix that a tier still holds is no ghost.
   Freed evict(const EvictionItem& item, Tick now);
   void forget_ghosts();
-  // Forgets those that are too many: a split of a ghost makes two of one.
+  // Forget ghosts beyond the limit: a split of a ghost makes two.
   void trim_ghosts();
 
-  // Copies below the arena, as who keeps them says. What stands nowhere then is a ghost.
+  // Set the tiers with copies. A prefix without any place becomes a ghost.
   void set_kv_below(NodeId id, TierBits tiers, Tick now);
   void set_state_below(const StateKey& state, StateBelow below, Tick now);
-  // Tiers that hold the state. REQUIRES: the node is alive.
+  // Return the tiers that hold the state. REQUIRES: the node is alive.
   StateBelow state_below(const StateKey& state) const;
   bool is_resident(const StateKey& state) const;
 

@@ -1,4 +1,4 @@
-// What a state is worth by its place in the tree.
+// Worth of a state by its place in the tree.
 #pragma once
 
 #include <cstdint>
@@ -21,22 +21,23 @@ class StateWorth {
         tiers_(shape.tiers),
         shelters_(shelters_of(shape.tiers, shape.slabs)) {}
 
-  // What the loss of the state would cost and free. REQUIRES: the node has one at its end.
+  // Return the cost and gain of losing the state. REQUIRES: the node has one at its end.
   Worth of_checkpoint(const Node& node) const;
-  // What all of its resident tails have in common.
+  // Return the weights common to its resident tails.
   TailWeighing weighing(const Node& node) const;
   // REQUIRES: the tail is resident, and its node was weighed so.
   Worth of_tail(const TailWeighing& weighing, const Tail& tail) const;
 
-  // The one state that would wait for the next request on the path in its stead, if any; before it
-  // is dropped.
+  // Return the one state that would wait for the path's next request instead, if any. Call before
+  // the state is dropped.
   std::optional<StateKey> heir_of_checkpoint(const Node& node) const;
   std::optional<StateKey> heir_of_tail(const Node& node) const;
 
  private:
   std::optional<StateKey> state_above(const Node& node) const;
   std::int64_t boundary_above(const Node& node) const;
-  // What it takes to have the state again: from the next place that keeps it longer, or computed.
+  // Return the cost of having the state again: from the next place that keeps it longer, or
+  // computed.
   double cost_of_loss(double prefill, TierBits below, std::int64_t pages) const;
   std::int64_t pages_alone(const Node& node) const;
   std::optional<StateKey> heir_above(const Node& node) const;

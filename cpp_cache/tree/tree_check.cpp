@@ -11,7 +11,7 @@ namespace {
 
 std::string name(const Node& node) { return "node " + std::to_string(raw(node.id)); }
 
-// Counts what the nodes hold, to be compared with what the tree counted.
+// Counts the nodes' items, to compare with the tree's counters.
 class TreeCheck {
  public:
   TreeCheck(const RadixTree& tree, Tick now) : tree_(tree), now_(now) {}

@@ -1,4 +1,4 @@
-// Which policy would have saved most on the traffic so far.
+// Trials of policies on the traffic so far.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@
 
 namespace tasuki::cache {
 
-// A cache that holds no memory and follows one policy.
+// A cache without memory that follows one policy.
 class Shadow {
  public:
   virtual ~Shadow() = default;
-  // Replays the request. Returns the prefill that it saved; prefill of one token is 1.
+  // Replay the request. Returns the saved prefill; prefill of one token is 1.
   virtual double serve(const Served& served) = 0;
   virtual void flush() = 0;
 };
 
-// What a shadow would have saved of late: prefill of one token is 1.
+// Recent savings of a shadow; prefill of one token is 1.
 struct PolicyScore {
   PolicyKind policy;
   double saved;
@@ -38,7 +38,7 @@ class PolicyTrials {
   // Takes about one request of `one_in`. REQUIRES: one_in >= 1; kValue is among the candidates.
   PolicyTrials(std::int64_t one_in, std::vector<Candidate> candidates);
 
-  // Whether the request belongs to the sample: if so it is to be passed to serve() at its end.
+  // Return true if the request belongs to the sample; pass it to serve() at its end then.
   bool samples(std::string_view salt, Tokens prompt) { return sample_.take(salt, prompt); }
   void serve(const Served& served);
   void flush();
@@ -51,7 +51,7 @@ class PolicyTrials {
   struct Trial {
     PolicyKind policy;
     std::unique_ptr<Shadow> shadow;
-    // All fade: what it saved, its lead over the policy followed, and the squares of that.
+    // All fade: its savings, its lead over the current policy, and the squares of the lead.
     double saved = 0;
     double lead = 0;
     double spread = 0;

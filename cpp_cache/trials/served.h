@@ -1,4 +1,4 @@
-// What a request did, reported when it ends. Plain values.
+// Report of a request at its end. Plain values.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace tasuki::cache {
 
-// A state that a request inserted.
+// A state inserted by a request.
 struct InsertedState {
   std::int64_t boundary;
   CheckpointKind kind;

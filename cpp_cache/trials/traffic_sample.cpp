@@ -8,7 +8,7 @@ namespace {
 
 constexpr auto kPage = static_cast<std::size_t>(kPageTokens);
 constexpr std::uint32_t kRequestsToHalve = 8192;
-constexpr std::uint32_t kCommonShare = 32;  // of all requests, one in this many is much
+constexpr std::uint32_t kCommonShare = 32;  // one request in this many is a common start
 constexpr std::uint32_t kFewest = 16;       // below it a share means nothing
 
 std::uint64_t mixed(std::uint64_t value) {
@@ -40,7 +40,7 @@ bool TrafficSample::take(std::string_view salt, Tokens prompt) {
   }
   std::uint64_t start = 0;
   for (const char letter : salt) start = mixed(start ^ static_cast<unsigned char>(letter));
-  // Behind the place where two prompts part all their pages differ: one of each span decides.
+  // Behind the place at which two prompts part, all their pages differ: one of each span decides.
   const std::size_t pages = std::max<std::size_t>(1, prompt.size() / kPage);
   for (std::size_t span = 1; span <= pages; span *= 2) {
     const std::size_t from = (span - 1) * kPage;

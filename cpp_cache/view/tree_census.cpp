@@ -7,7 +7,7 @@ namespace tasuki::cache {
 
 namespace {
 
-// A dashboard asks about once a second; a node that nobody looks at any more soon stops counting.
+// A dashboard asks about once a second; without a reader a node soon stops counting.
 constexpr std::int64_t kChangesUnasked = 1 << 18;
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 namespace tasuki::cache {
 
-// What of a subtree, its top included, is resident. Tokens are those of whole pages.
+// Resident parts of a subtree, its top included. Tokens are those of whole pages.
 struct Standing {
   std::int64_t tokens = 0;
   std::int32_t nodes = 0;
@@ -20,12 +20,12 @@ struct Standing {
   bool operator==(const Standing&) const = default;
 };
 
-// Owns one Standing a node while somebody asks for them, and costs nothing before; forgets them
-// when nobody has asked for many changes. Does not know pins, allocations or ids of pages. Thread
-// rule: single-threaded, as PrefixCache.
+// Owns one Standing per node while there are questions, and costs nothing before; forgets them
+// after many changes without a question. Does not know pins, allocations or page ids. Thread rule:
+// single-threaded, as PrefixCache.
 //
-// Invariant: while taken, of(node) is the sum over the resident nodes at and below it; of a ghost,
-// and of an id that no node has, it is nothing. Cost of a change: the node's ancestors.
+// Invariant: while taken, of(node) is the sum over the resident nodes at and below it; for a ghost,
+// and for an unknown id, it is nothing. Cost of a change: the node's ancestors.
 class TreeCensus {
  public:
   explicit TreeCensus(const RadixTree& tree) : tree_(tree) {}

@@ -17,7 +17,7 @@ struct NodeName {
   std::uint64_t serial;
 };
 
-// One node as it stands. Durations are in ticks of the tree's clock: calls that change it.
+// One node of a view. Durations are in ticks of the tree's clock: calls that change it.
 struct ViewedNode {
   std::optional<NodeName> name;       // nullopt: all namespaces together
   std::optional<std::int32_t> above;  // its parent's place in the view; nullopt: the first
@@ -26,7 +26,7 @@ struct ViewedNode {
   std::int64_t children = 0;          // resident ones
   std::optional<CheckpointKind> state;
   std::int64_t tails = 0;        // states inside the page that follows
-  std::int64_t allocations = 0;  // that stand here
+  std::int64_t allocations = 0;  // allocations at this node
   std::int64_t state_pins = 0;   // allocations that fork from its states
   bool is_protected = false;     // an allocation stands here or below
   Tick unused = 0;               // since its pages were last used
@@ -37,9 +37,9 @@ struct ViewedNode {
 // Parents come before their children.
 using TreeView = std::vector<ViewedNode>;
 
-// The `limit` heaviest subtrees, in tokens, at and below `under`: closed upwards, so what is left
-// out of each is one number. nullopt: the node is gone. REQUIRES: limit >= 1; census is taken.
-// Cost: the children and tails of those nodes.
+// Return the `limit` heaviest subtrees, in tokens, at and below `under`: closed upwards, so that
+// the left-out part of each is one number. nullopt: the node is gone. REQUIRES: limit >= 1; census
+// is taken. Cost: the children and tails of those nodes.
 std::optional<TreeView> view_tree(const RadixTree& tree, const TreeCensus& census,
                                   std::optional<NodeName> under, std::int64_t limit, Tick now);
 

@@ -1,10 +1,10 @@
-"""Memory into which the pages of one context after the other are read.
+"""Memory for the pages of one context after the other.
 
-Fresh memory for a long context is taken from the system and given back by every layer of every
-step. Its page faults took five times as long as the copy: half of a step behind 5,000 tokens.
+Without it every layer of every step takes fresh memory for a long context from the system and gives
+it back. Its page faults took five times as long as the copy: half of a step behind 5,000 tokens.
 
-Owns that memory. Invariant: what was read stands until the next read into the same place. Thread
-rule: one thread.
+Owns that memory. Invariant: read rows stay until the next read into the same place. Thread rule:
+one thread.
 """
 
 from collections import defaultdict
@@ -16,11 +16,12 @@ from torch import Tensor
 _GROWS = 1.25
 """A context grows by a page every 64 steps: not each is to be a move."""
 _LOOKED_AFTER = 4096
-"""Reads after which memory that none of them needed half of is given back."""
+"""Reads after which memory is given back if none of them needed half of it."""
 
 
 class Place(Enum):
-    """What is read. STORED: rows as pages hold them; else the same as numbers of another kind."""
+    """Content of the memory. STORED: rows as pages hold them; else the same as numbers of another
+    kind."""
 
     STORED_KEYS = "stored keys"
     STORED_VALUES = "stored values"
@@ -41,7 +42,7 @@ class RowRoom:
     def rows(
         self, place: Place, count: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """[count, width], whatever stood there."""
+        """Return [count, width] with any content."""
         size = count * width
         self._give_back()
         self._needed[place] = max(self._needed[place], size)

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from tasuki.pycache._cpp_cache import HeldState, InvalidArgument, PrefixCache
 from tests.cache.test_tree_view import conversation, keep_from_there
+from tests.harness.covering import every_value
 from tests.harness.trees import END, keep, keep_kv, take, text, tree_of
 
 ALL = 100_000
@@ -33,8 +34,10 @@ def stands(tree: PrefixCache, path: Path, prompt: Prompt) -> bool:
     return tree.match(prompt, salt).usable_tokens == len(tokens)
 
 
-@pytest.mark.parametrize("policy", ["lru", "value", "marconi", "auto"])
-@pytest.mark.parametrize("seed", range(3))
+@every_value(
+    policy={name: name for name in ("lru", "value", "marconi", "auto")},
+    seed={str(seed): seed for seed in range(3)},
+)
 def test_what_is_listed_stands_and_no_end_is_left_out(seed: int, policy: str) -> None:
     generator = np.random.default_rng(seed)
     tree = tree_of(48, policy=policy)

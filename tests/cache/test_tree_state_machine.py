@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -20,7 +21,8 @@ from tests.cache.tree_oracle import Held, Oracle, Prefix, array, whole
 # The first two share half a page, so that prompts part inside a page.
 PAGES = ([1] * PAGE_TOKENS, [1] * 32 + [2] * 32, [3] * PAGE_TOKENS)
 SALTS = st.sampled_from([b"", b"", b"tenant"])
-EXAMPLES = int(os.environ.get("TASUKI_TREE_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("TASUKI_TREE_EXAMPLES", "120"))
+MORE_EXAMPLES = 5 * EXAMPLES
 
 
 @st.composite
@@ -400,11 +402,19 @@ class TreeMachine(RuleBasedStateMachine):
         assert stats.nodes == stats.allocations == stats.checkpoints == 0
 
 
-TestTree = TreeMachine.TestCase
-TestTree.settings = settings(
+LIVES = settings(
     max_examples=EXAMPLES,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
+
+
+class TestTree(TreeMachine.TestCase):  # type: ignore[name-defined, misc]
+    settings = LIVES
+
+
+@pytest.mark.slow
+class TestMoreLivesOfTheTree(TreeMachine.TestCase):  # type: ignore[name-defined, misc]
+    settings = settings(LIVES, max_examples=MORE_EXAMPLES)

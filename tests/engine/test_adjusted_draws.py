@@ -1,7 +1,6 @@
 """Answers from adjusted logits: what a naive loop draws, token by token, is what every cut of the
 work draws: in chunks, in a batch, behind a hand-over, after a retraction, after a resume."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -15,7 +14,8 @@ from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled, sample, stop_ids
 from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
-from tests.harness.engine_pair import EnginePair, engine_pair
+from tests.harness.covering import every_value
+from tests.harness.engine_pair import EnginePair
 from tests.harness.engines import Lone, alone, prompt, submit, tiny_engine, tiny_parts
 from tests.kernels.adjustments_twin import naive_adjusted
 
@@ -161,15 +161,7 @@ def test_a_retracted_answer_goes_on_as_if_nothing_had_been() -> None:
         assert engine.tokens(name) == alone(tokens, 130, sampling=sampling)
 
 
-@pytest.fixture
-def pair() -> Iterator[EnginePair]:
-    with engine_pair(tiny_parts(), tiny_parts()) as both:
-        yield both
-        both.decode.assert_at_rest()
-
-
-@pytest.mark.parametrize("early", [True, False], ids=["early step", "at Done"])
-@pytest.mark.parametrize("case", CASES)
+@every_value(case={name: name for name in CASES}, early={"early step": True, "at Done": False})
 def test_a_handed_over_prompt_answers_as_the_naive_loop(
     case: str, early: bool, pair: EnginePair
 ) -> None:
@@ -190,13 +182,8 @@ def test_a_lost_hand_over_goes_on_behind_its_first_token(pair: EnginePair) -> No
     asked = submit("r", prompt(LENGTH), NEW, sampling=params("all"))
     room = pair.hand_over(asked)
     pair.ready(room, None)
-    pair.flushed(room)
-    pair.decode.post(m.HandoverFailed(room.ticket.room, "lost on purpose"))
-    pair.decode.run()
+    pair.lose(room)
     assert_naive(pair.decode, "all")
-    pair.prefill.post(m.PrefillEnd(room.ticket.room))
-    pair.receiver.forget(room.ticket.room)
-    pair.decode.post(m.WriterFenced(room.ticket.room))
 
 
 def test_an_answer_that_resumes_a_cached_turn_is_that_of_a_cold_engine() -> None:

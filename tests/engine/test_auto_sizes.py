@@ -101,12 +101,6 @@ def test_a_gpu_without_room_for_an_arena_is_refused_with_the_numbers(free: int) 
     assert f"arena_mib auto: {free} MiB of the GPU are free" in told and "; " in told
 
 
-def test_settings_are_given_by_name() -> None:
-    """Else a new one takes the place of another in calls that stand."""
-    with pytest.raises(TypeError, match="positional"):
-        EngineConfig("", "float32")  # type: ignore[misc]
-
-
 def test_an_engine_runs_as_many_requests_as_its_sizes_say(tmp_path: Path) -> None:
     for given, expected in ((Auto.AUTO, 64), (3, 3)):
         lone = Lone(engine_config(tmp_path, max_batch=given), parts=tiny_parts())

@@ -299,28 +299,6 @@ def test_a_disk_without_room_or_folder_is_refused(tmp_path: Path) -> None:
     assert sum(path.stat().st_blocks for path in tmp_path.rglob("slabs")) == 0
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"disk_cache": "x", "host_cache_gib": 1.0},
-        {"disk_cache": "", "disk_cache_gib": 1.0, "host_cache_gib": 1.0},
-        {"disk_cache_gib": 1.0, "host_cache_gib": 1.0},
-        {"disk_cache": "x", "disk_cache_gib": 1.0},
-        {"disk_write_budget": 1.0},
-        {"disk_cache": "x", "disk_cache_gib": 0.0, "host_cache_gib": 1.0},
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, object]) -> None:
-    with pytest.raises(EngineConfigError, match="disk_"):
-        EngineConfig(model="m", **settings)  # type: ignore[arg-type]
-
-
-def test_a_node_on_a_gpu_may_have_them() -> None:
-    below = {"disk_cache": "x", "disk_cache_gib": 1.0, "remote_cache": "s3://b"}
-    more = {"host_cache_gib": 1.0, "remote_cache_gib": 1.0, "device": "cuda"}
-    assert EngineConfig(model="m", **below | more).disk_cache == "x"  # type: ignore[arg-type]
-
-
 def test_what_waits_behind_a_piece_that_does_not_end_is_given_up() -> None:
     clock = ManualClock()
     pieces = FaultyCopies(Arena(LAYOUT, 4), Arena(LAYOUT, 4))

@@ -12,6 +12,7 @@ from tasuki.engine.forward_stream import PlanStream
 from tasuki.engine.request import Request
 from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.model.ops.sampling.params import SamplingParams
+from tests.harness.covering import every_value
 from tests.harness.engine_pair import EnginePair, engine_pair
 from tests.harness.engines import Lone, alone, prompt, submit, tiny_engine, tiny_parts
 
@@ -25,6 +26,7 @@ PENALIZED = replace(
     bad_words=((3, 4), (5,)),
     top_logprobs=3,
 )
+SAMPLINGS = {"drawn": DRAWN, "penalized": PENALIZED}
 CHOICES = 8
 
 
@@ -72,8 +74,9 @@ def test_a_long_prompt_is_forwarded_once_for_all_choices(forwarded: list[int]) -
     engine.assert_at_rest()
 
 
-@pytest.mark.parametrize("sampling", [DRAWN, PENALIZED], ids=["drawn", "penalized"])
-@pytest.mark.parametrize("length", [1, 2, 64, 65, 66, 129, 300])
+@every_value(
+    sampling=SAMPLINGS, length={str(length): length for length in (1, 2, 64, 65, 66, 129, 300)}
+)
 def test_each_choice_is_answered_as_alone_with_its_own_seed(
     length: int, sampling: SamplingParams
 ) -> None:
@@ -259,8 +262,7 @@ def finish(pair: EnginePair) -> None:
     pair.prefill.assert_at_rest()
 
 
-@pytest.mark.parametrize("length", [65, 66, 200])
-@pytest.mark.parametrize("sampling", [DRAWN, PENALIZED], ids=["drawn", "penalized"])
+@every_value(sampling=SAMPLINGS, length={"65": 65, "66": 66, "200": 200})
 def test_a_pair_hands_one_prompt_over_and_forks_it(
     sampling: SamplingParams, length: int, forwarded: list[int]
 ) -> None:
@@ -290,15 +292,10 @@ def test_a_lost_hand_over_of_a_forked_prompt_is_computed_here() -> None:
     with engine_pair(tiny_parts(), tiny_parts()) as pair:
         room = pair.hand_over(forked("r", tokens, DRAWN, 3))
         pair.ready(room, None)
-        pair.decode.post(m.HandoverFailed(room.ticket.room, "broken on purpose"))
-        pair.decode.post(m.WriterFenced(room.ticket.room))
-        pair.decode.run()
+        pair.lose(room)
         assert_each_as_alone(pair.decode, "r", tokens, DRAWN, 3)
         usage = pair.decode.finished("r-1").usage
         assert usage.prefilled_on == "local" and usage.local_fallback
-        pair.flushed(room)
-        pair.receiver.forget(room.ticket.room)
-        pair.prefill.post(m.PrefillEnd(room.ticket.room))
         finish(pair)
 
 

@@ -4,7 +4,6 @@ the cache, drafted behind, handed over, pulled back, shared out among ranks or k
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +11,14 @@ import pytest
 import torch
 
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.parts import EngineParts, build_parts, torch_device
+from tasuki.engine.assembly.parts import EngineParts, torch_device
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.tiers.tier import CPU_LINK
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import FP8_ROWS
 from tests.harness.engine_pair import engine_pair
-from tests.harness.engines import Lone, engine_config, prompt, submit, tiny_engine, tiny_parts
+from tests.harness.engines import Lone, prompt, submit, tiny_engine, tiny_parts
+from tests.harness.fp8_answers import Fp8Answers, config, engine, parts, whole
 from tests.harness.goldens import BESIDE, OWN_MODELS, cases_of, reference_dir
 from tests.harness.rank_engines import rank_engine
 from tests.harness.scripted_drafts import DRAWN, answered, any_pattern, assert_same, draft
@@ -27,30 +27,8 @@ from tests.harness.tiers import FaultyDisk, TieredEngine
 MODEL = "small-dense"
 
 
-def config(model: str, **changes: object) -> EngineConfig:
-    return engine_config(reference_dir(model), kv_dtype="fp8", **changes)
-
-
-@cache
-def parts(model: str = MODEL) -> EngineParts:
-    return build_parts(config(model))
-
-
-def engine(model: str = MODEL, **changes: object) -> Lone:
-    """Over an arena of its own."""
-    own = Arena(parts(model).layout, parts(model).arena.slabs)
-    return Lone(config(model, **changes), parts=replace(parts(model), arena=own))
-
-
-@cache
-def whole(model: str = MODEL) -> dict[str, list[int]]:
-    """What each golden prompt is answered, computed in one forward."""
-    answers = {}
-    for name, case in cases_of(model).items():
-        answers[name] = engine(model, prefill_chunk_tokens=4096).ask(
-            name, case.prompt, len(case.greedy)
-        )
-    return answers
+class TestFp8AnswersOnTheCpu(Fp8Answers):
+    device = "cpu"
 
 
 @pytest.mark.parametrize("model", OWN_MODELS)
@@ -70,29 +48,6 @@ def test_counters_say_how_a_node_stores_what_it_has() -> None:
     assert reply.stored == wanted
 
 
-@pytest.mark.parametrize("chunk", [64, 128])
-@pytest.mark.parametrize("model", OWN_MODELS)
-def test_chunks_and_batches_change_no_token(model: str, chunk: int) -> None:
-    together = engine(model, prefill_chunk_tokens=chunk)
-    for name, case in cases_of(model).items():
-        together.post(submit(name, case.prompt, len(case.greedy)))
-    together.run()
-    assert {name: together.tokens(name) for name in whole(model)} == whole(model)
-    together.assert_at_rest()
-
-
-@pytest.mark.parametrize("at", [64, 128])
-@pytest.mark.parametrize("model", OWN_MODELS)
-def test_a_hit_changes_no_token(model: str, at: int) -> None:
-    for name, case in cases_of(model).items():
-        if len(case.prompt) <= at + 1:
-            continue
-        resumed = engine(model)
-        resumed.ask("first", case.prompt[: at + 1], 1)
-        assert resumed.ask("resumed", case.prompt, len(case.greedy)) == whole(model)[name]
-        assert resumed.hit("resumed").usable_tokens == at + 1
-
-
 @pytest.mark.parametrize("most", [1, 4])
 def test_drafts_change_nothing(most: int) -> None:
     def tiny() -> Lone:
@@ -108,28 +63,28 @@ def test_drafts_change_nothing(most: int) -> None:
 
 def test_the_draft_layer_drafts_and_changes_nothing() -> None:
     case = cases_of(MODEL)["turn2"]
-    drafting = engine(speculate="mtp", draft_tokens=3, prefill_chunk_tokens=64)
-    assert drafting.ask("r", case.prompt, len(case.greedy)) == whole()["turn2"]
+    drafting = engine(MODEL, speculate="mtp", draft_tokens=3, prefill_chunk_tokens=64)
+    assert drafting.ask("r", case.prompt, len(case.greedy)) == whole(MODEL)["turn2"]
     assert drafting.finished("r").usage.drafted_tokens
     drafting.assert_at_rest()
 
 
 @pytest.mark.parametrize("case_name", ["chunk1", "turn2"])
 def test_a_hand_over_brings_the_bytes_that_were_stored(case_name: str) -> None:
-    case, layout = cases_of(MODEL)[case_name], parts().layout
+    case, layout = cases_of(MODEL)[case_name], parts(MODEL).layout
 
     def node() -> EngineParts:
-        return replace(parts(), arena=Arena(layout, parts().arena.slabs))
+        return replace(parts(MODEL), arena=Arena(layout, parts(MODEL).arena.slabs))
 
     with engine_pair(node(), node()) as pair:
         room = pair.begin(submit("r", case.prompt, len(case.greedy)))
         sent = pair.flushed(room).report
         assert sent.bytes == sent.pages * layout.page_bytes + layout.slot_bytes
         pair.join(room)
-        assert pair.decode.tokens("r") == whole()[case_name]
+        assert pair.decode.tokens("r") == whole(MODEL)[case_name]
         for each in (pair.prefill, pair.decode):
             each.assert_at_rest()
-        log = [*case.prompt, *whole()[case_name], 0]
+        log = [*case.prompt, *whole(MODEL)[case_name], 0]
         blocks = [held_blocks(each, log) for each in (pair.prefill, pair.decode)]
         shared = min(map(len, blocks))
         assert shared and torch.equal(*(found[:shared] for found in blocks))

@@ -1,7 +1,6 @@
 """The end of a prompt's last message as a checkpoint: the next turn goes on from that very token,
 answers as if nothing had been cached, and costs no forward and one slot a session more."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,12 +11,12 @@ from hypothesis import strategies as st
 
 from tasuki.engine import messages as m
 from tasuki.engine.config import Role
-from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.engine.scheduling.checkpoints import plan_checkpoints
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import CheckpointKind
 from tasuki.pycache.layout import PAGE_TOKENS
 from tests.handover.test_pulls import give, reserve, said, sender_over
+from tests.harness.covering import every_value
 from tests.harness.engines import Lone, alone, engine_config, prompt, tiny_engine, tiny_parts
 from tests.harness.trees import take, text, tree_of
 
@@ -93,34 +92,22 @@ def test_turns_that_go_on_from_there_answer_as_cold_ones(
     engine.assert_at_rest()
 
 
-@pytest.fixture
-def forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Tokens of each forward of the test's process."""
-    found: list[int] = []
-    plain = CpuRunner._compute
-
-    def counting(self: CpuRunner, plan, rows):  # type: ignore[no-untyped-def]
-        found.append(int(rows.lengths.sum()))
-        return plain(self, plan, rows)
-
-    monkeypatch.setattr(CpuRunner, "_compute", counting)
-    yield found
-
-
-def test_it_costs_no_forward_and_no_token_more(forwards: list[int]) -> None:
+def test_it_costs_no_forward_and_no_token_more(forwarded: list[int]) -> None:
     counts = []
     for marked in (False, True):
-        forwards.clear()
+        forwarded.clear()
         session = Session(tiny_engine(prefill_chunk_tokens=128), marked=marked)
         for turn in range(4):
             session.ask(prompt(150, seed=turn + 2))
-        counts.append((len(forwards), sum(forwards)))
+        counts.append((len(forwarded), sum(forwarded)))
     (plain, computed), (with_ends, less) = counts
     assert with_ends <= plain and less < computed
 
 
-@pytest.mark.parametrize("policy", ["lru", "value", "auto"])
-@pytest.mark.parametrize("length", [41, 60, 64, 97])
+@every_value(
+    policy={name: name for name in ("lru", "value", "auto")},
+    length={str(length): length for length in (41, 60, 64, 97)},
+)
 def test_a_session_has_at_most_one_state_more(policy: str, length: int) -> None:
     engines = [tiny_engine(arena_mib=32, cache_policy=policy) for _ in range(2)]
     sessions = [

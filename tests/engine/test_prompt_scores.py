@@ -17,6 +17,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.forward import Batch
 from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.model.ops.sampling.prompt_scores import SCORED_ROWS, PromptScores, score_rows
+from tests.harness.covering import every_value
 from tests.harness.engine_goldens import cold_engine
 from tests.harness.engine_pair import engine_pair
 from tests.harness.engines import TINY, Lone, alone, prompt, submit, tiny_engine, tiny_parts
@@ -50,8 +51,7 @@ def ask(engine: Lone, name: str, tokens: list[int], top: int, new: int = 0) -> P
     return scores(engine, name)
 
 
-@pytest.mark.parametrize("chunk", [64, 512])
-@pytest.mark.parametrize("model", OWN_MODELS)
+@every_value(model={name: name for name in OWN_MODELS}, chunk={"64": 64, "512": 512})
 def test_scores_equal_a_plain_forward_s_and_the_goldens_last_logits(model: str, chunk: int) -> None:
     plain = load_model(model)
     engine = cold_engine(model, "cpu", prefill_chunk_tokens=chunk)

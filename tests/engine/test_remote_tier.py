@@ -483,30 +483,6 @@ def test_credentials_are_of_the_environment_or_a_private_file(tmp_path: Path) ->
     assert read_credentials(None, found) == Credentials("K", "S", "T")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"remote_cache_gib": None},
-        {"remote_cache": None},
-        {"host_cache_gib": None},
-        {"remote_cache_gib": 0.0},
-        {"remote_write_budget": -1.0},
-        {"tensor_parallel": 2},
-        {"remote_cache": None, "remote_cache_gib": None},
-    ],
-)
-def test_settings_that_cannot_work_are_refused(changes: dict[str, object]) -> None:
-    settings = {
-        "host_cache_gib": 1.0,
-        "remote_cache": "s3://a",
-        "remote_cache_gib": 1.0,
-        "remote_endpoint": "http://x",
-        **changes,
-    }
-    with pytest.raises(EngineConfigError, match=r"remote_|host_cache_gib"):
-        EngineConfig(model="m", **settings)  # type: ignore[arg-type]
-
-
 def test_a_name_without_a_store_is_refused() -> None:
     for url in ("http://a", "s3://", "s3://user:secret@bucket"):
         with pytest.raises(RemoteFailed) as refused:

@@ -21,6 +21,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.arena import Arena
 from tasuki.transfer.windows.window import StepCounter
+from tests.harness.covering import slow_behind
 from tests.harness.engines import Lone
 from tests.harness.waiting import ManualClock
 
@@ -165,7 +166,7 @@ def kept(trace: list[Asked], taken: dict[str, float]) -> float:
     return sum(taken.get(asked.name, np.inf) <= WANTED for asked in wanted) / len(wanted)
 
 
-@pytest.mark.parametrize("seed", [3, 4, 5])
+@pytest.mark.parametrize("seed", slow_behind(1, {str(seed): seed for seed in (3, 4, 5)}))
 def test_with_targets_more_of_them_are_kept_and_nobody_begun_is_sent_away(seed: int) -> None:
     trace = sessions(256, gap=0.012, seed=seed)
     without = kept(trace, play(warmed(max_batch=64), trace, say_targets=False))

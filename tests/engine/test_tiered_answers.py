@@ -61,11 +61,19 @@ def compare(one: Lone, other: Lone, names: list[str]) -> None:
         assert np.allclose(*chances, atol=1e-3), name
 
 
+ASKED = conversations(seed=7)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Lone:
+    """What a node without tiers answers."""
+    engine = tiny_engine(slabs=600)
+    play(engine, ASKED)
+    return engine
+
+
 @pytest.mark.parametrize("faulty", [False, True])
-def test_mixed_turns_are_answered_as_without_a_tier(faulty: bool) -> None:
-    asked = conversations(seed=7)
-    plain = tiny_engine(slabs=600)
-    play(plain, asked)
+def test_mixed_turns_are_answered_as_without_a_tier(faulty: bool, plain: Lone) -> None:
     tiered = TieredEngine(slabs=34, host_slabs=260)
     random = np.random.default_rng(11)
 
@@ -74,9 +82,9 @@ def test_mixed_turns_are_answered_as_without_a_tier(faulty: bool) -> None:
 
     if faulty:
         tiered.copies.fault = fault
-    play(tiered.lone, asked)
-    compare(tiered.lone, plain, [name for name, *_ in asked])
-    for name, *_ in asked:
+    play(tiered.lone, ASKED)
+    compare(tiered.lone, plain, [name for name, *_ in ASKED])
+    for name, *_ in ASKED:
         ends = [end for end in tiered.lone.all_said(m.Finished) if end.request_id == name]
         for end in ends:
             hit = end.usage.hit

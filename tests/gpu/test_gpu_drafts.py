@@ -1,31 +1,20 @@
 """Answers with drafts on a GPU: the tokens, logprobs, hits and trees of answers without, and drafts
 accepted as they hold; memory that changes owner is NaN until it is written."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import cycle
 
 import numpy as np
 import pytest
 
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.speculation.draft_limit import FixedLimit
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tests.gpu.shapes import CONFIGS, parts_of
+from tests.harness.draft_cuts import DraftCuts
 from tests.harness.engine_goldens import cold_engine
 from tests.harness.engines import Lone, prompt, submit
 from tests.harness.goldens import MODELS, cases_of
-from tests.harness.scripted_drafts import (
-    DRAWN,
-    KINDS,
-    NEW,
-    answered,
-    any_limit,
-    any_pattern,
-    assert_same,
-    draft,
-    limited,
-)
+from tests.harness.scripted_drafts import DRAWN, NEW, answered, any_pattern, draft
 
 ROWS = 12
 
@@ -52,53 +41,25 @@ def cold(shape: str, speculate: str) -> Lone:
     return engine
 
 
-@pytest.mark.parametrize("shape", sorted(CONFIGS))
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("length", [1, 59, 64, 127])
-def test_any_drafts_give_the_same_answer_and_the_same_tree(
-    shape: str, kind: str, length: int
-) -> None:
-    sampling, tokens = KINDS[kind], prompt(length)
-    for most in (1, 3, 4):
-        plain = cold(shape, "off")
-        answer = [token.token for token in answered(plain, tokens, sampling)]
-        engine = cold(shape, "prediction")
-        draft(engine, {"r": answer}, most, any_pattern(most))
-        answered(engine, tokens, sampling)
-        assert_same(engine, plain, tokens)
+@dataclass(frozen=True)
+class GpuEngines:
+    shape: str
+    rows: int = ROWS
+
+    def plain(self) -> Lone:
+        return cold(self.shape, "off")
+
+    def drafting(self) -> Lone:
+        return cold(self.shape, "prediction")
 
 
-@pytest.mark.parametrize("held", range(5))
-def test_as_many_drafts_are_accepted_as_hold(held: int) -> None:
-    tokens = prompt(100)
-    answer = [token.token for token in answered(cold("dense", "off"), tokens, DRAWN)]
-    engine = cold("dense", "prediction")
-    draft(engine, {"r": answer}, 4, cycle([held]))
-    assert [token.token for token in answered(engine, tokens, DRAWN)] == answer
-    usage = engine.finished("r").usage
-    verified, rest = divmod(NEW - 1, held + 1)
-    if held == 4:
-        assert (usage.accepted_tokens, usage.drafted_tokens) == (23, 23)
-    else:
-        assert usage.accepted_tokens >= verified * held + max(0, rest - 1)
-        assert usage.accepted_tokens <= usage.drafted_tokens
+@pytest.fixture(params=sorted(CONFIGS))
+def engines(request: pytest.FixtureRequest) -> GpuEngines:
+    return GpuEngines(request.param)
 
 
-@pytest.mark.parametrize("shape", sorted(CONFIGS))
-def test_answers_with_drafts_and_without_share_forwards(shape: str) -> None:
-    prompts = {f"r{i}": prompt(40 + 17 * i, seed=i) for i in range(ROWS)}
-    plain = cold(shape, "off")
-    plain.ask_all(prompts, NEW)
-    answers = {name: plain.tokens(name) for name in prompts}
-    engine = cold(shape, "prediction")
-    some = {name: answers[name] for name in prompts if name not in ("r1", "r4")}
-    draft(engine, some, 4, any_pattern(3))
-    engine.ask_all(prompts, NEW)
-    for name, answer in answers.items():
-        assert engine.tokens(name) == answer, name
-    assert not engine.finished("r1").usage.drafted_tokens
-    assert engine.finished("r0").usage.accepted_tokens
-    engine.assert_at_rest()
+class TestDraftsOnTheGpu(DraftCuts):
+    pass
 
 
 def test_rows_for_which_there_is_no_room_go_without_their_drafts(
@@ -114,22 +75,6 @@ def test_rows_for_which_there_is_no_room_go_without_their_drafts(
     draft(engine, answers, 3, any_pattern(7))
     engine.ask_all(prompts, NEW)
     assert {name: engine.tokens(name) for name in prompts} == answers
-    engine.assert_at_rest()
-
-
-@pytest.mark.parametrize("steps", range(1, 9))
-def test_what_gives_way_or_ends_between_drafts_leaves_what_others_may_use(steps: int) -> None:
-    tokens = prompt(150)
-    answer = [token.token for token in answered(cold("dense", "off"), tokens, DRAWN)]
-    engine = cold("dense", "prediction")
-    draft(engine, {"r": answer}, 3, any_pattern(steps))
-    engine.post(submit("r", tokens, NEW, sampling=DRAWN))
-    engine.steps(steps)
-    scheduler = engine.engine._scheduler
-    for request in list(scheduler.running):
-        scheduler._retract(request)
-    engine.run()
-    assert engine.tokens("r") == answer
     engine.assert_at_rest()
 
 
@@ -151,34 +96,6 @@ def test_a_golden_drafted_from_itself_is_the_golden(
         again = f"{name} broken"
         assert engine.ask(again, case.prompt, new, prediction=prediction) == case.greedy
     engine.assert_at_rest()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_limit_that_changes_changes_no_answer(kind: str) -> None:
-    sampling, tokens = KINDS[kind], prompt(100)
-    for seed in range(4):
-        plain = cold("dense", "off")
-        answer = [token.token for token in answered(plain, tokens, sampling)]
-        engine = cold("dense", "prediction")
-        limited(engine, any_limit(seed, 4))
-        draft(engine, {"r": answer}, 4, any_pattern(seed))
-        answered(engine, tokens, sampling)
-        limited(engine, FixedLimit(4))
-        assert_same(engine, plain, tokens)
-
-
-def test_a_stop_among_accepted_drafts_ends_the_answer_there() -> None:
-    tokens = prompt(90)
-    drawn = [token.token for token in answered(cold("dense", "off"), tokens, DRAWN)]
-    for place in [place for place in range(1, 12) if drawn[place] not in drawn[:place]]:
-        sampling = replace(DRAWN, stop_token_ids=(drawn[place],))
-        plain = cold("dense", "off")
-        answered(plain, tokens, sampling)
-        engine = cold("dense", "prediction")
-        draft(engine, {"r": drawn}, 4, cycle([4]))
-        answered(engine, tokens, sampling)
-        assert engine.tokens("r") == drawn[: place + 1]
-        assert_same(engine, plain, tokens)
 
 
 @pytest.mark.parametrize("speculate", ["prediction", "tree"])

@@ -5,7 +5,6 @@ rows, and tokens that are verified together have the logits of single steps.
 KL is of the GPU's next-token distribution from that of the CPU with the same weights, in nats.
 """
 
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -16,14 +15,14 @@ import torch
 from tasuki.engine.assembly.parts import EngineParts, build_arena, build_model
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
-from tasuki.model.forward import Batch, NullHooks, SequenceSlice
 from tasuki.model.quantise.folder import quantise_folder
 from tasuki.model.quantise.format_names import SERVED_ON_GPUS
 from tasuki.model.quantise.recipe import RECIPES, QuantisedSource
 from tasuki.model.weights.layers import assemble
 from tasuki.model.weights.random_weights import RandomSource
 from tasuki.transfer.windows.window import StepCounter
-from tests.gpu.shapes import VOCAB, dense_raw, moe_raw
+from tests.gpu.one_sequence import LENGTH, TOKENS, OneSequence, divergence
+from tests.gpu.shapes import dense_raw, moe_raw
 from tests.harness.engines import Lone, engine_config, submit
 from tests.harness.goldens import OWN_MODELS, QUANTISED, cases_of, reference_dir
 
@@ -39,8 +38,6 @@ STEP_BOUND, PROMPT_BOUND = 0.02, 0.5
 APART = 2 * STEP_BOUND
 """The median between two paths, each rounded in its own order; near a router's ties one path may
 take another expert, which says nothing of rounding."""
-LENGTH = 330
-TOKENS = torch.randint(0, VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(3)).tolist()
 
 each_form = pytest.mark.parametrize("form", SERVED_ON_GPUS)
 each_shape = pytest.mark.parametrize("shape", SHAPES)
@@ -55,39 +52,6 @@ def parts_of(shape: str, form: str, dtype: str, device: str) -> EngineParts:
     config = EngineConfig(model=shape, dtype=dtype, device=device, arena_mib=128)
     arena = build_arena(config, model, torch.device(device))
     return EngineParts(model, build_model(model, weights), arena, StepCounter())
-
-
-class OneSequence:
-    """One sequence over a poisoned arena."""
-
-    def __init__(self, parts: EngineParts) -> None:
-        self.parts = parts
-        arena = parts.arena
-        arena.bytes.fill_(0xFF)
-        arena.bytes[: arena.layout.slot_bytes].zero_()
-        blocks = arena.layout.blocks_per_slab
-        self.pages = [(3 + page) * blocks for page in range(-(-LENGTH // 64))]
-        self.slot = self.done = 0
-
-    def forward(self, count: int, *, answer: bool = False) -> torch.Tensor:
-        """Logits [vocab] float32 on the host after `count` more tokens, of an answer or a
-        prompt."""
-        tokens: Sequence[int] = TOKENS[self.done : self.done + count]
-        item = SequenceSlice(
-            tokens, self.done, self.pages, self.slot, 1 - self.slot, stepped=answer
-        )
-        self.done += count
-        self.slot = 1 - self.slot
-        with torch.inference_mode():
-            logits = self.parts.model.forward(Batch.pack([item]), self.parts.arena, NullHooks())
-        return logits[0].float().cpu()
-
-
-def divergence(got: torch.Tensor, want: torch.Tensor) -> float:
-    p, q = want.double().log_softmax(-1), got.double().log_softmax(-1)
-    found = float((p.exp() * (p - q)).sum())
-    print(f"{found:.5f} nats")
-    return found
 
 
 @each_form

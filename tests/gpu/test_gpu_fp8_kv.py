@@ -6,14 +6,13 @@ KL is of the GPU's next-token distribution from that of pages that hold numbers,
 """
 
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from tasuki.engine.assembly.parts import EngineParts, build_model, build_parts
+from tasuki.engine.assembly.parts import build_model
 from tasuki.model.config import ModelConfig
 from tasuki.model.forward import Batch
 from tasuki.model.named_checkpoints import embedded_model
@@ -27,7 +26,8 @@ from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.gpu.shapes import CONFIGS, parts_of
 from tests.gpu.test_gpu_draft_entries import config_of, prompts
 from tests.harness.daemons import Node, Pair, asked, flags, questions
-from tests.harness.engines import Lone, engine_config, submit
+from tests.harness.engines import Lone, submit
+from tests.harness.fp8_answers import Fp8Answers, assert_answered_as_whole, engine, whole
 from tests.harness.goldens import (
     OWN_MODELS,
     Request,
@@ -47,49 +47,8 @@ CUDA = torch.device("cuda")
 FP8 = ("--kv-dtype", "fp8")
 
 
-@cache
-def parts(model: str, device: str) -> EngineParts:
-    return build_parts(engine_config(reference_dir(model), device=device, kv_dtype="fp8"))
-
-
-@cache
-def engine(model: str, device: str, **changes: object) -> Lone:
-    settings = {"max_batch": 8, **changes}
-    config = engine_config(reference_dir(model), device=device, kv_dtype="fp8", **settings)
-    own = Arena(parts(model, device).layout, parts(model, device).arena.slabs, device)
-    return Lone(config, parts=replace(parts(model, device), arena=own))
-
-
-@cache
-def wanted(model: str) -> dict[str, list[int]]:
-    """What a CPU answers every golden prompt in one forward."""
-    lone = engine(model, "cpu", prefill_chunk_tokens=4096)
-    return {n: lone.ask(n, case.prompt, len(case.greedy)) for n, case in cases_of(model).items()}
-
-
-@pytest.mark.parametrize("chunk", [64, 512])
-@pytest.mark.parametrize("model", OWN_MODELS)
-def test_every_token_is_the_cpus(model: str, chunk: int) -> None:
-    lone = engine(model, "cuda", prefill_chunk_tokens=chunk)
-    lone.flush()
-    for name, case in cases_of(model).items():
-        lone.post(submit(name, case.prompt, len(case.greedy)))
-    lone.run()
-    assert {name: lone.tokens(name) for name in wanted(model)} == wanted(model)
-    lone.assert_at_rest()
-
-
-@pytest.mark.parametrize("at", [64, 128])
-@pytest.mark.parametrize("model", OWN_MODELS)
-def test_a_hit_changes_no_token(model: str, at: int) -> None:
-    lone = engine(model, "cuda", prefill_chunk_tokens=512)
-    for name, case in cases_of(model).items():
-        if len(case.prompt) <= at + 1:
-            continue
-        lone.flush()
-        lone.ask("first", case.prompt[: at + 1], 1)
-        assert lone.ask("resumed", case.prompt, len(case.greedy)) == wanted(model)[name]
-        assert lone.hit("resumed").usable_tokens == at + 1
+class TestFp8AnswersOnTheGpu(Fp8Answers):
+    device = "cuda"
 
 
 @pytest.mark.parametrize("speculate", ["prediction", "mtp"])
@@ -100,12 +59,11 @@ def test_drafts_change_no_token(speculate: str) -> None:
     for name, case in cases_of(model).items():
         asked = submit(name, case.prompt, len(case.greedy))
         if speculate == "prediction":
-            asked = replace(asked, prediction=np.array(wanted(model)[name], np.int32))
+            asked = replace(asked, prediction=np.array(whole(model)[name], np.int32))
         lone.post(asked)
     lone.run()
-    assert {name: lone.tokens(name) for name in wanted(model)} == wanted(model)
-    assert any(lone.finished(name).usage.drafted_tokens for name in wanted(model))
-    lone.assert_at_rest()
+    assert_answered_as_whole(lone, model)
+    assert any(lone.finished(name).usage.drafted_tokens for name in whole(model))
 
 
 def stored_rows(arena: Arena, pages: list[int], tokens: int) -> tuple[Tensor, Tensor]:

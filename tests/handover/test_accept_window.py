@@ -191,27 +191,24 @@ def said(outgoing: list[pb.SenderMessage]) -> list[int]:
     return found
 
 
-def test_a_place_is_said_at_once_and_while_the_queue_runs_fast_with_the_repetition(
+async def test_a_place_is_said_at_once_and_while_the_queue_runs_fast_with_the_repetition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Longer than a busy machine takes for all those moves.
     monkeypatch.setattr(sending, "_SAID_AGAIN_SECONDS", 2 * HANG_SECONDS)
 
-    async def body() -> None:
-        outgoing: list[pb.SenderMessage] = []
-        room = waiting_room(0.05, outgoing)
-        for place in range(1000, 500, -1):
-            room.put(on.Moved(place))
-        assert said(outgoing) == [1000], "not one for each move"
-        # The last of them is not lost.
-        async with asyncio.timeout(HANG_SECONDS):
-            while not outgoing:
-                await asyncio.sleep(0.01)
-        assert set(said(outgoing)) == {501}
-        room._side._said_at -= 3 * HANG_SECONDS
-        room.put(on.Moved(501))
-        assert said(outgoing) == [], "it did not move"
-        room.put(on.Moved(500))
-        assert said(outgoing) == [500], "a queue that moves slowly is said to move when it does"
-
-    asyncio.run(body())
+    outgoing: list[pb.SenderMessage] = []
+    room = waiting_room(0.05, outgoing)
+    for place in range(1000, 500, -1):
+        room.put(on.Moved(place))
+    assert said(outgoing) == [1000], "not one for each move"
+    # The last of them is not lost.
+    async with asyncio.timeout(HANG_SECONDS):
+        while not outgoing:
+            await asyncio.sleep(0.01)
+    assert set(said(outgoing)) == {501}
+    room._side._said_at -= 3 * HANG_SECONDS
+    room.put(on.Moved(501))
+    assert said(outgoing) == [], "it did not move"
+    room.put(on.Moved(500))
+    assert said(outgoing) == [500], "a queue that moves slowly is said to move when it does"

@@ -29,16 +29,13 @@ def test_progress_goes_there_and_back() -> None:
     assert progress_from_wire(progress_to_wire(progress)) == progress
 
 
-def test_both_sides_of_a_link_learn_of_each_other() -> None:
-    async def scenario() -> None:
-        async with nodes() as both:
-            await both.connected()
-            async with asyncio.timeout(HANG_SECONDS):
-                while both.client.links[0].status().progress is None or not both.service.peers():
-                    await asyncio.sleep(0.01)
-            assert both.service.peers() == {"decode-0": NodeProgress()}
-
-    asyncio.run(scenario())
+async def test_both_sides_of_a_link_learn_of_each_other() -> None:
+    async with nodes() as both:
+        await both.connected()
+        async with asyncio.timeout(HANG_SECONDS):
+            while both.client.links[0].status().progress is None or not both.service.peers():
+                await asyncio.sleep(0.01)
+        assert both.service.peers() == {"decode-0": NodeProgress()}
 
 
 def test_a_loop_that_does_not_come_round_is_behind_until_it_does() -> None:

@@ -1,10 +1,13 @@
-"""Several answers to one prompt, lists of prompts and scores, through one daemon and through two,
-by the SDK and by OpenAI's client: the same tokens, and one hand-over for all choices."""
+"""Through one daemon and through two, by the SDK and by OpenAI's client, the same tokens and
+logprobs: with every field of the sampling, several answers to one prompt, lists of prompts, scores;
+and one hand-over for all choices."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt, SamplingOptions
 from tests.harness.daemons import Node
 from tests.harness.metrics_text import scraped
@@ -20,6 +23,23 @@ DRAWN: SamplingOptions = {
     "repetition_penalty": 1.25,
     "ignore_eos": True,
 }
+EVERY: SamplingOptions = {
+    "max_new_tokens": 24,
+    "temperature": 1.5,
+    "top_k": 200,
+    "top_p": 0.98,
+    "seed": 5,
+    "min_p": 0.001,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.25,
+    "repetition_penalty": 1.25,
+    "logit_bias": {40: 1.5, 41: -100.0},
+    "min_tokens": 20,
+    "bad_words": ["the", "it was"],
+    "allowed_token_ids": range(300),
+    "top_logprobs": 20,
+}
+EVERY_TEXT = "Call me Ishmael. Some years ago, never mind how long precisely, I went to sea. " * 4
 CHOICES = 4
 ROUNDING = 1e-4
 """Of a log-probability: prompts that came together share forwards or do not."""
@@ -81,17 +101,57 @@ def by_openai(node: Node) -> Told:
     }
 
 
-def test_choices_lists_and_scores_are_alike_through_two_daemons() -> None:
+@pytest.fixture(scope="module")
+def fused() -> Iterator[Node]:
     with fused_node(*HTTP) as node:
-        fused = by_sdk(node, "local"), by_openai(node)
-        singles = [drawn_alone(node, choice) for choice in range(CHOICES)]
+        yield node
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Node, Node]]:
     remote = ("--local-prefill-tokens", "0", *HTTP)
-    with node_pair(prefill=HTTP, decode=remote) as (prefill, decode):
-        tokens = by_sdk(decode, "prefill")
-        assert scraped(prefill.http_address)["tasuki_handover_sent_rooms_total{outcome=sent}"] == 1
-        pair = tokens, by_openai(decode)
-    assert fused[0] == pair[0] == singles
-    assert len(set(fused[0])) == CHOICES
-    ours, theirs = fused[1].pop("logprobs"), pair[1].pop("logprobs")
+    with node_pair(prefill=HTTP, decode=remote) as nodes:
+        yield nodes
+
+
+def sent_rooms(prefill: Node) -> float:
+    return scraped(prefill.http_address).get("tasuki_handover_sent_rooms_total{outcome=sent}", 0)
+
+
+def test_choices_lists_and_scores_are_alike_through_two_daemons(
+    fused: Node, pair: tuple[Node, Node]
+) -> None:
+    prefill, decode = pair
+    one_tokens, one = by_sdk(fused, "local"), by_openai(fused)
+    before = sent_rooms(prefill)
+    two_tokens = by_sdk(decode, "prefill")
+    assert sent_rooms(prefill) - before == 1
+    two = by_openai(decode)
+    singles = [drawn_alone(fused, choice) for choice in range(CHOICES)]
+    assert one_tokens == two_tokens == singles
+    assert len(set(one_tokens)) == CHOICES
+    ours, theirs = one.pop("logprobs"), two.pop("logprobs")
     assert ours == [pytest.approx(of_prompt, abs=ROUNDING) for of_prompt in theirs]
-    assert fused[1] == pair[1]
+    assert one == two
+
+
+def answers(node: Node) -> list[Answer]:
+    """Cold, then from the cache, then an answer of the first token alone."""
+    asked = [EVERY, EVERY, {**EVERY, "max_new_tokens": 1, "min_tokens": 1}]
+    prompt = Prompt(text=EVERY_TEXT)
+    return [node.client.generate(prompt, **options).result() for options in asked]  # type: ignore[typeddict-item]
+
+
+def test_every_field_answers_alike_through_two_daemons(
+    fused: Node, pair: tuple[Node, Node]
+) -> None:
+    one, two = answers(fused), answers(pair[1])
+    assert two[0].usage.prefilled_on == "prefill"
+    for ours, theirs in zip(one, two, strict=True):
+        assert ours.token_ids == theirs.token_ids
+        assert ours.logprobs == theirs.logprobs and ours.top_logprobs == theirs.top_logprobs
+        assert len(ours.top_logprobs) == len(ours.token_ids)
+        assert {len(top) for top in ours.top_logprobs} == {20}
+        assert max(ours.token_ids) < 300 and 41 not in ours.token_ids
+    assert len(one[0].token_ids) >= 20
+    assert one[0].token_ids == one[1].token_ids

@@ -16,13 +16,11 @@ from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.precision.encoding_source import EncodingSource
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.settings import Precision, WirePrecision, WireSettings
-from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.harness.daemons import Node, asked, flags, fleet, meet, random_prompt
 from tests.harness.engine_pair import engine_pair
 from tests.harness.engines import TINY, submit, tiny_parts
+from tests.harness.running_nodes import needs_nixl
 from tests.harness.waiting import until
-
-needs_nixl = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 
 NAME = "r"
 NEW_TOKENS = 24

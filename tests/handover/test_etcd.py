@@ -22,41 +22,35 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
         yield process
 
 
-def test_keys_live_as_long_as_their_lease(etcd: EtcdProcess) -> None:
-    async def scenario() -> None:
-        client = Etcd(etcd.url)
-        lease = await client.grant(60)
-        before = (await client.range("/k/")).revision
-        await client.put("/k/ä", "wert", lease)
-        await client.put("/l/other", "x", lease)
-        (entry,) = (await client.range("/k/")).entries
-        assert (entry.key, entry.value, entry.created) == ("/k/ä", "wert", before + 1)
+async def test_keys_live_as_long_as_their_lease(etcd: EtcdProcess) -> None:
+    client = Etcd(etcd.url)
+    lease = await client.grant(60)
+    before = (await client.range("/k/")).revision
+    await client.put("/k/ä", "wert", lease)
+    await client.put("/l/other", "x", lease)
+    (entry,) = (await client.range("/k/")).entries
+    assert (entry.key, entry.value, entry.created) == ("/k/ä", "wert", before + 1)
+    await client.renew(lease)
+    async with aclosing(client.changed("/k/", before + 2)) as changes:
+        waiting = asyncio.ensure_future(anext(changes))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await client.revoke(lease)
+        await asyncio.wait_for(waiting, HANG_SECONDS)
+    assert (await client.range("/k/")).entries == ()
+    with pytest.raises(EtcdError, match="has ended"):
         await client.renew(lease)
-        async with aclosing(client.changed("/k/", before + 2)) as changes:
-            waiting = asyncio.ensure_future(anext(changes))
-            await asyncio.sleep(0.1)
-            assert not waiting.done()
-            await client.revoke(lease)
-            await asyncio.wait_for(waiting, HANG_SECONDS)
-        assert (await client.range("/k/")).entries == ()
-        with pytest.raises(EtcdError, match="has ended"):
-            await client.renew(lease)
-        await client.close()
-
-    asyncio.run(scenario())
+    await client.close()
 
 
-def test_nobody_there_is_a_typed_error() -> None:
-    async def scenario() -> None:
-        client = Etcd("http://127.0.0.1:1")
-        with pytest.raises(EtcdError, match=r"127.0.0.1:1 does not answer"):
-            await client.range("/k/")
-        with pytest.raises(EtcdError, match="does not answer"):
-            async for _ in client.changed("/k/", 1):
-                pass
-        await client.close()
-
-    asyncio.run(scenario())
+async def test_nobody_there_is_a_typed_error() -> None:
+    client = Etcd("http://127.0.0.1:1")
+    with pytest.raises(EtcdError, match=r"127.0.0.1:1 does not answer"):
+        await client.range("/k/")
+    with pytest.raises(EtcdError, match="does not answer"):
+        async for _ in client.changed("/k/", 1):
+            pass
+    await client.close()
 
 
 def test_members_register_leave_and_survive_a_silent_etcd(tmp_path: Path) -> None:

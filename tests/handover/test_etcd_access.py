@@ -140,27 +140,26 @@ def test_setting_it_up_again_changes_nothing(guarded: Guarded) -> None:
     assert done.returncode == 1 and "etcd refused" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_client_whose_token_has_ended_logs_in_again(tmp_path: Path, guarded: Guarded) -> None:
-    async def scenario() -> None:
-        etcd = Etcd(guarded.etcd.url, guarded.access)
-        membership = DecodeConfig(etcd=guarded.etcd.url).membership(guarded.access)
-        node = Registration(Etcd(guarded.etcd.url, guarded.access), PREFIX + "kept", "127.0.0.1:9")
-        node.start()
-        async with aclosing(membership.changes()) as changes:  # type: ignore[type-var]
-            async with asyncio.timeout(HANG_SECONDS):
-                while "127.0.0.1:9" not in await anext(changes):
-                    pass
-            # An etcd that starts again knows none of its tokens.
-            await asyncio.to_thread(guarded.etcd.stop)
-            await asyncio.to_thread(guarded.etcd.start)
-            await etcd.range(PREFIX)
-            await node.stop()
-            async with asyncio.timeout(HANG_SECONDS):
-                while "127.0.0.1:9" in await anext(changes):
-                    pass
-        await closed(etcd)
-
-    asyncio.run(scenario())
+async def test_a_client_whose_token_has_ended_logs_in_again(
+    tmp_path: Path, guarded: Guarded
+) -> None:
+    etcd = Etcd(guarded.etcd.url, guarded.access)
+    membership = DecodeConfig(etcd=guarded.etcd.url).membership(guarded.access)
+    node = Registration(Etcd(guarded.etcd.url, guarded.access), PREFIX + "kept", "127.0.0.1:9")
+    node.start()
+    async with aclosing(membership.changes()) as changes:  # type: ignore[type-var]
+        async with asyncio.timeout(HANG_SECONDS):
+            while "127.0.0.1:9" not in await anext(changes):
+                pass
+        # An etcd that starts again knows none of its tokens.
+        await asyncio.to_thread(guarded.etcd.stop)
+        await asyncio.to_thread(guarded.etcd.start)
+        await etcd.range(PREFIX)
+        await node.stop()
+        async with asyncio.timeout(HANG_SECONDS):
+            while "127.0.0.1:9" in await anext(changes):
+                pass
+    await closed(etcd)
 
 
 def test_nodes_find_each_other_there(guarded: Guarded) -> None:

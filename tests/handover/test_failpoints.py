@@ -128,41 +128,35 @@ async def reconnected(both: Nodes) -> None:
 
 
 @pytest.mark.parametrize("place", Place, ids=lambda place: place.value)
-def test_a_defect_at_any_place_ends_its_room_alone(
+async def test_a_defect_at_any_place_ends_its_room_alone(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with nodes() as both:
-            await both.connected()
-            window = "@2" if place in WINDOW_PLACES else ""
-            with monkeypatch.context() as patch:
-                patch.setattr(failpoints, "ARMED", parse(f"{place.value}{window}=raise"))
-                granted = await hand_over(both, ROOM)
-            lost, done = (both.decode.of(kind, ROOM) for kind in (m.HandoverFailed, m.RemoteDone))
-            assert len(lost) + len(done) == 1
-            assert done or place not in NEVER_LOST
-            if lost and granted:
-                await both.decode.wait(m.WriterFenced, ROOM)
-            await both.quiet()
-            reserved, ended = (both.prefill.of(x, ROOM) for x in (m.PrefillReserve, m.PrefillEnd))
-            assert len(reserved) == len(ended)
-            await reconnected(both)
-            await hand_over(both, NEXT)
-            assert both.decode.of(m.RemoteDone, NEXT), both.decode.messages
-
-    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+    async with nodes() as both:
+        await both.connected()
+        window = "@2" if place in WINDOW_PLACES else ""
+        with monkeypatch.context() as patch:
+            patch.setattr(failpoints, "ARMED", parse(f"{place.value}{window}=raise"))
+            granted = await hand_over(both, ROOM)
+        lost, done = (both.decode.of(kind, ROOM) for kind in (m.HandoverFailed, m.RemoteDone))
+        assert len(lost) + len(done) == 1
+        assert done or place not in NEVER_LOST
+        if lost and granted:
+            await both.decode.wait(m.WriterFenced, ROOM)
+        await both.quiet()
+        reserved, ended = (both.prefill.of(x, ROOM) for x in (m.PrefillReserve, m.PrefillEnd))
+        assert len(reserved) == len(ended)
+        await reconnected(both)
+        await hand_over(both, NEXT)
+        assert both.decode.of(m.RemoteDone, NEXT), both.decode.messages
 
 
 @pytest.mark.parametrize("place", Place, ids=lambda place: place.value)
-def test_slow_is_not_dead_at_any_place(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_is_not_dead_at_any_place(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     window = "@2" if place in WINDOW_PLACES else ""
     monkeypatch.setattr(failpoints, "ARMED", parse(f"{place.value}{window}=delay:0.2"))
 
-    async def scenario() -> None:
-        async with nodes() as both:
-            await both.connected()
-            await hand_over(both, ROOM)
-            assert both.decode.of(m.RemoteDone, ROOM), both.decode.messages
-            await both.quiet()
-
-    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+    async with nodes() as both:
+        await both.connected()
+        await hand_over(both, ROOM)
+        assert both.decode.of(m.RemoteDone, ROOM), both.decode.messages
+        await both.quiet()

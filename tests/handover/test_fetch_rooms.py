@@ -1,10 +1,6 @@
 """A fetch between both halves over real gRPC: in bytes, and by scripts when one is advised and each
 way in which it can end."""
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -34,10 +30,6 @@ ROOM = 5
 def test_script(script: Script) -> None:
     """Prefill nodes are driven by hand."""
     play(script, routing)
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, HANG_SECONDS))
 
 
 def ask(both: Nodes, seconds: float = HANG_SECONDS) -> None:
@@ -71,85 +63,70 @@ def send(both: Nodes) -> tuple[tuple[int, ...], int]:
 
 
 @on_both_wires
-def test_a_fetch_brings_pages_and_state_and_no_token(precision: WirePrecision) -> None:
-    async def scenario() -> None:
-        async with nodes(precision=precision) as both:
-            grant = await granted(both)
-            pages, slot = send(both)
-            done = await both.decode.wait(m.RemoteDone, ROOM)
-            assert isinstance(done, m.RemoteDone)
-            source, target = both.pair.source, both.pair.target
-            units = WireUnits.of(source.layout, precision)
-            states = source.layout.gdn_layers * units.state_layer_bytes
-            size = len(pages) * source.layout.full_layers * units.block_bytes + states
-            assert done.transfer.bytes == size
-            for ours, theirs in zip(grant.pages, pages, strict=True):
-                assert target.page_bytes(ours) == expected_page(units, source, theirs)
-            assert grant.slot is not None
-            assert target.slot_bytes(grant.slot) == expected_slot(units, source, slot)
-            await both.prefill.wait(m.PrefillEnd, ROOM)
-            await both.quiet()
-            assert not both.decode.of(m.RemoteReady) and not both.decode.of(m.FetchLost)
-
-    run(scenario())
+async def test_a_fetch_brings_pages_and_state_and_no_token(precision: WirePrecision) -> None:
+    async with nodes(precision=precision) as both:
+        grant = await granted(both)
+        pages, slot = send(both)
+        done = await both.decode.wait(m.RemoteDone, ROOM)
+        assert isinstance(done, m.RemoteDone)
+        source, target = both.pair.source, both.pair.target
+        units = WireUnits.of(source.layout, precision)
+        states = source.layout.gdn_layers * units.state_layer_bytes
+        size = len(pages) * source.layout.full_layers * units.block_bytes + states
+        assert done.transfer.bytes == size
+        for ours, theirs in zip(grant.pages, pages, strict=True):
+            assert target.page_bytes(ours) == expected_page(units, source, theirs)
+        assert grant.slot is not None
+        assert target.slot_bytes(grant.slot) == expected_slot(units, source, slot)
+        await both.prefill.wait(m.PrefillEnd, ROOM)
+        await both.quiet()
+        assert not both.decode.of(m.RemoteReady) and not both.decode.of(m.FetchLost)
 
 
 @pytest.mark.parametrize("refusal", m.FetchRefusal)
-def test_a_refused_fetch_is_lost_before_anything_was_granted(refusal: m.FetchRefusal) -> None:
-    async def scenario() -> None:
-        async with nodes() as both:
-            await both.connected()
-            ask(both)
-            await both.prefill.wait(m.FetchReserve)
-            both.service.deliver(m.FetchRefused(m.RoomId(ROOM), refusal))
-            lost = await both.decode.wait(m.FetchLost, ROOM)
-            assert lost == m.FetchLost(m.RoomId(ROOM), m.FetchOutcome.REFUSED)
-            await both.prefill.wait(m.PrefillEnd, ROOM)
-            await both.quiet()
-            assert not both.decode.of(m.WriterFenced)
-
-    run(scenario())
+async def test_a_refused_fetch_is_lost_before_anything_was_granted(refusal: m.FetchRefusal) -> None:
+    async with nodes() as both:
+        await both.connected()
+        ask(both)
+        await both.prefill.wait(m.FetchReserve)
+        both.service.deliver(m.FetchRefused(m.RoomId(ROOM), refusal))
+        lost = await both.decode.wait(m.FetchLost, ROOM)
+        assert lost == m.FetchLost(m.RoomId(ROOM), m.FetchOutcome.REFUSED)
+        await both.prefill.wait(m.PrefillEnd, ROOM)
+        await both.quiet()
+        assert not both.decode.of(m.WriterFenced)
 
 
-def test_a_fetch_that_cannot_be_opened_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fetch_that_cannot_be_opened_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a way that nobody foresaw: prompts wait for its answer."""
 
     def broken(connection: PrefillConnection) -> None:
         raise RuntimeError("no stream")
 
-    async def scenario() -> None:
-        async with nodes() as both:
-            await both.connected()
-            with monkeypatch.context() as breaking:
-                breaking.setattr(PrefillConnection, "stream", broken)
-                ask(both)
-                lost = await both.decode.wait(m.FetchLost, ROOM)
-            assert lost == m.FetchLost(m.RoomId(ROOM), m.FetchOutcome.LOST)
-            await both.quiet()
-
-    run(scenario())
-
-
-def test_a_holder_that_goes_after_the_grant_is_fenced() -> None:
-    async def scenario() -> None:
-        async with nodes() as both:
-            await granted(both)
-            await both.service.stop()
+    async with nodes() as both:
+        await both.connected()
+        with monkeypatch.context() as breaking:
+            breaking.setattr(PrefillConnection, "stream", broken)
+            ask(both)
             lost = await both.decode.wait(m.FetchLost, ROOM)
-            assert lost == m.FetchLost(m.RoomId(ROOM), m.FetchOutcome.LOST)
-            await both.decode.wait(m.WriterFenced, ROOM)
-            await both.prefill.wait(m.PrefillEnd, ROOM)
-            await both.quiet()
-
-    run(scenario())
+        assert lost == m.FetchLost(m.RoomId(ROOM), m.FetchOutcome.LOST)
+        await both.quiet()
 
 
-def test_a_node_that_stops_waits_for_the_fences_of_what_it_fetches() -> None:
-    async def scenario() -> None:
-        async with nodes() as both:
-            await granted(both)
-            await both.client.stop()
-            assert both.decode.of(m.FetchLost, ROOM) and both.decode.of(m.WriterFenced, ROOM)
-            await both.prefill.wait(m.PrefillEnd, ROOM)
+async def test_a_holder_that_goes_after_the_grant_is_fenced() -> None:
+    async with nodes() as both:
+        await granted(both)
+        await both.service.stop()
+        lost = await both.decode.wait(m.FetchLost, ROOM)
+        assert lost == m.FetchLost(m.RoomId(ROOM), m.FetchOutcome.LOST)
+        await both.decode.wait(m.WriterFenced, ROOM)
+        await both.prefill.wait(m.PrefillEnd, ROOM)
+        await both.quiet()
 
-    run(scenario())
+
+async def test_a_node_that_stops_waits_for_the_fences_of_what_it_fetches() -> None:
+    async with nodes() as both:
+        await granted(both)
+        await both.client.stop()
+        assert both.decode.of(m.FetchLost, ROOM) and both.decode.of(m.WriterFenced, ROOM)
+        await both.prefill.wait(m.PrefillEnd, ROOM)

@@ -24,13 +24,19 @@ SECONDS = 1.5
 
 @pytest.fixture
 def prefill(tmp_path: Path) -> Iterator[Lone]:
+    """At rest where the test ends."""
     parts = tiny_parts()
-    yield Lone(engine_config(tmp_path), Role.PREFILL, parts, sender_over(parts))
+    node = Lone(engine_config(tmp_path), Role.PREFILL, parts, sender_over(parts))
+    yield node
+    node.assert_at_rest()
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> DecodeNode:
-    return DecodeNode(tmp_path, max_batch=4)
+def node(tmp_path: Path) -> Iterator[DecodeNode]:
+    """At rest where the test ends."""
+    node = DecodeNode(tmp_path, max_batch=4)
+    yield node
+    node.assert_at_rest()
 
 
 def fetch(tokens: np.ndarray, room: int = 5, salt: bytes = b"", peer: str = "d") -> m.FetchReserve:
@@ -102,7 +108,6 @@ def test_what_was_fetched_is_offered_with_the_prompt(node: DecodeNode) -> None:
         m.StateFetched(m.FetchOutcome.FETCHED, HELD, SENT.bytes, "holder")
     ]
     node.leave("r")
-    node.assert_at_rest()
 
 
 @pytest.mark.parametrize("outcome", [m.FetchOutcome.REFUSED, m.FetchOutcome.LATE])
@@ -114,7 +119,6 @@ def test_what_is_not_to_be_had_costs_no_prompt(node: DecodeNode, outcome: m.Fetc
     assert again.request_id == "r" and again.ticket.offered == 0 and not again.may_fetch
     assert outcomes(node) == [outcome]
     node.leave("r")
-    node.assert_at_rest()
 
 
 def test_what_is_lost_after_its_grant_waits_for_the_fence_and_its_prompt_does_not(
@@ -137,7 +141,6 @@ def test_what_is_lost_after_its_grant_waits_for_the_fence_and_its_prompt_does_no
     node.post(m.WriterFenced(room))
     assert len(node.all_said(m.HandoverWanted)) == 2 and outcomes(node) == [m.FetchOutcome.LOST]
     node.leave("r")
-    node.assert_at_rest()
 
 
 def test_ids_that_were_lost_before_anybody_knew_them_are_free_at_once(
@@ -154,7 +157,6 @@ def test_ids_that_were_lost_before_anybody_knew_them_are_free_at_once(
     node.step()
     assert not node.all_said(m.HandoverGranted)
     node.leave("r")
-    node.assert_at_rest()
 
 
 def test_prompts_of_one_beginning_wait_for_one_fetch(node: DecodeNode) -> None:
@@ -173,7 +175,6 @@ def test_prompts_of_one_beginning_wait_for_one_fetch(node: DecodeNode) -> None:
     assert {wanted.ticket.offered for wanted in later} == {HELD}
     for name in ("a", "c"):
         node.leave(name)
-    node.assert_at_rest()
 
 
 def test_under_another_salt_it_is_another_beginning(node: DecodeNode) -> None:
@@ -189,7 +190,6 @@ def test_under_another_salt_it_is_another_beginning(node: DecodeNode) -> None:
     assert offered == {"a": HELD, "b": 0}
     node.leave("a")
     node.leave("b")
-    node.assert_at_rest()
 
 
 def test_no_more_is_fetched_at_once_than_may(node: DecodeNode) -> None:
@@ -204,7 +204,6 @@ def test_no_more_is_fetched_at_once_than_may(node: DecodeNode) -> None:
     node.step()
     for number in range(many):
         node.leave(f"r{number}")
-    node.assert_at_rest()
 
 
 @pytest.mark.parametrize("tokens", [0, -1, 400, 401])
@@ -212,7 +211,6 @@ def test_a_beginning_that_is_none_is_not_fetched(node: DecodeNode, tokens: int) 
     advise(node, want(node, "r", prompt_of(400)), tokens)
     assert not fetches(node) and len(node.all_said(m.HandoverWanted)) == 2
     node.leave("r")
-    node.assert_at_rest()
 
 
 def test_without_room_here_it_is_declined_at_once(tmp_path: Path) -> None:
@@ -236,7 +234,6 @@ def test_advice_for_a_room_that_is_over_is_dropped(node: DecodeNode) -> None:
     node.leave("r")
     advise(node, wanted)
     assert not fetches(node)
-    node.assert_at_rest()
 
 
 # The prefill node's half
@@ -255,7 +252,6 @@ def test_what_is_held_is_pinned_until_its_room_ends(prefill: Lone) -> None:
     assert not said(prefill, m.PrefillToken), "no token is drawn"
     give(prefill, m.PrefillEnd(m.RoomId(5)), m.PrefillEnd(m.RoomId(5)))
     assert prefill.stats().slots["pinned"] == 0
-    prefill.assert_at_rest()
 
 
 @pytest.mark.parametrize("tokens", [HELD - 64, HELD - 1, HELD + 1, 400])
@@ -263,21 +259,18 @@ def test_only_the_state_behind_exactly_these_tokens_is_sent(prefill: Lone, token
     hold(prefill, prompt_of(HELD))
     give(prefill, fetch(prompt_of(400)[:tokens]))
     assert refusals(prefill) == [m.FetchRefusal.NOT_HELD]
-    prefill.assert_at_rest()
 
 
 def test_under_another_salt_nothing_is_held(prefill: Lone) -> None:
     hold(prefill, prompt_of(HELD))
     give(prefill, fetch(prompt_of(HELD), salt=b"other"))
     assert refusals(prefill) == [m.FetchRefusal.NOT_HELD]
-    prefill.assert_at_rest()
 
 
 def test_tokens_that_no_model_has_are_refused(prefill: Lone) -> None:
     for tokens in ([-1] * 64, [2**31 - 1] * 64, [0]):
         give(prefill, fetch(np.array(tokens, dtype=np.int32)))
     assert refusals(prefill) == [m.FetchRefusal.NOT_HELD] * 3
-    prefill.assert_at_rest()
 
 
 def test_no_more_is_pinned_than_may_of_one_node_and_in_all(prefill: Lone) -> None:
@@ -294,7 +287,6 @@ def test_no_more_is_pinned_than_may_of_one_node_and_in_all(prefill: Lone) -> Non
     give(prefill, fetch(tokens, 2000))
     assert said(prefill, m.PrefillAccepted)[-1].room == 2000
     give(prefill, m.PrefillEnd(m.RoomId(2000)))
-    prefill.assert_at_rest()
 
 
 def test_a_number_that_is_in_use_is_refused(prefill: Lone) -> None:
@@ -304,4 +296,3 @@ def test_a_number_that_is_in_use_is_refused(prefill: Lone) -> None:
     give(prefill, fetch(tokens), fetch(tokens), reserve(tokens, 0, m.RoomId(5)))
     assert refusals(prefill) == [m.FetchRefusal.BUSY] and said(prefill, m.PrefillRefused)
     give(prefill, m.PrefillEnd(m.RoomId(5)))
-    prefill.assert_at_rest()

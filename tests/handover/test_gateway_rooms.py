@@ -22,7 +22,7 @@ from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms.events import Event, Missed, Stopped
 from tasuki.transfer.rooms.messages import Abort
 from tasuki.transfer.sending.sender import Sender
-from tests.harness.interaction import Script, play, scripts
+from tests.harness.interaction import RealTime, Script, play, scripts
 
 ROOM = m.RoomId(77)
 HIT = m.HitBreakdown(3, 0, 0, {"new": 3}, None)
@@ -40,7 +40,7 @@ class Room:
         self._events.append(type(event).__name__)
 
 
-class GatewayWorld:
+class GatewayWorld(RealTime):
     """Answers to calls stand as `call NAME: ...`, events of rooms as `room 77: ...`."""
 
     def __init__(self) -> None:
@@ -130,29 +130,26 @@ def test_script(script: Script) -> None:
         (Stopped("the node shuts down"), "failed"),
     ],
 )
-def test_a_parked_room_ends_without_having_asked_the_engine(event: Event, said: str) -> None:
-    async def body() -> None:
-        posted: list[m.Inbox] = []
-        outgoing: list[pb.SenderMessage] = []
-        ticket = m.Ticket(ROOM, 1, 0, SamplingParams(), b"")
-        room = OutgoingRoom(
-            m.PrefillReserve(ticket, np.ones(3, dtype=np.int32)),
-            "connection",
-            posted.append,
-            Mock(spec=Sender),
-            0.01,
-            Mock(),
-            outgoing.append,
-            awaits_gateway=True,
-        )
-        rooms: LiveRooms[m.RoomId, OutgoingRoom] = LiveRooms()
-        rooms.start(ROOM, room)
-        # Nothing is computed, however long it takes.
-        await asyncio.sleep(0.05)
-        assert not posted
-        room.put(event)
-        assert not len(rooms)
-        assert [message.WhichOneof("message") for message in outgoing] == [said]
-        assert posted == [m.PrefillEnd(ROOM)] and room.ended.result() is Drain.DRAINED
-
-    asyncio.run(body())
+async def test_a_parked_room_ends_without_having_asked_the_engine(event: Event, said: str) -> None:
+    posted: list[m.Inbox] = []
+    outgoing: list[pb.SenderMessage] = []
+    ticket = m.Ticket(ROOM, 1, 0, SamplingParams(), b"")
+    room = OutgoingRoom(
+        m.PrefillReserve(ticket, np.ones(3, dtype=np.int32)),
+        "connection",
+        posted.append,
+        Mock(spec=Sender),
+        0.01,
+        Mock(),
+        outgoing.append,
+        awaits_gateway=True,
+    )
+    rooms: LiveRooms[m.RoomId, OutgoingRoom] = LiveRooms()
+    rooms.start(ROOM, room)
+    # Nothing is computed, however long it takes.
+    await asyncio.sleep(0.05)
+    assert not posted
+    room.put(event)
+    assert not len(rooms)
+    assert [message.WhichOneof("message") for message in outgoing] == [said]
+    assert posted == [m.PrefillEnd(ROOM)] and room.ended.result() is Drain.DRAINED

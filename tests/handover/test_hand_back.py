@@ -1,7 +1,7 @@
 """What a decode engine hands back of a session that leaves it: what it holds, once, whoever else
 waits; and nothing is held or waited for afterwards."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,11 @@ _HIT = m.HitBreakdown(155, 154, 154, {"new": 1}, None)
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> DecodeNode:
-    return DecodeNode(tmp_path, max_batch=2)
+def node(tmp_path: Path) -> Iterator[DecodeNode]:
+    """At rest where the test ends."""
+    node = DecodeNode(tmp_path, max_batch=2)
+    yield node
+    node.assert_at_rest()
 
 
 def answered(node: Lone, name: str = "turn", seed: int = 1) -> list[int]:
@@ -53,7 +56,6 @@ def test_what_is_held_is_offered_and_no_answer_comes(node: DecodeNode) -> None:
     assert node.tokens("back") == [] and finished.usage.completion_tokens == 0
     assert finished.usage.pulled == REPORT
     node.post(m.RemoteDone(room, m.TransferReport(0, 0, 0, 0.0, 0.0)))
-    node.assert_at_rest()
 
 
 def test_a_node_that_drains_hands_back_and_then_is_at_rest(node: DecodeNode) -> None:
@@ -68,7 +70,6 @@ def test_a_node_that_drains_hands_back_and_then_is_at_rest(node: DecodeNode) -> 
     node.post(ready(node.room("back")))
     node.step()
     assert node.all_said(m.Drained) == [m.Drained(3)]
-    node.assert_at_rest()
 
 
 def test_a_full_node_hands_back_at_once(node: DecodeNode) -> None:
@@ -78,12 +79,13 @@ def test_a_full_node_hands_back_at_once(node: DecodeNode) -> None:
     assert before < 6, "some wait for a place"
     node.post(back("back", log))
     assert node.asked[before:] == ["back"]
+    for name in (*(f"r{number}" for number in range(6)), "back"):
+        node.leave(name)
 
 
 def test_little_is_not_worth_a_room(node: DecodeNode) -> None:
     node.post(back("back", prompt_of(300, 5).tolist()))
     assert not node.asked and node.finished("back").usage.pulled is None
-    node.assert_at_rest()
 
 
 def test_it_is_bounded_and_those_who_left_meanwhile_are_passed_over(node: DecodeNode) -> None:
@@ -105,6 +107,7 @@ def test_it_is_bounded_and_those_who_left_meanwhile_are_passed_over(node: Decode
     node.assert_at_rest()
     node.post(back("again", log))
     assert node.asked[-1] == "again"
+    node.leave("again")
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])
@@ -123,7 +126,6 @@ def test_a_lost_one_is_asked_of_another_node_and_never_computed_here(
     error = node.rejected("back")
     assert error.kind is m.ErrorKind.NOT_HANDED_BACK and error.message.startswith("cut: ")
     assert not node.tokens("back")
-    node.assert_at_rest()
 
 
 def test_without_a_prefill_node_nothing_is_handed_back(node: DecodeNode, tmp_path: Path) -> None:
@@ -163,4 +165,3 @@ def test_the_next_turn_resumes_where_the_answer_ended(node: DecodeNode, tmp_path
     assert prefill.stats().tree["usable_tokens"] - usable == len(log) - 1
     prefill.post(m.PrefillEnd(m.RoomId(77)))
     prefill.assert_at_rest()
-    node.assert_at_rest()

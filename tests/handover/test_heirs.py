@@ -1,7 +1,7 @@
 """What a decode engine that ends leaves to prefill nodes: the states of most value that they lack,
 few beside answers, within its bound of bytes; and nothing is held or waited for afterwards."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,8 +33,11 @@ REPORT = m.PullReport(HELD, 1000, 0.1)
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> DecodeNode:
-    return DecodeNode(tmp_path, max_batch=2)
+def node(tmp_path: Path) -> Iterator[DecodeNode]:
+    """At rest where the test ends."""
+    node = DecodeNode(tmp_path, max_batch=2)
+    yield node
+    node.assert_at_rest()
 
 
 def answered(node: DecodeNode, seed: int, **changes: object) -> list[int]:
@@ -101,7 +104,6 @@ def test_a_turn_end_is_offered_and_taken(node: DecodeNode) -> None:
         m.StateLeft(m.HeirOutcome.TAKEN, HELD, REPORT.bytes, "heir")
     ]
     assert node.all_said(m.Drained) and not node.all_said(m.Rejected)
-    node.assert_at_rest()
 
 
 def test_where_sessions_wait_comes_first(node: DecodeNode) -> None:
@@ -130,7 +132,6 @@ def test_few_go_beside_answers_and_what_those_leave_goes_too(node: DecodeNode) -
     for wanted in offered(node):
         take(node, wanted)
     assert report(node).states == {m.HeirOutcome.TAKEN: len(logs) + 1}
-    node.assert_at_rest()
 
 
 def test_no_more_rooms_live_than_may(node: DecodeNode) -> None:
@@ -143,7 +144,6 @@ def test_no_more_rooms_live_than_may(node: DecodeNode) -> None:
         assert len(offered(node)) == min(ALONE + 3, ALONE + done + 1)
     assert len(set(map(tuple, logs_of(offered(node))))) == ALONE + 3
     assert report(node).untried == 0
-    node.assert_at_rest()
 
 
 def test_what_a_prefill_node_holds_is_passed_over(node: DecodeNode) -> None:
@@ -155,7 +155,6 @@ def test_what_a_prefill_node_holds_is_passed_over(node: DecodeNode) -> None:
     node.step()
     assert report(node).states == {m.HeirOutcome.HELD: 1}
     assert not node.all_said(m.HandoverCancelled)
-    node.assert_at_rest()
 
 
 def test_an_heir_that_does_not_pull_computes_nothing(node: DecodeNode) -> None:
@@ -167,7 +166,6 @@ def test_an_heir_that_does_not_pull_computes_nothing(node: DecodeNode) -> None:
     assert node.all_said(m.HandoverCancelled) == [m.HandoverCancelled(wanted.ticket.room)]
     assert not node.all_said(m.HandoverGranted)
     assert report(node).states == {m.HeirOutcome.DECLINED: 1}
-    node.assert_at_rest()
 
 
 def test_what_is_evicted_meanwhile_is_not_computed_by_its_heir(node: DecodeNode) -> None:
@@ -183,7 +181,6 @@ def test_what_is_evicted_meanwhile_is_not_computed_by_its_heir(node: DecodeNode)
     node.step()
     assert not node.all_said(m.HandoverGranted)
     assert report(node).states == {m.HeirOutcome.LOST: 1}
-    node.assert_at_rest()
 
 
 def test_no_more_bytes_are_pulled_than_may(tmp_path: Path) -> None:
@@ -238,7 +235,6 @@ def test_where_all_heirs_are_lost_nobody_is_waited_for(node: DecodeNode) -> None
     node.post(m.PeersChanged(False))
     node.step()
     assert report(node).states == {m.HeirOutcome.CUT: 1}
-    node.assert_at_rest()
 
 
 @pytest.mark.parametrize("pulled", [False, True])
@@ -254,7 +250,6 @@ def test_a_lost_heir_leaves_it_to_another_one(node: DecodeNode, pulled: bool) ->
     assert logs_of(offered(node)) == [log[:-1]] * 2
     take(node, offered(node)[1])
     assert report(node).states == {m.HeirOutcome.TAKEN: 1}
-    node.assert_at_rest()
 
 
 def test_without_another_heir_it_is_lost_and_the_next_state_goes_on(node: DecodeNode) -> None:
@@ -266,7 +261,6 @@ def test_without_another_heir_it_is_lost_and_the_next_state_goes_on(node: Decode
     take(node, other)
     assert report(node).states == {m.HeirOutcome.LOST: 1, m.HeirOutcome.TAKEN: 1}
     assert not node.all_said(m.Rejected) and not node.all_said(m.Finished)[2:]
-    node.assert_at_rest()
 
 
 def test_what_is_gone_by_then_is_asked_of_no_other_heir(node: DecodeNode) -> None:
@@ -276,7 +270,6 @@ def test_what_is_gone_by_then_is_asked_of_no_other_heir(node: DecodeNode) -> Non
     node.post(m.HandoverFailed(offered(node)[0].ticket.room, "cut", elsewhere=True))
     node.step()
     assert len(offered(node)) == 1 and report(node).states == {m.HeirOutcome.LOST: 1}
-    node.assert_at_rest()
 
 
 def test_a_pull_that_an_heir_lost_is_not_counted_as_taken(node: DecodeNode) -> None:
@@ -289,7 +282,6 @@ def test_a_pull_that_an_heir_lost_is_not_counted_as_taken(node: DecodeNode) -> N
     node.post(m.RemoteReady(room, 7, -0.5, 1.0, _HIT, "heir"))
     node.step()
     assert (report(node).states, report(node).bytes) == ({m.HeirOutcome.LOST: 1}, 0)
-    node.assert_at_rest()
 
 
 def test_the_end_of_the_time_cuts_what_is_under_way_and_keeps_what_is_read(
@@ -325,7 +317,6 @@ def test_the_end_of_the_time_cuts_what_is_under_way_and_keeps_what_is_read(
     pinned = node.stats()
     assert pinned.slots["pinned"] == 1, "it is read until its sender has drained"
     node.post(m.PullEnd(rooms[0]))
-    node.assert_at_rest()
 
 
 def test_who_asks_after_the_end_is_answered_at_once(node: DecodeNode) -> None:
@@ -338,7 +329,6 @@ def test_who_asks_after_the_end_is_answered_at_once(node: DecodeNode) -> None:
     assert (first.query_id, second.query_id) == (QUERY, QUERY + 1)
     assert first.states == second.states == {m.HeirOutcome.CUT: 1}
     assert len(offered(node)) == 1
-    node.assert_at_rest()
 
 
 def test_a_node_without_prefill_nodes_leaves_nothing(node: DecodeNode, tmp_path: Path) -> None:
@@ -389,4 +379,3 @@ def test_an_heir_answers_the_next_turn_from_it(node: DecodeNode, tmp_path: Path)
             assert prefill.stats().tree["usable_tokens"] - usable == found
             prefill.post(m.PrefillEnd(room))
     prefill.assert_at_rest()
-    node.assert_at_rest()

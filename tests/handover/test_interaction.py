@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.harness import interaction
-from tests.harness.interaction import play, read
+from tests.harness.interaction import RealTime, play, read
 
 
-class Echo:
+class Echo(RealTime):
     """A command's words come where it names: `decode A B`."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ def test_what_differs_is_written_anew_and_what_holds_is_kept(
     written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interaction, "REWRITING", True)
-    monkeypatch.setattr(interaction, "_REWRITE_SECONDS", 0.01)
+    monkeypatch.setattr(Echo, "still", 0.01)
     path = written("= t\ndecode A B\n  ?\nprefill C\ndecode D\n  decode: ...\n  prefill: ?\n")
     (script,) = read(path)
     play(script, echo)

@@ -56,119 +56,97 @@ def done(number: int, outcome: int = pb.HEIR_OUTCOME_TAKEN) -> pb.TakenOver:
     return pb.TakenOver(number=number, outcome=outcome, bytes=100, heir="heir")
 
 
-def test_a_state_goes_out_whole_and_what_became_of_it_comes_back() -> None:
-    async def scenario() -> None:
-        world = World("a", "b")
-        assert (await world.ask("a")).over, "nothing is left before it ends"
-        world.desk.begin()
-        assert world.desk.leaves
-        world.gives = [state(7)]
-        given = (await world.ask("a")).state
-        assert (given.number, given.salt, given.known) == (7, b"salt", True)
-        assert given.tokens == TOKENS.astype("<i4").tobytes()
-        await world.ask("b", done(7))
-        assert not world.of(m.LeftTakenOver), "it is another's"
-        answer = await world.ask("a", done(7))
-        assert not (answer.HasField("state") or answer.over)
-        await world.ask("a", done(7))
-        taken = m.LeftTakenOver(7, m.HeirOutcome.TAKEN, 100, "heir")
-        assert world.of(m.LeftTakenOver) == [taken]
-        assert world.of(m.LeftWanted)[-1].asking == {"a", "b"}
-
-    asyncio.run(scenario())
+async def test_a_state_goes_out_whole_and_what_became_of_it_comes_back() -> None:
+    world = World("a", "b")
+    assert (await world.ask("a")).over, "nothing is left before it ends"
+    world.desk.begin()
+    assert world.desk.leaves
+    world.gives = [state(7)]
+    given = (await world.ask("a")).state
+    assert (given.number, given.salt, given.known) == (7, b"salt", True)
+    assert given.tokens == TOKENS.astype("<i4").tobytes()
+    await world.ask("b", done(7))
+    assert not world.of(m.LeftTakenOver), "it is another's"
+    answer = await world.ask("a", done(7))
+    assert not (answer.HasField("state") or answer.over)
+    await world.ask("a", done(7))
+    taken = m.LeftTakenOver(7, m.HeirOutcome.TAKEN, 100, "heir")
+    assert world.of(m.LeftTakenOver) == [taken]
+    assert world.of(m.LeftWanted)[-1].asking == {"a", "b"}
 
 
-def test_what_was_given_to_who_goes_is_lost() -> None:
-    async def scenario() -> None:
-        world = World("a", "b")
-        world.desk.begin()
-        world.gives = [state(7)]
-        await world.ask("a")
-        await world.ask("b")
-        world.connected.discard("a")
-        await world.until(m.LeftTakenOver)
-        assert world.of(m.LeftTakenOver) == [m.LeftTakenOver(7, m.HeirOutcome.LOST)]
-        await world.ask("b")
-        assert world.of(m.LeftWanted)[-1].asking == {"b"}
-        assert not world.of(m.EndLeaving)
-
-    asyncio.run(scenario())
+async def test_what_was_given_to_who_goes_is_lost() -> None:
+    world = World("a", "b")
+    world.desk.begin()
+    world.gives = [state(7)]
+    await world.ask("a")
+    await world.ask("b")
+    world.connected.discard("a")
+    await world.until(m.LeftTakenOver)
+    assert world.of(m.LeftTakenOver) == [m.LeftTakenOver(7, m.HeirOutcome.LOST)]
+    await world.ask("b")
+    assert world.of(m.LeftWanted)[-1].asking == {"b"}
+    assert not world.of(m.EndLeaving)
 
 
 @pytest.mark.parametrize("connected", [(), ("a", "b")])
-def test_where_nobody_takes_anything_it_is_over(connected: tuple[str, ...]) -> None:
+async def test_where_nobody_takes_anything_it_is_over(connected: tuple[str, ...]) -> None:
     """None is connected, or each knows no prefill node that stays."""
-
-    async def scenario() -> None:
-        world = World(*connected)
-        world.desk.begin()
-        for peer in connected:
-            assert not world.of(m.EndLeaving)
-            await world.ask(peer, declines=True)
-        await world.until(m.EndLeaving)
-        assert not world.of(m.LeftWanted)
-
-    asyncio.run(scenario())
-
-
-def test_what_one_has_in_hand_is_waited_for_though_the_others_decline() -> None:
-    async def scenario() -> None:
-        world = World("a", "b")
-        world.gives = [state(7)]
-        world.desk.begin()
-        await world.ask("a")
-        for peer in ("a", "b"):
-            await world.ask(peer, declines=True)
-        await asyncio.sleep(0.3)
+    world = World(*connected)
+    world.desk.begin()
+    for peer in connected:
         assert not world.of(m.EndLeaving)
-        await world.ask("a", done(7), declines=True)
-        await world.until(m.EndLeaving)
+        await world.ask(peer, declines=True)
+    await world.until(m.EndLeaving)
+    assert not world.of(m.LeftWanted)
 
-    asyncio.run(scenario())
+
+async def test_what_one_has_in_hand_is_waited_for_though_the_others_decline() -> None:
+    world = World("a", "b")
+    world.gives = [state(7)]
+    world.desk.begin()
+    await world.ask("a")
+    for peer in ("a", "b"):
+        await world.ask(peer, declines=True)
+    await asyncio.sleep(0.3)
+    assert not world.of(m.EndLeaving)
+    await world.ask("a", done(7), declines=True)
+    await world.until(m.EndLeaving)
 
 
-def test_an_engine_that_does_not_answer_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_does_not_answer_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it says later is given to nobody, and it learns so."""
     monkeypatch.setattr(leaving_desk, "_ANSWER_SECONDS", 0.0)
 
-    async def scenario() -> None:
-        world = World("a")
-        world.desk.begin()
-        world.mute = True
-        answer = await world.ask("a")
-        assert not (answer.HasField("state") or answer.over)
-        (wanted,) = world.of(m.LeftWanted)
-        world.desk.answered(m.LeftState(wanted.query_id, state(7), False))
-        assert world.of(m.LeftTakenOver) == [m.LeftTakenOver(7, m.HeirOutcome.LOST)]
-
-    asyncio.run(scenario())
+    world = World("a")
+    world.desk.begin()
+    world.mute = True
+    answer = await world.ask("a")
+    assert not (answer.HasField("state") or answer.over)
+    (wanted,) = world.of(m.LeftWanted)
+    world.desk.answered(m.LeftState(wanted.query_id, state(7), False))
+    assert world.of(m.LeftTakenOver) == [m.LeftTakenOver(7, m.HeirOutcome.LOST)]
 
 
 @pytest.mark.parametrize(
     "wrong",
     [lambda said: setattr(said, "bytes", 1 << 60), lambda said: setattr(said, "heir", "h" * 200)],
 )
-def test_what_no_node_of_this_version_says_is_refused(
+async def test_what_no_node_of_this_version_says_is_refused(
     wrong: Callable[[pb.TakenOver], None],
 ) -> None:
-    async def scenario() -> None:
-        world = World("a")
-        world.desk.begin()
-        said = done(7)
-        wrong(said)
-        with pytest.raises(PeerInvalid):
-            await world.ask("a", said)
-
-    asyncio.run(scenario())
+    world = World("a")
+    world.desk.begin()
+    said = done(7)
+    wrong(said)
+    with pytest.raises(PeerInvalid):
+        await world.ask("a", said)
 
 
-def test_an_outcome_of_another_version_is_a_loss() -> None:
-    async def scenario() -> None:
-        world = World("a")
-        world.desk.begin()
-        world.gives = [state(7)]
-        await world.ask("a")
-        await world.ask("a", done(7, 99))
-        assert world.of(m.LeftTakenOver)[0].outcome is m.HeirOutcome.LOST
-
-    asyncio.run(scenario())
+async def test_an_outcome_of_another_version_is_a_loss() -> None:
+    world = World("a")
+    world.desk.begin()
+    world.gives = [state(7)]
+    await world.ask("a")
+    await world.ask("a", done(7, 99))
+    assert world.of(m.LeftTakenOver)[0].outcome is m.HeirOutcome.LOST

@@ -23,7 +23,9 @@ D, E = "decode-d", "decode-e"
 
 @pytest.fixture
 def prefill(tmp_path: Path) -> Iterator[Lone]:
-    yield made(tmp_path)
+    """At rest where the test ends."""
+    yield (node := made(tmp_path))
+    node.assert_at_rest()
 
 
 def made(tmp_path: Path, slabs: int | None = None) -> Lone:
@@ -86,7 +88,6 @@ def test_what_was_asked_for_is_given_once_and_counted(prefill: Lone) -> None:
     assert report(prefill) == m.LeftToHeirs(QUERY, {m.HeirOutcome.TAKEN: 1}, HELD, 1000, 0)
     assert said(prefill, m.StateLeft) == [m.StateLeft(m.HeirOutcome.TAKEN, HELD, 1000, "heir")]
     assert asked(prefill, D).over
-    prefill.assert_at_rest()
 
 
 def test_a_conversation_goes_to_who_has_it_while_that_one_asks(prefill: Lone) -> None:
@@ -153,7 +154,6 @@ def test_no_more_are_given_at_once_than_may_and_fewer_beside_prompts(prefill: Lo
     for state in states:
         give(prefill, m.LeftTakenOver(state.number, m.HeirOutcome.DECLINED))
     assert report(prefill).states == {m.HeirOutcome.HELD: 3, m.HeirOutcome.DECLINED: ALONE}
-    prefill.assert_at_rest()
 
 
 def test_what_a_prompt_in_flight_leaves_is_given_too(prefill: Lone) -> None:
@@ -221,7 +221,6 @@ def test_the_end_of_the_time_cuts_what_is_under_way(prefill: Lone) -> None:
     assert (report(prefill).states, report(prefill).untried) == ({m.HeirOutcome.CUT: 1}, 2)
     take(prefill, state)
     assert asked(prefill, D).over and len(said(prefill, m.StateLeft)) == 1
-    prefill.assert_at_rest()
 
 
 def test_without_anything_to_leave_nothing_begins(prefill: Lone) -> None:

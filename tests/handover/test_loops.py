@@ -15,13 +15,13 @@ from tasuki.cli.launcher import Daemon
 from tasuki.proto import handover_pb2, handover_pb2_grpc
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.harness.daemons import COUNTED_WINDOWS, Node, Question, asked, flags, fleet, questions
 from tests.harness.forked_daemon import ForkedDaemon
+from tests.harness.running_nodes import needs_nixl
 from tests.harness.standing_daemon import SECONDS, StandingDaemon, be_busy_now, sleep_now
 from tests.harness.waiting import HANG_SECONDS, until
 
-pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+pytestmark = needs_nixl
 
 CONNECTED = pb.PREFILL_NODE_STATE_CONNECTED
 LONG, SHORT = range(2)
@@ -58,20 +58,28 @@ def links_lost(decode: Node) -> int:
     return sum("is lost" in line for line in decode.last_words)
 
 
-@pytest.mark.parametrize("role", ["decode", "prefill"])
-@pytest.mark.parametrize("stand", [sleep_now, be_busy_now])
+@pytest.fixture(scope="module")
+def standing() -> Iterator[tuple[Node, Node]]:
+    with pair(StandingDaemon) as nodes:
+        yield nodes
+
+
+@pytest.mark.parametrize(("role", "stand"), [("decode", sleep_now), ("prefill", be_busy_now)])
 def test_a_front_that_stands_for_seconds_loses_no_link_and_no_hand_over(
-    told: tuple[Question, ...], role: str, stand: Callable[[int], None]
+    standing: tuple[Node, Node],
+    told: tuple[Question, ...],
+    role: str,
+    stand: Callable[[int], None],
 ) -> None:
     """Three times as long as a silence that loses a link. A machine that has other work may starve
     a whole process for that long, which is a loss: one round without any proves the point, since a
     loop that beats and rooms shared with callers would lose in every one."""
-    with pair(StandingDaemon) as (prefill, decode):
-        pid = {"decode": decode, "prefill": prefill}[role].pid
-        assert any(
-            nothing_was_lost(decode, told, f"{role} {number}", lambda: stand(pid))
-            for number in range(ROUNDS)
-        ), decode.last_words
+    prefill, decode = standing
+    pid = {"decode": decode, "prefill": prefill}[role].pid
+    assert any(
+        nothing_was_lost(decode, told, f"{role} {number}", lambda: stand(pid))
+        for number in range(ROUNDS)
+    ), decode.last_words
 
 
 def nothing_was_lost(
@@ -95,13 +103,13 @@ def nothing_was_lost(
     return not here and links_lost(decode) == links
 
 
-def test_a_node_tells_its_peer_that_its_callers_wait(told: tuple[Question, ...]) -> None:
+def test_a_node_tells_its_peer_that_its_callers_wait(standing: tuple[Node, Node]) -> None:
     """The process lives, and whoever looks can see that it does nothing for its callers."""
-    with pair(StandingDaemon) as (prefill, decode):
-        until(lambda: decode.stats().prefill_nodes[0].HasField("engine_seconds"), decode.story)
-        sleep_now(prefill.pid)
-        until(lambda: decode.stats().prefill_nodes[0].front_seconds > SECONDS / 6, decode.story)
-        until(lambda: decode.stats().prefill_nodes[0].front_seconds < SECONDS / 6, decode.story)
+    prefill, decode = standing
+    until(lambda: decode.stats().prefill_nodes[0].HasField("engine_seconds"), decode.story)
+    sleep_now(prefill.pid)
+    until(lambda: decode.stats().prefill_nodes[0].front_seconds > SECONDS / 6, decode.story)
+    until(lambda: decode.stats().prefill_nodes[0].front_seconds < SECONDS / 6, decode.story)
 
 
 def test_a_frozen_decode_node_goes_on_where_it_was(told: tuple[Question, ...]) -> None:
@@ -123,7 +131,7 @@ def test_a_frozen_decode_node_goes_on_where_it_was(told: tuple[Question, ...]) -
 def test_the_hand_over_has_an_address_of_its_own_where_it_is_given_one(
     told: tuple[Question, ...],
 ) -> None:
-    with pair(Daemon, "--handover-bind", "127.0.0.1:0") as (prefill, decode):
+    with pair(ForkedDaemon, "--handover-bind", "127.0.0.1:0") as (prefill, decode):
         assert prefill.handover_address != prefill.address
         answer = asked(decode, told[SHORT].prompt, b"").result()
         assert answer.token_ids == told[SHORT].tokens

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,15 @@ from tasuki.cli.demo import TIE_MARGIN, TIE_SHARE
 from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
+from tasuki.engine.assembly.parts import build_parts
 from tests.harness.daemons import Node, flags, fleet, meet
-from tests.harness.goldens import MODELS, QUANTISED, reference_dir
+from tests.harness.engine_pair import engine_pair
+from tests.harness.engines import engine_config, submit
+from tests.harness.goldens import MODELS, OWN_MODELS, QUANTISED, reference_dir
 from tests.harness.random_checkpoint import write_random_model
+
+DAEMONS_OF = (OWN_MODELS[-1], *QUANTISED[-1:])
+"""Models that real daemons serve; of the others two engines of this process hand over."""
 
 
 @contextmanager
@@ -33,14 +40,25 @@ def pair(model: Path, arena_mib: int, *decode_flags: str) -> Iterator[tuple[Node
         decode.assert_at_rest()
 
 
-@pytest.mark.parametrize("model", MODELS + QUANTISED)
-def test_every_golden_through_two_daemons(model: str) -> None:
-    folder = reference_dir(model)
-    cases = json.loads((folder / "golden.json").read_text())["cases"]
-    # Nothing is short enough to stay.
-    with pair(folder, 64, "--local-prefill-tokens", "0") as (_, decode):
+def cases_of(model: str) -> list[dict[str, Any]]:
+    cases: list[dict[str, Any]] = json.loads((reference_dir(model) / "golden.json").read_text())[
+        "cases"
+    ]
+    return cases
 
-        def answer(case: dict[str, list[int]]) -> Answer:
+
+def usable(case: dict[str, Any]) -> int:
+    """Tokens of the prompt that its repetition finds."""
+    return (len(case["prompt"]) - 1) // 64 * 64
+
+
+@pytest.mark.parametrize("model", DAEMONS_OF)
+def test_every_golden_through_two_daemons(model: str) -> None:
+    cases = cases_of(model)
+    # Nothing is short enough to stay.
+    with pair(reference_dir(model), 64, "--local-prefill-tokens", "0") as (_, decode):
+
+        def answer(case: dict[str, Any]) -> Answer:
             return decode.client.generate(
                 Prompt(token_ids=case["prompt"]),
                 max_new_tokens=len(case["greedy"]),
@@ -56,7 +74,26 @@ def test_every_golden_through_two_daemons(model: str) -> None:
             assert found.usage.prefilled_on == "prefill" and found.usage.transfer is not None
     for case, found in zip(cases, again, strict=True):
         assert found.usage.hit is not None
-        assert found.usage.hit.usable_tokens == (len(case["prompt"]) - 1) // 64 * 64
+        assert found.usage.hit.usable_tokens == usable(case)
+
+
+@pytest.mark.parametrize("model", sorted({*MODELS, *QUANTISED} - {*DAEMONS_OF}))
+def test_every_golden_through_two_engines(model: str) -> None:
+    parts = [build_parts(engine_config(reference_dir(model), arena_mib=64)) for _ in range(2)]
+    with engine_pair(*parts, chunk_tokens=128) as both:
+        for turn in ("once", "again"):
+            for case in cases_of(model):
+                name = f"{case['name']} {turn}"
+                new = len(case["greedy"])
+                room = both.hand_over(submit(name, case["prompt"], new))
+                both.ready(room, None)
+                both.done(room)
+                both.decode.run()
+                assert both.decode.tokens(name) == case["greedy"], name
+                if turn == "again":
+                    assert both.decode.hit(name).usable_tokens == usable(case)
+        both.prefill.assert_at_rest()
+        both.decode.assert_at_rest()
 
 
 @dataclass(frozen=True)

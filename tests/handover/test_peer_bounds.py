@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 
 import numpy as np
 import pytest
@@ -69,6 +70,7 @@ def value(field: FieldDescriptor) -> st.SearchStrategy[object]:
     return st.sampled_from([least, 1, most]) | st.integers(least, most)
 
 
+@cache
 def message(descriptor: Descriptor) -> st.SearchStrategy[dict[str, object]]:
     """As keyword arguments, nested: any subset of the fields with any values."""
     optional = {}

@@ -15,12 +15,9 @@ from tests.handover.test_fetched_beginnings import (
     World,
     answered,
     computed,
-    start_node,
     undisturbed,
     world,
 )
-from tests.handover.test_role_change import change
-from tests.harness.daemons import fleet
 from tests.harness.running_nodes import needs_nixl
 
 pytestmark = needs_nixl
@@ -60,23 +57,6 @@ def test_a_beginning_that_several_share_is_left_to_an_heir(
         assert found_at_the_other(nodes, 2, undisturbed[2]) == HELD
         assert computed(nodes.other) - computed_before == SHARED + OWN - HELD
         assert computed(nodes.decode) == 0
-        assert_others_at_rest(nodes)
-
-
-@pytest.mark.slow
-def test_a_node_that_is_killed_leaves_nothing(undisturbed: list[tuple[int, ...]]) -> None:
-    """So that what others find came from its end."""
-    with world() as nodes:
-        nodes.holder.kill()
-        nodes.holder.put_down()
-        assert found_at_the_other(nodes, 2, undisturbed[2]) == 0
-
-
-@pytest.mark.slow
-def test_a_change_of_role_leaves_it_too(undisturbed: list[tuple[int, ...]]) -> None:
-    with world() as nodes:
-        change(nodes.holder, "decode")
-        assert found_at_the_other(nodes, 2, undisturbed[2]) == HELD
         assert_others_at_rest(nodes)
 
 
@@ -129,21 +109,3 @@ def test_without_decode_nodes_its_end_waits_for_nobody() -> None:
             node.put_down()
         assert nodes.holder.stop() == 0
         assert states_taken(nodes) == 0
-
-
-@pytest.mark.slow
-def test_without_an_heir_nothing_is_taken() -> None:
-    with world() as nodes:
-        nodes.other.kill()
-        nodes.other.put_down()
-        assert nodes.holder.stop() == 0
-        assert states_taken(nodes) == 0
-        for node in (nodes.decode, nodes.first):
-            node.assert_at_rest()
-
-
-@pytest.mark.slow
-def test_a_drain_that_is_over_leaves_nothing() -> None:
-    with fleet() as start:
-        node = start_node(start, "prefill", "--drain-timeout", "0")
-        assert node.stop() == 0

@@ -42,9 +42,10 @@ LINK = Link(NOTHING, NOTHING, Somewhere(), NOTHING)
 
 @dataclass
 class Sender:
-    """As much of one as connections use; remembers what was asked of it. open: clear while no
-    connection comes about."""
+    """As much of one as connections use; remembers what was asked of it. closing: seconds for which
+    an endpoint stays open after it is let go of. open: clear while no connection comes about."""
 
+    closing: float = 0.0
     renewed: list[float] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -61,7 +62,10 @@ class Sender:
 
     def disconnect(self, peer: str) -> None:
         self.left.append(peer)
-        self.names.discard(peer)
+        if self.closing:
+            asyncio.get_running_loop().call_later(self.closing, self.names.discard, peer)
+        else:
+            self.names.discard(peer)
 
     def renew(self, peer: str, asked_at: float) -> None:
         self.renewed.append(asked_at)
@@ -70,16 +74,23 @@ class Sender:
         return peer in self.names
 
 
-def node_of(name: str, epoch: bytes = b"epoch") -> NodeIdentity:
+def node_of(name: str, epoch: bytes = b"a process") -> NodeIdentity:
+    """On another host."""
     return NodeIdentity(
-        name, epoch, ProcessIdentity("", 0, 0, 0), "loopback", (ArenaAddress(b"", 1),)
+        name, epoch, ProcessIdentity("another", 1, 1, 1), "loopback", (ArenaAddress(b"", 1),)
     )
 
 
 class Connections(ReceiverConnections):
     """With a list of what was lost."""
 
-    def __init__(self, sender: Sender, beat_seconds: float, silence_seconds: float) -> None:
+    def __init__(
+        self,
+        sender: Sender,
+        beat_seconds: float = 0.01,
+        silence_seconds: float = 30.0,
+        load: Callable[[str], pb.Load | None] = lambda name: None,
+    ) -> None:
         self.lost: list[str] = []
         self.drained: list[pb.DrainedPull] = []
         super().__init__(
@@ -92,7 +103,7 @@ class Connections(ReceiverConnections):
                 connection_lost=self.lost.append,
                 pull_drained=self.drained.append,
                 progress=lambda: NodeProgress(1.5, 0.5),
-                load=lambda name: None,
+                load=load,
                 leaves=False,
             ),
         )
@@ -117,128 +128,112 @@ class Renewals:
             yield await self._sent.get()
 
 
-def test_a_renewal_counts_from_when_its_beat_was_sent_however_late_it_comes() -> None:
+async def test_a_renewal_counts_from_when_its_beat_was_sent_however_late_it_comes() -> None:
     """From when it came, a lease would outlive what its owner believes of it, and so a write."""
+    sender = Sender()
+    ours = Connections(sender, beat_seconds=30.0, silence_seconds=30.0)
+    name = await ours.add(node_of("decode"), LEASE)
+    assert ours.writer(name) is not None and ours.writer("gone") is None
+    renewals = Renewals()
+    before = time.monotonic()
+    beats = ours.beats(name, aiter(renewals))
+    beat = await anext(beats)
+    sent = time.monotonic()
+    assert (beat.progress.engine_seconds, beat.progress.front_seconds) == (1.5, 0.5)
+    # The answer comes late, and is read later still.
+    await asyncio.sleep(0.05)
+    renewals.send(beat.sequence)
+    # One that nobody asked for renews nothing, nor does one that was counted.
+    renewals.send(beat.sequence + 1)
+    renewals.send(beat.sequence)
+    async with asyncio.timeout(HANG_SECONDS):
+        while not sender.renewed:
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.01)
+    (renewed,) = sender.renewed
+    assert before <= renewed <= sent
+    await beats.aclose()
+    assert name not in ours and not sender.names
 
-    async def scenario() -> None:
-        sender = Sender()
-        ours = Connections(sender, beat_seconds=30.0, silence_seconds=30.0)
-        name = await ours.add(node_of("decode"), LEASE)
-        assert ours.writer(name) is not None and ours.writer("gone") is None
+
+async def test_pulls_that_have_drained_are_told_with_whatever_renewal_they_come() -> None:
+    ours = Connections(Sender(), beat_seconds=0.01, silence_seconds=30.0)
+    name = await ours.add(node_of("decode"), LEASE)
+    renewals = Renewals()
+    beats = ours.beats(name, aiter(renewals))
+    first, *more = [pb.DrainedPull(room=room) for room in (3, 5, 7)]
+    renewals.send((await anext(beats)).sequence, drained=[first])
+    # An answer to no beat.
+    renewals.send(1000, drained=more)
+    async with asyncio.timeout(HANG_SECONDS):
+        while len(ours.drained) < 3:
+            await anext(beats)
+    assert ours.drained == [first, *more]
+    await beats.aclose()
+
+
+async def test_who_connects_and_never_beats_does_not_stay_and_who_beats_does() -> None:
+    broken: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: broken.append(context))
+    ours = Connections(Sender(), beat_seconds=0.02, silence_seconds=0.2)
+    beating, silent = [
+        await ours.add(node_of(name, name.encode()), LEASE) for name in ("beating", "silent")
+    ]
+    renewals = Renewals()
+    beats = ours.beats(beating, aiter(renewals))
+    async with asyncio.timeout(HANG_SECONDS):
+        async for beat in beats:
+            renewals.send(beat.sequence)
+            if silent not in ours:
+                break
+    assert ours.lost == [silent] and beating in ours
+    await beats.aclose()
+    assert ours.lost == [silent, beating]
+    # Whatever still looks after the two finds them gone.
+    await asyncio.sleep(0.1)
+    assert not broken
+
+
+async def test_peers_are_told_once_a_name_by_what_is_worst() -> None:
+    ours = Connections(Sender(), beat_seconds=0.05, silence_seconds=5.0)
+    alive = []
+    for number, (engine, front) in enumerate([(1.0, 0.0), (0.0, 2.0), (math.nan, 9.0)]):
+        name = await ours.add(node_of("decode" * 40, bytes([number])), 2.0)
         renewals = Renewals()
-        before = time.monotonic()
         beats = ours.beats(name, aiter(renewals))
-        beat = await anext(beats)
-        sent = time.monotonic()
-        assert (beat.progress.engine_seconds, beat.progress.front_seconds) == (1.5, 0.5)
-        # The answer comes late, and is read later still.
-        await asyncio.sleep(0.05)
-        renewals.send(beat.sequence)
-        # One that nobody asked for renews nothing, nor does one that was counted.
-        renewals.send(beat.sequence + 1)
-        renewals.send(beat.sequence)
-        async with asyncio.timeout(HANG_SECONDS):
-            while not sender.renewed:
-                await asyncio.sleep(0.001)
-        await asyncio.sleep(0.01)
-        (renewed,) = sender.renewed
-        assert before <= renewed <= sent
+        alive.append(beats)
+        await anext(beats)
+        renewals.send(0, pb.Progress(engine_seconds=engine, front_seconds=front))
+        await anext(beats)
+        await anext(beats)
+    (name, told), *more = ours.peers().items()
+    assert told == NodeProgress(1.0, 2.0) and not more
+    assert len(name) == 64
+    for beats in alive:
         await beats.aclose()
-        assert name not in ours and not sender.names
-
-    asyncio.run(scenario())
+    assert not ours.peers()
 
 
-def test_pulls_that_have_drained_are_told_with_whatever_renewal_they_come() -> None:
-    async def scenario() -> None:
-        ours = Connections(Sender(), beat_seconds=0.01, silence_seconds=30.0)
-        name = await ours.add(node_of("decode"), LEASE)
-        renewals = Renewals()
-        beats = ours.beats(name, aiter(renewals))
-        first, *more = [pb.DrainedPull(room=room) for room in (3, 5, 7)]
-        renewals.send((await anext(beats)).sequence, drained=[first])
-        # An answer to no beat.
-        renewals.send(1000, drained=more)
-        async with asyncio.timeout(HANG_SECONDS):
-            while len(ours.drained) < 3:
-                await anext(beats)
-        assert ours.drained == [first, *more]
-        await beats.aclose()
-
-    asyncio.run(scenario())
-
-
-def test_who_connects_and_never_beats_does_not_stay_and_who_beats_does() -> None:
-    async def scenario() -> None:
-        broken: list[object] = []
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: broken.append(context))
-        ours = Connections(Sender(), beat_seconds=0.02, silence_seconds=0.2)
-        beating, silent = [
-            await ours.add(node_of(name, name.encode()), LEASE) for name in ("beating", "silent")
-        ]
-        renewals = Renewals()
-        beats = ours.beats(beating, aiter(renewals))
-        async with asyncio.timeout(HANG_SECONDS):
-            async for beat in beats:
-                renewals.send(beat.sequence)
-                if silent not in ours:
-                    break
-        assert ours.lost == [silent] and beating in ours
-        await beats.aclose()
-        assert ours.lost == [silent, beating]
-        # Whatever still looks after the two finds them gone.
-        await asyncio.sleep(0.1)
-        assert not broken
-
-    asyncio.run(scenario())
-
-
-def test_peers_are_told_once_a_name_by_what_is_worst() -> None:
-    async def scenario() -> None:
-        ours = Connections(Sender(), beat_seconds=0.05, silence_seconds=5.0)
-        alive = []
-        for number, (engine, front) in enumerate([(1.0, 0.0), (0.0, 2.0), (math.nan, 9.0)]):
-            name = await ours.add(node_of("decode" * 40, bytes([number])), 2.0)
-            renewals = Renewals()
-            beats = ours.beats(name, aiter(renewals))
-            alive.append(beats)
-            await anext(beats)
-            renewals.send(0, pb.Progress(engine_seconds=engine, front_seconds=front))
-            await anext(beats)
-            await anext(beats)
-        (name, told), *more = ours.peers().items()
-        assert told == NodeProgress(1.0, 2.0) and not more
-        assert len(name) == 64
-        for beats in alive:
-            await beats.aclose()
-        assert not ours.peers()
-
-    asyncio.run(scenario())
-
-
-def test_an_endpoint_that_comes_too_late_is_let_go_of() -> None:
-    async def scenario() -> None:
-        sender, node = Sender(), node_of("decode-0")
-        sender.open.clear()
-        with pytest.raises(TransportError, match="no endpoint to node decode-0"):
-            await connect_within(0.05, sender, "late", node)  # type: ignore[arg-type]
-        leaver = asyncio.create_task(
-            connect_within(HANG_SECONDS, sender, "left", node)  # type: ignore[arg-type]
-        )
-        async with asyncio.timeout(HANG_SECONDS):
-            while "left" not in sender.asked:
-                await asyncio.sleep(0.001)
-            leaver.cancel()
-            await asyncio.wait({leaver})
-            sender.open.set()
-            while len(sender.left) < 2:
-                await asyncio.sleep(0.001)
-        assert sorted(sender.left) == ["late", "left"] and not sender.names
-        await connect_within(HANG_SECONDS, sender, "in time", node)  # type: ignore[arg-type]
-        assert sender.names == {"in time"}
-
-    asyncio.run(scenario())
+async def test_an_endpoint_that_comes_too_late_is_let_go_of() -> None:
+    sender, node = Sender(), node_of("decode-0")
+    sender.open.clear()
+    with pytest.raises(TransportError, match="no endpoint to node decode-0"):
+        await connect_within(0.05, sender, "late", node)  # type: ignore[arg-type]
+    leaver = asyncio.create_task(
+        connect_within(HANG_SECONDS, sender, "left", node)  # type: ignore[arg-type]
+    )
+    async with asyncio.timeout(HANG_SECONDS):
+        while "left" not in sender.asked:
+            await asyncio.sleep(0.001)
+        leaver.cancel()
+        await asyncio.wait({leaver})
+        sender.open.set()
+        while len(sender.left) < 2:
+            await asyncio.sleep(0.001)
+    assert sorted(sender.left) == ["late", "left"] and not sender.names
+    await connect_within(HANG_SECONDS, sender, "in time", node)  # type: ignore[arg-type]
+    assert sender.names == {"in time"}
 
 
 def leases(now: list[float]) -> WriteLeases:
@@ -292,84 +287,32 @@ def test_who_has_left_is_not_written_to_and_its_endpoint_waits_for_what_is_in_fl
     assert not held.has_endpoint("peer") and held.left(busy=set()) == []
 
 
-class Endpoints:
-    """In a sender's place: endpoints that stay open for `closing` seconds after they are let go
-    of."""
-
-    def __init__(self, closing: float) -> None:
-        self._closing = closing
-        self.open: set[str] = set()
-        self.let_go: list[str] = []
-
-    def connect(
-        self, name: str, arenas: Sequence[ArenaAddress], asked_at: float | None = None
-    ) -> None:
-        self.open.add(name)
-
-    def disconnect(self, name: str) -> None:
-        self.let_go.append(name)
-        asyncio.get_running_loop().call_later(self._closing, self.open.discard, name)
-
-    def has_endpoint(self, name: str) -> bool:
-        return name in self.open
-
-    def renew(self, name: str, asked: float) -> None:
-        pass
+async def test_who_connects_anew_has_given_up_what_led_to_it_and_it_is_closed_first() -> None:
+    sender = Sender(closing=0.05)
+    connections = Connections(sender, silence_seconds=10.0)
+    begun = time.monotonic()
+    first = await connections.add(node_of("one"), LEASE)
+    other = await connections.add(node_of("two", b"another process"), LEASE)
+    again = await connections.add(node_of("one"), LEASE)
+    assert sender.names == {other, again}
+    assert time.monotonic() - begun < 10.0, "waited though it was closed"
+    assert connections.lost == sender.left == [first] and connections.nodes == ["two", "one"]
+    # What is closed is forgotten, so that processes that come and go cost nothing.
+    sender.names.discard(other)
+    await connections.add(node_of("three", b"a third"), LEASE)
+    assert set(connections._names) == {b"a process", b"a third"}
+    connections.drop_all()
+    lost = connections.lost
+    assert connections.nodes == [] and len(lost) == len(set(lost)) == 4
 
 
-def receivers(
-    endpoints: Endpoints,
-    on_lost: Callable[[str], None],
-    beat_seconds: float = 0.01,
-    silence_seconds: float = 30.0,
-    load: Callable[[str], pb.Load | None] = lambda name: None,
-) -> ReceiverConnections:
-    return ReceiverConnections(
-        epoch=b"epoch",
-        sender=endpoints,  # type: ignore[arg-type]
-        beat_seconds=beat_seconds,
-        silence_seconds=silence_seconds,
-        transport=Mock(retry_seconds=0.0, settle_seconds=0.0),
-        owner=Mock(connection_lost=on_lost, load=load, progress=NodeProgress, leaves=False),
-    )
-
-
-def receiver(name: str, epoch: bytes = b"a process") -> NodeIdentity:
-    """On another host."""
-    return NodeIdentity(name, epoch, ProcessIdentity("another", 1, 1, 1), "loopback", ())
-
-
-def test_who_connects_anew_has_given_up_what_led_to_it_and_it_is_closed_first() -> None:
-    async def scenario() -> None:
-        endpoints, lost = Endpoints(closing=0.05), []
-        connections = receivers(endpoints, lost.append, silence_seconds=10.0)
-        begun = time.monotonic()
-        first = await connections.add(receiver("one"), LEASE)
-        other = await connections.add(receiver("two", b"another process"), LEASE)
-        again = await connections.add(receiver("one"), LEASE)
-        assert endpoints.open == {other, again}
-        assert time.monotonic() - begun < 10.0, "waited though it was closed"
-        assert lost == endpoints.let_go == [first] and connections.nodes == ["two", "one"]
-        # What is closed is forgotten, so that processes that come and go cost nothing.
-        endpoints.open.discard(other)
-        await connections.add(receiver("three", b"a third"), LEASE)
-        assert set(connections._names) == {b"a process", b"a third"}
-        connections.drop_all()
-        assert connections.nodes == [] and len(lost) == len(set(lost)) == 4
-
-    asyncio.run(scenario())
-
-
-def test_an_endpoint_that_never_closes_keeps_nobody_out() -> None:
-    async def scenario() -> None:
-        endpoints = Endpoints(closing=3600.0)
-        connections = receivers(endpoints, lambda name: None, silence_seconds=0.1)
-        first = await connections.add(receiver("one"), LEASE)
-        async with asyncio.timeout(HANG_SECONDS):
-            again = await connections.add(receiver("one"), LEASE)
-        assert endpoints.open == {first, again}
-
-    asyncio.run(scenario())
+async def test_an_endpoint_that_never_closes_keeps_nobody_out() -> None:
+    sender = Sender(closing=3600.0)
+    connections = Connections(sender, silence_seconds=0.1)
+    first = await connections.add(node_of("one"), LEASE)
+    async with asyncio.timeout(HANG_SECONDS):
+        again = await connections.add(node_of("one"), LEASE)
+    assert sender.names == {first, again}
 
 
 @pytest.mark.parametrize(
@@ -380,9 +323,9 @@ def test_beats_end_with_their_receiver_and_leave_no_task(
     end: str, warned: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        endpoints, lost = Endpoints(closing=0.0), []
-        connections = receivers(endpoints, lost.append)
-        name = await connections.add(receiver("one"), LEASE)
+        sender = Sender()
+        connections = Connections(sender)
+        name = await connections.add(node_of("one"), LEASE)
         asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         over = asyncio.Event()
 
@@ -409,7 +352,7 @@ def test_beats_end_with_their_receiver_and_leave_no_task(
         async for _ in beats:
             left += 1
             assert left < 10, "beats to nobody"
-        assert lost == endpoints.let_go == [name] and name not in connections
+        assert connections.lost == sender.left == [name] and name not in connections
         async with asyncio.timeout(HANG_SECONDS):
             while asyncio.all_tasks() != {asyncio.current_task()}:
                 await asyncio.sleep(0.001)
@@ -419,60 +362,49 @@ def test_beats_end_with_their_receiver_and_leave_no_task(
     assert told == warned
 
 
-def test_a_receiver_that_answers_no_beats_is_lost_after_its_silence() -> None:
+async def test_a_receiver_that_answers_no_beats_is_lost_after_its_silence() -> None:
     """Once it beats there is no grace: it has tried this node's metadata."""
-
-    async def scenario() -> None:
-        lost: list[str] = []
-        connections = receivers(Endpoints(0.0), lost.append, 0.02, silence_seconds=0.2)
-        name = await connections.add(receiver("one"), LEASE)
-        beats = 0
-        async for _ in connections.beats(name, aiter(Renewals())):
-            beats += 1
-        assert 1 < beats < 50 and lost == [name]
-
-    asyncio.run(scenario())
+    connections = Connections(Sender(), 0.02, silence_seconds=0.2)
+    name = await connections.add(node_of("one"), LEASE)
+    beats = 0
+    async for _ in connections.beats(name, aiter(Renewals())):
+        beats += 1
+    assert 1 < beats < 50 and connections.lost == [name]
 
 
-def test_a_receivers_own_lease_counts_from_the_last_beat_that_it_was_sent(
+async def test_a_receivers_own_lease_counts_from_the_last_beat_that_it_was_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
     timed = partial(WriterLife, clock=lambda: now[0])
     monkeypatch.setattr(decode_connections, "WriterLife", timed)
 
-    async def scenario() -> None:
-        connections = receivers(Endpoints(0.0), lambda name: None)
-        name = await connections.add(receiver("one"), LEASE)
-        now[0] = 105.0
-        beats = connections.beats(name, aiter(Renewals()))
-        await anext(beats)
-        writer = connections.writer(name)
-        assert writer is not None
-        now[0] = 105.0 + LEASE
-        connections.drop(name)
-        fence = Fence(writer.terms(acknowledge=1.0, patience=1.0))
-        asked_then = fence.reason(writer.facts(), now[0])
-        assert asked_then is None, "it may have asked when the beat was sent"
-        now[0] += 0.1
-        assert fence.reason(writer.facts(), now[0]) is FenceReason.LEASE_EXPIRED
-        await beats.aclose()
-
-    asyncio.run(scenario())
+    connections = Connections(Sender())
+    name = await connections.add(node_of("one"), LEASE)
+    now[0] = 105.0
+    beats = connections.beats(name, aiter(Renewals()))
+    await anext(beats)
+    writer = connections.writer(name)
+    assert writer is not None
+    now[0] = 105.0 + LEASE
+    connections.drop(name)
+    fence = Fence(writer.terms(acknowledge=1.0, patience=1.0))
+    asked_then = fence.reason(writer.facts(), now[0])
+    assert asked_then is None, "it may have asked when the beat was sent"
+    now[0] += 0.1
+    assert fence.reason(writer.facts(), now[0]) is FenceReason.LEASE_EXPIRED
+    await beats.aclose()
 
 
-def test_the_load_goes_along_once_it_is_known_and_not_with_every_beat(
+async def test_the_load_goes_along_once_it_is_known_and_not_with_every_beat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(decode_connections, "_LOAD_SECONDS", 3600.0)
     known = iter([None, pb.Load(wait_seconds=3.0)])
 
-    async def scenario() -> None:
-        connections = receivers(Endpoints(0.0), lambda name: None, load=lambda name: next(known))
-        name = await connections.add(receiver("one"), LEASE)
-        beats = connections.beats(name, aiter(Renewals()))
-        told = [(await anext(beats)).load.wait_seconds for _ in range(4)]
-        assert told == [0.0, 3.0, 0.0, 0.0]
-        await beats.aclose()
-
-    asyncio.run(scenario())
+    connections = Connections(Sender(), load=lambda name: next(known))
+    name = await connections.add(node_of("one"), LEASE)
+    beats = connections.beats(name, aiter(Renewals()))
+    told = [(await anext(beats)).load.wait_seconds for _ in range(4)]
+    assert told == [0.0, 3.0, 0.0, 0.0]
+    await beats.aclose()

@@ -2,21 +2,18 @@
 in each way it can end."""
 
 import asyncio
-from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache.layout import LayerKind
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.reports import Phase
 from tasuki.transfer.settings import WirePrecision
+from tests.harness.core_script import core
 from tests.harness.handover_nodes import Nodes, nodes, on_both_wires, pull_of, source_of
-from tests.harness.handover_script import handover
 from tests.harness.interaction import Script, play, scripts
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, expected_page, expected_slot, small_layout
 from tests.harness.waiting import HANG_SECONDS
@@ -26,11 +23,7 @@ ROOM = 5
 
 @scripts(__file__)
 def test_script(script: Script) -> None:
-    play(script, handover)
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, HANG_SECONDS))
+    play(script, core)
 
 
 async def pulled(both: Nodes) -> m.PullReport:
@@ -63,77 +56,65 @@ def assert_in_order(report: m.PullReport) -> None:
     assert all(window.landed_at <= window.verified_at for window in puller.windows)
 
 
-def test_the_client_is_told_of_the_pull_when_all_is_done() -> None:
+async def test_the_client_is_told_of_the_pull_when_all_is_done() -> None:
     """Not with the first token, which a client waits for."""
-
-    async def scenario() -> None:
-        async with nodes() as both:
-            report = await pulled(both)
-            await both.hand_over(ROOM, report)
-            done = await both.decode.wait(m.RemoteDone, ROOM)
-            (ready,) = both.decode.of(m.RemoteReady, ROOM)
-            assert isinstance(ready, m.RemoteReady) and isinstance(done, m.RemoteDone)
-            assert ready.pulled == replace(report, timeline=None)
-            assert done.pull == report.timeline
-            await both.quiet()
-
-    run(scenario())
+    async with nodes() as both:
+        report = await pulled(both)
+        await both.hand_over(ROOM, report)
+        done = await both.decode.wait(m.RemoteDone, ROOM)
+        (ready,) = both.decode.of(m.RemoteReady, ROOM)
+        assert isinstance(ready, m.RemoteReady) and isinstance(done, m.RemoteDone)
+        assert ready.pulled == replace(report, timeline=None)
+        assert done.pull == report.timeline
+        await both.quiet()
 
 
 @on_both_wires
 @pytest.mark.parametrize("kinds", [(GDN, GDN, GDN, FULL) * 2, (*(GDN,) * 6, FULL, DRAFT)])
-def test_a_pull_brings_pages_and_state_and_the_room_goes_on(
+async def test_a_pull_brings_pages_and_state_and_the_room_goes_on(
     kinds: tuple[LayerKind, ...], precision: WirePrecision
 ) -> None:
-    async def scenario() -> None:
-        async with nodes(precision=precision, layout=small_layout(kinds)) as both:
-            puller, giver = both.pair.source, both.pair.target
-            giver.memory[:] = puller.memory
-            report = await pulled(both)
-            layout, units = puller.layout, WireUnits.of(puller.layout, precision)
-            pull, source = pull_of(ROOM, layout), source_of(ROOM, layout)
-            states = layout.gdn_layers * units.state_layer_bytes + units.carry_bytes
-            size = len(pull.pages) * len(layout.regions) * units.block_bytes + states
-            assert (report.tokens, report.bytes) == (250, size)
-            assert_in_order(report)
-            for ours, theirs in zip(pull.pages, source.pages, strict=True):
-                assert puller.page_bytes(ours) == expected_page(units, giver, theirs)
-            assert puller.slot_bytes(pull.slot) == expected_slot(units, giver, source.slot)
-            await both.decode.wait(m.PullEnd, ROOM)
-            await both.hand_over(ROOM)
-            await both.decode.wait(m.RemoteDone, ROOM)
-            await both.quiet()
-            assert not both.prefill.of(m.PullLost) and not both.prefill.of(m.PullFenced)
-
-    run(scenario())
+    async with nodes(precision=precision, layout=small_layout(kinds)) as both:
+        puller, giver = both.pair.source, both.pair.target
+        giver.memory[:] = puller.memory
+        report = await pulled(both)
+        layout, units = puller.layout, WireUnits.of(puller.layout, precision)
+        pull, source = pull_of(ROOM, layout), source_of(ROOM, layout)
+        states = layout.gdn_layers * units.state_layer_bytes + units.carry_bytes
+        size = len(pull.pages) * len(layout.regions) * units.block_bytes + states
+        assert (report.tokens, report.bytes) == (250, size)
+        assert_in_order(report)
+        for ours, theirs in zip(pull.pages, source.pages, strict=True):
+            assert puller.page_bytes(ours) == expected_page(units, giver, theirs)
+        assert puller.slot_bytes(pull.slot) == expected_slot(units, giver, source.slot)
+        await both.decode.wait(m.PullEnd, ROOM)
+        await both.hand_over(ROOM)
+        await both.decode.wait(m.RemoteDone, ROOM)
+        await both.quiet()
+        assert not both.prefill.of(m.PullLost) and not both.prefill.of(m.PullFenced)
 
 
-def test_a_grant_that_cannot_be_written_is_refused_before_anything_is_posted() -> None:
+async def test_a_grant_that_cannot_be_written_is_refused_before_anything_is_posted() -> None:
     """By the giver itself: an honest prefill node has refused it before."""
-
-    async def scenario() -> None:
-        async with nodes() as both:
-            await both.connected()
-            await both.reserve(ROOM)
-            connection = both.client.links[0].connection
-            assert connection is not None
-            fine = pull_of(ROOM, both.pair.source.layout)
-            said: list[pb.ReceiverMessage] = []
-            asked_in = Mock(connection=connection, speak=said.append)
-            for pages, slot, reason in (
-                ((10**6,), 0, "is no page"),
-                ((1,), 10**6, "is outside"),
-                ((-1,), 0, "is no page"),
-                (fine.pages[:1], fine.slot, "was not granted"),
-            ):
-                wrong = replace(fine, pages=pages, slot=slot)
-                pull = both.client._begin_pull(wrong, asked_in)
-                both.client.deliver(m.PullPinned(source_of(ROOM, both.pair.target.layout)))
-                async with asyncio.timeout(HANG_SECONDS):
-                    while pull in both.client._pulls:
-                        await asyncio.sleep(0.002)
-                assert reason in said[-1].pull_failed.reason
-            assert len(said) == len(both.decode.of(m.PullEnd)) == 4
-            assert both.pair.target.transport._posted == 0
-
-    run(scenario())
+    async with nodes() as both:
+        await both.connected()
+        await both.reserve(ROOM)
+        connection = both.client.links[0].connection
+        assert connection is not None
+        fine = pull_of(ROOM, both.pair.source.layout)
+        said = []
+        for pages, slot, reason in (
+            ((10**6,), 0, "is no page"),
+            ((1,), 10**6, "is outside"),
+            ((-1,), 0, "is no page"),
+            (fine.pages[:1], fine.slot, "was not granted"),
+        ):
+            wrong = replace(fine, pages=pages, slot=slot)
+            pull = both.client._begin_pull(wrong, Mock(connection=connection, speak=said.append))
+            both.client.deliver(m.PullPinned(source_of(ROOM, both.pair.target.layout)))
+            async with asyncio.timeout(HANG_SECONDS):
+                while pull in both.client._pulls:
+                    await asyncio.sleep(0.002)
+            assert reason in said[-1].pull_failed.reason
+        assert len(said) == len(both.decode.of(m.PullEnd)) == 4
+        assert both.pair.target.transport._posted == 0

@@ -17,12 +17,13 @@ import pytest
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc, inference_pb2
 from tasuki.transfer.transports.nixl.peer_metadata import NixlAddress
-from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
+from tasuki.transfer.transports.nixl.transport import NixlTransport
 from tests.harness.daemons import Node, asked, flags, fleet, questions
 from tests.harness.rogue_receiver import SLABS, contract_of, node_of
+from tests.harness.running_nodes import needs_nixl
 from tests.harness.waiting import HANG_SECONDS, until
 
-pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+pytestmark = needs_nixl
 
 MUTATIONS = 142
 SEED = 20261122

@@ -1,25 +1,54 @@
-"""A receiver that breaks the rules of the hand-over, at a real prefill daemon: each breach is a
-typed status or ends its room with a reason, and the daemon goes on, holding nothing."""
+"""A receiver that breaks the rules of a hand-over or of a fetch, at a real prefill daemon.
+
+Each breach is a typed status or ends its room with a reason. Nobody is given what is not exactly
+there. The daemon goes on, and holds nothing."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from queue import SimpleQueue
 
 import grpc
+import numpy as np
 import pytest
 
 from tasuki.engine.assembly.parts import build_parts
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.handover.held_states import MOST_OF_A_NODE
 from tasuki.model.named_checkpoints import embedded_model
-from tasuki.proto import handover_pb2
-from tasuki.transfer.transports.nixl.transport import installed_package
-from tests.harness.daemons import Node, flags, fleet
+from tasuki.proto import handover_pb2 as pb
+from tests.harness.daemons import Node, flags, fleet, random_prompt
 from tests.harness.rogue_receiver import Rogue
+from tests.harness.running_nodes import needs_nixl
 from tests.harness.waiting import HANG_SECONDS, until
 
-pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+pytestmark = needs_nixl
 
 FAILED = grpc.StatusCode.FAILED_PRECONDITION
 GARBAGE = b"\xff\xff\xff"
+SALT = b"tenant a"
+PROMPT = random_prompt(130, 0)
+"""As Rogue reserves it: of three pages."""
+HELD = 128
+"""Tokens of it behind which a state stands: of two pages."""
+GENERATION = 7
+MANY, AT_ONCE = 300, 150
+HANDOVER, FETCH = "hand-over", "fetch"
+PAGES = {HANDOVER: [0, 1, 2], FETCH: [0, 1]}
+
+
+def spelt(*ids: int) -> bytes:
+    return np.array(ids, dtype="<i4").tobytes()
+
+
+BEGINNING = spelt(*PROMPT[:HELD])
+
+
+def grant_of(kind: str, **changes: object) -> pb.Grant:
+    return pb.Grant(**{"generation": GENERATION, "pages": PAGES[kind], "slot": 3, **changes})
+
+
+def opening_of(rogue: Rogue, kind: str) -> pb.ReceiverMessage:
+    return rogue.reserve() if kind == HANDOVER else rogue.fetch(BEGINNING, SALT)
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +58,56 @@ def prefill() -> Iterator[Node]:
         node.assert_at_rest()
 
 
+@pytest.fixture(autouse=True)
+def at_rest(prefill: Node) -> Iterator[None]:
+    """Whatever a receiver does leaves nothing."""
+    yield
+    prefill.assert_at_rest()
+
+
+def connected(prefill: Node) -> Rogue:
+    config = EngineConfig(model=str(embedded_model()), dtype="float32", arena_mib=16)
+    return Rogue(prefill, build_parts(config).layout)
+
+
 @pytest.fixture(scope="module")
 def rogue(prefill: Node) -> Iterator[Rogue]:
-    config = EngineConfig(model=str(embedded_model()), dtype="float32", arena_mib=16)
-    rogue = Rogue(prefill, build_parts(config).layout)
-    yield rogue
-    rogue.close()
+    with closing(connected(prefill)) as rogue:
+        yield rogue
 
 
-def test_transport_metadata_that_cannot_be_read_is_refused(rogue: Rogue, prefill: Node) -> None:
+@pytest.fixture
+def holder(rogue: Rogue) -> Rogue:
+    """The prefill node holds the state behind BEGINNING."""
+    told = talk(rogue, rogue.reserve(salt=SALT), grant_of(HANDOVER))
+    assert kinds(told)[-2:] == ["done", "closed"]
+    return rogue
+
+
+def talk(rogue: Rogue, opening: pb.ReceiverMessage, grant: pb.Grant) -> list[pb.SenderMessage]:
+    """All that is said in the room but its place, up to Closed; granted where that is wanted."""
+    told: list[pb.SenderMessage] = []
+
+    def messages() -> Iterator[pb.ReceiverMessage]:
+        yield opening
+        until(lambda: bool(told), "deaf")
+        if told[0].HasField("accepted"):
+            yield pb.ReceiverMessage(grant=grant)
+            until(lambda: rogue.is_over(told), "no end")
+
+    for message in rogue.rooms(messages()):
+        if not message.HasField("queued"):
+            told.append(message)
+    # Nothing is said after the end.
+    assert told[-1].HasField("closed") and {each.room for each in told} == {opening.room}
+    return told
+
+
+def kinds(told: list[pb.SenderMessage]) -> list[str]:
+    return [str(message.WhichOneof("message")) for message in told]
+
+
+def test_transport_metadata_that_cannot_be_read_is_refused(rogue: Rogue) -> None:
     head, _, blob = rogue.metadata.partition(b"\n")
     broken = [b"", b"{}", b"[]", b"null", GARBAGE, head, head + b"\n" + blob[: len(blob) // 2]]
     for metadata in [*broken, head + b"\n" + GARBAGE]:
@@ -47,52 +117,50 @@ def test_transport_metadata_that_cannot_be_read_is_refused(rogue: Rogue, prefill
     with pytest.raises(grpc.RpcError) as caught:
         rogue.connect(rogue.metadata, slabs=2**40)
     assert caught.value.code() is FAILED and "slabs" in caught.value.details()
-    prefill.assert_at_rest()
 
 
-def test_a_room_of_an_unknown_connection_or_without_reserve_is_refused(
-    rogue: Rogue, prefill: Node
-) -> None:
-    stranger = handover_pb2.ReceiverBatch(connection_id="nobody", messages=[rogue.reserve()])
-    for firsts in ([stranger], [handover_pb2.ReceiverBatch()], []):
+def test_a_room_of_an_unknown_connection_or_without_reserve_is_refused(rogue: Rogue) -> None:
+    stranger = pb.ReceiverBatch(connection_id="nobody", messages=[rogue.reserve()])
+    for firsts in ([stranger], [pb.ReceiverBatch()], []):
         with pytest.raises(grpc.RpcError) as caught:
             list(rogue.stub.Transfer(iter(firsts), timeout=HANG_SECONDS))
         assert caught.value.code() is FAILED and "connection_id" in caught.value.details()
-    grant = handover_pb2.ReceiverMessage(grant=handover_pb2.Grant())
-    abort = handover_pb2.ReceiverMessage(abort=handover_pb2.Abort(generation=1))
-    empty = handover_pb2.ReceiverMessage()
+    grant = pb.ReceiverMessage(grant=pb.Grant())
+    abort = pb.ReceiverMessage(abort=pb.Abort(generation=1))
+    empty = pb.ReceiverMessage()
     # They may have crossed the end of a room, and say nothing of any.
     unknown = rogue.batch(grant, abort, empty)
     assert not list(rogue.stub.Transfer(iter([unknown]), timeout=HANG_SECONDS))
     with pytest.raises(grpc.RpcError) as caught:
-        rogue.stub.Abort(
-            handover_pb2.AbortRequest(room=99, connection_id="nobody"), timeout=HANG_SECONDS
-        )
+        rogue.stub.Abort(pb.AbortRequest(room=99, connection_id="nobody"), timeout=HANG_SECONDS)
     assert caught.value.code() is FAILED and "connection_id" in caught.value.details()
-    prefill.assert_at_rest()
 
 
+@pytest.mark.parametrize("kind", [HANDOVER, FETCH])
 @pytest.mark.parametrize(
-    ("grant", "part"),
+    ("pages", "changes", "part"),
     [
-        ({"pages": [0, 1, 2], "slot": 2**40}, "slot"),
-        ({"pages": [0, 1, 2**40], "slot": 3}, "page"),
-        ({"pages": [0, 1], "slot": 3}, "page"),
-        ({"pages": [], "slot": 3}, "page"),
-        ({"pages": [0, 1, 2], "slot": 3, "first_page": 1000}, "page"),
-        ({"pages": [0, 1, 2], "slot": 3, "generation": 8}, "generation 8"),
+        (None, {"slot": 2**40}, "slot"),
+        ([0, 2**40, 2], {}, "page"),
+        ([0], {}, "page"),
+        ([], {}, "page"),
+        ([0, 0, 0], {}, "twice"),
+        ([0, 1, 2, 3], {}, "page"),
+        (None, {"first_page": 1000}, "page"),
+        (None, {"generation": 8}, "generation 8"),
     ],
-    ids=["slot", "page", "too few", "none", "far", "generation"],
+    ids=["slot", "page", "too few", "none", "twice", "too many", "far", "generation"],
 )
 def test_a_grant_that_cannot_be_written_ends_the_room(
-    rogue: Rogue, prefill: Node, grant: dict[str, object], part: str
+    holder: Rogue, kind: str, pages: list[int] | None, changes: dict[str, object], part: str
 ) -> None:
-    answer = handover_pb2.Grant(**{"generation": 7, **grant})
-    told = talk(rogue, rogue.reserve(), handover_pb2.ReceiverMessage(grant=answer))
-    last = told[-1]
-    assert last.WhichOneof("message") == "failed" and part in last.failed.reason, told
-    assert last.failed.drain == handover_pb2.DRAIN_DRAINED
-    prefill.assert_at_rest()
+    count = len(PAGES[kind])
+    if pages is not None:
+        changes = {**changes, "pages": pages if len(pages) > 3 else pages[:count]}
+    told = talk(holder, opening_of(holder, kind), grant_of(kind, **changes))
+    failed = told[-2].failed
+    assert told[-2].HasField("failed") and part in failed.reason, told
+    assert failed.drain == pb.DRAIN_DRAINED and "done" not in kinds(told)
 
 
 @pytest.mark.parametrize(
@@ -100,14 +168,10 @@ def test_a_grant_that_cannot_be_written_ends_the_room(
     [{"marks": [0]}, {"marks": [10**9]}, {"marks": [9, 5, 5]}, {"kv_matched": 2**32 - 1}],
     ids=["mark 0", "far mark", "marks in disorder", "more KV than prompt"],
 )
-def test_a_ticket_that_makes_no_sense_harms_nobody(
-    rogue: Rogue, prefill: Node, ticket: dict[str, object]
-) -> None:
-    grant = handover_pb2.Grant(generation=7, pages=[0, 1, 2], slot=3)
+def test_a_ticket_that_makes_no_sense_harms_nobody(rogue: Rogue, ticket: dict[str, object]) -> None:
     for reserve in (rogue.reserve(**ticket), rogue.reserve()):
-        told = talk(rogue, reserve, handover_pb2.ReceiverMessage(grant=grant))
-    assert told[-1].WhichOneof("message") == "done"
-    prefill.assert_at_rest()
+        told = talk(rogue, reserve, grant_of(HANDOVER))
+    assert kinds(told)[-2] == "done"
 
 
 def test_a_receiver_that_hangs_up_in_its_room_holds_nothing(rogue: Rogue, prefill: Node) -> None:
@@ -120,7 +184,7 @@ def test_a_receiver_that_hangs_up_in_its_room_holds_nothing(rogue: Rogue, prefil
             until(lambda: prefill.requests("AwaitingGrant") == 1, prefill.story)
             if garbage:
                 messages.put(garbage)
-                batches = [handover_pb2.SenderBatch.FromString(data) for data in call]
+                batches = [pb.SenderBatch.FromString(data) for data in call]
                 told = [message for batch in batches for message in batch.messages]
                 failed = [message.failed for message in told if message.HasField("failed")]
                 assert ["not the expected message" in each.reason for each in failed] == [True]
@@ -130,52 +194,27 @@ def test_a_receiver_that_hangs_up_in_its_room_holds_nothing(rogue: Rogue, prefil
         prefill.assert_at_rest()
 
 
-def talk(
-    rogue: Rogue, reserve: handover_pb2.ReceiverMessage, grant: handover_pb2.ReceiverMessage
-) -> list[handover_pb2.SenderMessage]:
-    """All that the sender says in a room that is reserved and granted."""
-    told: list[handover_pb2.SenderMessage] = []
-
-    def requests() -> Iterator[handover_pb2.ReceiverMessage]:
-        yield reserve
-        until(lambda: any(m.WhichOneof("message") in ("accepted", "refused") for m in told), "deaf")
-        yield grant
-        until(lambda: rogue.is_over(told), "no end")
-
-    try:
-        for message in rogue.rooms(requests()):
-            told.append(message)
-    except grpc.RpcError as error:
-        raise AssertionError(f"{error.code()} {error.details()} after {told}") from error
-    # Nothing but that it is over is said after the end.
-    assert told[-1] == handover_pb2.SenderMessage(
-        closed=handover_pb2.Closed(), room=reserve.reserve.ticket.room
-    )
-    return told[:-1]
-
-
-def test_many_rooms_of_one_batch_go_their_own_ways(rogue: Rogue, prefill: Node) -> None:
+def test_many_rooms_of_one_batch_go_their_own_ways(rogue: Rogue) -> None:
     """One is refused, one makes no sense and one is done: a batch is only an envelope."""
     sound, odd, refused = rogue.reserve(), rogue.reserve(), rogue.reserve(generation=2**63)
-    told: list[handover_pb2.SenderMessage] = []
+    told: list[pb.SenderMessage] = []
     rooms = [message.room for message in (sound, odd, refused)]
 
     def heard(room: int, *kinds: str) -> bool:
         return any(m.room == room and m.WhichOneof("message") in kinds for m in told)
 
-    def batches() -> Iterator[handover_pb2.ReceiverBatch]:
+    def batches() -> Iterator[pb.ReceiverBatch]:
         yield rogue.batch(sound, odd, refused)
         until(lambda: all(heard(room, "accepted") for room in rooms[:2]), "deaf")
         grants = [
-            handover_pb2.Grant(generation=7, pages=pages, slot=3)
-            for pages in ([0, 1, 2], [0, 1, 2**40])
+            pb.Grant(generation=7, pages=pages, slot=3) for pages in ([0, 1, 2], [0, 1, 2**40])
         ]
         yield rogue.batch(
             *(
-                handover_pb2.ReceiverMessage(grant=grant, room=room)
+                pb.ReceiverMessage(grant=grant, room=room)
                 for grant, room in zip(grants, rooms, strict=False)
             ),
-            handover_pb2.ReceiverMessage(abort=handover_pb2.Abort(generation=7), room=10**6),
+            pb.ReceiverMessage(abort=pb.Abort(generation=7), room=10**6),
         )
         until(lambda: rogue.is_over(told) and all(heard(room, "closed") for room in rooms), "open")
 
@@ -192,4 +231,139 @@ def test_many_rooms_of_one_batch_go_their_own_ways(rogue: Rogue, prefill: Node) 
     }
     (why,) = [m.closed.reason for m in told if m.room == rooms[2]]
     assert "ticket.generation" in why
-    prefill.assert_at_rest()
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"tokens": b""}, "tokens is empty"),
+        ({"tokens": BEGINNING[:-1]}, "tokens has 511 bytes"),
+        ({"salt": b"s" * 2**20}, "salt has 1048576 bytes"),
+        ({"room": 0}, "room 0 "),
+        ({"room": 2**63}, "room 9223372036854775808 "),
+        ({"generation": 2**63}, "generation 9223372036854775808 "),
+    ],
+    ids=["empty", "part of a token", "salt", "room 0", "room 2^63", "generation 2^63"],
+)
+def test_what_no_receiver_sends_opens_no_room(
+    rogue: Rogue, fields: dict[str, object], part: str
+) -> None:
+    opening = rogue.fetch(**{"tokens": BEGINNING, "salt": SALT, **fields})  # type: ignore[arg-type]
+    (closed,) = talk(rogue, opening, grant_of(FETCH))
+    assert part in closed.closed.reason
+
+
+@pytest.mark.parametrize(
+    ("tokens", "salt"),
+    [
+        (BEGINNING, b"tenant b"),
+        (BEGINNING, b""),
+        (spelt(*PROMPT[: HELD - 1]), SALT),
+        (spelt(*PROMPT[: HELD + 1]), SALT),
+        (spelt(*[-1] * HELD), SALT),
+        (spelt(*[2**31 - 1] * HELD), SALT),
+        (spelt(-(2**31)), SALT),
+        (BEGINNING + bytes(2**22), SALT),
+    ],
+    ids=["another's", "nobody's", "shorter", "longer", "negative", "no token", "one", "a million"],
+)
+def test_what_is_not_held_is_given_to_nobody(holder: Rogue, tokens: bytes, salt: bytes) -> None:
+    told = talk(holder, holder.fetch(tokens, salt), grant_of(FETCH))
+    assert kinds(told) == ["refused", "closed"]
+    assert told[0].refused.kind == pb.ERROR_KIND_NOT_HELD
+
+
+def test_the_highest_room_is_one_and_is_used_once(holder: Rogue) -> None:
+    opening = holder.fetch(BEGINNING, SALT, 2**63 - 1)
+    told = talk(holder, opening, grant_of(FETCH))
+    assert kinds(told) == ["accepted", "held", "done", "closed"]
+    (closed,) = talk(holder, opening, grant_of(FETCH))
+    assert "is over" in closed.closed.reason
+
+
+@pytest.mark.parametrize("again", ["grant", "fetch", "reserve"])
+def test_what_a_room_does_not_expect_ends_it(holder: Rogue, prefill: Node, again: str) -> None:
+    opening = holder.fetch(BEGINNING, SALT)
+    more = {
+        "grant": pb.ReceiverMessage(grant=grant_of(FETCH)),
+        "fetch": opening,
+        "reserve": pb.ReceiverMessage(reserve=holder.reserve().reserve, room=opening.room),
+    }[again]
+    first = (pb.ReceiverMessage(grant=grant_of(FETCH)),) if again == "grant" else ()
+    told: list[pb.SenderMessage] = []
+
+    def batches() -> Iterator[pb.ReceiverBatch]:
+        yield holder.batch(opening)
+        until(lambda: bool(told), "deaf")
+        batch = holder.batch(*first, more)
+        for message in batch.messages:
+            message.room = opening.room
+        yield batch
+        until(lambda: holder.is_over(told), "no end")
+
+    for batch in holder.stub.Transfer(batches(), timeout=HANG_SECONDS):
+        told += batch.messages
+    assert "failed" in kinds(told) and kinds(told)[-1] == "closed", told
+
+
+def test_of_hundreds_at_once_a_few_are_pinned_and_each_is_answered(
+    holder: Rogue, prefill: Node
+) -> None:
+    openings = [holder.fetch(BEGINNING, SALT) for _ in range(MANY)]
+    told: list[pb.SenderMessage] = []
+
+    def of(kind: str) -> list[int]:
+        return [each.room for each in told if each.HasField(kind)]
+
+    def closed() -> bool:
+        holder.is_over(told)
+        return len(of("closed")) == MANY
+
+    def batches() -> Iterator[pb.ReceiverBatch]:
+        for first in range(0, MANY, AT_ONCE):
+            yield holder.batch(*openings[first : first + AT_ONCE])
+        until(lambda: len(of("accepted")) + len(of("refused")) == MANY, "deaf")
+        grants = [pb.ReceiverMessage(grant=grant_of(FETCH), room=room) for room in of("accepted")]
+        yield holder.batch(*grants)
+        until(closed, "open")
+
+    for batch in holder.stub.Transfer(batches(), timeout=HANG_SECONDS):
+        told += batch.messages
+    # Copies end in threads of their own, so in any order.
+    assert 0 < len(of("accepted")) <= MOST_OF_A_NODE
+    assert sorted(of("done")) == sorted(of("accepted"))
+    refusals = {each.refused.kind for each in told if each.HasField("refused")}
+    assert refusals == {pb.ERROR_KIND_BUSY}
+
+
+@pytest.mark.parametrize("step", ["asked", "accepted", "granted", "garbage", "disconnected"])
+def test_a_fetch_that_is_cut_off_leaves_nothing(holder: Rogue, prefill: Node, step: str) -> None:
+    """Its receiver leaves, breaks the stream or loses the whole connection."""
+    with closing(connected(prefill)) as leaving, grpc.insecure_channel(prefill.address) as channel:
+        transfer = channel.stream_stream("/tasuki.handover.v1.Handover/Transfer")
+        said: SimpleQueue[bytes | None] = SimpleQueue()
+        opening = leaving.fetch(BEGINNING, SALT)
+        said.put(leaving.batch(opening).SerializeToString())
+        call = transfer(iter(said.get, None), timeout=HANG_SECONDS)
+        if step != "asked":
+            first = pb.SenderBatch.FromString(next(call))
+            assert kinds(list(first.messages)) == ["accepted"]
+        match step:
+            case "granted":
+                granted = pb.ReceiverMessage(grant=grant_of(FETCH), room=opening.room)
+                said.put(leaving.batch(granted).SerializeToString())
+                next(call)
+                call.cancel()
+            case "garbage":
+                said.put(b"\xff\xff\xff")
+                rest = [pb.SenderBatch.FromString(data) for data in call]
+                assert "failed" in kinds([each for batch in rest for each in batch.messages])
+            case "disconnected":
+                leaving.close()
+                rest = [pb.SenderBatch.FromString(data) for data in call]
+                assert kinds([each for batch in rest for each in batch.messages])[-1] == "closed"
+            case _:
+                call.cancel()
+        said.put(None)
+        told = talk(holder, holder.fetch(BEGINNING, SALT), grant_of(FETCH))
+    assert kinds(told)[-2] == "done", "others are given it as before"

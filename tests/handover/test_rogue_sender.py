@@ -1,10 +1,11 @@
-"""A sender that breaks the rules of the hand-over, at a real receiver: status that is lost,
-repeated, out of order, of another generation or untrue commits nothing; each room ends once, and is
-fenced."""
+"""A sender that breaks the rules of a hand-over or of a fetch, at a real receiver: status that is
+lost, repeated, out of order, of another generation or untrue commits nothing; each room ends once,
+and what was granted is fenced."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import pytest
 
@@ -30,10 +31,16 @@ from tests.harness.waiting import HANG_SECONDS
 ROOM = 5
 Says = pb.SenderMessage
 HUGE = 2**32 - 1
+SHORT = 1.0
+"""Seconds for which a fetch is worth it: it is granted by then also on a busy machine."""
 
 
 def ready(generation: int = GENERATION) -> Says:
     return Says(ready=pb.Ready(generation=generation, token=42))
+
+
+def held(generation: int = GENERATION) -> Says:
+    return Says(held=pb.Held(generation=generation))
 
 
 def done(*windows: pb.Window, generation: int = GENERATION) -> Says:
@@ -107,49 +114,93 @@ async def receiver(
             yield client, inbound, pair
 
 
-BREACHES: dict[str, tuple[tuple[Says, ...], bool]] = {
-    "hangs up after the grant": ((), True),
-    "hangs up after ready": ((ready(),), True),
-    "accepted twice": ((Says(accepted=pb.Accepted()),), False),
-    "queued after accepted": ((Says(queued=pb.Queued(position=1)),), False),
-    "ready twice": ((ready(), ready()), False),
-    "done before ready": ((done(),), False),
-    "done of nothing": ((ready(), done()), False),
-    "done of windows that never came": ((ready(), done(window())), False),
-    "done twice": ((ready(), done(window()), done(window())), False),
-    "ready of another generation": ((ready(GENERATION - 1),), False),
-    "done of another generation": ((ready(), done(generation=GENERATION + 1)), False),
-    "done of layers that are none": ((ready(), done(window(end_layer=HUGE))), False),
-    "done of pages that are none": ((ready(), done(window(first_page=HUGE, pages=HUGE))), False),
-    "a message of another version": ((Says(),), False),
-    "refused after the grant": ((Says(refused=pb.Refused(reason="changed my mind")),), False),
-    "failed, not drained": ((Says(failed=pb.Failed(drain=pb.DRAIN_FORCED)),), False),
-    "failed, an unknown drain": ((ready(), Says(failed=pb.Failed(drain=7))), False),
-    "aborted by itself": ((ready(), Says(aborted=pb.Aborted(drain=pb.DRAIN_DRAINED))), False),
-}
+@dataclass(frozen=True)
+class Breach:
+    """script: said behind the grant. hangs_up: the stream ends after it."""
+
+    kind: str
+    script: tuple[Says, ...] = ()
+    hangs_up: bool = False
 
 
-@pytest.mark.parametrize("breach", BREACHES)
-def test_a_breach_ends_the_room_once_and_commits_nothing(breach: str) -> None:
-    script, hangs_up = BREACHES[breach]
+HANDOVER, FETCH = "hand-over", "fetch"
+WORDS = {HANDOVER: (ready, held), FETCH: (held, ready)}
+"""What announces the bytes, and what does in the other kind of room."""
 
-    async def scenario() -> None:
-        async with receiver(script, hangs_up) as (client, inbound, pair):
-            await inbound.wait(m.PeersChanged)
-            client.deliver(wanted(ROOM))
-            await inbound.wait(m.GrantWanted)
-            client.deliver(m.HandoverGranted(grant_of(ROOM, pair.target.layout)))
-            await inbound.wait(m.HandoverFailed)
-            await inbound.wait(m.WriterFenced)
-            await over(lambda: not client._rooms)
-            kinds = [type(message) for message in inbound.messages]
-            assert kinds.count(m.HandoverFailed) == kinds.count(m.WriterFenced) == 1
-            assert kinds.index(m.HandoverFailed) < kinds.index(m.WriterFenced)
-            assert kinds.count(m.RemoteReady) <= 1 and m.RemoteDone not in kinds
-            # After a lease's end the link is made anew; the next prompt may go there.
-            await over(lambda: client.links[0].connection is not None)
 
-    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+def breaches(kind: str) -> dict[str, Breach]:
+    word, other = WORDS[kind]
+    scripts: dict[str, tuple[Says, ...]] = {
+        "accepted twice": (Says(accepted=pb.Accepted()),),
+        "queued after accepted": (Says(queued=pb.Queued(position=1)),),
+        "its word twice": (word(), word()),
+        "its word of another generation": (word(GENERATION - 1),),
+        "the word of another kind": (other(),),
+        "the word of another kind, behind its own": (word(), other()),
+        "a pull": (Says(pull=pb.Pull(generation=1, tokens=1, pages=[0])),),
+        "done before its word": (done(),),
+        "done of nothing": (word(), done()),
+        "done of windows that never came": (word(), done(window())),
+        "done twice": (word(), done(window()), done(window())),
+        "done of another generation": (word(), done(generation=GENERATION + 1)),
+        "done of layers that are none": (word(), done(window(end_layer=HUGE))),
+        "done of pages that are none": (word(), done(window(first_page=HUGE, pages=HUGE))),
+        "done of the same window twice": (word(), done(window(), window())),
+        "a message of another version": (Says(),),
+        "refused after the grant": (Says(refused=pb.Refused(kind=pb.ERROR_KIND_BUSY)),),
+        "failed, not drained": (Says(failed=pb.Failed(drain=pb.DRAIN_FORCED)),),
+        "failed, an unknown drain": (word(), Says(failed=pb.Failed(drain=77))),
+        "aborted by itself": (word(), Says(aborted=pb.Aborted(drain=pb.DRAIN_DRAINED))),
+    }
+    if kind == FETCH:
+        scripts["the stop of a pull"] = held(), Says(stop_pull=pb.StopPull())
+    found = {name: Breach(kind, script) for name, script in scripts.items()}
+    found["hangs up after the grant"] = Breach(kind, (), hangs_up=True)
+    found["hangs up after its word"] = Breach(kind, (word(),), hangs_up=True)
+    return {f"{kind}, {name}": breach for name, breach in found.items()}
+
+
+BREACHES = breaches(HANDOVER) | breaches(FETCH)
+
+
+@pytest.mark.parametrize("name", BREACHES)
+async def test_a_breach_ends_the_room_once_and_commits_nothing(name: str) -> None:
+    lost = await ended_by(BREACHES[name], HANG_SECONDS)
+    assert isinstance(lost, m.HandoverFailed) or lost.outcome is m.FetchOutcome.LOST
+
+
+@pytest.mark.parametrize("script", [(), (held(),)], ids=["never held", "never done"])
+async def test_who_never_gives_what_is_fetched_is_late(script: tuple[Says, ...]) -> None:
+    lost = await ended_by(Breach(FETCH, script), SHORT)
+    assert isinstance(lost, m.FetchLost) and lost.outcome is m.FetchOutcome.LATE
+
+
+async def ended_by(breach: Breach, seconds: float) -> m.HandoverFailed | m.FetchLost:
+    """seconds: for which a fetch is worth it."""
+    async with receiver(breach.script, breach.hangs_up) as (client, inbound, pair):
+        await inbound.wait(m.PeersChanged)
+        asked: m.HandoverWanted | m.FetchWanted = wanted(ROOM)
+        if breach.kind == FETCH:
+            ticket = m.FetchTicket(m.RoomId(ROOM), GENERATION, b"salt")
+            target = client.links[0].target
+            asked = m.FetchWanted(ticket, wanted(ROOM).prompt, target, seconds)
+        client.deliver(asked)
+        await inbound.wait(m.GrantWanted)
+        client.deliver(m.HandoverGranted(grant_of(ROOM, pair.target.layout)))
+        kind = m.FetchLost if breach.kind == FETCH else m.HandoverFailed
+        lost = await inbound.wait(kind)
+        await inbound.wait(m.WriterFenced)
+        await over(lambda: not (client._rooms or client._fetches))
+        kinds = [type(message) for message in inbound.messages]
+        assert kinds.count(kind) == kinds.count(m.WriterFenced) == 1
+        assert kinds.index(kind) < kinds.index(m.WriterFenced)
+        assert kinds.count(m.RemoteReady) <= (breach.kind == HANDOVER)
+        assert not {m.RemoteDone, m.PullAsked} & {*kinds}
+        assert not {m.FetchLost, m.HandoverFailed} - {kind} & {*kinds}
+        # After a lease's end the link is made anew; the next prompt may go there.
+        await over(lambda: client.links[0].connection is not None)
+        assert isinstance(lost, m.HandoverFailed | m.FetchLost)
+        return lost
 
 
 async def over(holds: Callable[[], bool]) -> None:

@@ -26,11 +26,11 @@ from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.config import ServerConfig
 from tasuki.server.errors import InvalidRequest, RoleFixed
 from tasuki.server.role_change import TUNING, RoleChange
-from tasuki.transfer.transports.nixl.transport import installed_package
 from tasuki.utils.flags import read_configs
 from tasuki.utils.options import ConfigFileError, flags_of
 from tests.harness.daemons import NEW_TOKENS, Node, Question, asked, flags, fleet, meet, question_of
 from tests.harness.etcd_process import running_etcd
+from tests.harness.running_nodes import require_nixl
 from tests.harness.waiting import HANG_SECONDS, until
 
 FIXED = frozenset(
@@ -161,8 +161,7 @@ def test_two_nodes_swap_roles_under_load(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_node_that_comes_back_to_a_role_has_what_it_had_there(tmp_path: Path) -> None:
     """Without anybody who tells: the peers are those that it was started with."""
-    if installed_package() is None:
-        pytest.skip("NIXL is not installed")
+    require_nixl()
     other = tmp_path / "prefill.toml"
     other.write_text('name = "swapped"\nprefill_chunk_tokens = 64\n', encoding="utf-8")
     with fleet() as start:

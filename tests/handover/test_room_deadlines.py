@@ -3,6 +3,10 @@ which somebody is awaited has a deadline."""
 
 from typing import Any
 
+from tasuki.transfer.rooms import actions as do
+from tasuki.transfer.rooms import events as on
+from tasuki.transfer.rooms import messages as say
+from tasuki.transfer.rooms.actions import Action, Loss
 from tasuki.transfer.rooms.deadlines import (
     ProgressWatch,
     PullReceiverDeadlines,
@@ -10,14 +14,24 @@ from tasuki.transfer.rooms.deadlines import (
     ReceiverDeadlines,
     SenderDeadlines,
 )
-from tasuki.transfer.rooms.states import PULL_RECEIVER, PULL_SENDER, RECEIVER, SENDER, Table
-from tests.harness.handover_script import handover
+from tasuki.transfer.rooms.fence import FenceTerms
+from tasuki.transfer.rooms.receiving import Receiving, ReceivingTerms
+from tasuki.transfer.rooms.states import (
+    HANDOVER,
+    PULL_RECEIVER,
+    PULL_SENDER,
+    RECEIVER,
+    SENDER,
+    Table,
+)
+from tasuki.transfer.windows.window import Destination
+from tests.harness.core_script import core
 from tests.harness.interaction import Script, play, scripts
 
 
 @scripts(__file__)
 def test_script(script: Script) -> None:
-    play(script, handover)
+    play(script, core)
 
 
 def states(table: Table[Any, Any]) -> list[Any]:
@@ -56,3 +70,24 @@ def test_a_watch_that_was_frozen_blames_nobody_for_its_own_gap() -> None:
     watch = ProgressWatch(1.0, 100.0)
     watch.still("a", 100.0)
     assert watch.still("a", 1100.0) <= 2.0
+
+
+def lost_at(others: int) -> tuple[int, Loss]:
+    """When a granted room is lost on which nothing lands, and why; others: windows of other rooms
+    that land in each second."""
+    fence = FenceTerms(5.0, 1.0, 0.0, acknowledge=3.0, patience=10.0)
+    room = Receiving(HANDOVER, 7, 1, ReceivingTerms(ReceiverDeadlines(), fence), 0.0)
+    for event in (on.Begin(), say.Accepted(), say.Grant(1, Destination(0, (3,), 9))):
+        room.step(event, 0.0)
+    done: list[Action] = []
+    second = 0
+    while not done:
+        second += 1
+        done = room.step(on.Look(others=others * second), float(second))
+    assert isinstance(done[0], do.TellLost)
+    return second, done[0].loss
+
+
+def test_a_granted_room_waits_for_those_before_it_as_long_as_they_move() -> None:
+    assert lost_at(others=0) == (31, Loss.STALLED)
+    assert lost_at(others=1) == (62, Loss.QUEUE_TIMEOUT)

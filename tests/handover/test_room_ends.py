@@ -7,7 +7,6 @@ import pytest
 from tasuki.utils.loops import GuardedTasks
 from tests.harness.handover_script import handover
 from tests.harness.interaction import Script, play, scripts
-from tests.harness.waiting import HANG_SECONDS
 
 
 @scripts(__file__)
@@ -16,34 +15,31 @@ def test_script(script: Script) -> None:
 
 
 @pytest.mark.parametrize("ignores", [False, True], ids=["obeys", "ignores its cancellation"])
-def test_tasks_end_in_bounded_time_and_tell_what_they_raised(
+async def test_tasks_end_in_bounded_time_and_tell_what_they_raised(
     monkeypatch: pytest.MonkeyPatch, ignores: bool
 ) -> None:
     monkeypatch.setattr("tasuki.utils.loops._END_SECONDS", 0.1)
 
-    async def scenario() -> None:
-        told: list[Exception] = []
-        go = asyncio.Event()
-        tasks = GuardedTasks("room-1", told.append)
+    told: list[Exception] = []
+    go = asyncio.Event()
+    tasks = GuardedTasks("room-1", told.append)
 
-        async def breaks() -> None:
-            raise ValueError("a defect")
+    async def breaks() -> None:
+        raise ValueError("a defect")
 
-        async def waits() -> None:
-            while True:
-                try:
-                    await go.wait()
-                    return
-                except asyncio.CancelledError:
-                    if not ignores:
-                        raise
+    async def waits() -> None:
+        while True:
+            try:
+                await go.wait()
+                return
+            except asyncio.CancelledError:
+                if not ignores:
+                    raise
 
-        tasks.start(breaks)
-        tasks.start(waits)
-        await asyncio.sleep(0.01)
-        await tasks.end()
-        assert [str(error) for error in told] == ["a defect"]
-        go.set()
-        await asyncio.sleep(0)
-
-    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+    tasks.start(breaks)
+    tasks.start(waits)
+    await asyncio.sleep(0.01)
+    await tasks.end()
+    assert [str(error) for error in told] == ["a defect"]
+    go.set()
+    await asyncio.sleep(0)

@@ -1,8 +1,6 @@
 """A room belongs to the connection that it was reserved on: by scripts; and the prefill node's
 memory of rooms that are over."""
 
-import asyncio
-
 from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms.connections import EndedRooms
 from tests.harness.handover_script import handover
@@ -14,15 +12,12 @@ def test_script(script: Script) -> None:
     play(script, handover)
 
 
-def test_the_names_of_connections_share_nothing_that_can_be_counted_up() -> None:
-    async def scenario() -> None:
-        async with handover() as world:
-            await world.do("connect", [], {})
-            names = [world.peer.connection_of(peer) for peer in ("decode", "stranger")]
-            secrets = [name.rsplit("-", 1)[1] for name in names]
-            assert all(len(secret) == 32 for secret in secrets) and len(set(secrets)) == 2
-
-    asyncio.run(scenario())
+async def test_the_names_of_connections_share_nothing_that_can_be_counted_up() -> None:
+    async with handover() as world:
+        await world.do("connect", [], {})
+        names = [world.peer.connection_of(peer) for peer in ("decode", "stranger")]
+        secrets = [name.rsplit("-", 1)[1] for name in names]
+        assert all(len(secret) == 32 for secret in secrets) and len(set(secrets)) == 2
 
 
 def test_a_forced_drain_is_never_forgotten_while_its_connection_is_known() -> None:

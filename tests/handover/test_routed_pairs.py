@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tasuki.client.answer import Answer, AnswerStream
-from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.harness.daemons import Node, asked, flags, fleet, meet, random_prompt
+from tests.harness.running_nodes import needs_nixl
 from tests.harness.waiting import until
 
-pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+pytestmark = needs_nixl
 
 TURN = 300
 ROUTED = ("--route", "cost", "--local-prefill-tokens", "0")

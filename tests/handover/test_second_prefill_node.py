@@ -7,7 +7,6 @@ import pytest
 
 from tasuki.client.answer import AnswerStream
 from tasuki.proto import inference_pb2 as pb
-from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.harness.daemons import (
     COUNTED_WINDOWS,
     WINDOW_IN_TRANSFER,
@@ -20,9 +19,10 @@ from tests.harness.daemons import (
     resting_at,
 )
 from tests.harness.forked_daemon import ForkedDaemon
+from tests.harness.running_nodes import needs_nixl
 from tests.harness.waiting import until
 
-pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+pytestmark = needs_nixl
 
 LAYERS = 8
 CONNECTED = pb.PREFILL_NODE_STATE_CONNECTED

@@ -1,6 +1,5 @@
 """Rooms of one connection share a stream and its messages, and nothing else."""
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -54,72 +53,63 @@ async def reserved(both: Nodes) -> None:
         await both.prefill.wait(m.PrefillReserve, room)
 
 
-def test_rooms_share_a_call_and_its_messages(counted: Counted) -> None:
-    async def scenario() -> None:
-        # On a busy machine each would repeat its place meanwhile, in a message of its own.
-        unrepeated = replace(SERVICE_LIMITS, progress_seconds=HANG_SECONDS)
-        async with nodes(service_limits=unrepeated) as both:
-            await reserved(both)
-            # Asked for in one turn of the loop, as what an engine's step says is.
-            both.service.deliver(m.PrefillQueue(ROOMS))
-            for room in ROOMS:
-                both.service.deliver(m.PrefillAccepted(room))
-            for room in ROOMS:
-                await both.decode.wait(m.GrantWanted, room)
-            for room in ROOMS:
-                await both.hand_over(room)
-            for room in ROOMS:
-                await both.decode.wait(m.RemoteDone, room)
-            await both.quiet()
-        assert counted.calls == 1
-        for kind in ("reserve", "queued", "accepted"):
-            assert sum(counted.sizes(kind)) >= len(ROOMS)
-            assert len(counted.sizes(kind)) < len(ROOMS), counted.batches
-
-    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+async def test_rooms_share_a_call_and_its_messages(counted: Counted) -> None:
+    # On a busy machine each would repeat its place meanwhile, in a message of its own.
+    unrepeated = replace(SERVICE_LIMITS, progress_seconds=HANG_SECONDS)
+    async with nodes(service_limits=unrepeated) as both:
+        await reserved(both)
+        # Asked for in one turn of the loop, as what an engine's step says is.
+        both.service.deliver(m.PrefillQueue(ROOMS))
+        for room in ROOMS:
+            both.service.deliver(m.PrefillAccepted(room))
+        for room in ROOMS:
+            await both.decode.wait(m.GrantWanted, room)
+        for room in ROOMS:
+            await both.hand_over(room)
+        for room in ROOMS:
+            await both.decode.wait(m.RemoteDone, room)
+        await both.quiet()
+    assert counted.calls == 1
+    for kind in ("reserve", "queued", "accepted"):
+        assert sum(counted.sizes(kind)) >= len(ROOMS)
+        assert len(counted.sizes(kind)) < len(ROOMS), counted.batches
 
 
-def test_a_room_that_leaves_takes_no_other_along(counted: Counted) -> None:
-    async def scenario() -> None:
-        async with nodes() as both:
-            await reserved(both)
-            gone, *others = ROOMS
-            await both.grant(gone)
-            both.client.deliver(m.HandoverCancelled(gone))
-            await both.decode.wait(m.WriterFenced, gone)
-            await both.prefill.wait(m.PrefillEnd, gone)
-            for room in others:
-                await both.hand_over(room)
-                await both.decode.wait(m.RemoteDone, room)
-            await both.quiet()
-            assert not both.decode.of(m.HandoverFailed)
-        assert counted.calls == 1
-
-    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+async def test_a_room_that_leaves_takes_no_other_along(counted: Counted) -> None:
+    async with nodes() as both:
+        await reserved(both)
+        gone, *others = ROOMS
+        await both.grant(gone)
+        both.client.deliver(m.HandoverCancelled(gone))
+        await both.decode.wait(m.WriterFenced, gone)
+        await both.prefill.wait(m.PrefillEnd, gone)
+        for room in others:
+            await both.hand_over(room)
+            await both.decode.wait(m.RemoteDone, room)
+        await both.quiet()
+        assert not both.decode.of(m.HandoverFailed)
+    assert counted.calls == 1
 
 
-def test_a_stream_that_breaks_loses_its_rooms_once_and_the_next_one_has_another(
+async def test_a_stream_that_breaks_loses_its_rooms_once_and_the_next_one_has_another(
     counted: Counted,
 ) -> None:
-    async def scenario() -> None:
-        async with nodes() as both:
-            await reserved(both)
-            connection = both.client.links[0].connection
-            assert connection is not None
-            await both.grant(ROOMS[0])
-            connection.stream().end("cut by the test")
-            for room in ROOMS:
-                await both.decode.wait(m.HandoverFailed, room)
-                await both.prefill.wait(m.PrefillEnd, room)
-            await both.decode.wait(m.WriterFenced, ROOMS[0])
-            await both.quiet()
-            assert len(both.decode.of(m.HandoverFailed)) == len(ROOMS)
-            assert len(both.decode.of(m.WriterFenced)) == 1, "only what was granted is fenced"
-            # The connection stands.
-            again = m.RoomId(9)
-            await both.hand_over(again)
-            await both.decode.wait(m.RemoteDone, again)
-            assert both.client.links[0].connection is connection
-        assert counted.calls == 2
-
-    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+    async with nodes() as both:
+        await reserved(both)
+        connection = both.client.links[0].connection
+        assert connection is not None
+        await both.grant(ROOMS[0])
+        connection.stream().end("cut by the test")
+        for room in ROOMS:
+            await both.decode.wait(m.HandoverFailed, room)
+            await both.prefill.wait(m.PrefillEnd, room)
+        await both.decode.wait(m.WriterFenced, ROOMS[0])
+        await both.quiet()
+        assert len(both.decode.of(m.HandoverFailed)) == len(ROOMS)
+        assert len(both.decode.of(m.WriterFenced)) == 1, "only what was granted is fenced"
+        # The connection stands.
+        again = m.RoomId(9)
+        await both.hand_over(again)
+        await both.decode.wait(m.RemoteDone, again)
+        assert both.client.links[0].connection is connection
+    assert counted.calls == 2

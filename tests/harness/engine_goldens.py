@@ -9,6 +9,7 @@ import pytest
 
 from tasuki.engine.assembly.parts import EngineParts, build_parts
 from tasuki.engine.config import EngineConfig
+from tests.harness.covering import every_value
 from tests.harness.engines import Lone, engine_config, submit
 from tests.harness.goldens import MODELS, cases_of, model_cases, reference_dir
 
@@ -37,8 +38,7 @@ def cold_engine(model: str, device: str, **changes: object) -> Lone:
 class EngineGoldens:
     device: ClassVar[str]
 
-    @pytest.mark.parametrize("chunk", [64, 128, 512])
-    @pytest.mark.parametrize("model", MODELS)
+    @every_value(model={name: name for name in MODELS}, chunk={"64": 64, "128": 128, "512": 512})
     def test_every_case_in_one_batch(self, model: str, chunk: int) -> None:
         engine = cold_engine(model, self.device, prefill_chunk_tokens=chunk)
         cases = cases_of(model)
@@ -49,8 +49,7 @@ class EngineGoldens:
             assert engine.tokens(name) == case.greedy, name
         engine.assert_at_rest()
 
-    @pytest.mark.parametrize("at", [64, 128])
-    @pytest.mark.parametrize("model", MODELS)
+    @every_value(model={name: name for name in MODELS}, at={"64": 64, "128": 128})
     def test_resumed_from_a_checkpoint(self, model: str, at: int) -> None:
         for case in cases_of(model).values():
             if len(case.prompt) <= at + 1:

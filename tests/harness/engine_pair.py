@@ -162,6 +162,18 @@ class EnginePair:
         self.prefill.post(m.PrefillEnd(number))
         return message
 
+    def lose(self, room: Room, reason: str = "lost on purpose") -> None:
+        """The hand-over fails though all of it was sent: the answer goes on here, and the room is
+        over on both sides."""
+        number = room.ticket.room
+        self.flushed(room)
+        self.decode.post(m.HandoverFailed(number, reason))
+        self.decode.run()
+        self.prefill.post(m.PrefillEnd(number))
+        self.receiver.forget(number)
+        self.decode.post(m.WriterFenced(number))
+        self.decode.run()
+
     def step_ended(self, timeout: float = HANG_SECONDS) -> None:
         """Wait for the step and tell the engine, as its node does."""
         self.decode.post(self.said_by_steps.get(timeout=timeout))

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -342,8 +343,17 @@ def tiny_engine(
 
 
 def alone(tokens: Sequence[int], max_new_tokens: int, **changes: object) -> list[int]:
-    """The oracle: the request by itself in a fresh engine, whole prompt in one chunk."""
-    return tiny_engine(prefill_chunk_tokens=4096).ask("r", tokens, max_new_tokens, **changes)
+    """The oracle: the request by itself in a fresh engine, whole prompt in one chunk. What it
+    answered once it is not asked again."""
+    return [*_alone(tuple(tokens), max_new_tokens, tuple(sorted(changes.items())))]
+
+
+@cache
+def _alone(
+    tokens: tuple[int, ...], max_new_tokens: int, changes: tuple[tuple[str, object], ...]
+) -> tuple[int, ...]:
+    engine = tiny_engine(prefill_chunk_tokens=4096)
+    return tuple(engine.ask("r", tokens, max_new_tokens, **dict(changes)))
 
 
 def assert_answered_as_alone(

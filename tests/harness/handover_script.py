@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import inspect
 import socket
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
@@ -22,13 +21,11 @@ import grpc
 
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2_grpc
-from tasuki.transfer.reports import Drain
 from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.transports.loopback import Fault, Faults
 from tests.harness.handover_nodes import (
     EXACT,
     FP8,
-    GENERATION,
     HIT,
     LIMITS,
     SERVICE_LIMITS,
@@ -41,9 +38,8 @@ from tests.harness.handover_nodes import (
     source_of,
     wanted,
 )
-from tests.harness.interaction import Look
+from tests.harness.interaction import Look, RealTime
 from tests.harness.manual_peer import ManualPeer
-from tests.harness.waiting import HANG_SECONDS
 
 _PULLS = (m.PullAsked, m.PullEnd, m.PullCommitted, m.PullLost, m.PullFenced)
 _STAGES = ("reserve", "accept", "grant", "compute", "hand-over", "pull")
@@ -107,7 +103,7 @@ async def _until(holds: Callable[[], object]) -> None:
         await asyncio.sleep(0.002)
 
 
-class HandoverWorld:
+class HandoverWorld(RealTime):
     """Two nodes that have met; `nodes` with settings makes them, any other command such without."""
 
     def __init__(self, stack: contextlib.AsyncExitStack) -> None:
@@ -207,13 +203,6 @@ class HandoverWorld:
     async def stop_service(self) -> None:
         await self.both.service.stop()
 
-    def leave(self) -> None:
-        """The decode node dies: nothing of it runs any more."""
-        client = self.both.client
-        for task in client._links._tasks.values():
-            task.cancel()
-        client._rooms.drop_all()
-
     def lose_link(self) -> None:
         self._link.lost.set()
 
@@ -270,36 +259,10 @@ class HandoverWorld:
                 return m.PrefillToken(room, 42, -0.5, 1.25, HIT)
         return getattr(m, name)(room)
 
-    async def queue_moves_until_lost(self, number: str, seconds: str) -> None:
-        """To and fro, which must not keep a room for ever."""
-        position = 0
-        while not self.both.decode.of(m.HandoverFailed, int(number)):
-            position = 1 - position
-            self._deliver("PrefillQueue", number, str(position))
-            await asyncio.sleep(float(seconds))
-
-    async def neighbours_move_until_lost(self, number: str, seconds: str) -> None:
-        """Windows of other rooms land."""
-        while not self.both.decode.of(m.HandoverFailed, int(number)):
-            self._link.landed += 1
-            await asyncio.sleep(float(seconds))
-
     async def neighbours_landed(self) -> None:
         await _until(lambda: self._link.landed)
 
-    def drain(self, number: str) -> Look:
-        """As the prefill node remembers it."""
-
-        def look() -> list[str]:
-            ended = self.both.service._ended.drain(self._link.id, int(number), GENERATION)
-            return [f"drain {ended.name if isinstance(ended, Drain) else None}"]
-
-        return look
-
     # Time, and the wire
-
-    async def wait(self, seconds: str) -> None:
-        await asyncio.sleep(float(seconds))
 
     def at_least(self, seconds: str, since: str, kind: str) -> None:
         """So long after a command's begin the first of such messages came: a lease's end cannot
@@ -335,19 +298,12 @@ class HandoverWorld:
     def hangs(self, place: str) -> None:
         """Until the script ends."""
         owner, name, whole = self._method(place)
-        over = threading.Event()
         hanging: dict[str, Callable[..., object]] = {
-            "verify": lambda *_: over.wait(HANG_SECONDS),
             "abort": lambda _: Future(),
             "take": asyncio.Event().wait,
         }
         self._stack.callback(setattr, owner, name, whole)
-        self._stack.callback(over.set)
         setattr(owner, name, hanging[name])
-        if name == "verify":
-            # What has landed is compared at once, and waits for nothing.
-            self._stack.callback(setattr, owner, "verify_landed", owner.verify_landed)
-            owner.verify_landed = lambda *_: False
         self._drains = self._drains and name != "abort"
 
     async def speak_over(self, channel: str) -> None:

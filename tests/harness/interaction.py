@@ -32,8 +32,6 @@ import pytest
 from tests.harness.waiting import HANG_SECONDS
 
 REWRITING = "REWRITE" in os.environ
-_REWRITE_SECONDS = 2.0
-"""How long nothing may come until what came is written."""
 _THEN = " -> "
 _NOTHING = "nothing-for"
 _COMMENT, _TITLE, _INDENT = "#", "= ", "  "
@@ -43,7 +41,17 @@ Look = Callable[[], Iterable[str]]
 
 
 class World(Protocol):
-    """What a script's commands act on."""
+    """What a script's commands act on. look: seconds between two looks at what came. still: seconds
+    without anything new until REWRITE writes what came."""
+
+    look: float
+    still: float
+
+    def now(self) -> float:
+        """Seconds of the world's clock."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time of the world's clock pass."""
 
     async def do(self, command: str, words: list[str], named: dict[str, str]) -> Look | None:
         """One command. What it returns belongs to the lines that follow the command."""
@@ -56,6 +64,18 @@ class World(Protocol):
 
     async def end(self) -> None:
         """After a script's last line: wait until nothing is left of what it began."""
+
+
+class RealTime:
+    """Time of this machine's clock."""
+
+    look, still = 0.002, 2.0
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
 
 @dataclass
@@ -173,29 +193,30 @@ class _Player:
             raise
 
     async def _nothing_for(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        await self._world.sleep(seconds)
         came = _lines(self._world.came())
         assert not came, f"{self._script}: came while nothing was to: {came}"
 
     async def _await(self, block: Block, looks: list[Look]) -> list[str] | None:
         """Until the block's lines hold; what is to be written in their place where they do not."""
-        changed, before = time.monotonic(), [""]
+        world = self._world
+        changed, before = world.now(), [""]
         while True:
-            tracks = self._world.came()
+            tracks = world.came()
             lines = [*_lines(tracks), *(line for look in looks for line in look())]
             if lines != before:
-                changed, before = time.monotonic(), lines
+                changed, before = world.now(), lines
             if len(lines) == len(block.expected) and all(map(_alike, block.expected, lines)):
-                self._world.taken()
+                world.taken()
                 return None
-            late = time.monotonic() - changed > (_REWRITE_SECONDS if REWRITING else HANG_SECONDS)
+            late = world.now() - changed > (world.still if REWRITING else HANG_SECONDS)
             if late and REWRITING:
-                self._world.taken()
+                world.taken()
                 return lines
             wrong = None if REWRITING else _contradiction(tracks, block.expected)
             if late or wrong is not None:
                 raise AssertionError(self._difference(block, lines, wrong))
-            await asyncio.sleep(0.002)
+            await world.sleep(world.look)
 
     def _at(self, block: Block) -> str:
         commands = "; ".join(block.commands)

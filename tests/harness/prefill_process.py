@@ -2,7 +2,6 @@
 engine."""
 
 import asyncio
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import grpc
@@ -28,15 +27,6 @@ LEASE_SECONDS = 600.0
 """Longer than any test: what fences this node is proof of its death."""
 
 
-@dataclass(frozen=True)
-class Script:
-    """How far the engine goes: accept or not, how many layers, the token or not."""
-
-    accepts: bool
-    layers: int
-    token: bool
-
-
 def source_memory() -> np.ndarray:
     size = SLABS * small_layout().slab_bytes
     return np.random.default_rng(SEED).integers(0, 256, size, dtype=np.uint8)
@@ -46,12 +36,13 @@ def source_ids() -> tuple[tuple[int, ...], int]:
     return random_ids(small_layout(), SLABS, PAGES, np.random.default_rng(SEED))
 
 
-def main(channel: Connection, script: Script) -> None:
-    """Sends its port, then the name of every inbox message; runs until told to stop, or killed."""
-    asyncio.run(serve(channel, script))
+def main(channel: Connection, layers: int) -> None:
+    """Sends its port, then the name of every inbox message; runs until told to stop, or killed.
+    layers: how many its engine computes of a room, before the first token."""
+    asyncio.run(serve(channel, layers))
 
 
-async def serve(channel: Connection, script: Script) -> None:
+async def serve(channel: Connection, layers: int) -> None:
     loop = asyncio.get_running_loop()
     layout, memory = small_layout(), source_memory()
     transport = NixlTransport("prefill")
@@ -68,15 +59,14 @@ async def serve(channel: Connection, script: Script) -> None:
     def engine(message: m.Inbox) -> None:
         channel.send(type(message).__name__)
         match message:
-            case m.PrefillReserve(ticket=ticket) if script.accepts:
+            case m.PrefillReserve(ticket=ticket):
                 service.deliver(m.PrefillAccepted(ticket.room))
             case m.PrefillStart(grant=grant):
                 pages, slot = source_ids()
                 sender.plan_forward(grant.room, FinishedLayers(steps.value, 0, pages, slot))
-                for _ in range(script.layers):
+                for _ in range(layers):
                     steps.tick()
-                if script.token:
-                    service.deliver(m.PrefillToken(grant.room, 1, 0.0, 1.0, HIT))
+                service.deliver(m.PrefillToken(grant.room, 1, 0.0, 1.0, HIT))
 
     service = HandoverService(
         engine,

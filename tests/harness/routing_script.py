@@ -29,7 +29,7 @@ from tests.harness.handover_nodes import (
     serving,
     wanted,
 )
-from tests.harness.interaction import Look
+from tests.harness.interaction import Look, RealTime
 from tests.harness.loopback_pair import Pair, loopback_pair
 
 _NAME_BYTES = 16
@@ -127,7 +127,7 @@ def _left(room: int, offered: int) -> m.HandoverWanted:
     return replace(asked, ticket=ticket, purpose=m.Purpose.INHERIT)
 
 
-class RoutingWorld:
+class RoutingWorld(RealTime):
     def __init__(self, pair: Pair, stack: contextlib.AsyncExitStack) -> None:
         self.prefill: dict[str, ManualPrefillNode] = {}
         self.decode = Inbound()
@@ -228,6 +228,21 @@ class RoutingWorld:
     def grants(self, number: str) -> None:
         grant = grant_of(int(number), self._pair.target.layout)
         self.client.deliver(m.HandoverGranted(grant))
+
+    async def finds_nothing(self, name: str, *numbers: str) -> None:
+        """Prompts go there, one after the other, of which nothing is found there."""
+        for number in numbers:
+            self.prompt(number)
+            await self._reserved(name, number)
+            self.says(name, number, "accepted")
+            await self.decode.wait(m.GrantWanted, int(number))
+            self.grants(number)
+            self.says(name, number, "ready")
+            await self.decode.wait(m.RemoteReady, int(number))
+
+    async def _reserved(self, name: str, number: str) -> None:
+        while f"reserve {number}" not in self.prefill[name].came:
+            await asyncio.sleep(0.002)
 
     def declines(self, number: str) -> None:
         self.client.deliver(m.HandoverDeclined(m.RoomId(int(number))))
@@ -407,15 +422,6 @@ class RoutingWorld:
 
     def indexed(self) -> Look:
         return lambda: [f"{len(self.client._router.index)} prefixes in the index"]
-
-    async def time_passes(self, seconds: str) -> None:
-        """As the choices see it."""
-        for node in self.client._router.index._followed.values():
-            node.heard_at -= float(seconds)
-        self.client._router._fresh_as_of -= float(seconds)
-
-    async def wait(self, seconds: str) -> None:
-        await asyncio.sleep(float(seconds))
 
 
 @contextlib.asynccontextmanager

@@ -21,7 +21,8 @@ from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS
 
 from .tensors import DTYPE_NAMES, close, small_config
 
-each_kv = pytest.mark.parametrize("fp8", [False, True], ids=["numbers", "fp8-rows"])
+KV = {"numbers": False, "fp8-rows": True}
+each_kv = pytest.mark.parametrize("fp8", KV.values(), ids=KV)
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,17 @@ class Heads:
             head_dim=self.dim,
             rope_parameters={"partial_rotary_factor": self.rotary, "rope_theta": 1e6},
         )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Heads, the dtype of activations, how near kernels come to the CPU path, and in how many
+    parts a row's keys are attended to."""
+
+    heads: Heads
+    dtype: torch.dtype
+    tolerance: float
+    parts: int = 1
 
 
 @dataclass

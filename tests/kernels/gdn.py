@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from tasuki.model.forward import Batch, SequenceSlice
 from tasuki.model.weights.layers import GdnWeights
 from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.arena import Arena
+from tests.harness.covering import slow_behind
 
 from .tensors import DTYPE_NAMES, close, small_config
 
@@ -86,6 +88,33 @@ def gdn_case(
     arena.conv[0].fill_(torch.nan)
     arena.ssm[0].fill_(torch.nan)
     return GdnCase(config, weights, arena.conv[0], arena.ssm[0])
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Heads, the dtypes of activations and states, and how near kernels come to the CPU path."""
+
+    heads: Heads
+    activations: torch.dtype
+    state: torch.dtype
+    tolerance: float
+
+    def case(self, slots: int, device: torch.device) -> GdnCase:
+        return gdn_case(self.heads, slots, self.activations, self.state, device)
+
+
+STEP_SHAPES = {
+    "fp32": Shape(Heads(1, 2, 64, 64), torch.float32, torch.float32, 2e-6),
+    "ratio-3": Shape(Heads(2, 6, 32, 32), torch.float32, torch.float32, 2e-6),
+    "bf16": Shape(Heads(1, 1, 128, 128), torch.bfloat16, torch.float32, 1e-2),
+    "bf16-state": Shape(Heads(1, 2, 32, 64, width=3), torch.bfloat16, torch.bfloat16, 1e-2),
+}
+"""Of steps and of rows with drafts."""
+each_step_shape = pytest.mark.parametrize("shape", STEP_SHAPES.values(), ids=STEP_SHAPES)
+some_step_shapes = pytest.mark.parametrize(
+    "shape", slow_behind(2, {name: STEP_SHAPES[name] for name in reversed(STEP_SHAPES)})
+)
+"""Of what does not depend on how numbers are rounded; the nightly run has the others."""
 
 
 @dataclass(frozen=True)

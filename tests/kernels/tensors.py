@@ -19,6 +19,10 @@ def count(rows: int, device: torch.device) -> Tensor:
     return torch.tensor([rows], dtype=torch.int32, device=device)
 
 
+def int32(values: object, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
 def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     """Relative to the largest value; NaN equals NaN."""
     actual, expected = actual.cpu().float(), expected.float()

@@ -24,8 +24,9 @@ from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
 from tasuki.model.ops.attention.reference import naive_attention
 from tasuki.model.ops.attention.tile_groups import TileGroup, turned_bytes
 from tasuki.model.ops.row_room import RowRoom
+from tests.harness.covering import every_pair
 
-from .attention import AttentionCase, Heads, attention_case, close_pages, each_kv, roomy
+from .attention import KV, AttentionCase, Heads, Shape, attention_case, close_pages, each_kv, roomy
 from .tensors import close
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
@@ -38,37 +39,29 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("heads", "dtype", "splits", "tolerance"),
-    [
-        (Heads(2, 1, 64), torch.float32, 1, 2e-6),
-        (Heads(2, 1, 64), torch.float32, 3, 2e-6),
-        (Heads(2, 1, 256), torch.bfloat16, 1, 1.5e-2),
-        (Heads(1, 1, 64), torch.bfloat16, 3, 1.5e-2),
-    ],
-    ids=["fp32", "fp32-split", "bf16", "bf16-split"],
-)
-@each_kv
-@pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS.keys())
+RUN_SHAPES = {
+    "fp32": Shape(Heads(2, 1, 64), torch.float32, 2e-6),
+    "fp32-split": Shape(Heads(2, 1, 64), torch.float32, 2e-6, parts=3),
+    "bf16": Shape(Heads(2, 1, 256), torch.bfloat16, 1.5e-2),
+    "bf16-split": Shape(Heads(1, 1, 64), torch.bfloat16, 1.5e-2, parts=3),
+}
+
+
+@every_pair(shape=RUN_SHAPES, fp8=KV, runs=RUNS)
 def test_runs_equal_the_cpu_path(
-    heads: Heads,
-    dtype: torch.dtype,
-    splits: int,
-    tolerance: float,
-    runs: list[tuple[int, int]],
-    fp8: bool,
-    device: torch.device,
+    shape: Shape, fp8: bool, runs: list[tuple[int, int]], device: torch.device
 ) -> None:
     lengths, contexts = zip(*runs, strict=True)
-    case = attention_case(heads, lengths, contexts, dtype, device, fp8=fp8)
+    case = attention_case(shape.heads, lengths, contexts, shape.dtype, device, fp8=fp8)
     projected = case.projected()
     expected, kv = case.oracle(projected, len(runs))
     places = case.places(sum(lengths))
     q = case.queries(projected, places)
-    tiles = replace(PrefillTiles.of(lengths, contexts, case.config, dtype, device), splits=splits)
+    tiles = PrefillTiles.of(lengths, contexts, case.config, shape.dtype, device)
+    tiles = replace(tiles, splits=shape.parts)
     output = paged_attention_prefill(q, projected, case.config, case.kv, places.page_table, tiles)
-    close(output, expected, roomy(tolerance, fp8=fp8))
-    close_pages(case.kv, kv, tolerance)
+    close(output, expected, roomy(shape.tolerance, fp8=fp8))
+    close_pages(case.kv, kv, shape.tolerance)
 
 
 @pytest.mark.parametrize(
@@ -144,22 +137,16 @@ def test_tiles_cover_every_row_once_and_start_with_the_longest_context(
     ]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "block", "tolerance"),
+@every_pair(
     # The earlier part is rounded once more, and the interpreter cuts where hardware rounds.
-    [(torch.float32, 16, 2e-6), (torch.bfloat16, 128, 3e-2)],
-    ids=["fp32", "bf16"],
+    of={"fp32": (torch.float32, 16, 2e-6), "bf16": (torch.bfloat16, 128, 3e-2)},
+    fp8=KV,
+    most_keys={"at-once": MOST_KEYS, "in-pieces": 64},
 )
-@each_kv
-@pytest.mark.parametrize("most_keys", [MOST_KEYS, 64], ids=["at-once", "in-pieces"])
 def test_blocks_and_what_they_leave_equal_the_cpu_path(
-    dtype: torch.dtype,
-    block: int,
-    tolerance: float,
-    most_keys: int,
-    fp8: bool,
-    device: torch.device,
+    of: tuple[torch.dtype, int, float], fp8: bool, most_keys: int, device: torch.device
 ) -> None:
+    dtype, block, tolerance = of
     lengths, contexts = (9, block + 4), (70, 130)
     case = attention_case(Heads(2, 1, 64), lengths, contexts, dtype, device, fp8=fp8)
     projected = case.projected()
@@ -275,28 +262,21 @@ def _step(
     )
 
 
-@pytest.mark.parametrize(
-    ("heads", "dtype", "tolerance"),
-    [
-        (Heads(2, 1, 64), torch.float32, 2e-6),
-        (Heads(6, 2, 128), torch.bfloat16, 1e-2),
-        (Heads(4, 2, 256), torch.bfloat16, 1e-2),
-        (Heads(17, 1, 64, rotary=0.375), torch.bfloat16, 1e-2),
-    ],
-    ids=["fp32", "group-3", "head-256", "group-17"],
-)
-@each_kv
-@pytest.mark.parametrize("shares", [1, 3, 8])
+STEP_SHAPES = {
+    "fp32": Shape(Heads(2, 1, 64), torch.float32, 2e-6),
+    "group-3": Shape(Heads(6, 2, 128), torch.bfloat16, 1e-2),
+    "head-256": Shape(Heads(4, 2, 256), torch.bfloat16, 1e-2),
+    "group-17": Shape(Heads(17, 1, 64, rotary=0.375), torch.bfloat16, 1e-2),
+}
+
+
+@every_pair(shape=STEP_SHAPES, fp8=KV, shares={"1": 1, "3": 3, "8": 8})
 def test_step_equals_the_cpu_path(
-    heads: Heads,
-    dtype: torch.dtype,
-    tolerance: float,
-    shares: int,
-    fp8: bool,
-    device: torch.device,
+    shape: Shape, fp8: bool, shares: int, device: torch.device
 ) -> None:
     # Lengths around a page's end; the last sequence is padding, and its pages hold NaN.
-    case = attention_case(heads, [1] * 5, [0, 63, 64, 200, 5], dtype, device, fp8=fp8)
+    contexts = [0, 63, 64, 200, 5]
+    case = attention_case(shape.heads, [1] * 5, contexts, shape.dtype, device, fp8=fp8)
     live = 4
     projected = case.projected()
     expected, kv = case.oracle(projected, live)
@@ -304,8 +284,8 @@ def test_step_equals_the_cpu_path(
     for partial in (workspace.outputs, workspace.weights):
         partial.fill_(torch.nan)
     output = _step(case, projected, live, workspace)
-    close(output[:live], expected, roomy(tolerance, fp8=fp8))
-    close_pages(case.kv, kv, tolerance)
+    close(output[:live], expected, roomy(shape.tolerance, fp8=fp8))
+    close_pages(case.kv, kv, shape.tolerance)
     assert output[live:].isnan().all()
 
 

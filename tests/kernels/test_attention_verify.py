@@ -8,8 +8,9 @@ from torch import Tensor
 from tasuki.model.ops.attention.decode import DecodeWorkspace
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces
 from tasuki.model.ops.attention.verify import paged_attention_verify
+from tests.harness.covering import every_value
 
-from .attention import AttentionCase, Heads, attention_case, close_pages, each_kv, roomy
+from .attention import KV, AttentionCase, Heads, Shape, attention_case, close_pages, roomy
 from .tensors import close
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
@@ -42,34 +43,25 @@ def padded(projected: Tensor, lengths: tuple[int, ...], tokens: int) -> Tensor:
     return wide
 
 
-@each_kv
-@pytest.mark.parametrize(
-    ("heads", "dtype", "shares", "tolerance"),
-    [
-        (Heads(2, 1, 64), torch.float32, 5, 2e-6),
-        (Heads(6, 2, 128), torch.bfloat16, 1, 1.5e-2),
-        (Heads(8, 1, 64, rotary=0.375), torch.bfloat16, 3, 1.5e-2),
-    ],
-    ids=["fp32", "group-3", "group-8"],
-)
-def test_rows_equal_the_cpu_path(
-    heads: Heads,
-    dtype: torch.dtype,
-    shares: int,
-    tolerance: float,
-    fp8: bool,
-    device: torch.device,
-) -> None:
+SHAPES = {
+    "fp32": Shape(Heads(2, 1, 64), torch.float32, 2e-6, parts=5),
+    "group-3": Shape(Heads(6, 2, 128), torch.bfloat16, 1.5e-2, parts=1),
+    "group-8": Shape(Heads(8, 1, 64, rotary=0.375), torch.bfloat16, 1.5e-2, parts=3),
+}
+
+
+@every_value(shape=SHAPES, fp8=KV)
+def test_rows_equal_the_cpu_path(shape: Shape, fp8: bool, device: torch.device) -> None:
     # Around a page's end; the last sequence is padding, and its pages hold NaN.
     lengths, contexts, live, tokens = (3, 2, 1, 3), (0, 62, 130, 5), 3, 3
-    case = attention_case(heads, lengths, contexts, dtype, device, fp8=fp8)
+    case = attention_case(shape.heads, lengths, contexts, shape.dtype, device, fp8=fp8)
     projected = case.projected()
     expected, kv = case.oracle(projected, live)
     wide = padded(projected, lengths, tokens)
     places = padded_places(case, live, tokens)
-    stored = DecodeWorkspace.sized(case.config, 4, device, shares)
+    stored = DecodeWorkspace.sized(case.config, 4, device, shape.parts)
     workspace = DecodeWorkspace(
-        shares,
+        shape.parts,
         stored.outputs.repeat(1, tokens, 1).fill_(torch.nan),
         stored.weights.repeat(1, tokens).fill_(torch.nan),
     )
@@ -87,8 +79,8 @@ def test_rows_equal_the_cpu_path(
     start = 0
     for row, length in enumerate(lengths[:live]):
         own = output[row * tokens : row * tokens + tokens]
-        close(own[:length], expected[start : start + length], roomy(tolerance, fp8=fp8))
+        close(own[:length], expected[start : start + length], roomy(shape.tolerance, fp8=fp8))
         assert own.isfinite().all()
         start += length
-    close_pages(case.kv, kv, tolerance)
+    close_pages(case.kv, kv, shape.tolerance)
     assert output[live * tokens :].isnan().all()

@@ -32,6 +32,7 @@ from tasuki.model.weights.random_weights import RandomSource
 from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.pycache.arena import Arena
 from tests.harness import model_shapes
+from tests.harness.covering import slow_behind
 from tests.harness.goldens import (
     MODELS,
     Request,
@@ -49,7 +50,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_empty")
 each_dtype = pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.bfloat16, 2e-2)], ids=["fp32", "bf16"]
 )
-GOLDENS = [case for case in model_cases("mtp_last_logits") if case[0] in MODELS]
+GOLDENS = {"-".join(case): case for case in model_cases("mtp_last_logits") if case[0] in MODELS}
 WIDTH = 96
 CHUNK = 67
 
@@ -292,7 +293,7 @@ def test_a_token_alone_gets_the_same_entry_as_among_others(device: torch.device)
     close(stepped.arena.carry[0][0], case.arena.carry[0][1].cpu(), 0.0)
 
 
-@pytest.mark.parametrize(("name", "case_name"), GOLDENS)
+@pytest.mark.parametrize(("name", "case_name"), slow_behind(1, GOLDENS))
 def test_the_guess_after_a_prompt_is_the_goldens(
     name: str, case_name: str, device: torch.device
 ) -> None:

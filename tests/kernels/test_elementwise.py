@@ -12,14 +12,14 @@ from tasuki.model.ops.norm import reference as norm
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
 from tasuki.pycache.fp8_rows import encode_rows
 from tasuki.pycache.layout import PAGE_TOKENS
+from tests.harness.covering import every_value
 
 from .attention import Heads, attention_case
 from .tensors import close
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
-each_dtype = pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
-)
+PRECISIONS = {"fp32": (torch.float32, 2e-6), "bf16": (torch.bfloat16, 1e-2)}
+each_dtype = pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS.values(), ids=PRECISIONS)
 
 
 def strided(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -52,15 +52,18 @@ def test_swiglu(width: int, dtype: torch.dtype, tolerance: float, device: torch.
     close(swiglu(gate_up), (functional.silu(gate) * up).to(dtype).cpu(), tolerance)
 
 
-@each_dtype
-@pytest.mark.parametrize(
-    "heads",
-    [Heads(4, 2, 64), Heads(24, 4, 128, rotary=0.375), Heads(34, 17, 64, rotary=1.0)],
-    ids=["quarter", "three-eighths", "whole"],
+@every_value(
+    heads={
+        "quarter": Heads(4, 2, 64),
+        "three-eighths": Heads(24, 4, 128, rotary=0.375),
+        "whole": Heads(34, 17, 64, rotary=1.0),
+    },
+    precision=PRECISIONS,
 )
 def test_queries_keys_and_values(
-    heads: Heads, dtype: torch.dtype, tolerance: float, device: torch.device
+    heads: Heads, precision: tuple[torch.dtype, float], device: torch.device
 ) -> None:
+    dtype, tolerance = precision
     case = attention_case(heads, [3, 1, 2], [62, 0, 7], dtype, device)
     config, places = case.config, case.places(rows=5)
     projected = case.projected()
@@ -80,14 +83,16 @@ def test_queries_keys_and_values(
     assert q[5:].isnan().all()
 
 
-@each_dtype
-@pytest.mark.parametrize(
-    "heads",
-    [Heads(4, 2, 64), Heads(9, 9, 128, rotary=0.375), Heads(2, 1, 64, rotary=1.0)],
-    ids=["quarter", "three-eighths", "whole"],
+@every_value(
+    heads={
+        "quarter": Heads(4, 2, 64),
+        "three-eighths": Heads(9, 9, 128, rotary=0.375),
+        "whole": Heads(2, 1, 64, rotary=1.0),
+    },
+    dtype={name: dtype for name, (dtype, _) in PRECISIONS.items()},
 )
 def test_fp8_rows_are_the_codes_of_what_pages_of_numbers_hold(
-    heads: Heads, dtype: torch.dtype, tolerance: float, device: torch.device
+    heads: Heads, dtype: torch.dtype, device: torch.device
 ) -> None:
     """To the bit, of numbers of all sizes, and of those that are none; nothing else is written."""
     runs = [3, 1, 4], [62, 0, 7]

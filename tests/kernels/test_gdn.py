@@ -9,9 +9,10 @@ from tasuki.model.ops.gdn import decode_inputs as gdn_step_inputs
 from tasuki.model.ops.gdn.decode import gdn_decode
 from tasuki.model.ops.gdn.prefill import gdn_prefill
 from tasuki.model.ops.gdn.prefill_plan import plan_gdn_prefill
+from tests.harness.covering import every_value
 
-from .gdn import GdnCase, Heads, gdn_case, oracle
-from .tensors import close, count
+from .gdn import STEP_SHAPES, GdnCase, Heads, Shape, gdn_case, oracle
+from .tensors import close, count, int32
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
@@ -35,23 +36,16 @@ def check_forward(
     expected.check(output, case, tolerance)
 
 
-@pytest.mark.parametrize(
-    ("heads", "activations", "state", "tolerance"),
-    [
-        (Heads(1, 3, 32, 32), torch.float32, torch.float32, 1e-5),
-        (Heads(1, 1, 128, 128), torch.bfloat16, torch.float32, 2e-2),
-        (Heads(1, 2, 64, 64, width=3), torch.bfloat16, torch.bfloat16, 2e-2),
-    ],
-    ids=["fp32", "bf16", "bf16-state"],
-)
-def test_forward_equals_the_cpu_path(
-    heads: Heads,
-    activations: torch.dtype,
-    state: torch.dtype,
-    tolerance: float,
-    device: torch.device,
-) -> None:
-    case = gdn_case(heads, slots=12, activations=activations, state=state, device=device)
+FORWARD_SHAPES = {
+    "fp32": Shape(Heads(1, 3, 32, 32), torch.float32, torch.float32, 1e-5),
+    "bf16": Shape(Heads(1, 1, 128, 128), torch.bfloat16, torch.float32, 2e-2),
+    "bf16-state": Shape(Heads(1, 2, 64, 64, width=3), torch.bfloat16, torch.bfloat16, 2e-2),
+}
+
+
+@pytest.mark.parametrize("shape", FORWARD_SHAPES.values(), ids=FORWARD_SHAPES)
+def test_forward_equals_the_cpu_path(shape: Shape, device: torch.device) -> None:
+    case = shape.case(slots=12, device=device)
     case.fill([0, 1, 2, 3])
     slices = [
         # In place, with checkpoints nearer the start than the convolution is wide.
@@ -61,7 +55,7 @@ def test_forward_equals_the_cpu_path(
         SequenceSlice([1] * 100, 64, [0] * 3, 2, 6, [(65, 7), (128, 8), (131, 9), (164, 10)]),
         SequenceSlice([1] * 65, 0, [0, 0], 3, 3),
     ]
-    check_forward(case, slices, case.projected(2 + 1 + 100 + 65), tolerance)
+    check_forward(case, slices, case.projected(2 + 1 + 100 + 65), shape.tolerance)
 
 
 def test_keys_that_repeat_keep_the_solve_exact(device: torch.device) -> None:
@@ -90,37 +84,19 @@ def test_tables_begin_aligned_and_hold_every_cut() -> None:
     assert [table.data_ptr() % 16 for table in tables] == [plan.sequences.data_ptr() % 16] * 4
 
 
-def int32(values: list[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32, device=device)
-
-
-@pytest.mark.parametrize(
-    ("heads", "activations", "state", "tolerance"),
-    [
-        (Heads(1, 2, 64, 64), torch.float32, torch.float32, 2e-6),
-        (Heads(2, 6, 32, 32), torch.float32, torch.float32, 2e-6),
-        (Heads(1, 1, 128, 128), torch.bfloat16, torch.float32, 1e-2),
-        (Heads(1, 2, 32, 64, width=3), torch.bfloat16, torch.bfloat16, 1e-2),
-    ],
-    ids=["fp32", "ratio-3", "bf16", "bf16-state"],
-)
-@pytest.mark.parametrize(
-    ("write_slots", "few_rows"),
-    [([5, 1, 2], 32), ([0, 4, 3], 0)],
-    ids=["slot to slot, few", "in place, many"],
+@every_value(
+    shape=STEP_SHAPES,
+    writes={"slot to slot, few": ([5, 1, 2], 32), "in place, many": ([0, 4, 3], 0)},
 )
 def test_step_equals_the_cpu_path(
-    heads: Heads,
-    activations: torch.dtype,
-    state: torch.dtype,
-    tolerance: float,
-    write_slots: list[int],
-    few_rows: int,
+    shape: Shape,
+    writes: tuple[list[int], int],
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    write_slots, few_rows = writes
     monkeypatch.setattr(gdn_step_inputs, "_FEW_ROWS", few_rows)
-    case = gdn_case(heads, slots=7, activations=activations, state=state, device=device)
+    case = shape.case(slots=7, device=device)
     read_slots = [0, 4, 3]
     case.fill(read_slots)
     for _ in range(2):
@@ -144,7 +120,7 @@ def test_step_equals_the_cpu_path(
             int32([*write_slots, 6], device),
             count(3, device),
         )
-        expected.check(output[:3], case, tolerance)
+        expected.check(output[:3], case, shape.tolerance)
         read_slots, write_slots = write_slots, read_slots
 
 

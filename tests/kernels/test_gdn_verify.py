@@ -11,29 +11,24 @@ from tasuki.model.ops.gdn.verify import inputs
 from tasuki.model.ops.gdn.verify.fold import FoldRows, fold_columns, gdn_fold
 from tasuki.model.ops.gdn.verify.kept_inputs import KeptInputs, KeptTurns, kept_bytes
 from tasuki.model.ops.gdn.verify.rows import RowFolds, gdn_verify
+from tests.harness.covering import every_value
 
-from .gdn import GdnCase, Heads, gdn_case, oracle
-from .tensors import close, count
+from .gdn import (
+    STEP_SHAPES,
+    GdnCase,
+    Heads,
+    Shape,
+    each_step_shape,
+    gdn_case,
+    oracle,
+    some_step_shapes,
+)
+from .tensors import close, count, int32
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
-SHAPES = pytest.mark.parametrize(
-    ("heads", "activations", "state", "tolerance"),
-    [
-        (Heads(1, 2, 64, 64), torch.float32, torch.float32, 2e-6),
-        (Heads(2, 6, 32, 32), torch.float32, torch.float32, 2e-6),
-        (Heads(1, 1, 128, 128), torch.bfloat16, torch.float32, 1e-2),
-        (Heads(1, 2, 32, 64, width=3), torch.bfloat16, torch.bfloat16, 1e-2),
-    ],
-    ids=["fp32", "ratio-3", "bf16", "bf16-state"],
-)
-
 COUNTS = tuple(range(1, 9)) if torch.cuda.is_available() else (1, 3)
 """Tokens of a row; the interpreter takes a tenth of a second a token."""
-
-
-def int32(values: list[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32, device=device)
 
 
 def kept_of(case: GdnCase, places: int, tokens: int, layers: int = 1) -> KeptTurns:
@@ -84,15 +79,12 @@ def fold(
     gdn_fold(kept.of(turn), case.config, [case.conv], [case.ssm], FoldRows(*tables))
 
 
-@SHAPES
+@each_step_shape
 def test_rows_equal_the_cpu_path_and_write_no_slot(
-    heads: Heads,
-    activations: torch.dtype,
-    state: torch.dtype,
-    tolerance: float,
+    shape: Shape,
     device: torch.device,
 ) -> None:
-    case = gdn_case(heads, slots=7, activations=activations, state=state, device=device)
+    case = shape.case(slots=7, device=device)
     slots, counts, tokens = [0, 4, 3], [4, 1, 2], 4
     case.fill(slots)
     # The fourth row is padding, and its slot names memory that must not be touched.
@@ -103,24 +95,21 @@ def test_rows_equal_the_cpu_path_and_write_no_slot(
         first = row * tokens
         own = [SequenceSlice([1] * length, 5, [0], slot, None, stepped=True)]
         expected = oracle(case, projected[first : first + length], own)
-        expected.check(output[first : first + length], case, tolerance)
+        expected.check(output[first : first + length], case, shape.tolerance)
         assert not output[first + length : first + tokens].any()
     assert output[3 * tokens :].isnan().all()
     assert kept.raw[0, :, 3:].isnan().all() and kept.scalars[0, :, 3:].isnan().all()
     assert kept.raw[1].isnan().all() and kept.scalars[1].isnan().all()
 
 
-@SHAPES
+@some_step_shapes
 def test_whole_rows_of_a_program_keep_what_tokens_of_one_do(
-    heads: Heads,
-    activations: torch.dtype,
-    state: torch.dtype,
-    tolerance: float,
+    shape: Shape,
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Bit by bit, in rows of fewer tokens than the others too."""
-    case = gdn_case(heads, slots=7, activations=activations, state=state, device=device)
+    case = shape.case(slots=7, device=device)
     slots, counts, tokens = [0, 4, 3], [4, 1, 2], 4
     case.fill(slots)
     projected = case.projected(3 * tokens)
@@ -134,17 +123,13 @@ def test_whole_rows_of_a_program_keep_what_tokens_of_one_do(
         assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
 
 
-@SHAPES
-@pytest.mark.parametrize("held", [1, 4])
+@every_value(shape=STEP_SHAPES, held={"1": 1, "4": 4})
 def test_a_fold_leaves_what_the_cpu_path_stores(
-    heads: Heads,
-    activations: torch.dtype,
-    state: torch.dtype,
-    tolerance: float,
+    shape: Shape,
     held: int,
     device: torch.device,
 ) -> None:
-    case = gdn_case(heads, slots=7, activations=activations, state=state, device=device)
+    case = shape.case(slots=7, device=device)
     case.fill([0, 4])
     projected = case.projected(8)
     kept = kept_of(case, places=2, tokens=4)
@@ -157,21 +142,18 @@ def test_a_fold_leaves_what_the_cpu_path_stores(
     own = torch.cat([projected[:held], projected[4 : 4 + held]])
     expected = oracle(case, own, slices)
     fold(case, kept, [1, 0], [held, held], [4, 0], [4, 5])
-    expected.check(expected.output, case, tolerance)
+    expected.check(expected.output, case, shape.tolerance)
 
 
-@SHAPES
+@some_step_shapes
 def test_any_count_of_tokens_is_as_many_single_ones_bit_by_bit(
-    heads: Heads,
-    activations: torch.dtype,
-    state: torch.dtype,
-    tolerance: float,
+    shape: Shape,
     device: torch.device,
 ) -> None:
     for held in COUNTS:
         for tokens in {held, max(COUNTS)}:
-            case = gdn_case(heads, slots=2, activations=activations, state=state, device=device)
-            single = gdn_case(heads, slots=2, activations=activations, state=state, device=device)
+            case = shape.case(slots=2, device=device)
+            single = shape.case(slots=2, device=device)
             case.fill([0])
             single.conv.copy_(case.conv)
             single.ssm.copy_(case.ssm)
@@ -189,19 +171,16 @@ def test_any_count_of_tokens_is_as_many_single_ones_bit_by_bit(
             assert torch.equal(case.conv[1], single.conv[1])
 
 
-@SHAPES
+@each_step_shape
 def test_a_fold_is_as_many_decode_steps(
-    heads: Heads,
-    activations: torch.dtype,
-    state: torch.dtype,
-    tolerance: float,
+    shape: Shape,
     device: torch.device,
 ) -> None:
     """States bit by bit where no compiler fuses products and sums, those of two kernels apart;
     outputs but for the order in which a norm's squares are added."""
     held = max(COUNTS)
-    case = gdn_case(heads, slots=2, activations=activations, state=state, device=device)
-    stepped = gdn_case(heads, slots=2, activations=activations, state=state, device=device)
+    case = shape.case(slots=2, device=device)
+    stepped = shape.case(slots=2, device=device)
     case.fill([0])
     stepped.conv.copy_(case.conv)
     stepped.ssm.copy_(case.ssm)
@@ -221,23 +200,20 @@ def test_a_fold_is_as_many_decode_steps(
             int32([1], device),
             one,
         )
-        close(output, together[token : token + 1].cpu().float(), tolerance)
-    close(case.ssm[1], stepped.ssm[1].cpu().float(), 0 if device.type == "cpu" else tolerance)
+        close(output, together[token : token + 1].cpu().float(), shape.tolerance)
+    close(case.ssm[1], stepped.ssm[1].cpu().float(), 0 if device.type == "cpu" else shape.tolerance)
     assert torch.equal(case.conv[1], stepped.conv[1])
 
 
-@SHAPES
+@some_step_shapes
 def test_rows_fold_their_last_tokens_as_a_fold_before_them_does(
-    heads: Heads,
-    activations: torch.dtype,
-    state: torch.dtype,
-    tolerance: float,
+    shape: Shape,
     device: torch.device,
 ) -> None:
     """Bit by bit, two steps one behind the other: rows that sit elsewhere than before, one that
     folds nothing, and padding, whose slots must not be touched."""
-    case = gdn_case(heads, slots=9, activations=activations, state=state, device=device)
-    apart = gdn_case(heads, slots=9, activations=activations, state=state, device=device)
+    case = shape.case(slots=9, device=device)
+    apart = shape.case(slots=9, device=device)
     case.fill([0, 4, 3])
     apart.conv.copy_(case.conv)
     apart.ssm.copy_(case.ssm)

@@ -19,6 +19,7 @@ from tasuki.engine.parallel.peer_collectives import (
     data_offset,
     mailbox_bytes,
 )
+from tests.harness.covering import every_value
 
 RANKS = 3
 RANK = 1
@@ -78,8 +79,10 @@ class Boxes:
 SHAPES = [(1, 64), (3, 33), (5, 4096), (1, 1)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@every_value(
+    shape={str(shape): shape for shape in SHAPES},
+    dtype={"fp32": torch.float32, "fp16": torch.float16},
+)
 def test_sums_and_gathers(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
     boxes = Boxes.empty(device)
     ranks = PeerCollectives(boxes.mailboxes, timeout=1)

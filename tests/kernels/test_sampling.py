@@ -26,8 +26,11 @@ from tasuki.model.ops.sampling.sample import Draws, sample
 from tasuki.model.ops.sampling.sample_adjusted import sample_adjusted
 from tasuki.model.ops.sampling.slice import Slice
 from tasuki.model.ops.sampling.top_k_top_p import cut
+from tests.harness.covering import every_value
 
 from .tensors import count
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @pytest.fixture
@@ -129,8 +132,7 @@ ADJUSTED = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("some", [slice(None), slice(0, 2)], ids=["with cuts", "without"])
+@every_value(dtype=DTYPES, some={"with cuts": slice(None), "without": slice(0, 2)})
 def test_draws_from_adjusted_logits_agree_with_the_twin(
     dtype: torch.dtype, some: slice, runs: int, device: torch.device
 ) -> None:
@@ -165,8 +167,7 @@ class Allowing(Constraint):
         return self._mask
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("more", [{}, {"logit_bias": ((5, 90.0),)}], ids=["masks alone", "a bias"])
+@every_value(dtype=DTYPES, more={"masks alone": {}, "a bias": {"logit_bias": ((5, 90.0),)}})
 def test_draws_under_a_mask_agree_with_the_twin(
     dtype: torch.dtype, more: dict[str, Any], runs: int, device: torch.device
 ) -> None:
@@ -228,8 +229,7 @@ def test_ranks_with_a_part_of_the_vocabulary_each_draw_as_one_with_all(
     assert want[0].token == 499
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("cuts", [False, True], ids=["of all", "of a cut"])
+@every_value(dtype=DTYPES, cuts={"of all": False, "of a cut": True})
 def test_draws_from_a_part_of_the_vocabulary_are_those_with_nothing_else_likely(
     dtype: torch.dtype, cuts: bool, runs: int, device: torch.device
 ) -> None:

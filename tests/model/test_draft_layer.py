@@ -20,6 +20,7 @@ from tasuki.model.qwen3_5 import NoDraftLayer, Qwen35Model
 from tasuki.model.weights.matrix import WeightsError
 from tasuki.model.weights.safetensors_folder import has_draft_layer, load_weights
 from tasuki.pycache.layout import LayerKind
+from tests.harness.covering import every_value
 from tests.harness.goldens import (
     Request,
     Workspace,
@@ -124,10 +125,9 @@ def test_the_guess_is_that_of_a_naive_twin(tokens: int) -> None:
     close(draft(request, carried(request), pending), expected, 1e-3)
 
 
-@pytest.mark.parametrize(("name", "case"), CASES)
-@pytest.mark.parametrize("chunk", [None, 67])
-def test_the_guess_after_a_prompt_is_the_goldens(name: str, case: str, chunk: int | None) -> None:
-    found = golden(name, case)
+@every_value(named={"-".join(case): case for case in CASES}, chunk={"whole": None, "67": 67})
+def test_the_guess_after_a_prompt_is_the_goldens(named: tuple[str, str], chunk: int | None) -> None:
+    found, (name, _) = golden(*named), named
     prompt = found.prompt
     request = Request(Workspace(drafting_model(name)), len(prompt) + 1)
     step = chunk or len(prompt)

@@ -7,7 +7,7 @@ import torch
 from tasuki.model.weights.kernel_layout import for_kernels
 from tasuki.model.weights.matrix import Kind, Matrix, Plain, WeightsError
 from tasuki.model.weights.quantised_segments import Fp8
-from tests.kernels.fp8 import part
+from tests.kernels.published import fp8_part as part
 
 BLOCK, CHANNEL, TENSOR = Kind.FP8_BLOCK, Kind.FP8_CHANNEL, Kind.FP8_TENSOR
 

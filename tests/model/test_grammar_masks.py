@@ -23,6 +23,7 @@ from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.trials.client import GrammarTrials, outcome_raised
 from tasuki.model.grammar.trials.messages import Outcome, Verdict
 from tasuki.model.grammar.vocabulary import ALL_BYTES, Vocabulary
+from tests.harness.covering import every_value
 from tests.harness.trial_stand_ins import OBEYS
 from tests.harness.waiting import HANG_SECONDS, until
 from tests.model.grammar_twin import naive_tokens
@@ -80,8 +81,7 @@ def allowed(constraint: Constraint, vocabulary: Vocabulary = SMALL) -> list[int]
     return [token for token in every if mask is None or allows(mask, token)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", GRAMMARS)
+@every_value(name={name: name for name in GRAMMARS}, kind={kind: kind for kind in KINDS})
 def test_every_mask_is_that_of_trying_every_token(name: str, kind: str) -> None:
     base = GRAMMARS[name]
     grammar = Grammar(base.kind, base.source, **KINDS[kind])  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import torch
 from tasuki.model.forward import Batch, LayerHooks
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.layout import PAGE_TOKENS, LayerKind
+from tests.harness.covering import every_value, slow_behind
 from tests.harness.goldens import (
     MODELS,
     QUANTISED,
@@ -21,13 +22,13 @@ from tests.harness.goldens import (
 )
 
 CASES = model_cases()
-LONG = [case for case in CASES if case[1] in ("long", "turn2")]
-RESUMED = [
-    (model, boundary)
-    for model, case in CASES
-    if case == "turn2"
-    for boundary in ((200,) if model in QUANTISED else (64, 128, 200))
-]
+# Every forward of a quantised model dequantises all that it uses: of these, one case each.
+QUICK = [case for case in CASES if case[0] in MODELS or case[1] == "turn2"]
+SLOW = [case for case in CASES if case not in QUICK]
+LONG = {f"{model}-{case}": (model, case) for model, case in CASES if case in ("long", "turn2")}
+PLAIN = {name: case for name, case in LONG.items() if case[0] in MODELS}
+CODED = {name: case for name, case in LONG.items() if case[0] in QUANTISED}
+TWO_TURNS = {model: model for model, case in CASES if case == "turn2"}
 
 
 def close(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> None:
@@ -65,7 +66,10 @@ def started(model_name: str, case_name: str) -> tuple[Golden, Qwen35Model, Reque
     return case, model, new_request(model, case)
 
 
-@pytest.mark.parametrize(("model_name", "case_name"), CASES)
+@pytest.mark.parametrize(
+    ("model_name", "case_name"),
+    slow_behind(len(QUICK), {"-".join(case): case for case in QUICK + SLOW}),
+)
 def test_one_prefill_then_greedy(model_name: str, case_name: str) -> None:
     case, model, request = started(model_name, case_name)
     logits = request.forward(case.prompt)
@@ -79,16 +83,22 @@ def test_one_prefill_then_greedy(model_name: str, case_name: str) -> None:
         check_states(request, request.slots[0], case, "end", kinds)
 
 
-@pytest.mark.parametrize(
-    ("model_name", "case_name", "chunk"),
-    [
-        (*case, chunk)
-        for case in LONG
-        # Every forward dequantises all that it uses, so that single tokens take long.
-        for chunk in ((100,) if case[0] in QUANTISED else (1, 64, 128, 100))
-    ],
-)
-def test_chunked_prefill(model_name: str, case_name: str, chunk: int) -> None:
+@every_value(case=PLAIN, chunk={"64": 64, "128": 128, "100": 100})
+def test_chunked_prefill(case: tuple[str, str], chunk: int) -> None:
+    assert_computed_in_chunks(*case, chunk)
+
+
+@pytest.mark.parametrize(("model_name", "case_name"), slow_behind(1, PLAIN))
+def test_prefill_token_by_token(model_name: str, case_name: str) -> None:
+    assert_computed_in_chunks(model_name, case_name, 1)
+
+
+@pytest.mark.parametrize(("model_name", "case_name"), slow_behind(1, CODED))
+def test_chunked_prefill_of_quantised_weights(model_name: str, case_name: str) -> None:
+    assert_computed_in_chunks(model_name, case_name, 100)
+
+
+def assert_computed_in_chunks(model_name: str, case_name: str, chunk: int) -> None:
     case, _, request = started(model_name, case_name)
     for begin in range(0, len(case.prompt), chunk):
         logits = request.forward(case.prompt[begin : begin + chunk])
@@ -131,7 +141,7 @@ def test_checkpoints_hold_the_golden_states(model_name: str, case_name: str) -> 
         check_states(request, slot, case, f"at{position}", list(model.config.layer_kinds))
 
 
-@pytest.mark.parametrize(("model_name", "boundary"), RESUMED)
+@every_value(model_name=TWO_TURNS, boundary={"64": 64, "128": 128, "200": 200})
 def test_second_turn_resumes_from_a_checkpoint_of_the_first(model_name: str, boundary: int) -> None:
     first, second = golden(model_name, "long"), golden(model_name, "turn2")
     assert second.prompt[: len(first.prompt)] == first.prompt
@@ -160,9 +170,7 @@ def test_second_turn_resumes_from_a_checkpoint_of_the_first(model_name: str, bou
         assert torch.equal(view[checkpoint], kept)
 
 
-@pytest.mark.parametrize(
-    "model_name", [*MODELS, *(pytest.param(name, marks=pytest.mark.slow) for name in QUANTISED)]
-)
+@pytest.mark.parametrize("model_name", slow_behind(2, {name: name for name in MODELS + QUANTISED}))
 def test_bf16_agrees_on_most_tokens(model_name: str) -> None:
     model = load_model(model_name, torch.bfloat16)
     agreed = total = 0

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.allowed_skips import ALLOWED, AllowedSkip
+from tests.harness.covering import slow_behind
 from tests.harness.programs import ROOT, pytest_run
 
 PLUGIN = """
@@ -38,8 +39,9 @@ LISTED = "def test_listed(): pytest.skip('no tool here')\n"
 PASSES = "def test_passes(): pass\n"
 
 
-ALONE, SIDE_BY_SIDE = (), ("-n", "2", "--dist", "loadfile")
-ways = pytest.mark.parametrize("way", [ALONE, SIDE_BY_SIDE], ids=["alone", "side by side"])
+# As make runs them; and as somebody may.
+WAYS = {"side by side": (("-n", "2", "--dist", "loadfile"),), "alone": ((),)}
+ways = pytest.mark.parametrize("way", slow_behind(1, WAYS))
 
 
 @ways

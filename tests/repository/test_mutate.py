@@ -1,6 +1,7 @@
 """The mutants of `python -m scripts.mutate`: their places, their names, and that a trial tells."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,11 @@ bool Book::has(std::int64_t number) const {
 int Book::size() const { return static_cast<int>(numbers_.size()) + 1; }
 }  // namespace tasuki::cache
 """
+
+
+@cache
+def every_aim() -> list[Aim]:
+    return aims(ROOT)
 
 
 def changes(source: bytes, mutants: list[Mutant]) -> dict[str, str]:
@@ -80,7 +86,7 @@ def test_a_key_outlives_what_stands_before_its_symbol() -> None:
 
 
 def test_every_target_stands_for_mutants_and_for_tests_that_are_there() -> None:
-    found = aims(ROOT)
+    found = every_aim()
     keys = [aim.mutant.key for aim in found]
     assert len(set(keys)) == len(keys) > 1000
     assert {aim.target for aim in found} == {*PYTHON_TARGETS, *CPP_TARGETS}
@@ -95,12 +101,12 @@ def test_every_target_stands_for_mutants_and_for_tests_that_are_there() -> None:
 
 
 def test_every_mutant_that_is_called_equivalent_is_one() -> None:
-    known = {aim.mutant.key for aim in aims(ROOT)}
+    known = {aim.mutant.key for aim in every_aim()}
     assert set(equivalents(ROOT / "docs" / "testing.md")) <= known
 
 
 def test_a_sample_is_its_seeds_and_takes_the_areas_in_turn() -> None:
-    found = aims(ROOT)
+    found = every_aim()
     first, again, other = (list(drawn(found, seed)) for seed in (1, 1, 2))
     assert first == again != other
     assert len({aim.target.area for aim in first[:6]}) == 6
@@ -108,7 +114,7 @@ def test_a_sample_is_its_seeds_and_takes_the_areas_in_turn() -> None:
 
 
 def test_what_is_known_of_a_mutant_holds_for_its_symbols_text_only(tmp_path: Path) -> None:
-    aim = aims(ROOT)[0]
+    aim = every_aim()[0]
     blind = replace(aim, target=replace(aim.target, tests=("test_words",)))
     file = tmp_path / "results.jsonl"
 
@@ -133,7 +139,7 @@ def test_what_is_known_of_a_mutant_holds_for_its_symbols_text_only(tmp_path: Pat
 
 
 def test_tests_of_a_mutant_run_its_lines_and_come_by_their_cost() -> None:
-    aim = next(aim for aim in aims(ROOT) if len(aim.target.runs) > 1 and not aim.is_cpp)
+    aim = next(aim for aim in every_aim() if len(aim.target.runs) > 1 and not aim.is_cpp)
     line = (ROOT / aim.path).read_bytes().count(b"\n", 0, aim.mutant.edit.start) + 1
     first, second, *_ = aim.target.runs
     lines: dict[str, list[int]] = {str(aim.path): [line]}
@@ -170,7 +176,9 @@ def test_the_interval_of_a_share_is_wilsons(good: int, tried: int, low: float, h
 
 @pytest.mark.slow
 def test_a_trial_catches_in_a_copy_and_leaves_the_checkout_alone(tmp_path: Path) -> None:
-    (aim,) = [aim for aim in aims(ROOT) if aim.mutant.key == "rooms.fence.Fence.acknowledge True 0"]
+    (aim,) = [
+        aim for aim in every_aim() if aim.mutant.key == "rooms.fence.Fence.acknowledge True 0"
+    ]
     aim = replace(aim, target=Target("fences", "rooms.fence", ("test_fence",)))
     blind = replace(aim, target=Target("fences", "rooms.fence", ("test_unserved",)))
     before = (ROOT / aim.path).read_bytes()
@@ -184,7 +192,7 @@ def test_a_trial_catches_in_a_copy_and_leaves_the_checkout_alone(tmp_path: Path)
 
 @pytest.mark.slow
 def test_where_nothing_can_be_built_no_mutant_is_called_invalid(tmp_path: Path) -> None:
-    found = aims(ROOT)
+    found = every_aim()
     aim = next(aim for aim in found if aim.is_cpp)
     (tmp_path / "cpp").mkdir()
     (tmp_path / "cpp" / "build.ninja").write_text("not a build")

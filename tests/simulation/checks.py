@@ -11,6 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from tasuki.transfer.reports import Drain
+from tasuki.transfer.rooms.actions import Action
 from tasuki.transfer.rooms.events import Event
 from tasuki.transfer.rooms.fence import FenceReason
 from tasuki.transfer.rooms.messages import Done, Ended, Message, Refused
@@ -98,6 +99,11 @@ class Checks:
 
     # Sides
 
+    @property
+    def lives(self) -> bool:
+        """Whether any side lives."""
+        return bool(self._living)
+
     def began(self, side: SimulatedSide) -> None:
         self._living.add(side)
         side.peer.sides.add(side)
@@ -134,6 +140,9 @@ class Checks:
         is_lost = isinstance(machine, Receiving) and machine.is_lost
         bound = _QUARANTINE_BOUND if is_lost else _STATE_BOUND
         self.require(now - since < bound, f"{side.name} stays {state.name}")
+
+    def performs(self, side: SimulatedSide, action: Action) -> None:
+        """A side performs an action. Subclasses record it."""
 
     def said(self, side: SimulatedSide, message: Message) -> None:
         """A sender says one final message, and nothing behind it."""

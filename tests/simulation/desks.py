@@ -67,6 +67,8 @@ def require_whole(peer: Peer, room: int, generation: int, ids: tuple[int, ...]) 
 class DecodeDesk:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
+        self.deadlines = ReceiverDeadlines()
+        self.pull_deadlines = PullSenderDeadlines()
         self.begin()
 
     def begin(self) -> None:
@@ -95,7 +97,7 @@ class DecodeDesk:
         stream = connection.stream
         fence = connection.writer_at(peer).terms()
         within = 6.0 if request.kind is FETCH else None
-        terms = ReceivingTerms(ReceiverDeadlines(), fence, within)
+        terms = ReceivingTerms(self.deadlines, fence, within)
         now = peer.node.clock()
         side = Receiving(request.kind, request.room, request.generation, terms, now)
 
@@ -207,7 +209,7 @@ class DecodeDesk:
     ) -> None:
         peer, room = self.peer, request.room
         connection = stream.connection
-        terms = SendingTerms(PullSenderDeadlines(), PullSenderDeadlines().look)
+        terms = SendingTerms(self.pull_deadlines, self.pull_deadlines.look)
         sending = Sending(PULL, room, generation, terms, peer.node.clock())
         sending.target(destination)
 
@@ -259,6 +261,8 @@ class _Computed:
 class PrefillDesk:
     def __init__(self, peer: Peer, lives: Callable[[str], bool]) -> None:
         self.peer = peer
+        self.deadlines = SenderDeadlines()
+        self.pull_deadlines = PullReceiverDeadlines()
         self._lives = lives
         self.begin()
 
@@ -299,7 +303,7 @@ class PrefillDesk:
         if refusal is not None:
             stream.say_down(room, None, refusal)
             return
-        terms = SendingTerms(SenderDeadlines(), 1.0)
+        terms = SendingTerms(self.deadlines, 1.0)
         sending = Sending(request.kind, room, generation, terms, peer.node.clock())
         computed = _Computed(request, stream)
 
@@ -426,7 +430,7 @@ class PrefillDesk:
             peer.node.after(0.0, lambda: self._admit(computed))
             return
         fence = connection.writer_at(peer).terms()
-        terms = ReceivingTerms(PullReceiverDeadlines(), fence)
+        terms = ReceivingTerms(self.pull_deadlines, fence)
         receiving = Receiving(PULL, room, generation, terms, peer.node.clock())
         receiving.grant_first(say.Grant(generation, destination_of(ids)))
         key = room, generation

@@ -61,23 +61,31 @@ class Tally:
         self.outcomes += other.outcomes
 
 
-class History:
-    def __init__(self, seed: int, transfers: int = TRANSFERS) -> None:
-        world = self.world = World(seed)
-        self.checks = Checks(world)
-        self._left = transfers
-        self._is_skewed = world.random.random() < 0.5
-        self._near = world.random.random() < 0.5
-        self.checks.doubles = world.random.random() < 0.1
+class SimulatedPair:
+    """Two nodes with their desks: they connect, die and begin anew."""
+
+    def __init__(
+        self,
+        world: World,
+        checks: Checks,
+        desks: tuple[type[DecodeDesk], type[PrefillDesk]] = (DecodeDesk, PrefillDesk),
+        *,
+        is_skewed: bool = False,
+        is_near: bool = False,
+    ) -> None:
+        """is_skewed: the nodes' clocks disagree. is_near: both nodes are on one host."""
+        self.world = world
+        self.checks = checks
+        self._is_skewed = is_skewed
+        self._near = is_near
         self._link = Link()
         self._connections = 0
-        self._generations = 0
-        self._numbers: list[int] = []
         self.decode = self._peer("decode")
         self.prefill = self._peer("prefill")
         self.decode.others, self.prefill.others = self.prefill, self.decode
-        self.checks.decode_desk = DecodeDesk(self.decode)
-        self.checks.prefill_desk = PrefillDesk(self.prefill, self._lives)
+        decode_desk, prefill_desk = desks
+        self.checks.decode_desk = decode_desk(self.decode)
+        self.checks.prefill_desk = prefill_desk(self.prefill, self._lives)
 
     def _peer(self, name: str) -> Peer:
         world = self.world
@@ -90,6 +98,63 @@ class History:
         connection = self.checks.connections.get(name)
         return connection is not None and not connection.lost[self.prefill]
 
+    def _connect(self) -> None:
+        """The decode node dials until it has a connection, for ever."""
+        world, decode, prefill = self.world, self.decode, self.prefill
+        world.after(world.between(0.3, 0.8), self._connect)
+        standing = decode.connection
+        if standing is not None and not standing.lost[decode]:
+            return
+        silent = world.now < self._link.silent_until
+        if silent or any(p.node.is_dead or p.node.is_frozen for p in (decode, prefill)):
+            return
+        for old in self.checks.connections.values():
+            # A node that connects anew has given up what it had.
+            old.lose(prefill)
+        self._connections += 1
+        name = f"connection-{self._connections}"
+        made = Connection(name, decode, prefill, self._link, self._near)
+        self.checks.connections[name] = made
+        decode.connection = prefill.connection = made
+        self.checks.prefill_desk.ended.began(name)
+        made.begin_beating()
+
+    def _kill(self, peer: Peer) -> None:
+        checks, connection = self.checks, peer.connection
+        desk = checks.decode_desk if peer is self.decode else checks.prefill_desk
+        if peer is self.decode:
+            for request in checks.requests:
+                if request.outcome is None:
+                    checks.answered(request, Outcome.DEAD)
+        peer.die()
+        for each in checks.connections.values():
+            each.lost[peer] = True
+        if connection is not None:
+            connection.seen_dead(connection.other(peer))
+
+        def again() -> None:
+            peer.node.is_dead = False
+            peer.begin()
+            desk.begin()
+
+        self.world.after(self.world.between(0.5, 5.0), again)
+
+    def _look(self) -> None:
+        self.checks.look()
+        self.world.after(1.0, self._look)
+
+
+class History(SimulatedPair):
+    def __init__(self, seed: int, transfers: int = TRANSFERS) -> None:
+        world = World(seed)
+        checks = Checks(world)
+        is_skewed, is_near = (world.random.random() < 0.5 for _ in range(2))
+        checks.doubles = world.random.random() < 0.1
+        super().__init__(world, checks, is_skewed=is_skewed, is_near=is_near)
+        self._left = transfers
+        self._generations = 0
+        self._numbers: list[int] = []
+
     def play(self) -> Tally:
         """Raises Violation."""
         world, checks = self.world, self.checks
@@ -99,7 +164,7 @@ class History:
         while self._left:
             world.run(world.now + 1.0)
         until = world.now + _REST
-        while world.now < until and (checks._living or world.now < until - _REST + 5.0):
+        while world.now < until and (checks.lives or world.now < until - _REST + 5.0):
             world.run(world.now + 5.0)
         world.run(world.now + 40.0)
         checks.nothing_is_left()
@@ -178,27 +243,6 @@ class History:
 
     # Nodes and links
 
-    def _connect(self) -> None:
-        """The decode node dials until it has a connection, for ever."""
-        world, decode, prefill = self.world, self.decode, self.prefill
-        world.after(world.between(0.3, 0.8), self._connect)
-        standing = decode.connection
-        if standing is not None and not standing.lost[decode]:
-            return
-        silent = world.now < self._link.silent_until
-        if silent or any(p.node.is_dead or p.node.is_frozen for p in (decode, prefill)):
-            return
-        for old in self.checks.connections.values():
-            # A node that connects anew has given up what it had.
-            old.lose(prefill)
-        self._connections += 1
-        name = f"connection-{self._connections}"
-        made = Connection(name, decode, prefill, self._link, self._near)
-        self.checks.connections[name] = made
-        decode.connection = prefill.connection = made
-        self.checks.prefill_desk.ended.began(name)
-        made.begin_beating()
-
     def _strike(self) -> None:
         """Strike a node or the link, unless one is down."""
         world = self.world
@@ -214,30 +258,6 @@ class History:
                 peer.node.freeze(world.random.choice((0.5, 2.0, 6.0, 12.0)))
             case Fault.DEATH:
                 self._kill(peer)
-
-    def _kill(self, peer: Peer) -> None:
-        checks, connection = self.checks, peer.connection
-        desk = checks.decode_desk if peer is self.decode else checks.prefill_desk
-        if peer is self.decode:
-            for request in checks.requests:
-                if request.outcome is None:
-                    checks.answered(request, Outcome.DEAD)
-        peer.die()
-        for each in checks.connections.values():
-            each.lost[peer] = True
-        if connection is not None:
-            connection.seen_dead(connection.other(peer))
-
-        def again() -> None:
-            peer.node.is_dead = False
-            peer.begin()
-            desk.begin()
-
-        self.world.after(self.world.between(0.5, 5.0), again)
-
-    def _look(self) -> None:
-        self.checks.look()
-        self.world.after(1.0, self._look)
 
 
 def play(seed: int, transfers: int = TRANSFERS) -> Tally:

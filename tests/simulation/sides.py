@@ -131,6 +131,7 @@ class ReceivingSide(SimulatedSide):
 
     def perform(self, action: Action) -> Event | None:
         peer = self.peer
+        peer.checks.performs(self, action)
         match action:
             case do.Expect(destination=destination):
                 peer.landing.expect(self.room, self._side.generation, destination)
@@ -186,6 +187,7 @@ class SendingSide(SimulatedSide):
 
     def perform(self, action: Action) -> Event | None:
         peer = self.peer
+        peer.checks.performs(self, action)
         match action:
             case do.Say(message=message):
                 peer.checks.said(self, message)

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from tasuki.engine import messages as m
-from tasuki.engine.speculation.draft_limit import StepShape
+from tasuki.engine.speculation.draft_limit import FixedLimit, StepShape
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.qwen3_5 import Qwen35Model
-from tests.harness.engines import prompt, submit, tiny_engine, tiny_parts
+from tests.harness.draft_cuts import DraftCuts
+from tests.harness.engines import Lone, prompt, submit, tiny_engine, tiny_parts
 from tests.harness.scripted_drafts import (
     DRAWN,
-    KINDS,
     NEW,
     ScriptedLimit,
     answered,
@@ -29,31 +29,36 @@ from tests.harness.scripted_drafts import (
 WORDS = replace(
     DRAWN, grammar=Grammar(GrammarKind.REGEX, "([a-f]{2,4}[ .,;]){3,20}"), stop_token_ids=(127,)
 )
-EVERY_KIND = KINDS | {"words": WORDS}
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
-@pytest.mark.parametrize("length", [1, 59, 64, 127])
-def test_any_drafts_give_the_same_answer_and_the_same_tree(kind: str, length: int) -> None:
-    sampling, tokens = EVERY_KIND[kind], prompt(length)
-    for most in (1, 3, 4):
+class CpuEngines:
+    rows = 6
+
+    def plain(self) -> Lone:
+        return tiny_engine(prefill_chunk_tokens=64)
+
+    drafting = plain
+
+
+@pytest.fixture
+def engines() -> CpuEngines:
+    return CpuEngines()
+
+
+class TestDraftsOnTheCpu(DraftCuts):
+    pass
+
+
+@pytest.mark.parametrize("length", [1, 64])
+def test_drafts_of_what_a_grammar_allows_change_nothing(length: int) -> None:
+    tokens = prompt(length)
+    for limit in (FixedLimit(4), any_limit(1, 4)):
         plain, engine = tiny_engine(), tiny_engine()
-        answer = [token.token for token in answered(plain, tokens, sampling)]
-        draft(engine, {"r": answer}, most, any_pattern(most))
-        answered(engine, tokens, sampling)
+        answer = [token.token for token in answered(plain, tokens, WORDS)]
+        limited(engine, limit)
+        draft(engine, {"r": answer}, 4, any_pattern(3))
+        answered(engine, tokens, WORDS)
         assert_same(engine, plain, tokens)
-
-
-@pytest.mark.parametrize("kind", EVERY_KIND)
-@pytest.mark.parametrize("seed", range(3))
-def test_a_limit_that_changes_changes_no_answer(kind: str, seed: int) -> None:
-    sampling, tokens = EVERY_KIND[kind], prompt(59)
-    plain, engine = tiny_engine(), tiny_engine()
-    answer = [token.token for token in answered(plain, tokens, sampling)]
-    limited(engine, any_limit(seed, 4))
-    draft(engine, {"r": answer}, 4, any_pattern(seed))
-    answered(engine, tokens, sampling)
-    assert_same(engine, plain, tokens)
 
 
 def test_what_steps_took_is_measured_with_what_they_gave() -> None:
@@ -78,43 +83,6 @@ def test_what_steps_took_is_measured_with_what_they_gave() -> None:
     full = [step for step in limit.landings if step.shape.answers == 3]
     assert {step.planned for step in full if not step.shape.drafted} == {True, False}
     assert StepShape(2, 1, 4) in {step.shape for step in full}
-
-
-@pytest.mark.parametrize("held", range(5))
-def test_as_many_drafts_are_accepted_as_hold(held: int) -> None:
-    tokens = prompt(100)
-    answer = [token.token for token in answered(tiny_engine(), tokens, DRAWN)]
-    engine = tiny_engine()
-    draft(engine, {"r": answer}, 4, cycle([held]))
-    answered(engine, tokens, DRAWN)
-    usage = engine.finished("r").usage
-    behind_first, step = NEW - 1, held + 1
-    verified, rest = divmod(behind_first, step)
-    assert usage.completion_tokens == NEW
-    if held == 4:
-        # 29 tokens are five steps of five, and one that has room for three drafts.
-        assert (usage.accepted_tokens, usage.drafted_tokens) == (23, 23)
-    else:
-        assert usage.accepted_tokens >= verified * held + max(0, rest - 1)
-        assert usage.accepted_tokens <= usage.drafted_tokens
-
-
-def test_a_stop_among_accepted_drafts_ends_the_answer_there() -> None:
-    """Whatever the two engines, which forgot it, have answered before."""
-    plain, engine, tokens = tiny_engine(), tiny_engine(), prompt(90)
-    drawn = [token.token for token in answered(plain, tokens, DRAWN)]
-    places = [place for place in range(1, 12) if drawn[place] not in drawn[:place]]
-    assert len(places) > 5
-    for place in places:
-        sampling = replace(DRAWN, stop_token_ids=(drawn[place],))
-        plain.flush()
-        engine.flush()
-        answered(plain, tokens, sampling)
-        draft(engine, {"r": drawn}, 4, cycle([4]))
-        answered(engine, tokens, sampling)
-        assert engine.tokens("r") == drawn[: place + 1]
-        assert engine.finished("r").usage.accepted_tokens <= place
-        assert_same(engine, plain, tokens)
 
 
 @pytest.mark.parametrize("most", range(1, 9))
@@ -183,21 +151,6 @@ def test_a_long_answer_is_folded_as_it_is_computed() -> None:
 
 
 @pytest.mark.parametrize("steps", range(1, 9))
-def test_a_request_that_gives_way_between_drafts_goes_on_as_it_would(steps: int) -> None:
-    tokens = prompt(150)
-    answer = [token.token for token in answered(tiny_engine(), tokens, DRAWN)]
-    engine = tiny_engine(prefill_chunk_tokens=64)
-    draft(engine, {"r": answer}, 3, any_pattern(steps))
-    engine.post(submit("r", tokens, NEW, sampling=DRAWN))
-    engine.steps(steps)
-    scheduler = engine.engine._scheduler
-    scheduler._retract(next(iter(scheduler.running)))
-    engine.run()
-    assert engine.tokens("r") == answer
-    engine.assert_at_rest()
-
-
-@pytest.mark.parametrize("steps", range(1, 9))
 def test_an_abort_between_drafts_leaves_a_state_that_others_may_use(steps: int) -> None:
     tokens = prompt(150)
     answer = [token.token for token in answered(tiny_engine(), tokens, DRAWN)]
@@ -213,21 +166,6 @@ def test_an_abort_between_drafts_leaves_a_state_that_others_may_use(steps: int) 
     # What was kept is what a computation from the start would have left.
     second = tokens + said + prompt(20, seed=4)
     assert engine.ask("t2", second, 5) == tiny_engine().ask("t2", second, 5)
-
-
-def test_many_answers_with_drafts_and_without_share_forwards() -> None:
-    prompts = {f"r{i}": prompt(40 + 17 * i, seed=i) for i in range(6)}
-    plain = tiny_engine(prefill_chunk_tokens=64)
-    plain.ask_all(prompts, NEW)
-    engine = tiny_engine(prefill_chunk_tokens=64)
-    answers = {name: plain.tokens(name) for name in prompts if name not in ("r1", "r4")}
-    draft(engine, answers, 3, any_pattern(3))
-    engine.ask_all(prompts, NEW)
-    for name in prompts:
-        assert engine.tokens(name) == plain.tokens(name), name
-    assert not engine.finished("r1").usage.drafted_tokens
-    assert engine.finished("r0").usage.accepted_tokens
-    engine.assert_at_rest()
 
 
 @pytest.mark.parametrize("slabs", [6, 7, 9])

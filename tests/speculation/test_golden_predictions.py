@@ -2,14 +2,15 @@
 run: the golden's tokens, and drafts accepted as they hold."""
 
 import numpy as np
-import pytest
 
+from tests.harness.covering import every_value
 from tests.harness.engine_goldens import cold_engine
 from tests.harness.goldens import MODELS, cases_of
 
 
-@pytest.mark.parametrize("most", [1, 2, 3, 4])
-@pytest.mark.parametrize("model", MODELS)
+@every_value(
+    model={model: model for model in MODELS}, most={f"{most}-drafts": most for most in (1, 2, 3, 4)}
+)
 def test_a_golden_drafted_from_itself_is_the_golden(model: str, most: int, fresh_seed: int) -> None:
     generator = np.random.default_rng(fresh_seed)
     engine = cold_engine(model, "cpu", prefill_chunk_tokens=64, draft_tokens=most)

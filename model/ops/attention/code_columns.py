@@ -1,12 +1,12 @@
-"""Codes of FP8 rows as numbers in registers, and the order in which columns are then.
+"""Codes of FP8 rows as numbers in registers, and the resulting order of columns.
 
-Pages come as words of four codes, and what a thread has of a word never leaves it: bytes would be
-loaded one by one, or be sorted through shared memory. Keys and values are the first operands of
-their products, which a warp group takes from registers, two numbers of float16 side by side. So two
-codes that one instruction turns are neighbours: of keys, two elements of a token; of values, two
-tokens of an element. Thereby columns have orders of their own, in which queries are loaded
-(`query_elements`) and outputs stored (`head_elements`). Twin: Triton's interpreter, which has no
-instructions, turns code by code in the same order.
+Pages come as words of four codes, and a thread's part of a word never leaves the thread. Otherwise
+bytes would be loaded one by one, or sorted through shared memory. Keys and values are the first
+operands of their products. A warp group takes them from registers, two float16 numbers side by
+side. So one instruction turns two neighbouring codes: of keys, two elements of a token; of values,
+two tokens of an element. Columns therefore have orders of their own: queries are loaded in
+`query_elements`, outputs are stored in `head_elements`. Reference: Triton's interpreter, code by
+code in the same order.
 """
 
 import triton
@@ -17,8 +17,8 @@ from tasuki.utils.triton.instructions import HAS_INSTRUCTIONS
 
 @triton.jit
 def query_elements(scales, HEAD_DIM: tl.constexpr):
-    """Which element of a head each column of queries is: as it comes of numbers (scales None), and
-    of FP8 rows as `key_numbers` has them."""
+    """Return the element of a head in each column of queries: natural order for numbers (scales
+    None), the order of `key_numbers` for FP8 rows."""
     column = tl.arange(0, HEAD_DIM)
     if scales is None:
         return column
@@ -29,8 +29,8 @@ def query_elements(scales, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def head_elements(scales, HEAD_DIM: tl.constexpr):
-    """Which element of a head each column of outputs is: as it comes of numbers, and of FP8 rows as
-    `value_numbers` has them."""
+    """Return the element of a head in each column of outputs: natural order for numbers, the order
+    of `value_numbers` for FP8 rows."""
     column = tl.arange(0, HEAD_DIM)
     if scales is None:
         return column
@@ -40,8 +40,9 @@ def head_elements(scales, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def key_numbers(words, dtype: tl.constexpr):
-    """words int32 [TILE, W] as numbers [TILE, 4 W]. Of 16 columns the first 8 are the lower two
-    codes of four words, the others the upper two: as an instruction's 16 columns lie in threads."""
+    """Turn words int32 [TILE, W] into numbers [TILE, 4 W]. Of 16 columns the first 8 are the lower
+    two codes of four words, the others the upper two, as an instruction's 16 columns lie in
+    threads."""
     TILE: tl.constexpr = words.shape[0]
     W: tl.constexpr = words.shape[1]
     if HAS_INSTRUCTIONS and dtype == tl.float16:

@@ -1,12 +1,12 @@
-"""Attention of one token a sequence over its pages, split over all multiprocessors.
+"""Attention of one token per sequence over its pages, split over all multiprocessors.
 
 The pages of all sequences of a batch, laid end to end, are shared out evenly: program p of a key
-head takes pages [p * share, (p + 1) * share), wherever sequences begin and end in it, so that
-mixed contexts balance and the grid does not depend on them (CUDA graphs). Each (program, sequence)
-pair leaves one partial result; pairs form a staircase, so that p + sequence numbers them uniquely.
-`attention_merge` joins the partial results and applies the gate.
+head takes pages [p * share, (p + 1) * share), across sequence borders. So mixed contexts balance,
+and the grid does not depend on them (CUDA graphs). Each (program, sequence) pair leaves one partial
+result. Pairs form a staircase, so p + sequence numbers them uniquely. `attention_merge` joins the
+partial results and applies the gate.
 
-Twin: `reference.paged_attention`.
+Reference: `reference.paged_attention`.
 """
 
 from dataclasses import dataclass
@@ -39,9 +39,9 @@ from .paged_tiles import (
 class DecodeWorkspace:
     """Room for the partial results of batches of up to `batch` rows, reused by every layer.
 
-    shares: programs a key head, of pages of numbers; twice as many of FP8 rows. outputs
-    [2 shares + batch, query_heads, head_dim] and weights [2 shares + batch, query_heads] (log2 of
-    the sum of exponentials), float32. Launches that share it must share a stream.
+    shares: programs per key head for pages of numbers; FP8 rows use twice as many. outputs [2
+    shares + batch, query_heads, head_dim] and weights [2 shares + batch, query_heads] (log2 of the
+    sum of exponentials), float32. Launches that share it must share a stream.
     """
 
     shares: int
@@ -50,7 +50,7 @@ class DecodeWorkspace:
 
     @staticmethod
     def of(config: ModelConfig, batch: int, device: torch.device) -> "DecodeWorkspace":
-        """As many programs as fit on the device at once."""
+        """Make a workspace for as many programs as fit on the device at once."""
         processors = 1
         if device.type == "cuda":
             processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -58,11 +58,12 @@ class DecodeWorkspace:
         return DecodeWorkspace.sized(config, batch, device, shares)
 
     def shares_of(self, kv: Tensor) -> int:
-        """Programs a key head of what the pages hold."""
+        """Return the number of programs per key head for this kind of pages."""
         return self.shares * (_FP8_PROGRAMS if holds_fp8(kv) else 1)
 
     def of_tokens(self, tokens: int) -> "DecodeWorkspace":
-        """Of as many rows with so many tokens each: a row's tokens are so many heads more."""
+        """Return a workspace for as many rows of several tokens: a row's tokens count as further
+        heads."""
         places, heads, dim = self.outputs.shape
         return DecodeWorkspace(
             self.shares,
@@ -85,8 +86,8 @@ class DecodeWorkspace:
 _PROGRAMS_PER_PROCESSOR = 1
 _WARPS, _STAGES = 4, 5
 _FP8_PROGRAMS = 2
-"""Of FP8 rows, for each of numbers: their tiles are half as long, so that two programs share a
-multiprocessor, and one takes codes apart while the other's are on their way."""
+"""Programs for FP8 rows per program for numbers: their tiles are half as long, so two programs
+share a multiprocessor. One takes codes apart while the other's are on their way."""
 
 
 def paged_attention_decode(
@@ -99,12 +100,12 @@ def paged_attention_decode(
     rows: Tensor,
     workspace: DecodeWorkspace,
 ) -> Tensor:
-    """Gated attention output [B, query_heads * head_dim] in q's dtype; rows from rows[0] on are
-    left unwritten.
+    """Return gated attention output [B, query_heads * head_dim] in q's dtype; rows from rows[0] on
+    are unwritten.
 
     q [B, query_heads, head_dim] contiguous, after norm and rotary; projected [B, query_heads x (q,
-    gate) | ...], any row stride, gives the gate; kv [pages, kv_heads, 2, page_tokens, head_dim],
-    dense. page_table [B, pages a row], context_lens [B] (keys of each row, its own included, at
+    gate) | ...], any row stride, has the gate; kv [pages, kv_heads, 2, page_tokens, head_dim],
+    dense. page_table [B, pages per row], context_lens [B] (keys of each row, its own included, at
     least 1) and rows [1]: int32 on the device.
     """
     batch, heads, dim = q.shape

@@ -1,8 +1,8 @@
-"""Pages of FP8 rows as numbers, where more reads them than a kernel should turn them for: side by
-side, which dense attention takes, or as pages, for the many tiles of a prompt.
+"""Pages of FP8 rows as numbers, for readers that would turn them too often: side by side for dense
+attention, or as pages for the many tiles of a prompt.
 
-A program turns what one page has of one head, keys or values: codes are read once and numbers
-written once, so the floor is memory bandwidth. Twin: `page_rows.read_pages`.
+A program turns the keys or values of one page and head. Codes are read once and numbers written
+once, so the floor is memory bandwidth. Reference: `page_rows.read_pages`.
 """
 
 import torch
@@ -20,8 +20,8 @@ _WARPS = 4
 def gathered_rows(
     kv: Tensor, table: Tensor, pages: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values [pages * page_tokens, kv_heads, head_dim] of the table's first pages; kv
-    uint8, dense, as page_rows.py has it; table int32, on the device."""
+    """Return keys and values [pages * page_tokens, kv_heads, head_dim] of the table's first pages;
+    kv uint8, dense, as in page_rows.py; table int32, on the device."""
     heads, dim = kv.shape[1], _head_dim(kv)
     both = torch.empty(2, pages * PAGE_TOKENS, heads, dim, dtype=dtype, device=kv.device)
     keys, values = both.unflatten(1, (pages, PAGE_TOKENS)).transpose(2, 3)
@@ -30,8 +30,8 @@ def gathered_rows(
 
 
 def turned_pages(kv: Tensor, page_table: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
-    """[N, kv_heads, 2, page_tokens, head_dim], pages of numbers in the order of places [N, 2]
-    int32: sequence, and which of its pages. kv as above; page_table [B, pages a row] int32."""
+    """Return [N, kv_heads, 2, page_tokens, head_dim], pages of numbers in the order of places [N,
+    2] int32: sequence and number of its page. kv as above; page_table [B, pages per row] int32."""
     size = (len(places), kv.shape[1], 2, PAGE_TOKENS, _head_dim(kv))
     pages = torch.empty(size, dtype=dtype, device=kv.device)
     _turn(kv, page_table, places, pages[:, :, 0], pages[:, :, 1])

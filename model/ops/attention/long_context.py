@@ -1,13 +1,13 @@
 """Attention of blocks of queries to the keys long before them, by cuDNN.
 
-Where a block of a run sees all of many keys, cuDNN attends half as fast again as our kernel, which
-starts from its result and adds the keys that are left: the diagonal and a remainder. cuDNN needs
-keys side by side, so a sequence's pages are gathered first, 1% of the time. It also builds a plan
-for every shape, 30 ms each, and keeps it for the calling thread only: so blocks have one size, and
-keys come in eight sizes an octave, and `warm` builds all plans.
+If a block of a run sees all of many keys, cuDNN is half as fast again as our kernel. Our kernel
+starts from its result and adds the remaining keys: the diagonal and a remainder. cuDNN needs keys
+side by side, so a sequence's pages are gathered first, 1% of the time. It also builds a plan for
+every shape, 30 ms each, for the calling thread only. So blocks have one size, keys come in eight
+sizes per octave, and `warm` builds all plans.
 
-What is gathered at once is bounded: of contexts beyond MOST_KEYS a block attends to one piece after
-the other. Invariant: a piece has a size that keys of a shorter context come in.
+The gathered bytes are bounded: in contexts beyond MOST_KEYS a block attends to one piece after the
+other. Invariant: a piece has a planned size of a shorter context.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from .page_rows import holds_fp8
 
 DenseAttention = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(q [rows, query_heads, dim], k, v [keys, kv_heads, dim]) to (output like q, log of the sum of
-exponentials [rows, query_heads] float32); scores are scaled by dim ** -0.5, nothing is masked."""
+exponentials [rows, query_heads] float32). Scores are scaled by dim ** -0.5. Nothing is masked."""
 
 _TILE_ROWS = 128
 _STEP = 2048
@@ -60,8 +60,8 @@ class ContextBlocks:
         block_rows: int,
         attend: DenseAttention,
     ) -> "ContextBlocks":
-        """Cut each run into blocks; what fills no more than half a block, or has few keys before
-        it, makes none: there our kernel is as fast."""
+        """Cut each run into blocks. A rest of at most half a block, or with few keys before it,
+        makes none: there our kernel is as fast."""
         blocks = []
         start = 0
         for sequence, (length, before) in enumerate(zip(lengths, context_lens, strict=True)):
@@ -104,7 +104,7 @@ class ContextBlocks:
         sums: Tensor,
     ) -> None:
         """Let the blocks of one sequence attend to its keys [start, start + most_keys), as far as
-        each sees them; the keys are freed at the end, before others are gathered."""
+        each sees them. Frees the keys before others are gathered."""
         longest = max(block.keys for block in blocks) - start
         keys, values = _gather(kv, table, start, min(longest, self.most_keys), q.dtype)
         for block in blocks:
@@ -125,7 +125,8 @@ class ContextBlocks:
 
 
 def served_keys(before: int) -> int:
-    """The largest size of at most that many keys, of eight sizes an octave; 0 where too few."""
+    """Return the largest size of at most that many keys, of eight sizes per octave; 0 if there are
+    too few."""
     if before < _FEWEST_KEYS:
         return 0
     step = max((1 << before.bit_length() - 1) // _SIZES_AN_OCTAVE, _STEP)
@@ -133,7 +134,8 @@ def served_keys(before: int) -> int:
 
 
 def block_rows(query_heads: int, processors: int) -> int:
-    """Rows of which all heads' tiles fill the device once or twice with the least left over."""
+    """Return the number of rows whose heads' tiles fill the device once or twice with the least
+    rest."""
 
     def tiles(rounds: int) -> int:
         return max(rounds * processors // query_heads, 1)
@@ -145,8 +147,8 @@ def block_rows(query_heads: int, processors: int) -> int:
 
 
 def warm(config: ModelConfig, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Build cuDNN's plans for contexts of up to `tokens`, on the thread that will use them; 30 ms
-    each, some 40 for 262144 tokens and more."""
+    """Build cuDNN's plans for contexts of up to `tokens`, on the thread that will use them. 30 ms
+    each, about 40 for 262144 tokens and more."""
     rows = block_rows_of(config, device)
     q = torch.zeros(rows, config.query_heads, config.head_dim, dtype=dtype, device=device)
     keys = served_keys(min(tokens, MOST_KEYS))
@@ -169,7 +171,7 @@ def cudnn_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gathered_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
-    """The most that keys and values side by side take, for contexts of up to `tokens`."""
+    """Return the most bytes of gathered keys and values for contexts of up to `tokens`."""
     if dtype.itemsize != 2:
         return 0
     keys = min(served_keys(tokens), MOST_KEYS)
@@ -177,7 +179,7 @@ def gathered_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
 
 
 def _join(output: Tensor, sums: Tensor, attended: Tensor, weights: Tensor) -> None:
-    """Let output and sums, of earlier keys, be of those and of the keys that `attended` is of."""
+    """Join output and sums of earlier keys with those of the keys of `attended`."""
     both = torch.logaddexp(sums, weights)
     earlier, later = ((part - both).exp().unsqueeze(-1) for part in (sums, weights))
     output.copy_(output * earlier + attended * later)
@@ -187,8 +189,8 @@ def _join(output: Tensor, sums: Tensor, attended: Tensor, weights: Tensor) -> No
 def _gather(
     kv: Tensor, table: Tensor, start: int, keys: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values [keys, kv_heads, head_dim] of a sequence from position start on; both are
-    whole pages. dtype: of what FP8 rows become."""
+    """Return keys and values [keys, kv_heads, head_dim] of a sequence from position start on; both
+    are whole pages. dtype: result for FP8 rows."""
     if holds_fp8(kv):
         pages = table[start // PAGE_TOKENS :]
         # Here, since a CPU's memory plan counts by this file, and need not have Triton.

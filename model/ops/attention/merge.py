@@ -1,9 +1,9 @@
-"""Joins partial attention results by their weights and applies the output gate.
+"""Joining of partial attention results by their weights, with the output gate.
 
-Two kernels, one for each way in which a context was split: by even shares of a whole batch's pages
-(decode) or into the same number of splits for every token (short prefill). Uses the splits only
-by number; the partial results are normalised, and their weights are log2 of the sum of
-exponentials. Twin: a softmax over the parts' weights, then `output * sigmoid(gate)`.
+Two kernels, one per way of splitting a context: even shares of a whole batch's pages (decode), or
+equally many splits per token (short prefill). Splits are used by number only. The partial results
+are normalised; their weights are log2 of the sum of exponentials. Reference: a softmax over the
+parts' weights, then `output * sigmoid(gate)`.
 """
 
 from dataclasses import dataclass
@@ -58,11 +58,12 @@ def merge_shares(
     page_tokens: int,
     tokens: int = 1,
 ) -> Tensor:
-    """[B, heads * dim] in the dtype of `like` [B, heads, dim]; rows from rows[0] on unwritten.
+    """Return [B, heads * dim] in the dtype of `like` [B, heads, dim]; rows from rows[0] on are
+    unwritten.
 
-    outputs [shares + B, heads, dim] and weights [shares + B, heads] float32, as
-    `attention_decode` leaves them. tokens: of a row, each of which has a part of `heads`; row r's
-    gates are rows [r * tokens, r * tokens + tokens) of the source.
+    outputs [shares + B, heads, dim] and weights [shares + B, heads] float32, as `attention_decode`
+    leaves them. tokens: tokens per row, each with a part of `heads`; row r's gates are rows [r *
+    tokens, r * tokens + tokens) of the source.
     """
     batch, heads, dim = like.shape
     merged = like.new_empty(batch, heads * dim)
@@ -91,10 +92,10 @@ def merge_shares(
 
 
 def merge_splits(outputs: Tensor, weights: Tensor, source: GateSource, like: Tensor) -> Tensor:
-    """[T, heads * dim] in the dtype of `like` [T, heads, dim].
+    """Return [T, heads * dim] in the dtype of `like` [T, heads, dim].
 
-    outputs [splits, T, heads, dim] and weights [splits, T, heads] float32, where a weight of -inf
-    marks a part without keys.
+    outputs [splits, T, heads, dim] and weights [splits, T, heads] float32; a weight of -inf marks a
+    part without keys.
     """
     tokens, heads, dim = like.shape
     merged = like.new_empty(tokens, heads * dim)

@@ -1,7 +1,8 @@
-"""Softmax over a stream of keys: one step of it, shared by the attention kernels.
+"""Softmax over a stream of keys: one step, shared by the attention kernels.
 
-Scores are kept in units of log2, so that exp2 serves; their scale holds the factor log2(e). An
-output is the sum of exp2(score - largest) * value, a total that of exp2(score - largest).
+Scores are in units of log2, so that exp2 serves; their scale has the factor log2(e). An output is
+the sum of exp2(score - largest) * value, a total that of exp2(score - largest). Source: Milakov and
+Gimelshein 2018.
 """
 
 import triton
@@ -11,15 +12,15 @@ from tasuki.utils.triton.fp8_rows import NAN_SCALE, largest_bits
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 FEW_QUERIES = tl.constexpr(64)
-"""Up to which keys and values in FP8 are first operands, turned in registers; more queries are, as
-of numbers."""
+"""Most queries for which FP8 keys and values are first operands, turned in registers; more queries
+are first operands themselves, as for numbers."""
 _LEAST_SCORE = tl.constexpr(-1.0e30)
 _LEAST_EXPONENT = tl.constexpr(-60.0)
 
 
 @triton.jit
 def take_in(scores, value, output, largest, total):
-    """Scores [M, TILE], -inf where a key is not seen, and values [TILE, D]: output [M, D], largest
+    """Take in scores [M, TILE], -inf for unseen keys, and values [TILE, D]: output [M, D], largest
     and total [M] float32."""
     # A row that has seen no key yet keeps a finite maximum: -inf minus -inf would be NaN.
     higher = tl.maximum(tl.maximum(largest, tl.max(scores, axis=1)), _LEAST_SCORE)
@@ -33,11 +34,12 @@ def take_in(scores, value, output, largest, total):
 
 @triton.jit
 def take_in_rows(scores, codes, scale, output, largest, total):
-    """The same of values that are codes [TILE, D] times 2^(scale - 127), scale [TILE] int32.
+    """Take in values that are codes [TILE, D] times 2^(scale - 127), scale [TILE] int32; otherwise
+    as take_in.
 
-    A value's power of two joins its weight. Then it is those products that must not exceed one, for
-    float16 holds no large ones: so `largest` is of them. Of values near zero the power counts as
-    2^-60, that their totals may not overflow.
+    A value's power of two joins its weight. The products must then not exceed one, because float16
+    holds no large numbers: so `largest` is theirs. For values near zero the power counts as 2^-60,
+    so that totals do not overflow.
     """
     exponent = (scale - 127).to(tl.float32)[None, :]
     least = tl.maximum(exponent, _LEAST_EXPONENT)
@@ -60,7 +62,7 @@ def take_in_rows(scores, codes, scale, output, largest, total):
 
 @triton.jit
 def as_rows(output, largest, total):
-    """An output that was begun elsewhere, as if of rows in FP8: `largest` of its products."""
+    """Return an output begun elsewhere in the form for FP8 rows: `largest` of its products."""
     exponent = tl.minimum(tl.maximum((largest_bits(output) >> 23) - 127 - 8, -60), 60)
     undone = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
     return output * undone[:, None], largest + exponent.to(tl.float32), total * undone

@@ -1,7 +1,7 @@
-"""Keys and values in the pages of one layer, as they are stored: numbers, or FP8 rows.
+"""Keys and values in the pages of one layer, as stored: numbers, or FP8 rows.
 
-A row is what one token has in one head, a key or a value. Whoever reads one reads what was stored,
-so that how tokens were cut into forwards, and where pages have been since, changes nothing.
+A row is one token in one head, a key or a value. Every reader reads the stored row, so neither the
+cut into forwards nor moves of pages change a result.
 
 kv is a view of an arena: [pages, kv_heads, 2 (key, value), page_tokens, head_dim] of numbers, or
 uint8 [pages, kv_heads, codes [2, page_tokens, head_dim] and scales [2, page_tokens]].

@@ -1,9 +1,9 @@
-"""Pages as attention kernels read them: tiles of tokens, by the tensor copy engine.
+"""Tiles of pages for attention kernels, by the tensor copy engine.
 
-A tile is some tokens of one page and one head, keys or values, which lie side by side. Kernels take
-`PageTiles` apart into two arguments: of numbers a matrix of rows [page][head][key, value][token] by
-[dim], and None; of FP8 rows the codes [page, head][key, value, token][dim], and a matrix of heads
-by bytes, which has a head's scales at its end.
+A tile is some tokens of one page and one head, keys or values, side by side. Kernels take
+`PageTiles` apart into two arguments. For numbers: a matrix of rows [page][head][key, value][token]
+by [dim], and None. For FP8 rows: the codes [page, head][key, value, token][dim], and a matrix of
+heads by bytes with a head's scales at its end.
 """
 
 import torch
@@ -23,7 +23,7 @@ PageTiles = tuple[TensorDescriptor, TensorDescriptor | None]
 
 
 def tile_keys(q: Tensor) -> int:
-    """Tokens of a tile: a whole page in 16-bit types, else what registers hold."""
+    """Return the tokens of a tile: a whole page in 16-bit types, else as many as registers hold."""
     return _PAGE_TOKENS if q.element_size() == 2 else 16
 
 
@@ -50,7 +50,8 @@ def page_tiles(kv: Tensor, tile: int) -> PageTiles:
 def tile_types(
     dtype: str, tile: int, dim: int, *, fp8: bool
 ) -> tuple[dict[str, str], dict[str, object]]:
-    """Types of a kernel's `kv` and `scales`, and constants where one is absent, for its spec."""
+    """Return types of a kernel's `kv` and `scales`, with a constant for an absent one, for its
+    spec."""
     if not fp8:
         return {"kv": f"tensordesc<{dtype}[{tile},{dim}]>"}, {"scales": None}
     return {
@@ -61,9 +62,9 @@ def tile_types(
 
 @triton.jit
 def exact_queries(queries, scale, scales):
-    """(queries, scale) for `attend_tile`. Codes are numbers of float16, which multiplies as fast as
-    bfloat16; so 16-bit queries are moved by a power of two a row to where float16 holds them as
-    they are, and the scale [M, 1] moves them back."""
+    """Return (queries, scale) for `attend_tile`. Codes are float16 numbers, as fast to multiply as
+    bfloat16. 16-bit queries are moved by a power of two per row into float16's range, exactly, and
+    the scale [M, 1] moves them back."""
     if scales is not None and queries.dtype == tl.bfloat16:
         numbers = queries.to(tl.float32)
         # To 2^14 at most, so that what is left to smaller ones is 2^-38 of it.
@@ -77,7 +78,7 @@ def exact_queries(queries, scale, scales):
 
 @triton.jit
 def _seen(tile, positions, end, TILE: tl.constexpr, FIRST_KEY: tl.constexpr):
-    """Which of a tile's keys [TILE] are there, and which scores [M or 1, TILE] count."""
+    """Return the present keys [TILE] of a tile, and the counting scores [M or 1, TILE]."""
     keys = tile * TILE + tl.arange(0, TILE)
     written = keys < end
     if FIRST_KEY > 0:
@@ -91,7 +92,7 @@ def _seen(tile, positions, end, TILE: tl.constexpr, FIRST_KEY: tl.constexpr):
 
 @triton.jit
 def _row(table, row):
-    """Of [ROWS, COLUMNS], int32 of 0 and more."""
+    """Return a row of [ROWS, COLUMNS], int32 of 0 and more."""
     rows = tl.arange(0, table.shape[0])
     return tl.max(tl.where(rows[:, None] == row, table, 0), 0)
 
@@ -118,8 +119,8 @@ def attend_tile(
     """Let queries [M, D] attend to the tile's TILE keys: output [M, D], largest and total [M] in,
     and out.
 
-    table: of the sequence's pages. end: keys from there on are poison, None: none is. positions
-    [M]: a query sees keys up to its own, None: all. Nobody sees keys before FIRST_KEY.
+    table: the sequence's pages. end: keys from there on are poison; None: none. positions [M]: a
+    query sees keys up to its own; None: all. No query sees keys before FIRST_KEY.
     """
     tiles_a_page: tl.constexpr = PAGE_TOKENS // TILE
     head = tl.load(table + tile // tiles_a_page) * KV_HEADS + kv_head
@@ -174,7 +175,7 @@ def attend_whole(
     PAGE_TOKENS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """As attend_tile, to the tiles [first, full), which every row sees whole."""
+    """Attend to the tiles [first, full), seen whole by every row; otherwise as attend_tile."""
     for tile in range(first, full):
         output, largest, total = attend_tile(
             queries, kv, scales, table, kv_head, tile, None, None, output, largest, total, scale,
@@ -204,8 +205,8 @@ def attend_pages(
     TILE: tl.constexpr,
     FIRST_KEY: tl.constexpr = 0,
 ):
-    """As attend_tile, of queries as they are loaded: the tiles [first, full) are seen by every row,
-    [full, last) up to positions [M] and `end`, and no key before FIRST_KEY."""
+    """Attend with queries as loaded; otherwise as attend_tile. Every row sees the tiles [first,
+    full), and [full, last) up to positions [M] and `end`, and no key before FIRST_KEY."""
     queries, scale = exact_queries(queries, scale, scales)
     output, largest, total = attend_whole(
         queries, kv, scales, table, kv_head, first, full, output, largest, total, scale,

@@ -1,11 +1,11 @@
 """Causal attention of packed runs of tokens over their pages, the context before them included.
 
-A program owns a tile of tokens of one sequence and one query head and goes through that sequence's
-pages, whole pages first, then those that the diagonal or the end of the context cuts. With too few
-tiles to fill the device (a short run on a long context) every tile's pages are split, and
-`attention_merge` joins the parts. This forward's keys and values must be in their pages already;
-FP8 rows among them are turned to numbers first (tile_groups.py), but for float32.
-Twin: `reference.paged_attention`, times sigmoid of the gate.
+A program owns a tile of tokens of one sequence and one query head. It goes through that sequence's
+pages: whole pages first, then those cut by the diagonal or the context's end. With too few tiles to
+fill the device every tile's pages are split, and `attention_merge` joins the parts. This forward's
+keys and values must be in their pages already; FP8 rows are turned to numbers first
+(tile_groups.py), except in float32. Reference: `reference.paged_attention`, times sigmoid of the
+gate.
 """
 
 from typing import Any
@@ -40,11 +40,11 @@ def paged_attention_prefill(
     page_table: Tensor,
     tiles: PrefillTiles,
 ) -> Tensor:
-    """Gated attention output [T, query_heads * head_dim] in q's dtype.
+    """Return gated attention output [T, query_heads * head_dim] in q's dtype.
 
     q [T, query_heads, head_dim] contiguous, after norm and rotary; projected [T, query_heads x (q,
-    gate) | ...], any row stride, gives the gate; kv dense, as page_rows.py has it; page_table [B,
-    pages a row] int32 on the device.
+    gate) | ...], any row stride, has the gate; kv dense, as in page_rows.py; page_table [B, pages
+    per row] int32 on the device.
     """
     tokens, heads, dim = q.shape
     source = GateSource.of(projected, dim)
@@ -96,7 +96,7 @@ def paged_attention_prefill(
 def _pages(
     kv: Tensor, page_table: Tensor, group: TileGroup, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """What the group's tiles read: pages, and the table that they find them by."""
+    """Return the pages that the group's tiles read, and their table."""
     if group.places is None:
         return kv, page_table
     return turned_pages(kv, page_table, group.places, dtype), group.table

@@ -22,9 +22,9 @@ _PAGES_A_SPLIT = 16
 class PrefillTiles:
     """Tiles of one forward, the same for every layer.
 
-    planned: with the keys that a block of `context` has served; most keys left first, since those
-    take longest. tiles [N, 5] int32 on the device: the same. rows: of a full tile. splits: parts of
-    every tile's context; 1 where there are blocks.
+    planned: with the keys already served by a block of `context`; most remaining keys first, since
+    those take longest. tiles [N, 5] int32 on the device: the same. rows: of a full tile. splits:
+    parts of every tile's context; 1 beside blocks.
     """
 
     planned: tuple[PlannedTile, ...]
@@ -35,7 +35,7 @@ class PrefillTiles:
 
     @cached_property
     def groups(self) -> tuple[TileGroup, ...]:
-        """The same tiles, by the pages of FP8 rows that are turned for them."""
+        """Return the same tiles, grouped by the FP8 pages that are turned for them."""
         return tile_groups(self.planned, self.tiles.device)
 
     @staticmethod
@@ -66,7 +66,7 @@ class PrefillTiles:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "PrefillTiles":
-        """Tiles of what the blocks of `context` leave, whole."""
+        """Make whole tiles of the keys that the blocks of `context` leave."""
         rows = tile_rows(dtype)
         served = context.served(rows)
         tiles: list[PlannedTile] = []
@@ -97,5 +97,5 @@ def _splits(programs: int, longest: int, device: torch.device) -> int:
 
 
 def tile_rows(dtype: torch.dtype) -> int:
-    """Rows of a full tile: what a program's registers hold."""
+    """Return the rows of a full tile, as many as a program's registers hold."""
     return 128 if dtype.itemsize == 2 else 16

@@ -1,13 +1,13 @@
 """From attention's in_proj to its queries and its pages: split off the gate, norm, rotate, write.
 Or to its pages alone.
 
-Queries leave normed and rotated; keys likewise go straight into the page of their token, values as
-they are; into pages of FP8 rows each as codes and its scale, rounded here and nowhere else. The
-gate stays where it is, in `projected`, for the attention kernels to apply. Twin: `rms_norm` and
-`apply_rotary` of model.ops, then the writes of `paged_attention`.
+Queries leave normed and rotated; keys likewise go straight into their token's page, values
+unchanged. In pages of FP8 rows each is codes and its scale, rounded here and nowhere else. The gate
+stays in `projected`, for the attention kernels. Reference: `rms_norm` and `apply_rotary` of
+model.ops, then the writes of `paged_attention`.
 
-A program owns one token's heads of one kind. Pages that no written token lies in are not touched.
-The kernel ahead may not write rows or positions: they are read before it has ended.
+A program owns one token's heads of one kind. Pages without a written token are not touched. The
+kernel ahead may not write rows or positions: they are read before it has ended.
 """
 
 from dataclasses import dataclass
@@ -31,12 +31,12 @@ _WARPS = 2
 
 @dataclass(frozen=True)
 class TokenPlaces:
-    """Where T tokens stand, the same for every layer; all int32 on the device.
+    """Places of T tokens, the same for every layer; all int32 on the device.
 
-    positions [T]; owners [T]: the row of page_table of each token; page_table [B, pages], rows of
-    unit stride; rows [1]: tokens from rows[0] on are padding, of which nothing is written. gaps:
-    whether tokens before those may be padding too: such a token's position is below 0, it leaves a
-    query as of position 0, and nothing in the pages.
+    positions [T]; owners [T]: each token's row of page_table; page_table [B, pages], rows of unit
+    stride; rows [1]: tokens from rows[0] on are padding and write nothing. gaps: earlier tokens may
+    be padding too: such a token's position is below 0, it leaves a query as of position 0, and
+    nothing in the pages.
     """
 
     positions: Tensor
@@ -54,10 +54,11 @@ def qk_norm_rope_gate(
     places: TokenPlaces,
     kv: Tensor,
 ) -> Tensor:
-    """Queries [T, query_heads, head_dim] in projected's dtype; keys and values go into kv.
+    """Return queries [T, query_heads, head_dim] in projected's dtype; write keys and values into
+    kv.
 
     projected [T, query_heads x (q, gate) | k | v], any row stride; rotary of `rotary_cache`, with
-    every position of `places`; kv as page_rows.py has it, its last dimension of unit stride.
+    every position of `places`; kv as in page_rows.py, its last dimension of unit stride.
     """
     q = projected.new_empty(projected.shape[0], config.query_heads, config.head_dim)
     _launch(projected, q, weights, config, rotary, places, kv)
@@ -143,11 +144,11 @@ def _norm_and_rotate(
     DIM: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """`stored`, the heads at `source` [HEADS], where `inside`, to `target` [HEADS], where `kept`;
-    as codes, if there are `scales` [HEADS] for their rows.
+    """Norm and rotate `stored`, the heads at `source` [HEADS], if `inside`, to `target` [HEADS], if
+    `kept`; as codes if there are `scales` [HEADS] for their rows.
 
-    The elements that turn are read again, from the nearest cache, as two tiles of which one is the
-    other's partner: exchanging them between threads costs more.
+    The rotated elements are read again, from the nearest cache, as two tiles of partners:
+    exchanging them between threads costs more.
     """
     element = tl.arange(0, DIM)
     values = stored.to(tl.float32)

@@ -1,7 +1,6 @@
 """Causal attention over pages.
 
-The batch's keys and values are written first; then each sequence reads exactly its own context, so
-that nothing beyond it can be seen.
+The batch's keys and values are written first. Then each sequence reads exactly its own context.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -18,11 +17,11 @@ from .page_rows import read_pages, write_rows
 
 @dataclass(frozen=True)
 class ContextPlan:
-    """One sequence: its tokens are batch rows [start, start + length); pages [n] int64 cover
-    its `context` tokens (this forward's included). mask [length, context] bool, true where a key is
-    seen; None: plain causal without context, a single token, which sees all, or stepped. stepped:
-    each token asks by itself, as the same tokens one forward after the other would: how a CPU
-    rounds bf16 depends on how many ask at once."""
+    """One sequence: its tokens are batch rows [start, start + length); pages [n] int64 cover its
+    `context` tokens (this forward's included). mask [length, context] bool, true for seen keys;
+    None: plain causal without context, a single token that sees all, or stepped. stepped: each
+    token asks alone, as in one forward after the other: a CPU's rounding of bf16 depends on the
+    number of queries at once."""
 
     start: int
     length: int
@@ -32,7 +31,8 @@ class ContextPlan:
     stepped: bool = False
 
     def queries(self) -> Iterator[tuple[slice, int, Tensor | None]]:
-        """Rows that ask together, how many of the context's keys there are for them, their mask."""
+        """Yield rows that ask together, the number of the context's keys for them, and their
+        mask."""
         if not self.stepped:
             yield slice(self.start, self.start + self.length), self.context, self.mask
             return
@@ -44,9 +44,9 @@ class ContextPlan:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """The same for every layer of a forward.
+    """Plan of a forward, the same for every layer.
 
-    write_pages, write_offsets [T] int64: where the key and value of each token go.
+    write_pages, write_offsets [T] int64: place of each token's key and value.
     """
 
     write_pages: Tensor
@@ -54,8 +54,8 @@ class AttentionPlan:
     contexts: tuple[ContextPlan, ...]
 
     def without_first_key(self) -> "AttentionPlan":
-        """The same where no query sees the key of position 0; one that sees no other has no
-        result."""
+        """Return the plan in which no query sees the key of position 0. A query without another key
+        has no result."""
         contexts = []
         for item in self.contexts:
             before = item.context - item.length
@@ -73,8 +73,8 @@ def plan_attention(
     page_tokens: int,
     stepped: Collection[int] = (),
 ) -> AttentionPlan:
-    """context_lens: tokens of each sequence before this forward; page_table [B, pages]; positions
-    [T]. stepped: sequences whose tokens are an answer's, verified at once."""
+    """Plan a forward. context_lens: tokens of each sequence before it; page_table [B, pages];
+    positions [T]. stepped: sequences with an answer's tokens, verified at once."""
     device = page_table.device
     owner = torch.repeat_interleave(
         torch.arange(len(lengths), device=device), torch.tensor(lengths, device=device)
@@ -99,11 +99,11 @@ def plan_attention(
 def paged_attention(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor, plan: AttentionPlan, room: RowRoom
 ) -> Tensor:
-    """Attention output [T, query_heads, head_dim] in q's dtype; writes k and v into kv, and reads
-    them there too.
+    """Return attention output [T, query_heads, head_dim] in q's dtype; write k and v into kv, and
+    read them there too.
 
-    q [T, query_heads, head_dim]; k, v [T, kv_heads, head_dim], all after norm and rotary; kv as
-    page_rows.py has it; room: for one context after the other.
+    q [T, query_heads, head_dim]; k, v [T, kv_heads, head_dim], all after norm and rotary; kv as in
+    page_rows.py; room: for one context after the other.
     """
     write_pages(k, v, kv, plan)
     output = torch.empty_like(q)

@@ -1,6 +1,6 @@
-"""Partial rotary embedding, neox halves, with YaRN where the model has it.
+"""Partial rotary embedding, neox halves, with YaRN if the model has it.
 
-The positions of text are equal in all mrope sections, which makes mrope plain rotary.
+Text positions are equal in all mrope sections, so mrope is plain rotary.
 """
 
 import math
@@ -15,7 +15,7 @@ from tasuki.model.rope_settings import Yarn
 
 @dataclass(frozen=True)
 class RotaryAngles:
-    """frequencies [rotary_dim / 2] float32, radians a position, on the host; scale: of cos, sin.
+    """frequencies [rotary_dim / 2] float32, radians per position, on the host; scale: of cos, sin.
 
     They are computed on the host for every device: at position 1,000,000 the last bit of another
     device's power is a hundredth of a radian.
@@ -30,7 +30,7 @@ class RotaryAngles:
 
     @staticmethod
     def stretched(rotary_dim: int, theta: float, yarn: Yarn | None) -> "RotaryAngles":
-        """As trained where there is no yarn."""
+        """Return the angles; as trained without yarn."""
         exponents = torch.arange(0, rotary_dim, 2).float() / rotary_dim
         powers = theta**exponents
         if yarn is None:
@@ -49,11 +49,11 @@ class RotaryAngles:
 
 
 def _mixed_pairs(rotary_dim: int, theta: float, yarn: Yarn) -> tuple[float, float]:
-    """The last pair of elements that keeps its frequency, and the first that is slowed all the
+    """Return the last pair of elements with its full frequency, and the first one slowed all the
     way."""
 
     def pair(turns: float) -> float:
-        """The one that turns so often in the trained length."""
+        """Return the pair with so many turns in the trained length."""
         return rotary_dim * math.log(yarn.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = pair(yarn.beta_fast), pair(yarn.beta_slow)
@@ -73,7 +73,8 @@ def rotary_cache(config: ModelConfig, positions: int, device: torch.device) -> T
 
 
 def rotary_cache_bytes(config: ModelConfig, positions: int) -> int:
-    """Of `rotary_cache`: 256 a position where 64 elements turn, 64 MiB for 262,144."""
+    """Return the bytes of `rotary_cache`: 256 per position for 64 turning elements, 64 MiB for
+    262,144."""
     return positions * config.rotary_dim * 4
 
 

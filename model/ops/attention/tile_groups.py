@@ -1,11 +1,12 @@
-"""Which pages of FP8 rows a forward over prompts turns to numbers, and which tiles read them.
+"""Choice of the FP8 pages that a forward over prompts turns to numbers, and of the tiles that read
+them.
 
-Every query head and every tile behind it reads a key again, and turning its code costs as much as
-multiplying it. So pages are turned once a layer, those of a few sequences at a time, and tiles read
-pages of numbers. Planned once a forward on the host, the same for every layer.
+Every query head and every tile reads a key again, and turning its code costs as much as multiplying
+it. So pages are turned once per layer, a few sequences at a time, and tiles read pages of numbers.
+Planned once per forward on the host, the same for every layer.
 
-What is turned at once is bounded: by LEAST_KEYS, or by the longest sequence up to MOST_KEYS. Tiles
-of a longer one read FP8 rows as they are.
+The turned bytes are bounded by LEAST_KEYS, or by the longest sequence up to MOST_KEYS. Tiles of a
+longer one read FP8 rows.
 """
 
 from collections.abc import Sequence
@@ -24,22 +25,21 @@ LEAST_KEYS = 2**16
 """256 MiB with the values, of 4 heads of 256 elements of 2 bytes."""
 
 PlannedTile = tuple[int, int, int, int, int]
-"""First row, rows, sequence, position of the first row, keys that are attended elsewhere."""
+"""First row, rows, sequence, position of the first row, keys attended elsewhere."""
 
 
 @dataclass(frozen=True)
 class TileGroup:
-    """tiles [n, 5] int32, as `PlannedTile`. places [N, 2] int32: sequence, and which of its pages,
-    of each page that is turned, one after the other; a tile has then, in the place of its sequence,
-    what is added to the number of a page in it to find that page among these. None: nothing is
-    turned. Both on the device."""
+    """tiles [n, 5] int32, as `PlannedTile`. places [N, 2] int32: sequence and page number of each
+    turned page, one after the other. A tile then has, in place of its sequence, the offset from a
+    page's number to its place among these. None: nothing is turned. Both on the device."""
 
     tiles: Tensor
     places: Tensor | None = None
 
     @cached_property
     def table(self) -> Tensor:
-        """By which tiles find turned pages, [N, 1] int32: by their numbers. REQUIRES: places."""
+        """Return the table for turned pages, [N, 1] int32: their numbers. REQUIRES: places."""
         assert self.places is not None
         numbers = torch.arange(len(self.places), dtype=torch.int32, device=self.places.device)
         return numbers[:, None]
@@ -62,7 +62,7 @@ def tile_groups(tiles: Sequence[PlannedTile], device: torch.device) -> tuple[Til
 
 
 def turned_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
-    """The most that turned pages take, for contexts of up to `tokens`."""
+    """Return the most bytes of turned pages for contexts of up to `tokens`."""
     if dtype.itemsize != 2:
         return 0
     keys = min(max(LEAST_KEYS, tokens + -tokens % PAGE_TOKENS), MOST_KEYS)
@@ -78,7 +78,7 @@ def on_device(rows: Sequence[Sequence[int]] | Tensor, device: torch.device) -> T
 
 
 def _spans(tiles: Sequence[PlannedTile]) -> dict[int, range]:
-    """Of each sequence the pages that its tiles read."""
+    """Return each sequence's pages read by its tiles."""
     spans: dict[int, range] = {}
     for _, rows, sequence, position, elsewhere in tiles:
         first, stop = elsewhere // PAGE_TOKENS, -(-(position + rows) // PAGE_TOKENS)

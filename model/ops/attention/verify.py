@@ -1,12 +1,12 @@
 """Attention of rows with drafts: the last tokens of each sequence over its pages, every key and
 value read once for all of them.
 
-The pages are shared out as `decode.py` shares them. What a program multiplies with a tile of keys
-are the queries of all tokens of a row and of all heads that share these keys, which one matrix
-instruction takes as gladly as one token's; of the last tiles a token sees the keys up to its own.
-Partial results are joined by `attention_merge`, for which a row's tokens are so many heads more.
+The pages are shared out as in `decode.py`. A program multiplies a tile of keys with the queries of
+all tokens of a row and of all heads that share these keys, in one matrix instruction. In the last
+tiles a token sees the keys up to its own. `attention_merge` joins partial results and counts a
+row's tokens as further heads.
 
-Twin: `reference.paged_attention`.
+Reference: `reference.paged_attention`.
 """
 
 import triton
@@ -27,12 +27,13 @@ from .paged_tiles import attend_pages, page_tiles, tile_keys, tile_types
 
 _STAGES = 5
 _STAGES_OF_ROWS = 7
-"""Of FP8 rows, where queries are so few that two programs have room for three tiles each."""
+"""Stages for FP8 rows with so few queries that two programs have room for three tiles each."""
 _STAGES_OF_MANY, _MANY_QUERIES = 3, 64
 """From so many queries on bfloat16 tiles of five stages leave shared memory no room for them."""
 _LEAST_QUERIES = 16
 _QUERIES_A_WARP = 8
-"""Of more queries a program has more warps, so that each holds as much of the output."""
+"""Queries per warp: with more queries a program has more warps, so that each holds as much of the
+output."""
 _FEWEST_WARPS, _MOST_WARPS = 4, 8
 
 
@@ -48,14 +49,14 @@ def paged_attention_verify(
     workspace: DecodeWorkspace,
     first_key: int = 0,
 ) -> Tensor:
-    """Gated attention output [B * T, query_heads * head_dim] in q's dtype; of rows from rows[0] on
-    it is left unwritten.
+    """Return gated attention output [B * T, query_heads * head_dim] in q's dtype; rows from rows[0]
+    on are unwritten.
 
     q [B * T, query_heads, head_dim]: row r has the T from r * T on; projected likewise, and kv as
-    for `paged_attention_decode`. page_table [B, pages a row], context_lens [B] (keys of each row,
-    those of all its tokens included), counts [B] (its tokens, 1 to T; the others see what the last
-    one sees) and rows [1]: int32 on the device. workspace: for B rows of T times as many heads.
-    first_key: no query sees a key before it; every row has one that its first token sees.
+    for `paged_attention_decode`. page_table [B, pages per row], context_lens [B] (keys of each row,
+    all its tokens included), counts [B] (its tokens, 1 to T; the others see the last one's keys)
+    and rows [1]: int32 on the device. workspace: for B rows of T times as many heads. first_key: no
+    query sees a key before it; every row has one for its first token.
     """
     batch = len(counts)
     tokens, heads, dim = q.shape[0] // batch, config.query_heads, config.head_dim

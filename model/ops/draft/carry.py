@@ -1,8 +1,8 @@
-"""The final hidden state of a decode step's rows, normed and into the slots that they write.
+"""Final hidden states of a decode step's rows, normed, into the slots that they write.
 
-A program owns one row. Twin: `norm.reference.rms_norm` of branch + residual, then `carry_over` of
-reference.py. It is launched behind a join of streams, so it depends on no launch before it in the
-stream.
+A program owns one row. Reference: `norm.reference.rms_norm` of branch + residual, then `carry_over`
+of reference.py. It is launched behind a join of streams, so it depends on no launch before it in
+the stream.
 """
 
 import triton
@@ -24,9 +24,9 @@ def carry_normed(
     write_slots: Tensor,
     rows: Tensor,
 ) -> None:
-    """branch, residual [B, width], contiguous and left as they are; norm [width] float32, 1 + w;
-    carry [slots, width], rows of unit stride; write_slots [B], rows [1] int32: rows from rows[0]
-    on write nothing."""
+    """Write the normed states. branch, residual [B, width], contiguous and unchanged; norm [width]
+    float32, 1 + w; carry [slots, width], rows of unit stride; write_slots [B], rows [1] int32: rows
+    from rows[0] on write nothing."""
     batch, width = residual.shape
     _draft_carry_kernel[(batch,)](
         branch,
@@ -46,9 +46,9 @@ def carry_normed(
 def carry_folded(
     hidden: Tensor, places: Tensor, counts: Tensor, carry: Tensor, write_slots: Tensor
 ) -> None:
-    """The hidden state behind the first counts[r] tokens at places[r] of hidden [places, tokens,
-    width], contiguous, into slot write_slots[r] of carry, as for `carry_normed`; where counts[r] is
-    0 nothing is written. places, counts, write_slots [B] int32. Twin: an index in PyTorch."""
+    """Write the hidden state behind the first counts[r] tokens at places[r] of hidden [places,
+    tokens, width], contiguous, into slot write_slots[r] of carry, as for `carry_normed`; nothing
+    for counts[r] 0. places, counts, write_slots [B] int32. Reference: an index in PyTorch."""
     width = hidden.shape[2]
     _folded_kernel[(len(counts),)](
         hidden,

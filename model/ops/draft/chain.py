@@ -1,11 +1,12 @@
-"""Where guesses begin, and how they go on one behind the other: numbers on the device, since the
-host learns of none of them before the guesses are launched.
+"""Begin and steps of guesses, as numbers on the device: the host learns none of them before the
+guesses are launched.
 
-`chain_begin`: a program owns a row. Behind a row that verified drafts it counts how many held, and
-begins behind what was drawn last; behind any other it begins with the token on the row's lane and
-the hidden state in a slot. `chain_advance`: one program steps all rows to the token that was drawn,
-which it leaves on their lanes. Twins: reference_chain.py. Both are launched without overlap, so
-that all before them has ended."""
+`chain_begin`: a program owns a row. Behind a row with verified drafts it counts the accepted ones
+and begins behind the last sampled token. Behind any other it begins with the token on the row's
+lane and the hidden state in a slot. `chain_advance`: one program steps all rows to the sampled
+token and leaves it on their lanes. References: reference_chain.py. Both are launched without
+overlap, so that all work before them has ended.
+"""
 
 from dataclasses import dataclass
 
@@ -21,9 +22,9 @@ _ELEMENTS = 8
 
 @dataclass(frozen=True)
 class Chain:
-    """Of B rows, int32 but for hidden [B, width]. context_lens: up to the token whose guess is
-    next, which stands at `positions`; tokens: that one; left: guesses that are wanted, it included;
-    hidden: the state before that token. rows [1]: how many count."""
+    """State of B rows, int32 except hidden [B, width]. context_lens: up to the token whose guess is
+    next, at `positions`; tokens: that token; left: wanted guesses, including it; hidden: the state
+    before that token. rows [1]: number of counting rows."""
 
     tokens: Tensor
     hidden: Tensor
@@ -35,11 +36,12 @@ class Chain:
 
 @dataclass(frozen=True)
 class ChainStarts:
-    """Behind what rows begin. places [B] int32: of each among the rows that verified drafts last,
-    -1 of others; lanes, slots [B] int32: of those. last_tokens [lanes]; carry [slots, width].
+    """Starting points of rows. places [B] int32: of each among the rows that verified drafts last,
+    -1 for others; lanes, slots [B] int32: for those. last_tokens [lanes]; carry [slots, width].
 
     Of the rows that verified, `width` [1] int32 tokens each: drawn, ids [rows * width] int32, of
-    which counts [rows] mean something; hidden [rows, at least width, dim]."""
+    which counts [rows] are valid; hidden [rows, at least width, dim].
+    """
 
     places: Tensor
     lanes: Tensor
@@ -54,8 +56,8 @@ class ChainStarts:
 
 
 def chain_begin(chain: Chain, starts: ChainStarts, limit: int) -> None:
-    """Fills tokens, hidden and positions, and moves context_lens and left, which are those of a row
-    of which no draft holds. limit: positions that the model has."""
+    """Fill tokens, hidden and positions, and move context_lens and left, given for a row without an
+    accepted draft. limit: positions of the model."""
     width = chain.hidden.shape[1]
     _begin[(len(chain.tokens),)](
         *(chain.tokens, chain.hidden, chain.positions, chain.context_lens, chain.left, chain.rows),
@@ -73,8 +75,8 @@ def chain_begin(chain: Chain, starts: ChainStarts, limit: int) -> None:
 
 
 def chain_advance(chain: Chain, lanes: Tensor, drafts: Tensor) -> None:
-    """The tokens were drawn: of the first rows[0] rows they go to drafts[lanes] (lanes [B], drafts
-    [lanes] int32, any stride) and are those whose guesses are next."""
+    """Step to the sampled tokens: those of the first rows[0] rows go to drafts[lanes] (lanes [B],
+    drafts [lanes] int32, any stride), and their guesses are next."""
     batch = len(chain.tokens)
     _advance[(1,)](
         *(chain.tokens, chain.positions, chain.context_lens, chain.left, chain.rows),

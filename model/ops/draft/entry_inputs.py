@@ -1,9 +1,9 @@
-"""What the draft layer's first product reads of every token: its normed embedding, then the normed
+"""Inputs of the draft layer's first product for every token: its normed embedding, then the normed
 final hidden state of the token before it.
 
-A sequence's first row takes that state from the slot which it reads, any other the row before. A
-decode step has first rows only, so that it knows its entries before any layer has run. Twin:
-`states_before` of reference.py and two `norm.reference.rms_norm`.
+A sequence's first row takes that state from its read slot, any other the row before. A decode step
+has first rows only, so its entries are known before any layer has run. Reference: `states_before`
+of reference.py and two `norm.reference.rms_norm`.
 
 A program owns one half of one token. It is launched behind a fork of streams, so it depends on no
 launch before it in the stream.
@@ -30,9 +30,9 @@ def entry_inputs(
     norms: tuple[Tensor, Tensor],
     eps: float,
 ) -> Tensor:
-    """[T, 2 * width] in embedding's dtype; of tokens from rows[0] on it is undefined.
+    """Return [T, 2 * width] in embedding's dtype; undefined for tokens from rows[0] on.
 
-    tokens [T]; hidden [T, width] contiguous: final hidden states of this forward, None where every
+    tokens [T]; hidden [T, width] contiguous: final hidden states of this forward, None if every
     token is its sequence's first; embedding [vocab, width] contiguous; carry [slots, width], rows
     of unit stride; owners [T]: each token's sequence, ascending; read_slots [B]; rows [1]; norms:
     of the embedding and of the hidden state, [width] float32, 1 + w. Integers are int32 or int64.

@@ -1,7 +1,7 @@
-"""Drafts of lanes as tokens of the rows that verify them: a step takes what the guesses of the step
-before left on the device, and the host need not know it.
+"""Drafts of lanes as tokens of the rows that verify them: a step takes the guesses that the step
+before left on the device, without the host.
 
-A program owns one row. Launched without overlap. Twin: an index in PyTorch.
+A program owns one row. Launched without overlap. Reference: an index in PyTorch.
 """
 
 import triton
@@ -14,9 +14,9 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 def take_drafts(
     ids: Tensor, width: int, counts: Tensor, taken: Tensor, lanes: Tensor, drafts: Tensor
 ) -> None:
-    """Of row r of ids [B * width] int32, of whose tokens counts[r] mean something, all of them but
-    the first become drafts[lanes[r]] where taken[r] is not 0. counts, taken, lanes [B] int32;
-    drafts [lanes, at least counts - 1] int32."""
+    """Replace all tokens but the first of row r of ids [B * width] int32, with counts[r] valid
+    tokens, by drafts[lanes[r]] if taken[r] is not 0. counts, taken, lanes [B] int32; drafts [lanes,
+    at least counts - 1] int32."""
     _draft_take_kernel[(len(counts),)](
         ids,
         counts,

@@ -1,9 +1,10 @@
-"""What the tokens of a chunk do to each other, for all chunks at once, before the states are known.
+"""Interactions of a chunk's tokens, for all chunks at once, before the states are known.
 
 With cumulative log decay G inside a chunk, the deltas D of its tokens solve (I + A) D = beta (v -
-exp(G) k S) where A[t, s] = beta_t exp(G_t - G_s) k_t . k_s for s < t. This file makes (I + A)^-1
-and its product with the scores exp(G_t - G_s) q_t . k_s for s <= t, so that `gdn_scan` gets deltas
-and read-out from one product a chunk. Twin: the same quantities in `reference_chunked.py`.
+exp(G) k S) with A[t, s] = beta_t exp(G_t - G_s) k_t . k_s for s < t. This file makes (I + A)^-1 and
+its product with the scores exp(G_t - G_s) q_t . k_s for s <= t. `gdn_scan` then gets deltas and
+read-out from one product per chunk. Source: Yang et al. 2024, Gated Delta Networks. Reference: the
+same quantities in `reference_chunked.py`.
 """
 
 import triton
@@ -26,10 +27,10 @@ take, the compiler is at it for half a minute."""
 def gdn_chunk(
     projected: Tensor, kq: Tensor, weights: GdnWeights, config: ModelConfig, plan: GdnPrefillPlan
 ) -> tuple[Tensor, Tensor]:
-    """mixers [N, value_heads, 2, CHUNK, CHUNK] in kq's dtype, the inverse before scores times
-    inverse, and gates [N, value_heads, 2, CHUNK] float32: cumulative log decay, and beta.
+    """Return mixers [N, value_heads, 2, CHUNK, CHUNK] in kq's dtype, the inverse before scores
+    times inverse, and gates [N, value_heads, 2, CHUNK] float32: cumulative log decay, and beta.
 
-    projected [T, q | k | v | z | b | a], any row stride; kq as `gdn_conv` gives it.
+    projected [T, q | k | v | z | b | a], any row stride; kq as from `gdn_conv`.
     """
     chunks, heads = kq.shape[0], config.value_heads
     mixers = kq.new_empty(chunks, heads, 2, CHUNK, CHUNK)
@@ -55,8 +56,8 @@ def gdn_chunk(
 
 
 def _operand(activations: Tensor) -> tl.dtype:
-    """Of the products that solve: entries are at most 1, so that half precision keeps three more
-    bits than bfloat16 results do; exact for float32 models."""
+    """Return the operand type of the solving products: entries are at most 1, so half precision
+    keeps three more bits than bfloat16 results do; exact for float32 models."""
     return tl.float32 if activations.dtype == float32 else tl.float16
 
 
@@ -67,12 +68,11 @@ def _product(a, b, OPERAND: tl.constexpr):
 
 @triton.jit
 def _unit_lower_inverse(lower, CHUNK: tl.constexpr, OPERAND: tl.constexpr):
-    """(I + lower)^-1 of a strictly lower triangular [CHUNK, CHUNK] float32.
+    """Return (I + lower)^-1 of a strictly lower triangular [CHUNK, CHUNK] float32.
 
-    By doubling: where X inverts the diagonal blocks of one size, X - X L X inverts those of twice
-    the size, L being what is below X's blocks inside the larger ones. Nothing grows beyond the
-    entries of the inverse itself, so that keys which repeat do no harm. Blocks up to 16 are a batch
-    of small products.
+    By doubling: if X inverts the diagonal blocks of one size, X - X L X inverts those of twice the
+    size, with L the part below X's blocks inside the larger ones. No entry grows beyond those of
+    the inverse itself, so repeated keys do no harm. Blocks up to 16 are a batch of small products.
     """
     tl.static_assert(CHUNK == 64)
     SMALL: tl.constexpr = 16
@@ -99,7 +99,8 @@ def _unit_lower_inverse(lower, CHUNK: tl.constexpr, OPERAND: tl.constexpr):
 
 @triton.jit
 def _below(place, SIZE: tl.constexpr):
-    """Where a row is in the second and a column in the first half of the same block of 2 SIZE."""
+    """Return true for a row in the second and a column in the first half of the same block of 2
+    SIZE."""
     block = place // SIZE
     return (block[:, None] == block[None, :] + 1) & (block % 2 == 1)[:, None]
 

@@ -1,8 +1,8 @@
 """The convolution of a GDN layer over packed sequences.
 
-`gdn_conv` also brings q and k to unit length and lays everything out by chunk, with zeros where a
-chunk is short, so that the kernels after it need no masks. A program walks along its tokens with
-the window in registers: every input is read once. Twin: `reference_conv.causal_conv` with
+`gdn_conv` also brings q and k to unit length and lays everything out by chunk, with zeros behind a
+short chunk, so that later kernels need no masks. A program walks along its tokens with the window
+in registers: every input is read once. Reference: `reference_conv.causal_conv` with
 `norm.reference.l2_norm`.
 """
 
@@ -25,8 +25,8 @@ _WARPS = 2
 def gdn_conv(
     projected: Tensor, weight: Tensor, config: ModelConfig, conv: Tensor, plan: GdnPrefillPlan
 ) -> tuple[Tensor, Tensor]:
-    """kq [N, key_heads, 2, CHUNK, key_dim], k before q, q scaled by key_dim ** -0.5, and v [N,
-    value_heads, CHUNK, value_dim], in projected's dtype; both are parts of one allocation.
+    """Return kq [N, key_heads, 2, CHUNK, key_dim], k before q, q scaled by key_dim ** -0.5, and v
+    [N, value_heads, CHUNK, value_dim], in projected's dtype; both are parts of one allocation.
 
     projected [T, q | k | v | ...], any row stride; weight [channels, width]; conv [slots, channels,
     width - 1], dense but for the slot stride. Raises ValueError for a width above 4.
@@ -72,14 +72,15 @@ def gdn_conv(
 
 @triton.jit
 def _weight(taps, BACK: tl.constexpr, WIDTH: tl.constexpr):
-    """What the input BACK tokens ago is multiplied by; a narrower window has zeros at its end."""
+    """Return the factor of the input BACK tokens ago; a narrower window has zeros at its end."""
     tap = tl.arange(0, taps.shape[2])[None, None, :]
     return tl.sum(tl.where(tap == WIDTH - 1 - BACK, taps, 0.0), axis=2)
 
 
 @triton.jit
 def _stored(column, place, BACK: tl.constexpr, WIDTH: tl.constexpr, mask):
-    """The input BACK tokens before the row at `place` of its sequence, where the slot has it."""
+    """Return the input BACK tokens before the row at `place` of its sequence, if it is in the
+    slot."""
     mask &= (place < BACK) & (BACK < WIDTH)
     return tl.load(column + place + (WIDTH - 1 - BACK), mask=mask, other=0.0).to(tl.float32)
 

@@ -1,7 +1,7 @@
-"""The convolution's columns that a GDN layer's prefill leaves in the slots.
+"""Convolution columns that a GDN layer's prefill leaves in the slots.
 
 A launch of its own, after `gdn_conv` has read every first window: a sequence may store into the
-slot it reads. Twin: the state that `reference_conv.causal_conv` stores.
+slot it reads. Reference: the stored state of `reference_conv.causal_conv`.
 """
 
 import triton

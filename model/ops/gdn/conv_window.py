@@ -23,7 +23,7 @@ def conv_taps(weight, channel, exists, WIDTH: tl.constexpr):
 
 @triton.jit
 def conv_columns(window, WIDTH: tl.constexpr):
-    """window [.., .., at least WIDTH]: as blocks, float32, bit by bit."""
+    """Return window [.., .., at least WIDTH] as blocks, float32, bit by bit."""
     tap = tl.arange(0, window.shape[2])[None, None, :]
     bits = window.to(tl.float32).to(tl.int32, bitcast=True)
     columns = tl.tuple(())
@@ -35,7 +35,7 @@ def conv_columns(window, WIDTH: tl.constexpr):
 
 @triton.jit
 def convolved(window, taps, FIRST: tl.constexpr, WIDTH: tl.constexpr):
-    """Of the WIDTH blocks of `window` from FIRST on, the oldest first, float32."""
+    """Convolve the WIDTH blocks of `window` from FIRST on, the oldest first, float32."""
     total = window[FIRST].to(tl.float32) * taps[0]
     for tap in tl.static_range(1, WIDTH):
         total = tl.fma(window[FIRST + tap].to(tl.float32), taps[tap], total)
@@ -55,7 +55,7 @@ def store_scalars(
     VALUE_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
 ):
-    """As StepInputs has them of one token, of some heads [HEADS, 1]; to: the place of each.
+    """Store one token's scalars of some heads [HEADS, 1], as in StepInputs; to: the place of each.
     activated [HEADS, dim]: as it was stored. decay: (rate, a, bias); beta: before the sigmoid."""
     rate, a, bias = decay
     numbers = activated.to(tl.float32)

@@ -1,9 +1,9 @@
-"""The first launch of a GDN decode step: the convolution moves on by a token, the gates are made.
+"""First launch of a GDN decode step: the convolution moves on by a token, the gates are made.
 
-A program owns heads of one row, of q, k or v, and each channel is in one program, so that the
-stored columns can be moved in place. Left for `gdn_decode`: the convolution's output, and scalars
-of each head. Slots are read before the kernel ahead has ended, which may not write slots or rows.
-Twin: the same steps of `TorchOperators.gdn`.
+A program owns heads of one row, of q, k or v. Each channel is in one program, so the stored columns
+can be moved in place. `gdn_decode` gets the convolution's output, and scalars of each head. Slots
+are read before the kernel ahead has ended; it may not write slots or rows. Reference: the same
+steps of `TorchOperators.gdn`.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Element-wise pieces that the kernels of a GDN layer share, all in float32.
+"""Element-wise functions shared by the kernels of a GDN layer, all in float32.
 
 Device functions only: no loads, no stores, no shapes.
 """

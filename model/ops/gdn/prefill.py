@@ -1,8 +1,8 @@
 """Whole prompts through a GDN layer, from in_proj's output to out_proj's input: the chain of its
 kernels.
 
-Every state that the plan saves is the float32 state at exactly that token, stored on the way: a
-checkpoint costs its bytes, and a chunk cut short. Twin: `TorchOperators.gdn`.
+Every saved state is the float32 state at exactly that token, stored on the way: a checkpoint costs
+its bytes, and a chunk cut short. Reference: `TorchOperators.gdn`.
 """
 
 from torch import Tensor
@@ -26,12 +26,12 @@ def gdn_prefill(
     ssm: Tensor,
     plan: GdnPrefillPlan,
 ) -> Tensor:
-    """[T, value_heads * value_dim] in projected's dtype; stores the states that the plan saves.
+    """Return [T, value_heads * value_dim] in projected's dtype; store the planned states.
 
     projected [T, conv_channels | value_heads * value_dim (z) | value_heads (b) | value_heads (a)],
     any row stride. conv [slots, channels, width - 1] and ssm [slots, value_heads, value_dim,
-    key_dim] are views of the arena: dense but for the slot stride. A sequence may save into the
-    slot it reads, and into none that another reads. Head dimensions are powers of two from 16.
+    key_dim] are views of the arena: dense but for the slot stride. A sequence may save into its
+    read slot, and into none that another reads. Head dimensions are powers of two from 16.
     """
     kq, v = gdn_conv(projected, weights.conv, config, conv, plan)
     store_conv_columns(projected, config, conv, plan)

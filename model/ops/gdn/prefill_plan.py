@@ -1,8 +1,8 @@
-"""How a forward's GDN layers are cut into chunks: the tables their prefill kernels read.
+"""Cut of a forward's GDN layers into chunks: the tables of their prefill kernels.
 
-A segment is a run of one sequence's tokens that ends where a state is stored; it is cut into chunks
-of at most CHUNK tokens, so that every stored state stands at the end of a chunk and is the fp32
-state itself. Built once a forward on the host, moved in one copy, the same for every layer.
+A segment is a run of one sequence's tokens up to a stored state. It is cut into chunks of at most
+CHUNK tokens, so every stored state is at the end of a chunk and is the fp32 state itself. Built
+once per forward on the host, moved in one copy, the same for every layer.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,10 @@ CHUNK = 64
 class GdnPrefillPlan:
     """int32 tables on the device; the sequences' rows are laid end to end.
 
-    sequences [B, 6]: first row, slot read, first and end segment, first and end save.
-    segments [G, 4]: first and end chunk, first and end save.
-    chunks [N, 4]: first row, tokens (1..CHUNK), first row and slot read of its sequence.
-    saves [S, 2]: tokens of its sequence before it, slot; ascending within a sequence, and what goes
-    into the slot that the sequence reads comes last among equals.
+    sequences [B, 6]: first row, read slot, first and end segment, first and end save. segments [G,
+    4]: first and end chunk, first and end save. chunks [N, 4]: first row, tokens (1..CHUNK), first
+    row and read slot of its sequence. saves [S, 2]: tokens of its sequence before it, slot;
+    ascending within a sequence; a save into the sequence's read slot comes last among equals.
     """
 
     tokens: int
@@ -38,10 +37,10 @@ def plan_gdn_prefill(
     saves: Sequence[tuple[int, int, int]],
     device: torch.device | str,
 ) -> GdnPrefillPlan:
-    """saves: (sequence, tokens of this forward before the state, slot), the final states included.
+    """Make the plan. saves: (sequence, tokens of this forward before the state, slot), final states
+    included.
 
-    Raises ValueError where a save lies outside its sequence. The copy to the device is
-    asynchronous.
+    Raises ValueError for a save outside its sequence. The copy to the device is asynchronous.
     """
     by_sequence: list[list[tuple[int, int]]] = [[] for _ in lengths]
     for sequence, offset, slot in saves:

@@ -1,5 +1,5 @@
-"""The gated delta rule over state slots: single tokens together, longer runs by chunks, and those
-that must be what decode steps would be token by token."""
+"""The gated delta rule over state slots: single tokens together, longer runs by chunks, and stepped
+ones token by token, as decode steps."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ class SinglesPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A sequence of several tokens, cut into chunks at every state that is to be stored.
+    """A sequence of several tokens, cut into chunks at every stored state.
 
     rows [chunks, CHUNK_TOKENS] int64: row in the batch of each token; padding repeats a row of the
-    run. valid: the same shape, bool. keep: ascending chunks whose end states are wanted; row
+    run. valid: the same shape, bool. keep: ascending chunks with wanted end states; row
     save_rows[i] of those goes to save_slots[i] (int64).
     """
 
@@ -41,8 +41,8 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class SteppedPlan:
-    """A sequence of several tokens, each of which is a step of its own: rows [start, stop) of the
-    batch. saves: (tokens of this forward before a state, slot)."""
+    """A sequence of several tokens, each a step of its own: rows [start, stop) of the batch. saves:
+    (tokens of this forward before a state, slot)."""
 
     start: int
     stop: int
@@ -65,8 +65,8 @@ def plan_gdn(
     saves: Sequence[tuple[int, int, int]],
     stepped: Collection[int] = (),
 ) -> GdnPlan:
-    """saves: (sequence, tokens of this forward, slot). stepped: sequences that go token by token,
-    as those of one token do anyhow."""
+    """Plan a forward. saves: (sequence, tokens of this forward, slot). stepped: sequences that go
+    token by token, as sequences of one token always do."""
 
     def ints(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=read_slots.device)
@@ -128,7 +128,7 @@ def _plan_run(
 def gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, plan: GdnPlan
 ) -> Tensor:
-    """o [T, heads, value_dim] float32; stores the states that plan asks for.
+    """Return o [T, heads, value_dim] float32; store the planned states.
 
     q, k [T, heads, key_dim] float32, of unit length, q scaled; v [T, heads, value_dim] float32; g,
     beta [T, heads] float32; state [slots, heads, value_dim, key_dim] of any float dtype.

@@ -1,7 +1,7 @@
 """The gated delta rule in chunks: work inside chunks all at once, a loop over chunks for the state.
 
 Within a chunk of C tokens with cumulative log decay G, the deltas D solve (I + A) D = beta (V -
-exp(G) K S^T) where A[t, s] = beta_t exp(G_t - G_s) k_t . k_s for s < t. Both right-hand sides are
+exp(G) K S^T) with A[t, s] = beta_t exp(G_t - G_s) k_t . k_s for s < t. Both right-hand sides are
 solved before the loop.
 """
 
@@ -22,13 +22,13 @@ def chunk_gated_delta_rule(
     state: Tensor,
     keep: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """One sequence of N chunks of C tokens; float32 throughout.
+    """Apply the rule to one sequence of N chunks of C tokens; float32 throughout.
 
     q, k [N, heads, C, key_dim], of unit length, q scaled; v [N, heads, C, value_dim]; g (log decay)
     and beta [N, heads, C]; state [heads, value_dim, key_dim]; keep: ascending chunk numbers.
     Returns o [N, heads, C, value_dim] and the states after the chunks in keep, [len(keep), heads,
-    value_dim, key_dim]. A padding token has g = beta = 0: it changes no state, and its o means
-    nothing.
+    value_dim, key_dim]. A padding token has g = beta = 0: it changes no state, and its o is
+    meaningless.
     """
     chunks, _, size = q.shape[:3]
     total = g.cumsum(-1)

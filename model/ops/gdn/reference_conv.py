@@ -1,4 +1,4 @@
-"""Depthwise causal convolution over packed sequences whose earlier inputs stand in state slots."""
+"""Depthwise causal convolution over packed sequences with earlier inputs in state slots."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class ConvPlan:
-    """Which rows follow which, the same for every layer of a forward.
+    """Row tables of the convolution, the same for every layer of a forward.
 
     Sequences are laid end to end, each led by its width-1 state columns ("extended" rows).
     state_rows [B * (width-1)], token_rows [T] int64: extended row of every state column and token.
-    outputs [T] int64: extended row of the first input of each token's window.
-    saves [S, width-1] int64: extended rows that make each state to be stored; save_slots [S] int64.
+    outputs [T] int64: extended row of the first input of each token's window. saves [S, width-1]
+    int64: extended rows of each stored state; save_slots [S] int64.
     """
 
     read_slots: Tensor
@@ -58,7 +58,7 @@ def plan_conv(
 
 
 def causal_conv(x: Tensor, weight: Tensor, state: Tensor, plan: ConvPlan) -> Tensor:
-    """silu(conv(x)) [T, channels] in x's dtype; stores the states that plan asks for.
+    """Return silu(conv(x)) [T, channels] in x's dtype; store the planned states.
 
     x [T, channels]; weight [channels, width]; state [slots, channels, width-1], oldest column
     first.

@@ -1,4 +1,4 @@
-"""The gated delta rule token by token: decode's step, and what the chunked form must equal."""
+"""The gated delta rule token by token: decode's step, and the reference of the chunked form."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from torch import Tensor
 def recurrent_step(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One token of each of N sequences; float32 throughout.
+    """Apply the rule to one token of each of N sequences; float32 throughout.
 
     q, k [N, heads, key_dim], of unit length, q scaled; v [N, heads, value_dim]; g (log decay, <= 0)
     and beta [N, heads]; state [N, heads, value_dim, key_dim]. Returns o [N, heads, value_dim] and

@@ -1,8 +1,8 @@
-"""The states of a GDN layer, chunk after chunk, and every token's read-out of them.
+"""States of a GDN layer, chunk after chunk, and every token's read-out of them.
 
-A program owns one value head of one sequence, and some columns of its value dimension: its part of
+A program owns one value head of one sequence, and some columns of its value dimension. Its part of
 the state stays in registers from the sequence's first token to its last, and is stored in float32
-wherever the plan saves one. Twin: the loop of `reference_chunked.py`.
+at every planned place. Reference: the loop of `reference_chunked.py`.
 """
 
 import triton
@@ -28,9 +28,9 @@ def gdn_scan(
     ssm: Tensor,
     plan: GdnPrefillPlan,
 ) -> None:
-    """Writes the outputs, before their norm, over v; and the states that the plan saves.
+    """Write the outputs, before their norm, over v; and the planned states.
 
-    kq, v as of `gdn_conv`; mixers, gates as of `gdn_chunk`; ssm [slots, value_heads, value_dim,
+    kq, v as from `gdn_conv`; mixers, gates as from `gdn_chunk`; ssm [slots, value_heads, value_dim,
     key_dim], dense but for the slot stride.
     """
     columns = min(_COLUMNS, config.value_dim)

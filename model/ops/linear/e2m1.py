@@ -1,10 +1,9 @@
-"""NVFP4 codes as numbers in registers, exactly, as `model/weights/kernel_layout.py` lays
-them out.
+"""NVFP4 codes as numbers in registers, exactly, in the layout of `model/weights/kernel_layout.py`.
 
-A value is e2m1: moved to where bf16 has its exponent, it is 2^-126 of itself, in two instructions a
-number and no table. The scale of its group, times the missing power of two, makes value * group of
-it, whose six significant bits bf16 holds: 2^-7 of it, so that the largest scale fits too. Twins:
-`NvFp4Halves.rows`, and the arithmetic that Triton's interpreter and float32 take here.
+A value is e2m1. Moved to bf16's exponent and mantissa it is 2^-126 of itself, in two instructions
+per number and without a table. The scale of its group, times the missing power of two, makes value
+* group of it. bf16 holds its six significant bits: 2^-7 of it, so that the largest scale fits too.
+References: `NvFp4Halves.rows`, and the arithmetic of Triton's interpreter and float32 here.
 """
 
 import triton
@@ -17,8 +16,8 @@ from .fp8_scales import run_sums
 
 @triton.jit
 def halves(packed, dtype: tl.constexpr):
-    """(low, high) of packed uint8, at least four a thread in a row, as dtype: values,
-    or 2^-126 of them where `group_scales` makes up for it."""
+    """Return (low, high) of packed uint8, at least four per thread in a row, as dtype: values, or
+    2^-126 of them if `group_scales` makes up for it."""
     if HAS_INSTRUCTIONS and dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
             """{
@@ -65,7 +64,7 @@ def _number(code):
 
 @triton.jit
 def group_scales(groups, dtype: tl.constexpr):
-    """2^-7 of the scales, float32, with what `halves` leaves out of a value."""
+    """Return 2^-7 of the scales, float32, with the power of two that `halves` leaves out."""
     if HAS_INSTRUCTIONS and dtype == tl.bfloat16:
         return groups.to(tl.float32) * 6.64613997892458e35
     else:
@@ -96,7 +95,7 @@ def _each_column(scales, ROWS: tl.constexpr):
 
 @triton.jit
 def row_factors(factors, row, height):
-    """[ROWS]: what a sum of grouped_halves' products is multiplied by and divided by."""
+    """Return [ROWS]: factor and divisor of a sum of grouped_halves' products."""
     return tl.load(factors + row) * 128.0, tl.load(factors + height + row)
 
 
@@ -105,9 +104,9 @@ def group_products(
     codes, groups, low_inputs, high_inputs, first, height, begin, ROWS: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """[ROWS, BYTES / 16] float32: 2^-7 of the sums of value * group * input over both halves of 16
-    bytes, without matrix instructions. codes [ROWS, BYTES] from byte `begin` on, of the rows from
-    `first` on, WIDE bytes each, of `height` rows; low_inputs, high_inputs [BYTES] float32."""
+    """Return [ROWS, BYTES / 16] float32: 2^-7 of the sums of value * group * input over both halves
+    of 16 bytes, without matrix instructions. codes [ROWS, BYTES] from byte `begin` on, of the rows
+    from `first` on, WIDE bytes each, of `height` rows; low_inputs, high_inputs [BYTES] float32."""
     RUNS: tl.constexpr = codes.shape[1] // 16
     row = (first + tl.arange(0, ROWS)).to(tl.int64)
     run = begin // 16 + tl.arange(0, RUNS)

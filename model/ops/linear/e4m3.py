@@ -1,8 +1,8 @@
 """e4m3 codes as numbers in registers, exactly.
 
-Triton turns e4m3 into bf16 by one conversion a number on a unit of a quarter of the pace (F2F, 16
-a cycle and multiprocessor), which is less than memory delivers. Four at a time by packed ones, two
-instructions a number, keep up with it. Twin: the conversion of the language.
+Triton turns e4m3 into bf16 by one conversion per number on a unit of a quarter of the pace (F2F, 16
+per cycle and multiprocessor), slower than memory delivers. Packed instructions turn four at a time,
+two instructions per number, and keep up. Reference: the conversion of the language.
 """
 
 import triton
@@ -44,7 +44,7 @@ def turned(codes, dtype: tl.constexpr):
 
 @triton.jit
 def turned_pairs(codes, dtype: tl.constexpr):
-    """As turned, two at a time: for a first operand, of which a thread's codes lie by twos."""
+    """Turn codes two at a time: for a first operand, with a thread's codes in pairs."""
     if HAS_INSTRUCTIONS and dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
             """{

@@ -1,12 +1,11 @@
-"""Products of a few rows with FP8 weights as they are stored, with what comes before and after
-fused in: `gemv.py` for weights of a byte, in bf16 or float32 activations (W8A16).
+"""Products of a few rows with FP8 weights as stored, with the steps before and after fused in:
+`gemv.py` for weights of a byte, in bf16 or float32 activations (W8A16).
 
-The same stream and the same order of work: whole runs of a few weight rows, the first of them
-loaded before the kernel waits for the one before it. e4m3 is exact in float32, and a scale is
-folded into the activations of its 128 columns in float32, so that nothing is rounded but the
-activations. Rows that are stored plain behind the FP8 ones (b and a of in_proj) are programs of the
-same launch.
-Twins: `reference.product` after `norm.reference.rms_norm`, and `reference.swiglu`.
+The same stream and order of work: whole runs of a few weight rows, the first loaded before the
+kernel waits for the one before it. e4m3 is exact in float32, and a scale is folded into the
+activations of its 128 columns in float32, so only activations are rounded. Plain rows behind the
+FP8 ones (b and a of in_proj) are programs of the same launch. References: `reference.product` after
+`norm.reference.rms_norm`, and `reference.swiglu`.
 """
 
 from typing import Any
@@ -33,7 +32,7 @@ _NORMED_SHORT = Stream(8, 1024, 4)
 _NORMED_SHORT_COLUMNS = 2048
 _SWIGLU = Stream(8, 2048, 4)
 _TAIL_SHARE = 4
-"""A program has so many times fewer rows of the tail, whose numbers are twice as long."""
+"""Divisor of a program's rows in the tail, because its numbers are twice as long."""
 
 
 def fp8_gemv(x: Tensor, weight: Fp8, stream: Stream | None = None) -> Tensor:
@@ -135,7 +134,7 @@ def _block(stream: Stream, columns: int) -> int:
 
 @triton.jit
 def _root(branch, residual, norm, item, eps, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
-    """What the norm multiplies by; without one nothing is read."""
+    """Return the norm's factor; without a norm nothing is read."""
     if norm is None:
         return 1.0
     else:

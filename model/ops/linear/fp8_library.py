@@ -1,9 +1,10 @@
-"""Products of quantised rows with FP8 weights by the library (W8A8), where it takes the matrix.
+"""Products of quantised rows with FP8 weights by the library (W8A8), for matrices it takes.
 
-`torch._scaled_mm` on Hopper multiplies rows with a scale for 128 columns by weights with a scale
-for 128 x 128, and rows with one scale by weights with one scale a row; of each 128 columns it sums
-in float32. On Blackwell it takes the second alone. Of torch 2.11 with cuBLAS 12.9 or later: K / 128
-is a multiple of 4 and `out` one of 16. Twin: `reference.product` of `reference.quantised_rows`.
+`torch._scaled_mm` on Hopper multiplies rows with a scale per 128 columns by weights with a scale
+per 128 x 128, and rows with one scale by weights with one scale per row; it sums each 128 columns
+in float32. On Blackwell it takes the second kind only. For torch 2.11 with cuBLAS 12.9 or later: K
+/ 128 is a multiple of 4 and `out` one of 16. Reference: `reference.product` of
+`reference.quantised_rows`.
 """
 
 from functools import cache
@@ -21,7 +22,7 @@ _LEAST = (8, 9)
 
 
 def has_block_product(weight: Fp8, dtype: torch.dtype) -> bool:
-    """Whether the library multiplies it, in blocks, by rows of that dtype once quantised."""
+    """Return true if the library multiplies it, in blocks, by quantised rows of that dtype."""
     rows, columns = weight.shape
     return (
         dtype is torch.bfloat16
@@ -50,7 +51,7 @@ def block_product(x: Fp8Rows, weight: Fp8) -> Tensor:
 
 
 def library_product(x: Tensor, weight: Fp8) -> Tensor | None:
-    """x [T, in], quantised, times weight; None where the library does not take the matrix."""
+    """Return x [T, in], quantised, times weight; None if the library does not take the matrix."""
     if has_block_product(weight, x.dtype):
         return _scaled(quantised(x), weight)
     if has_row_product(weight, x.dtype):

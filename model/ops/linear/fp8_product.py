@@ -1,19 +1,18 @@
-"""Products of many rows with FP8 weights as they are stored (W8A16): a stream of weights through
-the matrix instructions of the activations' dtype.
+"""Products of many rows with FP8 weights as stored (W8A16): a stream of weights through the matrix
+instructions of the activations' dtype.
 
 A program owns a tile of weight rows and of x's rows, and a share of the columns. Weights are turned
 in registers (e4m3.py) and multiplied in bf16 (float32: IEEE); the sum of 128 columns gets its scale
-in float32. Tiles are tall, since every tile reads x again, from the L2 cache, which is hardly
-faster than memory; what a narrow output lacks in tiles, shares of the columns make up for, which
-split_sums.py joins. No two warps turn the same weights: of up to 16 rows of x those are the first
-operand, of which an instruction takes 16 rows; of more the weights are, in registers, and x is read
-from shared memory, once for all warps. Then what is multiplied comes by the tensor copy engine,
-which leaves a program registers for one more of them on a multiprocessor. The order of a row's sums
-depends on no other row, so a row's result is the same at every batch size that takes the same tile.
+in float32. Tiles are tall, because every tile reads x again from the L2 cache, hardly faster than
+memory. A narrow output has few tiles, so its columns are shared out, and split_sums.py joins the
+shares. No two warps turn the same weights. Up to 16 rows of x are the first operand, as an
+instruction takes 16 rows. With more rows the weights are the first operand, in registers, and x is
+read from shared memory, once for all warps. Then operands come by the tensor copy engine, and
+registers suffice for one more program per multiprocessor. The order of a row's sums depends on no
+other row, so a row's result is the same at every batch size with the same tile.
 
-With SwiGLU a tile has rows of gate and those of up that belong to them. Rows of numbers below those
-in FP8 (b and a of in_proj) have programs of their own in the same launch. Twin:
-`reference.product`.
+With SwiGLU a tile has rows of gate and their rows of up. Plain rows below those in FP8 (b and a of
+in_proj) have programs of their own in the same launch. Reference: `reference.product`.
 """
 
 from collections.abc import Callable
@@ -38,8 +37,8 @@ from .split_sums import joined, joined_swiglu
 
 @dataclass(frozen=True)
 class Tile:
-    """`rows` of the weights and `batch` rows of x a program, over one of `split` shares of the
-    columns, so many steps of 128 columns in flight."""
+    """`rows` of the weights and `batch` rows of x per program, over one of `split` shares of the
+    columns, with so many steps of 128 columns in flight."""
 
     rows: int
     batch: int
@@ -48,7 +47,7 @@ class Tile:
     warps: int
 
     def constants(self, columns: int) -> dict[str, int]:
-        """Of a kernel over a matrix of so many columns."""
+        """Return the constants of a kernel over a matrix of so many columns."""
         return {
             "COLUMNS": columns,
             "BATCH": self.batch,
@@ -59,18 +58,19 @@ class Tile:
 
 
 MOST_SECOND = 16
-"""Rows of x up to which weights are the second operand."""
+"""Most rows of x for which weights are the second operand."""
 _PROGRAMS = 256
-"""That are wanted at least: two a multiprocessor, of which one turns weights while one waits."""
+"""Least number of programs: two per multiprocessor, one turning weights while one waits."""
 _LEAST_BLOCKS = 4
-"""Of 128 columns, in a share: a program fills and drains its pipeline once."""
+"""Least blocks of 128 columns in a share, because a program fills and drains its pipeline once."""
 _TAIL_STAGES = tl.constexpr(4)
-"""Of 64 columns of a tail, whose numbers are twice as long: no more memory than tiles of codes."""
+"""Stages of 64 columns of a tail, whose numbers are twice as long: no more memory than tiles of
+codes."""
 _TALL = 128
 """Rows of x of the tallest tile."""
 _TALL_STAGES = 3
 _EXACT = Tile(32, 16, 1, 2, 4)
-"""In float32, whose operands take twice the memory and no matrix instruction."""
+"""Tile in float32: its operands take twice the memory and no matrix instruction."""
 
 
 def split_for(tiles: int, columns: int) -> int:
@@ -83,8 +83,8 @@ def split_for(tiles: int, columns: int) -> int:
 
 
 def tallest(device: torch.device) -> int:
-    """Rows of x of the tallest tile that has room there: a multiprocessor of Ada and of the smaller
-    Blackwells has 100 KiB of shared memory."""
+    """Return the rows of x of the tallest tile that fits: a multiprocessor of Ada and of the
+    smaller Blackwells has 100 KiB of shared memory."""
     if device.type != "cuda":
         return _TALL
     room = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
@@ -93,12 +93,14 @@ def tallest(device: torch.device) -> int:
 
 
 def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype, most: int = _TALL) -> Tile:
-    """By shapes alone, so that a captured graph holds one of them. As a layer of 9B runs them, one
-    behind the other, on an H200: what follows a wide one begins beside its last programs, so that
-    narrow ones, two a multiprocessor, have stages that leave no room for a third. Of more rows than
-    64 a tile has twice as many, and turns weights half as often, where tiles are so few that shares
-    fill the multiprocessors once, or so many that the last ones leave few of these idle. most: rows
-    of x of a tile, as `tallest`."""
+    """Choose a tile by shapes alone, so that a captured graph holds one of them.
+
+    Tuned for the layers of 9B in sequence on an H200: the kernel after a wide one begins beside its
+    last programs, so narrow ones, two per multiprocessor, have stages that leave no room for a
+    third. With more than 64 rows a tile has twice as many, and turns weights half as often, if
+    tiles are so few that shares fill the multiprocessors once, or so many that the last ones leave
+    few idle. most: rows of x of a tile, as `tallest`.
+    """
     if dtype is not torch.bfloat16:
         return _EXACT
     tiles = triton.cdiv(rows, 64)
@@ -125,7 +127,7 @@ def _tall_tile(tiles: int, columns: int, is_narrow: bool) -> Tile | None:
 
 
 def tile_of_prompts(dtype: torch.dtype) -> Tile:
-    """One for every length, so that the first prompt compiles it."""
+    """Return one tile for every length, so that the first prompt compiles it."""
     return Tile(64, 64, 1, 3, 4) if dtype is torch.bfloat16 else _EXACT
 
 
@@ -136,9 +138,9 @@ def fp8_product(
     tile: Tile | None = None,
     tail: Tensor | None = None,
 ) -> Tensor:
-    """[B, rows + tail rows] in x's dtype; x [B, columns], any row stride; weight [rows, columns]
-    for kernels; tail [tail rows, columns] contiguous in x's dtype. output: where to write instead
-    of to new memory, any row stride."""
+    """Return [B, rows + tail rows] in x's dtype; x [B, columns], any row stride; weight [rows,
+    columns] for kernels; tail [tail rows, columns] contiguous in x's dtype. output: target instead
+    of new memory, any row stride."""
     rows, columns = weight.shape
     tile = tile or tile_for(x.shape[0], rows, columns, x.dtype, tallest(x.device))
     launch = partial(_launch, x, weight, tail, tile=tile)
@@ -148,8 +150,8 @@ def fp8_product(
 def multiply(
     launch: Callable[[Tensor], None], x: Tensor, rows: int, tile: Tile, output: Tensor | None
 ) -> Tensor:
-    """[B, rows] in x's dtype, in `output` if there is one. launch: fills a tensor [B, rows], or
-    [split, B, rows] float32 of a tile that shares out the columns."""
+    """Return [B, rows] in x's dtype, in `output` if given. launch: fills a tensor [B, rows], or
+    [split, B, rows] float32 for a tile that shares out the columns."""
     output = x.new_empty(x.shape[0], rows) if output is None else output
     if tile.split == 1:
         launch(output)
@@ -212,8 +214,8 @@ def _launch(
 
 
 def _are_copied(*matrices: Tensor) -> bool:
-    """Whether the tensor copy engine, of Hopper on, reads them: to 16 bytes. Triton's interpreter
-    plays it."""
+    """Return true if the tensor copy engine, from Hopper on, reads them: aligned to 16 bytes.
+    Triton's interpreter plays it."""
     device = matrices[0].device
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
         return False
@@ -236,14 +238,15 @@ def _tiles(
 
 
 def _boxes(tile: Tile, *, swiglu: bool) -> tuple[list[int], list[int]]:
-    """Of `_tiles`: rows of x and columns; parts of the weights, rows of each, and columns."""
+    """Return the boxes of `_tiles`: rows of x and columns; parts of the weights, rows of each, and
+    columns."""
     parts = 2 if swiglu else 1
     return [tile.batch, GROUP], [parts, tile.rows // parts, GROUP]
 
 
 @triton.jit
 def _along(index, WEIGHTS_FIRST: tl.constexpr):
-    """What goes with rows of weights, or with the columns of x, where those come first; else it is
+    """Return the index along rows of weights, or along the columns of x, if those come first; else
     turned."""
     if WEIGHTS_FIRST:
         return index[:, None]
@@ -253,7 +256,7 @@ def _along(index, WEIGHTS_FIRST: tl.constexpr):
 
 @triton.jit
 def _weights(matrix, rows, column, COLUMNS: tl.constexpr, WEIGHTS_FIRST: tl.constexpr):
-    """Those columns of those rows, 0 past the matrix, as an operand of the product."""
+    """Return those columns of those rows, 0 past the matrix, as an operand of the product."""
     of_row = _along(rows.to(tl.int64), WEIGHTS_FIRST) * COLUMNS
     tile = matrix + of_row + _along(column, not WEIGHTS_FIRST)
     if COLUMNS % 128:
@@ -264,7 +267,7 @@ def _weights(matrix, rows, column, COLUMNS: tl.constexpr, WEIGHTS_FIRST: tl.cons
 
 @triton.jit
 def _inputs(x, items, batch, stride, column, COLUMNS: tl.constexpr, WEIGHTS_FIRST: tl.constexpr):
-    """Those columns of x's rows `items`, 0 past them, as the other operand."""
+    """Return those columns of x's rows `items`, 0 past them, as the other operand."""
     of_item = _along(items.to(tl.int64), not WEIGHTS_FIRST) * stride
     tile = x + of_item + _along(column, WEIGHTS_FIRST)
     inside = _along(items < batch, not WEIGHTS_FIRST)
@@ -275,8 +278,8 @@ def _inputs(x, items, batch, stride, column, COLUMNS: tl.constexpr, WEIGHTS_FIRS
 
 @triton.jit
 def _scale(at, ASIDE: tl.constexpr):
-    """What lies there. ASIDE: not through the pipeline of the loop, which would bring it by shared
-    memory, behind a barrier of its own where tiles are copied."""
+    """Return the scale there. ASIDE: not through the loop's pipeline, which would bring it by
+    shared memory, behind a barrier of its own with copied tiles."""
     if ASIDE:
         return tl.inline_asm_elementwise(
             "ld.global.nc.f32 $0, [$1];", "=f,l", [at], dtype=tl.float32, is_pure=True, pack=1
@@ -295,7 +298,8 @@ def _multiplied(weights, inputs, WEIGHTS_FIRST: tl.constexpr):
 
 @triton.jit
 def _store(output, result, row, height, item, batch, stride, WEIGHTS_FIRST: tl.constexpr):
-    """result, of the rows `row` of weights of which `height` exist, in a share's part of output."""
+    """Store the result, of the rows `row` of weights of which `height` exist, in a share's part of
+    output."""
     line = (tl.program_id(1) * batch + item).to(tl.int64) * stride
     at = _along(row, WEIGHTS_FIRST) + _along(line, not WEIGHTS_FIRST)
     inside = _along(row < height, WEIGHTS_FIRST) & _along(item < batch, not WEIGHTS_FIRST)

@@ -1,8 +1,7 @@
-"""How kernels apply the scales of FP8 weights, which lie as `model/weights/kernel_layout.py`
-says.
+"""Application of FP8 weights' scales by kernels, in the layout of `model/weights/kernel_layout.py`.
 
-Where SCALE_COLUMNS < COLUMNS a scale is for 128 columns, else for a whole row; it is for SCALE_ROWS
-rows, 128 or 1. Values are multiplied as they are, and scales folded in float32.
+If SCALE_COLUMNS < COLUMNS a scale is for 128 columns, else for a whole row; it is for SCALE_ROWS
+rows, 128 or 1. Values are multiplied as stored, and scales folded in float32.
 """
 
 from dataclasses import dataclass
@@ -16,11 +15,11 @@ from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.quantised_segments import BLOCK, Fp8
 
 GROUP = BLOCK
-"""Columns that share a scale at least."""
+"""Least number of columns that share a scale."""
 
 
 def scale_sizes(weight: Fp8) -> dict[str, int]:
-    """The constants of a kernel that reads it. REQUIRES: laid out for kernels."""
+    """Return the constants of a kernel that reads it. REQUIRES: laid out for kernels."""
     assert weight.block_rows in (1, BLOCK) and weight.values.is_contiguous()
     # A whole row of 16 columns is no group of NVFP4.
     columns = max(weight.block_columns, GROUP)
@@ -28,7 +27,7 @@ def scale_sizes(weight: Fp8) -> dict[str, int]:
 
 
 FP4_GROUP = 16
-"""Columns that share a scale of NVFP4, and with that what its matrices are known by."""
+"""Columns that share a scale of NVFP4; it identifies NVFP4 matrices."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Operand:
 
     @staticmethod
     def of(matrix: Matrix) -> "Operand":
-        """Raises WeightsError where it is of several kinds, or of one without a kernel."""
+        """Return the form. Raises WeightsError for several kinds, or for one without a kernel."""
         segment = matrix.only
         if isinstance(segment, NvFp4Halves):
             return Operand(segment.packed, segment.groups, 1, FP4_GROUP, segment.factors)
@@ -55,7 +54,7 @@ class Operand:
 
     @property
     def least_columns(self) -> int:
-        """That a kernel has to read at a time."""
+        """Return the least number of columns that a kernel reads at a time."""
         return 1 if self.scales is None else GROUP
 
 
@@ -73,9 +72,9 @@ def scaled_products(
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
 ):
-    """tile [ROWS, BLOCK] e4m3 of the rows from `first` on and the columns from `begin` on, times
-    value [BLOCK] float32, each with its scale unless that is for whole rows. Rows of one tile are
-    in one block of rows; `height` rows exist."""
+    """Return tile [ROWS, BLOCK] e4m3 of the rows from `first` on and the columns from `begin` on,
+    times value [BLOCK] float32, each with its scale unless that is for whole rows. Rows of one tile
+    are in one block of rows; `height` rows exist."""
     grid: tl.constexpr = (COLUMNS + 127) // 128
     GROUPS: tl.constexpr = BLOCK // 128
     if SCALE_COLUMNS < COLUMNS:
@@ -96,8 +95,8 @@ def scaled_products(
 
 @triton.jit
 def run_sums(products, RUN: tl.constexpr):
-    """products [ROWS, BLOCK], the columns of each run of RUN summed: what one thread holds of a row
-    takes one register between blocks of columns."""
+    """Return products [ROWS, BLOCK] with the columns of each run of RUN summed: a thread's part of
+    a row takes one register between blocks of columns."""
     ROWS: tl.constexpr = products.shape[0]
     RUNS: tl.constexpr = products.shape[1] // RUN
     return tl.sum(tl.reshape(products, [ROWS, RUNS, RUN]), axis=2)
@@ -105,14 +104,14 @@ def run_sums(products, RUN: tl.constexpr):
 
 @triton.jit
 def row_scales(scales, first, height, ROWS: tl.constexpr):
-    """[ROWS] of scales that are each for a whole row."""
+    """Return the scales [ROWS], each for a whole row."""
     row = first + tl.arange(0, ROWS)
     return tl.load(scales + row, row < height, 0.0)
 
 
 @triton.jit
 def elements_of_row(WIDTH: tl.constexpr, SCALE_COLUMNS: tl.constexpr):
-    """Of the values as they are stored: bytes that hold two where those are NVFP4."""
+    """Return the stored values per row: bytes with two values each for NVFP4."""
     result: tl.constexpr = (WIDTH + 127) // 128 * 64 if SCALE_COLUMNS == 16 else WIDTH
     return result
 
@@ -126,7 +125,7 @@ def scales_of(
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
 ):
-    """Where those of one matrix of a stack begin."""
+    """Return the begin of one matrix's scales in a stack."""
     tall: tl.constexpr = (HEIGHT + SCALE_ROWS - 1) // SCALE_ROWS
     if SCALE_COLUMNS == 16:
         return scales + index * (tall * ((WIDTH + 127) // 128 * 8))

@@ -1,15 +1,17 @@
-"""Products of a few rows with a weight matrix, with what comes before and after fused in.
+"""Products of a few rows with a weight matrix, with the steps before and after fused in.
 
-A decode step at batch 1 reads every weight once, so each of these kernels is a stream of weights:
-a program loads whole runs of a few weight rows at once. Three forms of one stream, with weights
+A decode step at batch 1 reads every weight once, so each of these kernels is a stream of weights: a
+program loads whole runs of a few weight rows at once. Three forms of one stream, with weights
 [rows, columns] as published:
+
 - `gemv`: x W^T;
 - `norm_gemv`: norm(branch + residual) W^T, the sum kept as the next residual;
 - `norm_gemv_swiglu`: silu(n G^T) * (n U^T) of that norm n, gate rows G above up rows U.
-Twins: `torch.nn.functional.linear` after `norm.reference.rms_norm`, and `reference.swiglu`.
+
+References: `torch.nn.functional.linear` after `norm.reference.rms_norm`, and `reference.swiglu`.
 
 The first weights are loaded before the kernel waits for the one before it (instructions.py):
-weights depend on nothing, and filling the memory pipes is most of what a short kernel costs. Every
+weights depend on nothing, and a short kernel mostly costs the filling of the memory pipes. Every
 program computes the norm again: its inputs are small and stay in the caches. float32 throughout.
 """
 
@@ -24,7 +26,7 @@ from tasuki.utils.triton.instructions import dependent
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 MOST_ROWS = 1
-"""Of x. Of 9B's products on an H200, each was 9 to 33% faster than cuBLAS at one row, none at
+"""Most rows of x. On an H200 9B's products were 9 to 33% faster than cuBLAS at one row, none at
 two."""
 
 

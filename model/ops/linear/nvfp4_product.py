@@ -1,10 +1,10 @@
-"""Products with NVFP4 weights as kernel_layout.py lays them out (W4A16), of any number of rows:
+"""Products with NVFP4 weights in the layout of kernel_layout.py (W4A16), of any number of rows:
 `fp8_product.py` for half the bytes.
 
-Of every 128 columns a program turns two tiles of 64 in registers (e2m1.py), scaled by group, which
-is exact, and multiplies each with its columns of x; the sum of all columns gets the tensor's scale
+Of every 128 columns a program turns two tiles of 64 in registers (e2m1.py), scaled by group,
+exactly, and multiplies each with its columns of x; the sum of all columns gets the tensor's scale
 in float32. Rows of prompts are multiplied so too: no GPU here has e2m1 in its matrix instructions.
-Twin: `reference.product`.
+Reference: `reference.product`.
 """
 
 from functools import partial
@@ -22,12 +22,12 @@ from .e2m1 import grouped_halves, row_factors
 from .fp8_product import Tile, multiply, split_for
 
 HALF = 32
-"""Rows of x in one matrix product: of 64, Triton would bring weights back to shared memory."""
+"""Rows of x in one matrix product: with 64, Triton would bring weights back to shared memory."""
 _EXACT = Tile(32, 16, 1, 2, 4)
 
 
 def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Tile:
-    """By shapes alone, so that a captured graph holds one of them."""
+    """Choose a tile by shapes alone, so that a captured graph holds one of them."""
     if dtype is not torch.bfloat16:
         return _EXACT
     split = split_for(triton.cdiv(rows, 64), columns)
@@ -37,15 +37,15 @@ def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Tile:
 
 
 def tile_of_prompts(dtype: torch.dtype) -> Tile:
-    """One for every length, so that the first prompt compiles it."""
+    """Return one tile for every length, so that the first prompt compiles it."""
     return Tile(128, 64, 1, 3, 8) if dtype is torch.bfloat16 else _EXACT
 
 
 def nvfp4_product(
     x: Tensor, weight: NvFp4Halves, output: Tensor | None = None, tile: Tile | None = None
 ) -> Tensor:
-    """[B, rows] in x's dtype; x [B, columns], any row stride. output: where to write instead of to
-    new memory, any row stride."""
+    """Return [B, rows] in x's dtype; x [B, columns], any row stride. output: target instead of new
+    memory, any row stride."""
     rows, columns = weight.shape
     tile = tile or tile_for(x.shape[0], rows, columns, x.dtype)
     return multiply(partial(_launch, x, weight, tile=tile), x, rows, tile, output)

@@ -1,12 +1,12 @@
-"""Products with a matrix on a GPU, however it is stored, in the precision of the rows' phase.
+"""Products with a stored matrix on a GPU, in the precision of the rows' phase.
 
     stored as    STEP           PROMPT
     plain        library        library
-    FP8          fp8_product    the library's W8A8 where it takes the matrix, else fp8_product
+    FP8          fp8_product    the library's W8A8 for matrices it takes, else fp8_product
     NVFP4        nvfp4_product  nvfp4_product
 
-What is chosen depends on the matrix, its device and the model's dtype, never on the number of rows.
-float32 activations are never quantised: such a model is exact. Twin: `reference.product`.
+The choice depends on the matrix, its device and the model's dtype, never on the number of rows.
+float32 activations are never quantised: such a model is exact. Reference: `reference.product`.
 """
 
 import torch

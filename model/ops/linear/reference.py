@@ -8,10 +8,9 @@ from tasuki.model.weights.matrix import Matrix
 
 
 def product(x: Tensor, matrix: Matrix) -> Tensor:
-    """x [T, in] times matrix [out, in] transposed: [T, out] in x's dtype.
+    """Return x [T, in] times matrix [out, in] transposed: [T, out] in x's dtype.
 
-    Quantised rows are dequantised in float32, a few at a time: beside the result that is all the
-    memory that it takes.
+    Quantised rows are dequantised in float32, a few at a time, the only memory beside the result.
     """
     parts = [functional.linear(x, piece) for piece in matrix.pieces(x.dtype)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)

@@ -1,5 +1,5 @@
-"""Products of so few rows that they are streams of weights, however a matrix is stored, with the
-norm before and SwiGLU after them in the same launch where there is a kernel for that.
+"""Products of so few rows that they are streams of weights, for every storage of a matrix, with the
+norm before and SwiGLU after them in the same launch if a kernel exists.
 
 bf16 goes to gemv.py, FP8 to fp8_gemv.py, a matrix of several kinds to a product for each behind one
 norm. Precision is that of `Phase.STEP`.

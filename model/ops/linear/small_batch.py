@@ -1,9 +1,9 @@
-"""Products of up to 16 rows with a weight matrix that has few rows: one round of programs.
+"""Products of up to 16 rows with a weight matrix of few rows: one round of programs.
 
-For outputs so narrow that a library splits the inner dimension and adds the parts in a launch of
-its own: here a program owns 32 weight rows over all columns, and so many programs as there are
+For narrow outputs a library splits the inner dimension and adds the parts in a launch of its own.
+Here a program owns 32 weight rows over all columns, and as many programs as there are
 multiprocessors read everything at once. The first weights are loaded before the kernel waits for
-the one before it (instructions.py). Twin: `torch.nn.functional.linear`.
+the one before it (instructions.py). Reference: `torch.nn.functional.linear`.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from tasuki.utils.triton.instructions import dependent
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 MOST_ROWS = 16
-"""Of x: what a matrix instruction takes at once."""
+"""Rows of x in one matrix instruction."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ _LEAST_FILLED = 0.75
 
 
 def is_one_round(weight: Tensor) -> bool:
-    """Whether this kernel is the one for that matrix: bf16, and a program for nearly every
+    """Return true if this kernel suits the matrix: bf16, and a program for nearly every
     multiprocessor of its device, but for no more."""
     if weight.dtype is not torch.bfloat16 or weight.shape[1] % _TILE.columns or not weight.is_cuda:
         return False

@@ -1,9 +1,9 @@
-"""Joins what several programs summed of a product, each over its own columns: [SPLIT, B, rows]
+"""Joining of a product's sums by several programs, each over its own columns: [SPLIT, B, rows]
 float32, alone or as silu(gate) * up of rows that hold both.
 
-A product whose output is narrow is shared out over its inner dimension, so that tiles are tall and
-all multiprocessors read. The parts are added in one order, whatever the batch. Twins: `sum` over
-the first dimension, and `reference.swiglu`'s activation.
+A product with a narrow output is shared out over its inner dimension, so that tiles are tall and
+all multiprocessors read. The parts are added in one order, whatever the batch. References: `sum`
+over the first dimension, and `reference.swiglu`'s activation.
 """
 
 import triton

@@ -1,6 +1,6 @@
 """silu(gate) * up of rows that hold both, as one matrix product leaves them.
 
-Twin: `silu(gate) * up` of `reference.swiglu`, here without rounding between the two.
+Reference: `silu(gate) * up` of `reference.swiglu`, here without rounding between the two.
 """
 
 import triton

@@ -1,7 +1,7 @@
-"""Tiles of rows in expert order, each of one expert alone, found on the device.
+"""Tiles of rows in expert order, each of one expert only, found on the device.
 
 Rows of expert e are in [ends[e - 1], ends[e]), ends [experts] int32, ascending. There are as many
-tiles as any placement of so many rows can need; those that are left over find no expert.
+tiles as any placement of so many rows can need; spare ones find no expert.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Tile:
     warps: int
 
     def constants(self, experts: int, rows: int, columns: int) -> dict[str, int]:
-        """Of a kernel over so many matrices [rows, columns]."""
+        """Return the constants of a kernel over so many matrices [rows, columns]."""
         return {
             "ALL_ROWS": rows,
             "COLUMNS": columns,
@@ -39,7 +39,7 @@ class Tile:
 
 
 def are_few(pairs: int, experts: int) -> bool:
-    """Whether an expert has so few of them that its matrix is a stream of weights."""
+    """Return true if an expert has so few pairs that its matrix is a stream of weights."""
     return pairs <= _FEW_PAIRS * experts
 
 
@@ -52,8 +52,8 @@ def multiply(
     tile: Tile,
     **constants: Any,
 ) -> Tensor:
-    """[P, rows] bf16, which kernel(pairs, *operands, ends, output) makes of pairs [P, columns] and
-    matrices of shape [experts, rows, columns]. Rows past the last end are not written."""
+    """Return [P, rows] bf16, made by kernel(pairs, *operands, ends, output) of pairs [P, columns]
+    and matrices of shape [experts, rows, columns]. Rows past the last end are not written."""
     count = len(pairs)
     experts, rows, columns = shape
     output = torch.empty(count, rows, dtype=torch.bfloat16, device=pairs.device)
@@ -72,7 +72,7 @@ def multiply(
 
 @triton.jit
 def place_of_tile(ends, tile, EXPERTS: tl.constexpr, PADDED: tl.constexpr, PAIRS: tl.constexpr):
-    """(expert, its first row here, its end); EXPERTS or more where the tile is left over."""
+    """Return (expert, its first row here, its end); EXPERTS or more for a spare tile."""
     index = tl.arange(0, PADDED)
     exists = index < EXPERTS
     end_of = tl.load(ends + index, exists, 0)

@@ -1,13 +1,14 @@
 """A mixture-of-experts block on the GPU, by the number of tokens.
 
-Shapes: x [T, hidden] -> [T, hidden]; weights of `MoeWeights`, row-major. Twin:
-`TorchOperators.feed_forward`. Few tokens go to gemv.py; more are sorted by expert and go
-through torch's grouped matrix products, which are bf16 only, so that other dtypes take gemv.py
-at every size. FP8 and NVFP4 experts have grouped products of their own (fp8_grouped.py,
-nvfp4_grouped.py); FP8 quantises the rows of prompts, of few tokens too: precision follows the
-phase. The choice depends on shapes and the phase alone, so that a captured graph holds one way. No
-host sync. Tokens past rows[0] get no expert and undefined results. Where a part of the experts is
-here the sum is of those and of the shared expert's part.
+Shapes: x [T, hidden] -> [T, hidden]; weights of `MoeWeights`, row-major. Reference:
+`TorchOperators.feed_forward`.
+
+Few tokens go to gemv.py. More are sorted by expert and go through torch's grouped matrix products;
+these are bf16 only, so other dtypes take gemv.py at every size. FP8 and NVFP4 experts have grouped
+products of their own (fp8_grouped.py, nvfp4_grouped.py). FP8 quantises the rows of prompts, of few
+tokens too: precision follows the phase. The choice depends on shapes and the phase only, so a
+captured graph holds one way. No host sync. Tokens past rows[0] get no expert and undefined results.
+With a part of the experts here, the sum is of those and of the shared expert's part.
 """
 
 from dataclasses import replace
@@ -40,7 +41,7 @@ MOST_FP8_GEMV_TOKENS = 32
 """On an H100 FP8 is 1.17 times as fast by gemv.py at 16 tokens, 1.24 times as fast by grouped
 products at 64."""
 MOST_NVFP4_GEMV_TOKENS = 16
-"""On an H100 gemv.py takes at 32 tokens what grouped products take at 64."""
+"""At 32 tokens on an H100, gemv.py takes as long as grouped products at 64."""
 
 
 def moe(
@@ -51,11 +52,11 @@ def moe(
     side: torch.cuda.Stream | None = None,
     phase: Phase = Phase.STEP,
 ) -> Tensor:
-    """Routed and shared experts of x [T, hidden], row-strided; rows [1] int32. phase: of the
+    """Return routed and shared experts of x [T, hidden], row-strided; rows [1] int32. phase: of the
     tokens.
 
     With `side`, the shared expert of a large batch runs on that stream, between a fork from the
-    current stream and a join to it; a graph that is being captured records both.
+    current stream and a join to it; a graph under capture records both.
     """
     shape = config.feed_forward
     assert isinstance(shape, MoeShape)
@@ -87,7 +88,7 @@ def _most_gemv_tokens(weights: MoeWeights) -> int:
 
 
 def _is_quantised_by_phase(weights: MoeWeights) -> bool:
-    """Whether prompts have other activations than answers: those that FP8 weights multiply."""
+    """Return true if prompts have other activations than answers, as with FP8 weights."""
     shared = weights.shared
     matrices = (weights.gate_up, weights.down, shared.gate_up, shared.down)
     return any(isinstance(matrix.only, Fp8) for matrix in matrices)

@@ -1,14 +1,15 @@
 """A mixture of experts for few tokens: matrix-vector products that read the chosen experts only.
 
-Shapes: x [T, hidden] row-strided; weights as in `MoeWeights`, rows contiguous. Twin:
-`TorchOperators.feed_forward`. Four launches: router logits and the shared expert's inner vector;
-router.py; the chosen experts' inner vectors; their down projections, weighed, summed and joined
-with the gated shared expert. Each (token, choice) pair reads its expert's weights once, so the
-bytes, and with them the time, grow with the tokens: right while they choose mostly different
-experts. Weights are plain or FP8, each matrix for itself: e4m3 and its scale are exact (W8A16).
-All arithmetic is float32 on the weights' values, with no tensor cores and in an order that
-other tokens do not change, so this is also the exact path of a float32 model. Tokens past rows[0]
-are neither read nor written.
+Shapes: x [T, hidden] row-strided; weights as in `MoeWeights`, rows contiguous. Reference:
+`TorchOperators.feed_forward`.
+
+Four launches: router logits and the shared expert's inner vector; router.py; the chosen experts'
+inner vectors; their down projections, weighed, summed and joined with the gated shared expert. Each
+(token, choice) pair reads its expert's weights once, so bytes and time grow with the tokens: right
+while they choose mostly different experts. Weights are plain or FP8, each matrix for itself: e4m3
+and its scale are exact (W8A16). All arithmetic is float32 on the weights' values, without tensor
+cores and in an order that other tokens do not change, so this is also the exact path of a float32
+model. Tokens past rows[0] are neither read nor written.
 """
 
 from dataclasses import replace
@@ -49,7 +50,7 @@ _FOUR_BITS = Stream(8, 2048, 4)
 def moe_gemv(
     x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor, held: range | None = None
 ) -> Tensor:
-    """Routed and shared experts of x, [T, hidden]. held: which experts the weights are of; None:
+    """Return routed and shared experts of x, [T, hidden]. held: the experts of the weights; None:
     all."""
     tokens, hidden = x.shape
     gate_up, down = Operand.of(weights.gate_up), Operand.of(weights.down)
@@ -165,8 +166,8 @@ def _products(
     SCALE_ROWS: tl.constexpr = 1,
     SCALE_COLUMNS: tl.constexpr = 1,
 ):
-    """Elementwise products of rows of a contiguous matrix with a vector, summed over column blocks
-    and runs: [rows, COLUMNS / run] float32. A row past `height` gives zeros. scales: of FP8
+    """Return elementwise products of rows of a contiguous matrix with a vector, summed over column
+    blocks and runs: [rows, COLUMNS / run] float32. A row past `height` gives zeros. scales: of FP8
     numbers, among `all_rows` of which row[0] is `first`."""
     ROWS: tl.constexpr = row.shape[0]
     # What a thread holds of a row is summed before it is kept.

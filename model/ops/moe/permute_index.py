@@ -1,11 +1,12 @@
-"""Gives each (token, choice) pair its row in the order that grouped matrix products want.
+"""Rows of (token, choice) pairs in the order of grouped matrix products.
 
-Shapes: experts [T, chosen] int32 -> positions [T, chosen] int32, ends [count] int32. Twin:
-`naive_permute_index` in reference.py. Rows are sorted by expert, then by token: stable, no atomics
-on memory, no host sync.
-ends[e] is the row after the last of expert e. Two launches over runs of pairs: each run counts its
-experts; then each run sums the counts of all runs again, which is cheaper than a launch in between,
-and ranks its own pairs. Pairs of tokens past rows[0] take no row.
+Shapes: experts [T, chosen] int32 -> positions [T, chosen] int32, ends [count] int32. Reference:
+`naive_permute_index` in reference.py.
+
+Rows are sorted by expert, then by token: stable, no atomics on memory, no host sync. ends[e] is the
+row after the last of expert e. Two launches over runs of pairs: each run counts its experts; then
+each run sums the counts of all runs again, cheaper than a launch in between, and ranks its own
+pairs. Pairs of tokens past rows[0] take no row.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Mixture of experts: a softmax router, the chosen experts, and a gated shared expert.
 
-What is named naive_* is the twin of one kernel, and part of no forward.
+A function named naive_* is the reference of one kernel, and part of no forward.
 """
 
 import torch
@@ -24,7 +24,7 @@ def route(x: Tensor, router: Tensor, chosen: int) -> tuple[Tensor, Tensor]:
 def mixture(
     x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor, experts: Tensor, first: int = 0
 ) -> Tensor:
-    """Weighted sum of those of the chosen experts that are here, [T, hidden].
+    """Return the weighted sum of the chosen experts that are here, [T, hidden].
 
     x [T, hidden]; gate_up [held, 2 * intermediate, hidden]; down [held, hidden, intermediate]: of
     experts from `first` on; weights, experts [T, chosen].
@@ -56,7 +56,7 @@ def gated_shared(x: Tensor, gate_up: Matrix, down: Matrix, gate: Tensor) -> Tens
 
 
 def naive_permute_index(experts: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(positions, ends) as of permute_index.py, where every token counts."""
+    """Return (positions, ends) as permute_index.py, with every token counting."""
     flat = experts.flatten().long()
     positions = flat.argsort(stable=True).argsort()
     ends = flat.bincount(minlength=count).cumsum(0)
@@ -64,14 +64,14 @@ def naive_permute_index(experts: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def naive_permute(x: Tensor, positions: Tensor) -> Tensor:
-    """As of permute.py, where every token counts."""
+    """Permute as permute.py, with every token counting."""
     pairs = torch.empty(positions.numel(), x.shape[1], dtype=x.dtype, device=x.device)
     pairs[positions.flatten().long()] = x.repeat_interleave(positions.shape[1], dim=0)
     return pairs
 
 
 def naive_unpermute(pairs: Tensor, positions: Tensor, weights: Tensor) -> Tensor:
-    """As of permute.py, where every token counts."""
+    """Unpermute as permute.py, with every token counting."""
     gathered = pairs[positions.long()].float()
     return (gathered * weights[..., None]).sum(dim=1).to(pairs.dtype)
 

@@ -1,11 +1,12 @@
-"""Chooses each token's experts and weighs them.
+"""Choice and weights of each token's experts.
 
 Shapes: logits [T, experts] -> weights [T, chosen] float32, experts [T, chosen] int32, best first.
-Twin: `reference.route` of the logits; equal logits go to the lowest expert, NaN is the lowest
-logit. The weights are a softmax over the chosen logits alone, which is what renormalising a softmax
-over all of them is. Of experts of which a part is here the ids count from the first of those, and
-what is elsewhere has the weight 0 and the id behind the last. Tokens past rows[0] are neither read
-nor written.
+Reference: `reference.route` of the logits; equal logits go to the lowest expert, NaN is the lowest
+logit.
+
+The weights are a softmax over the chosen logits only, equal to a renormalised softmax over all.
+With a part of the experts here, ids count from the first of those; others have the weight 0 and the
+id behind the last. Tokens past rows[0] are neither read nor written.
 """
 
 from dataclasses import dataclass
@@ -33,8 +34,8 @@ class Choice:
 
 
 def choose(logits: Tensor, chosen: int, rows: Tensor, held: range | None = None) -> Choice:
-    """The experts of each of the first rows[0] tokens. logits [T, experts], row-strided. held:
-    those that are here; None: all."""
+    """Choose the experts of each of the first rows[0] tokens. logits [T, experts], row-strided.
+    held: the experts here; None: all."""
     tokens, experts = logits.shape
     here = range(experts) if held is None else held
     weights = torch.empty(tokens, chosen, dtype=torch.float32, device=logits.device)

@@ -6,7 +6,8 @@ from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., n]; weight [n] float32, already 1 + w where the published norm is zero-centred."""
+    """Return the norm of x [..., n]; weight [n] float32, already 1 + w if the published norm is
+    zero-centred."""
     return functional.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
 
 

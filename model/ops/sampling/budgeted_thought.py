@@ -1,7 +1,7 @@
 """An answer's place in its thought, and the demand of its thinking budget on the next token.
 
-Invariants: a forced token depends on the tokens drawn so far alone, so that any node forces the
-same one; a thought has at most `most` tokens before its closing; the closing never begins inside a
+Invariants: a forced token depends on the tokens sampled so far only, so any node forces the same
+one; a thought has at most `most` tokens before its closing; the closing never begins inside a
 character, if the model finishes its characters.
 """
 
@@ -14,18 +14,18 @@ from .thinking_budget import ThinkingBudget
 
 
 class BudgetedThought:
-    """Where one answer is in its thought. One thread at a time."""
+    """Place of one answer in its thought. One thread at a time."""
 
     def __init__(
         self, budget: ThinkingBudget, unfinished: UnfinishedTokens | None, output: Sequence[int]
     ) -> None:
-        """output: the answer so far. unfinished: of the vocabulary; None: its texts are not
+        """output: the answer so far. unfinished: the vocabulary's; None: its texts are not
         known."""
         self._budget = budget
         self._unfinished = unfinished
         self._may_open = budget.opening is not None
         self._left = budget.most
-        """Tokens that the thought may still have."""
+        """Remaining tokens of the thought."""
         self._forced = 0
         """How many of the closing tokens were drawn, once none is left."""
         self._is_over = False
@@ -48,15 +48,15 @@ class BudgetedThought:
 
     @property
     def forced(self) -> int | None:
-        """The token that has to come; None: the model chooses."""
+        """Return the token that has to come; None: the model chooses."""
         if self._is_over or self._may_open or self._left:
             return None
         return self._budget.closing[self._forced]
 
     @property
     def mask(self) -> Mask | None:
-        """Of the tokens that leave no character unfinished where the thought has to end; None: of
-        every token. Nobody writes to it."""
+        """Return the mask of tokens that leave no character unfinished, if the thought has to end;
+        None: every token. Read-only."""
         if self._is_over or self._may_open or not self._left or self._unfinished is None:
             return None
         return self._unfinished.finished_by(self._left - 1)

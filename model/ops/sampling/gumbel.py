@@ -20,8 +20,8 @@ _MASK = 0xFFFFFFFF
 
 
 def noise_key(seed: int) -> tuple[int, int]:
-    """Two words of 32 bits, as signed integers, so that they fit an int32 tensor. Hashed, so that
-    neighbouring seeds share nothing; any integer is a seed."""
+    """Return two words of 32 bits, as signed integers, so that they fit an int32 tensor. Hashed, so
+    that neighbouring seeds share nothing; any integer is a seed."""
     digest = hashlib.sha256(str(seed).encode()).digest()
     first, second = digest[:4], digest[4:8]
     return int.from_bytes(first, "little", signed=True), int.from_bytes(
@@ -30,7 +30,7 @@ def noise_key(seed: int) -> tuple[int, int]:
 
 
 def gumbel(key: tuple[int, int], position: int, vocab: int) -> Tensor:
-    """Gumbel noise of each token id at that position, [vocab] float64, finite."""
+    """Return the Gumbel noise of each token id at that position, [vocab] float64, finite."""
     # Two rounds a token: with one, the noise of two positions would be one sequence, reordered.
     first = _mix(torch.tensor((position ^ key[0]) & _MASK))
     second = _mix((first + key[1]) & _MASK)

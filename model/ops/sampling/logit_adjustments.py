@@ -40,9 +40,9 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class TokensBefore:
-    """What of the tokens before a draw it depends on, int32. prompt: each id once, ascending.
-    output: all of it, in order. Both are empty where nothing depends on them. begins: position of
-    the answer's first token."""
+    """Earlier tokens on which an adjustment depends, int32. prompt: each id once, ascending.
+    output: all of it, in order. Both are empty if nothing depends on them. begins: position of the
+    answer's first token."""
 
     prompt: Ints
     output: Ints
@@ -74,10 +74,10 @@ class LogitAdjuster:
         constraint: Constraint | None = None,
         unfinished: UnfinishedTokens | None = None,
     ) -> None:
-        """ends: tokens that would end the answer (reference.stop_ids). constraint: of the params'
-        grammar, behind the output. unfinished: of the vocabulary, for a thinking budget; None: its
-        texts are not known. REQUIRES: the params adjust; their named_tokens and what was before are
-        of the vocabulary."""
+        """ends: tokens that would end the answer (reference.stop_ids). constraint: the grammar's,
+        behind the output. unfinished: the vocabulary's, for a thinking budget; None: its texts are
+        not known. REQUIRES: the params adjust; their named_tokens and earlier tokens are of the
+        vocabulary."""
         self.params = params
         self._vocab = vocab
         self._ends = frozenset(token for token in ends if 0 <= token < vocab)
@@ -125,7 +125,7 @@ class LogitAdjuster:
 
     @property
     def seen(self) -> NDArray[np.int64]:
-        """Tokens that the penalties are about."""
+        """Return the tokens subject to penalties."""
         return self._ids[: len(self._places)]
 
     @property
@@ -142,8 +142,8 @@ class LogitAdjuster:
         return thought.forced is None and thought.mask is None
 
     def mask(self) -> Mask | None:
-        """Of the tokens that are not ruled out, where a grammar holds or a thought ends; None where
-        neither is so."""
+        """Return the mask of allowed tokens under a grammar or at a thought's end; None
+        otherwise."""
         thought = self._thought
         if thought is not None and thought.forced is not None:
             return only(thought.forced, self._vocab)
@@ -159,7 +159,8 @@ class LogitAdjuster:
 
     @property
     def ruled_out(self) -> list[int]:
-        """By bad_words and min_tokens, ascending, where there is no mask."""
+        """Return the tokens excluded by bad_words and min_tokens, ascending, for a row without a
+        mask."""
         tokens = self._named_out
         left_none = self._allowed <= tokens if self._allowed else len(tokens) == self._vocab
         return [] if left_none else sorted(tokens)
@@ -186,9 +187,8 @@ class LogitAdjuster:
 @dataclass(frozen=True)
 class AdjustedRows:
     """Adjustments of a batch, each list flat with the row of every entry. Rows and tokens int64,
-    values float32; reaches [n] float64, one a row, or [0] where no row has a min_p. allowing: rows
-    with allowed tokens. masks [n, bytes of a mask] uint8, where a grammar holds in one of the rows;
-    else [0, 0]."""
+    values float32; reaches [n] float64, one per row, or [0] if no row has a min_p. allowing: rows
+    with allowed tokens. masks [n, bytes of a mask] uint8, if a row has a grammar; else [0, 0]."""
 
     masks: Tensor
     allowing: Tensor
@@ -246,12 +246,12 @@ class AdjustedRows:
 
     @property
     def masks_alone(self) -> bool:
-        """Whether grammars are all that there is. Lengths only: waits for nothing."""
+        """Return true if grammars are the only adjustments. Lengths only: waits for nothing."""
         others = (self.allowing, self.ruled_out, self.biased, self.seen, self.reaches)
         return len(self.masks) > 0 and not any(len(other) for other in others)
 
     def to(self, device: torch.device) -> "AdjustedRows":
-        """Copied there behind what the current stream was given, without a wait."""
+        """Copy to the device behind the current stream's work, without a wait."""
         if device.type == "cpu":
             return self
         copies = {}
@@ -292,8 +292,8 @@ def _flat(lists: Sequence[Sequence[float] | NDArray[Any]], dtype: type) -> Tenso
 
 
 def adjusted(logits: Tensor, rows: AdjustedRows) -> Tensor:
-    """What the rows' tokens are drawn from: float32 [n, vocab], a copy. logits [n, vocab] of any
-    float type, on the rows' device. Launches only: waits for nothing on the host."""
+    """Return adjusted logits: float32 [n, vocab], a copy. logits [n, vocab] of any float type, on
+    the rows' device. Launches only: waits for nothing on the host."""
     scores = logits.float()
     if scores is logits:
         scores = logits.clone()
@@ -331,7 +331,7 @@ def _penalized(seen: Tensor, rows: AdjustedRows) -> Tensor:
 
 
 def _rounded_up(bounds: Tensor) -> Tensor:
-    """The least float32 that is not below each float64: a float32 is below both or neither."""
+    """Return the least float32 not below each float64: a float32 is below both or neither."""
     nearest = bounds.float()
     higher = torch.nextafter(nearest, torch.full_like(nearest, torch.inf))
     return torch.where(nearest.double() < bounds, higher, nearest)

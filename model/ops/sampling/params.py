@@ -1,8 +1,7 @@
-"""How the next token is drawn.
+"""Sampling parameters of a request.
 
-Owns what a request may ask of a draw and the bounds within which a row of a batch can hold it
-(engine/runner/device_batch.py: 32 bits a number). Invariant: whatever exists fits a row, so that no
-runner meets a value that it cannot store. Pure values.
+Owns the fields and their bounds in a batch's row (engine/runner/device_batch.py: 32 bits a number).
+Invariant: every instance fits a row, so no runner meets a value that it cannot store. Pure values.
 """
 
 from collections.abc import Sequence
@@ -15,13 +14,13 @@ from .thinking_budget import ThinkingBudget
 
 MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-5
-"""Below it a draw is the greedy one for all logits that differ in float32."""
+"""Temperature below which sampling is greedy for all logits that differ in float32."""
 MAX_TEMPERATURE = 100.0
 """Above it float32 loses the logit in the noise."""
 MIN_TOP_P = 1e-6
 """Below it one token is left of any vocabulary of at most a million, as at it."""
 MAX_PENALTY = 2.0
-"""Of presence and of frequency, either sign: OpenAI's and vLLM's."""
+"""Largest presence and frequency penalty, either sign: OpenAI's and vLLM's."""
 MIN_REPETITION_PENALTY = 1e-3
 MAX_REPETITION_PENALTY = 1e3
 """Within both a float32 logit stays a number."""
@@ -38,16 +37,16 @@ TopLogprobs = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """max_new_tokens 0: the prompt is computed and nothing is drawn. temperature 0 is greedy. top_k
-    0, top_p 1 and min_p 0 keep every token. Noise is a function of (seed, position) only, so that
-    any split of the work over nodes or batches draws the same tokens. The fields from min_p on
-    change the logits before the draw, in the order and with the meaning of logit_adjustments.py;
-    top_logprobs: of so many of the likeliest tokens the logprob is reported beside each token.
-    bad_words: sequences of token ids. allowed_token_ids: every token is allowed where it is empty.
-    grammar: the answer's text is one of its texts, or the beginning of one where something else
-    ends it. thinking: how long the answer may think; None: as long as it likes.
+    """max_new_tokens 0: the prompt is computed and nothing is sampled. temperature 0 is greedy.
+    top_k 0, top_p 1 and min_p 0 keep every token. Noise is a function of (seed, position) only, so
+    any split of the work over nodes or batches samples the same tokens. The fields from min_p on
+    change the logits before sampling, in the order and with the meaning of logit_adjustments.py.
+    top_logprobs: number of the likeliest tokens reported with logprobs beside each token.
+    bad_words: sequences of token ids. allowed_token_ids: empty allows every token. grammar: the
+    answer's text is one of its texts, or the beginning of one if another limit ends it. thinking:
+    budget of the thought; None: unlimited.
 
-    Raises ValueError that begins with the field's name where no row could hold it.
+    Raises ValueError that begins with the field's name if no row could hold it.
     """
 
     max_new_tokens: int = 64
@@ -131,17 +130,18 @@ class SamplingParams:
 
     @property
     def draws(self) -> bool:
-        """Whether there is an answer."""
+        """Return true if there is an answer."""
         return self.max_new_tokens > 0
 
     @property
     def thinking_tokens(self) -> int | None:
-        """Of the thought, at most; None: as many as there are."""
+        """Return the most tokens of the thought; None: unlimited."""
         return None if self.thinking is None else self.thinking.most
 
     @property
     def named_tokens(self) -> dict[str, tuple[int, ...]]:
-        """Ids that must be of the vocabulary, since logits are changed at them, by field."""
+        """Return ids that must be of the vocabulary, because logits are changed at them, by
+        field."""
         return {
             "logit_bias": tuple(token for token, _ in self.logit_bias),
             "bad_words": tuple(token for word in self.bad_words for token in word),
@@ -152,13 +152,13 @@ class SamplingParams:
 
     @cached_property
     def adjusts(self) -> bool:
-        """Whether the logits are changed before a draw: of every token, or of some."""
+        """Return true if the logits of any token are changed before sampling."""
         return self.thinking is not None or self.adjusts_every_draw
 
     @cached_property
     def adjusts_every_draw(self) -> bool:
-        """Whether the logits may be changed before any draw. A thinking budget changes them at few
-        tokens (ThinkingBudget.rules)."""
+        """Return true if the logits may be changed before every token. A thinking budget changes
+        them at few tokens (ThinkingBudget.rules)."""
         return bool(
             (self.min_p and self.temperature)
             or self._rules_follow_output
@@ -169,12 +169,12 @@ class SamplingParams:
 
     @cached_property
     def follows_output(self) -> bool:
-        """Whether how they are changed depends on the tokens before."""
+        """Return true if the change depends on earlier tokens."""
         return self.thinking is not None or self._rules_follow_output
 
     @property
     def _rules_follow_output(self) -> bool:
-        """Of the rules for every draw."""
+        """Return true if the rules for every token depend on earlier tokens."""
         return bool(
             self.presence_penalty
             or self.frequency_penalty

@@ -1,8 +1,8 @@
-"""How likely each token of a prompt was behind those before it: logprobs, ranks and the likeliest
-tokens of many rows, a few rows at a time.
+"""Likelihood of each prompt token behind those before it: logprobs, ranks and the likeliest tokens
+of many rows, a few rows at a time.
 
-Rows of a prompt go through the head only here, so that a long prompt's logits are never all in
-memory. Pure; waits for nothing on the host.
+Only here a prompt's rows go through the head, so a long prompt's logits are never all in memory.
+Pure; waits for nothing on the host.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from torch import Tensor
 from .top_logprobs import top_logprobs
 
 SCORED_ROWS = 32
-"""Rows whose logits stand at a time."""
+"""Rows with logits in memory at a time."""
 SCORED_LOGIT_BYTES = 32
-"""That a logit of such a row takes, with all that is made of it."""
+"""Bytes of such a row's logit, with all intermediate results."""
 
 HeadOf = Callable[[Tensor], Tensor]
 """Logits [n, vocab] of any float type of the rows [n] int64 of a forward."""
@@ -26,10 +26,9 @@ HeadOf = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class PromptScores:
-    """Of n tokens of a prompt, in order. logprobs [n] float64: natural, of the distribution as the
-    model gave it. ranks [n] int32: how many tokens were as likely, itself included. top_tokens
-    int32 and top_logprobs float64, [n, k]: the likeliest in each one's place, the likeliest
-    first."""
+    """Scores of n prompt tokens, in order. logprobs [n] float64: natural, of the model's
+    distribution. ranks [n] int32: number of tokens as likely, itself included. top_tokens int32 and
+    top_logprobs float64, [n, k]: the likeliest in each one's place, the likeliest first."""
 
     logprobs: NDArray[np.float64]
     ranks: NDArray[np.int32]
@@ -78,8 +77,8 @@ class ScoredRows:
 
 
 def score_rows(head: HeadOf, rows: Tensor, targets: Tensor, top: int) -> ScoredRows:
-    """rows [n] int64: of the forward; targets [n] int64: the token that came behind each, on the
-    rows' device; top: how many of the likeliest tokens beside each. n is at least 1."""
+    """Score rows. rows [n] int64: of the forward; targets [n] int64: the token behind each, on the
+    rows' device; top: number of the likeliest tokens beside each. n is at least 1."""
     pieces = [
         _score(head(rows[first : first + SCORED_ROWS]), targets[first : first + SCORED_ROWS], top)
         for first in range(0, len(rows), SCORED_ROWS)

@@ -16,8 +16,9 @@ RUN_WARPS = 8
 
 @dataclass(frozen=True)
 class Cut:
-    """Tokens whose key is above `keys` [B] are kept, and the first `left` [B] of those at it;
-    equals [B, runs]: how many tokens of each run are at it. int32, keys as unsigned bits."""
+    """Cut of the keys: tokens with a key above `keys` [B] are kept, and the first `left` [B] of
+    those at it; equals [B, runs]: number of tokens of each run at it. int32, keys as unsigned
+    bits."""
 
     keys: Tensor
     left: Tensor

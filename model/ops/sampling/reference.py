@@ -1,7 +1,7 @@
-"""Draws the next token of each sequence of a batch.
+"""Sampling of the next token of each sequence of a batch.
 
-Noise is a function of (seed, position, token id) alone (gumbel.py): any split of requests over
-nodes, processes or batches draws the same tokens from the same logits. Holds no state.
+Noise is a function of (seed, position, token id) only (gumbel.py): any split of requests over
+nodes, processes or batches samples the same tokens from the same logits. Holds no state.
 model/ops/sampling/sample.py does the same inside a CUDA graph.
 """
 
@@ -18,10 +18,10 @@ from .top_logprobs import top_logprobs
 
 class Sampled(NamedTuple):
     """logprob: natural, of the token under the unmodified distribution (temperature 1, no cut, no
-    adjustment). margin: how far, in units of a logit, the choice was from a tie: best minus
-    second-best score, where the score is the logit as it was adjusted, plus the noise scaled by the
-    temperature if there is one; infinite when one token was left to choose. top: of the same
-    distribution as logprob, as many as the request asked for."""
+    adjustment). margin: distance of the choice from a tie, in units of a logit: best minus
+    second-best score. A score is the adjusted logit plus the noise scaled by the temperature, if
+    there is one. The margin is infinite with one token to choose from. top: of the same
+    distribution as logprob, as many as requested."""
 
     token: int
     logprob: float
@@ -35,9 +35,9 @@ def sample(
     positions: Sequence[int],
     scores: Tensor | None = None,
 ) -> list[Sampled]:
-    """One token a row. logits [B, vocab] float32; positions: where each drawn token will stand.
-    scores [B, vocab] float32: the logits as they were adjusted (logit_adjustments.py), from which
-    the tokens are drawn; by default as they are."""
+    """Sample one token per row. logits [B, vocab] float32; positions: of each sampled token. scores
+    [B, vocab] float32: the adjusted logits (logit_adjustments.py) to sample from; by default the
+    logits."""
     drawn_from = logits if scores is None else scores
     chosen = [
         _best(drawn_from[row])
@@ -62,7 +62,8 @@ def _top(logits: Tensor, count: int) -> TopLogprobs:
 
 
 def stop_ids(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
-    """Tokens that end the answer. ignore_eos drops the model's own, never the caller's."""
+    """Return the tokens that end the answer. ignore_eos drops the model's own, never the
+    caller's."""
     return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_ids)
 
 

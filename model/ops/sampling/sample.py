@@ -1,11 +1,12 @@
-"""Draws the next token of every row of a batch inside a CUDA graph.
+"""Sampling of every row's next token inside a CUDA graph.
 
-Shapes: logits [B, vocab] of any float dtype, row-strided; everything else is one number a row.
-Twin: `reference.sample`; both take the noise of model/ops/sampling/gumbel.py. A score is the
-logit plus the noise times the temperature, so that greedy (temperature 0) is no case of its own;
-equal scores go to the lowest id. Two launches: each program finds the best two scores of a run of
-the vocabulary, then one program a row joins the runs. No host sync; rows past rows[0] are left
-unwritten. A row with logits that are no numbers draws token 0, with a logprob that is NaN.
+Shapes: logits [B, vocab] of any float dtype, row-strided; all else is one number per row.
+Reference: `reference.sample`; both take the noise of model/ops/sampling/gumbel.py.
+
+A score is the logit plus the noise times the temperature, so greedy (temperature 0) is no case of
+its own; equal scores go to the lowest id. Two launches: each program finds the best two scores of a
+run of the vocabulary, then one program per row joins the runs. No host sync; rows past rows[0] are
+unwritten. A row without numbers samples token 0, with a NaN logprob.
 """
 
 from dataclasses import dataclass
@@ -29,12 +30,12 @@ _OF_A_RUN = 6
 
 @dataclass(frozen=True)
 class Draws:
-    """What a batch is drawn with and where the draws go: device tensors of one number a row, kept
-    for the life of a graph.
+    """Parameters and results of a batch's sampling: device tensors of one number per row, kept for
+    the life of a graph.
 
     temperature, top_p float32; top_k int32 (0: all); keys [B, 2] int32 (`gumbel.noise_key`);
-    positions int32, where each drawn token will stand; token int32, logprob and margin float32, as
-    `sampler.Sampled` has them.
+    positions int32, of each sampled token; token int32, logprob and margin float32, as in
+    `sampler.Sampled`.
     """
 
     temperature: Tensor
@@ -72,13 +73,15 @@ def sample(
     ids: Tensor | None = None,
     of: Slice | None = None,
 ) -> None:
-    """Fill token, logprob and margin of the first rows[0] rows. top_k and top_p are ignored: with
-    a cut of these logits (top_k_top_p.py) only the tokens that it keeps are drawn. mask [B, at
-    least vocab / 8] uint8: likewise, those whose bit it has, t % 8 of byte t // 8. Logprobs stay
-    those of the whole distribution. ids [vocab] int64, ascending: the tokens that the logits are
-    of, where these are a part of the model's; each has its own noise, as among all. of: where every
-    rank has logits of another part of the vocabulary: all draw the same; then there is nothing else
-    of these."""
+    """Fill token, logprob and margin of the first rows[0] rows.
+
+    top_k and top_p are ignored: with a cut of these logits (top_k_top_p.py) only its kept tokens
+    are sampled. mask [B, at least vocab / 8] uint8: likewise, those with a set bit, t % 8 of byte t
+    // 8. Logprobs stay those of the whole distribution. ids [vocab] int64, ascending: tokens of the
+    logits, if these are a part of the model's; each has its own noise, as among all. of: for ranks
+    with different parts of the vocabulary: all sample the same token; the other options are then
+    absent.
+    """
     batch, vocab = logits.shape
     runs = triton.cdiv(vocab, RUN)
     # In one piece, which is all that ranks exchange; of a multiple of four rows, so that what lies

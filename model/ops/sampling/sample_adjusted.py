@@ -14,15 +14,15 @@ from .top_k_top_p import cut
 # this instead, which no draw takes while there is any other: noise is too little to change it.
 _RULED_OUT = -1e30
 _NO_SECOND = 1e29
-"""A margin above it is to a token that was ruled out."""
+"""A margin above it is to an excluded token."""
 
 
 def sample_adjusted(
     logits: Tensor, adjustments: AdjustedRows, draws: Draws, rows: Tensor, *, cuts: bool
 ) -> None:
     """Fill token, logprob and margin of every row; rows[0] must be their number. logits [n, vocab]
-    of any float type, row i of adjustments and of draws is row i's. cuts: whether any row has a
-    top_k or a top_p. Logprobs are of the logits as they were."""
+    of any float type; row i of adjustments and of draws is row i's. cuts: true if a row has a top_k
+    or a top_p. Logprobs are of the unadjusted logits."""
     if adjustments.masks_alone and not cuts:
         sample(logits, draws, rows, mask=adjustments.masks)
         return

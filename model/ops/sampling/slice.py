@@ -1,4 +1,4 @@
-"""The part of a vocabulary of which one rank computes logits."""
+"""Part of a vocabulary whose logits one rank computes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

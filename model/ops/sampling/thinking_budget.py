@@ -10,11 +10,12 @@ MAX_CLOSING_TOKENS = 32
 
 @dataclass(frozen=True)
 class ThinkingBudget:
-    """most: tokens of the thought. closing: tokens that are forced behind so many. tag: the one of
-    these by which the model itself closes a thought. opening: the token by which the answer may
-    begin its thought; None: the prompt has begun it.
+    """most: tokens of the thought. closing: tokens forced after so many. tag: the one of these with
+    which the model itself closes a thought. opening: the token by which the answer may begin its
+    thought; None: the prompt has begun it.
 
-    Raises ValueError that begins with `thinking`."""
+    Raises ValueError that begins with `thinking`.
+    """
 
     most: int
     closing: tuple[int, ...]
@@ -36,7 +37,7 @@ class ThinkingBudget:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Ids that it names."""
+        """Return the ids that it names."""
         return self.closing if self.opening is None else (*self.closing, self.opening)
 
     @property

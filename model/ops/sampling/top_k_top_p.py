@@ -1,11 +1,12 @@
-"""Finds where top_k, then top_p, cut each row of logits, without sorting.
+"""Cuts of each row of logits by top_k, then top_p, without sorting.
 
-Shapes: logits [B, vocab] of any float dtype, row-strided. Twin: `reference._restrict`. The
-lowest kept key (radix_keys.py) is found digit by digit, 4 bits a launch: each run of the
-vocabulary adds up, by their next digit, its keys that begin with the digits found so far; the next
+Shapes: logits [B, vocab] of any float dtype, row-strided. Reference: `reference._restrict`.
+
+The lowest kept key (radix_keys.py) is found digit by digit, 4 bits per launch. Each run of the
+vocabulary adds up, by their next digit, its keys that begin with the digits found so far. The next
 launch picks the digit at which the sum, from the largest key down, reaches its target: top_k
-tokens, then top_p of the mass that top_k left. Sums have a fixed order; no atomics, no host sync. A
-bf16 key has 4 digits, a float32 key 8. Digits of a limit that a row does not set return at once.
+tokens, then top_p of the remaining mass. Sums have a fixed order; no atomics, no host sync. A bf16
+key has 4 digits, a float32 key 8. Digits of an unset limit return at once.
 """
 
 from typing import Any
@@ -26,7 +27,7 @@ _STEP = 256
 
 
 def cut(logits: Tensor, draws: Draws) -> Cut:
-    """Of every row; top_k 0 and top_p 1 keep every token, equal logits go in the order of ids."""
+    """Cut every row; top_k 0 and top_p 1 keep every token, equal logits go in the order of ids."""
     batch, vocab = logits.shape
     runs = triton.cdiv(vocab, RUN)
     digits = 4 if logits.dtype is torch.bfloat16 else 8
@@ -61,7 +62,8 @@ def cut(logits: Tensor, draws: Draws) -> Cut:
 
 @triton.jit
 def _next_digit(sums, found, above, target, plane, RUNS: tl.constexpr):
-    """(key digits, sum above them) one digit after those of `plane`, whose sums are complete."""
+    """Return (key digits, sum above them) one digit after those of `plane`, whose sums are
+    complete."""
     row, rows, runs = tl.program_id(1), tl.num_programs(1), tl.num_programs(0)
     digit = tl.arange(0, 16)
     run = tl.arange(0, RUNS)
@@ -103,7 +105,7 @@ def _weight(keys, largest, heat, WEIGH: tl.constexpr, NARROW: tl.constexpr):
 def _add_by_digit(
     line, vocab, sums, begin, shift, plane, largest, heat, WEIGH, NARROW, RUN, STEP: tl.constexpr
 ):
-    """Stores the sums [16] of weights of the run's keys that start with `begin`."""
+    """Store the sums [16] of weights of the run's keys that start with `begin`."""
     run, row = tl.program_id(0), tl.program_id(1)
     digit = tl.arange(0, 16)
     total = tl.zeros([16, STEP], tl.float32)
@@ -173,7 +175,7 @@ def _largest(of_runs, row, runs, RUNS: tl.constexpr):
 
 @triton.jit
 def _target(top_p, of_runs, of_top_k, row, runs, largest, heat, NARROW, RUNS: tl.constexpr):
-    """top_p of the mass that top_k left."""
+    """Return top_p of the mass that top_k left."""
     run = tl.arange(0, RUNS)
     rows = tl.num_programs(1)
     masses = tl.load(of_runs + (rows + row) * runs + run, run < runs, 0.0)

@@ -1,2 +1,2 @@
-"""Rows of several tokens whose last ones are drafts, through a GDN layer: outputs now, states once
-it shows how many tokens hold."""
+"""Rows with drafts through a GDN layer: outputs now, states once the number of accepted tokens is
+known."""

@@ -1,10 +1,10 @@
-"""The states behind the tokens of rows with drafts that hold, from what was kept of those tokens:
-all layers of many rows in two launches.
+"""States behind the accepted tokens of rows with drafts, from the kept inputs of those tokens: all
+layers of many rows in two launches.
 
 A program owns one value head of one row and layer: it reads the head's state, takes the tokens one
 after another by the arithmetic of `gdn_verify`, and stores it once. One kernel serves every count,
-so that a fold of n tokens is bit for bit n folds of one. Convolutions' columns are a launch of
-their own. Twin: `TorchOperators.gdn` of the same tokens, `stepped`, which stores the state.
+so a fold of n tokens is bit for bit n folds of one. Convolutions' columns are a launch of their
+own. Reference: `TorchOperators.gdn` of the same tokens, `stepped`, storing the state.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ _CHANNEL_WARPS = 4
 
 @dataclass(frozen=True)
 class FoldRows:
-    """One a row, [n] int32 on the device. places: in what is kept. counts: tokens that hold, 1 or
-    more. read_slots: of the state before the row. write_slots: of the state behind those tokens;
-    no slot of the others, but maybe the row's own read slot."""
+    """Folds, one per row, [n] int32 on the device. places: among the kept inputs. counts: accepted
+    tokens, 1 or more. read_slots: of the state before the row. write_slots: of the state behind
+    those tokens; no slot of the others, but possibly the row's own read slot."""
 
     places: Tensor
     counts: Tensor
@@ -49,9 +49,8 @@ def gdn_fold(
     ssm: Sequence[Tensor],
     folds: FoldRows,
 ) -> None:
-    """Store the states of all layers, conv columns included. conv, ssm: a layer each, views of one
-    arena as for `gdn_verify`, every layer as far behind the one before. Raises ValueError where
-    they are not."""
+    """Store the states of all layers, conv columns included. conv, ssm: one per layer, views of one
+    arena as for `gdn_verify`, with equal distances between layers. Raises ValueError otherwise."""
     fold_columns(kept, config, conv, folds)
     fold_states(kept, config, ssm, folds)
 
@@ -63,8 +62,8 @@ def fold_columns(
     folds: FoldRows,
     turn: Tensor | None = None,
 ) -> None:
-    """Of gdn_fold() the conv columns alone; a row of no tokens is left alone. turn [1] int32: of
-    the step that comes, where kept has both: the other one's is folded."""
+    """Store the conv columns of gdn_fold() only; a row of no tokens is left alone. turn [1] int32:
+    of the coming step, if kept has both: the other one's is folded."""
     layers, rows = len(conv), len(folds.counts)
     conv_step = _step_of(conv)
     raw = kept.raw
@@ -89,7 +88,7 @@ def fold_columns(
 def fold_states(
     kept: KeptInputs, config: ModelConfig, ssm: Sequence[Tensor], folds: FoldRows
 ) -> None:
-    """Of gdn_fold() what is not conv columns."""
+    """Store all of gdn_fold() except conv columns."""
     layers, rows = len(ssm), len(folds.counts)
     ssm_step = _step_of(ssm)
     _states_kernel[(config.value_heads, rows, layers)](

@@ -20,11 +20,11 @@ _WARPS = 4
 def gated_rows(
     projected: Tensor, read: Tensor, norm: Tensor, config: ModelConfig, counts: Tensor, rows: Tensor
 ) -> Tensor:
-    """norm(read) * silu(z), [B * T, value_heads * value_dim] in projected's dtype, as of
+    """Return norm(read) * silu(z), [B * T, value_heads * value_dim] in projected's dtype, as in
     `gdn_verify`.
 
-    projected: as there. read [B * T, value_heads * value_dim] float32, which of tokens from
-    counts[r] on may be anything; norm [value_dim] float32.
+    projected: as there. read [B * T, value_heads * value_dim] float32, undefined for tokens from
+    counts[r] on; norm [value_dim] float32.
     """
     batch, heads, dim = len(counts), config.value_heads, config.value_dim
     output = projected.new_empty(read.shape)

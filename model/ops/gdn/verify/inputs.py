@@ -1,11 +1,10 @@
-"""The first launch of a GDN layer over rows with drafts: the convolution of every token, the gates,
-and what a fold will need of them.
+"""First launch of a GDN layer over rows with drafts: the convolution of every token, the gates, and
+the inputs of a later fold.
 
-A program owns heads of a row, of q, k or v, and goes through its tokens; where few rows would leave
-processors idle, a program has one token, and reads the tokens before it anew. Each window is summed
-as `gdn_step_inputs` sums it, and nothing depends on how many tokens a row has. No slot is written.
-Slots and counts are read before the kernel ahead has ended, which may not write them. Twin: the
-same steps of `TorchOperators.gdn`.
+A program owns heads of a row, of q, k or v, and goes through its tokens. With few rows a program
+has one token, and reads the tokens before it anew. Each window is summed as `gdn_step_inputs` sums
+it, whatever the number of a row's tokens. No slot is written. Slots and counts are read before the
+kernel ahead has ended; it may not write them. Reference: the same steps of `TorchOperators.gdn`.
 """
 
 import triton
@@ -38,10 +37,10 @@ def verify_inputs(
     kept: LayerInputs,
     turn: Tensor,
 ) -> None:
-    """Fills the first counts[r] tokens of place r of that turn of `kept`, for each of the first
+    """Fill the first counts[r] tokens of place r of that turn of `kept`, for each of the first
     rows[0] rows.
 
-    projected [B * T, ...]: T tokens a row, arguments else as of `gdn_verify`.
+    projected [B * T, ...]: T tokens per row; other arguments as in `gdn_verify`.
     """
     batch, heads = len(counts), 2 * config.key_heads + config.value_heads
     tokens = projected.shape[0] // batch

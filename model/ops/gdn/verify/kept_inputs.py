@@ -1,10 +1,10 @@
-"""What the recurrence of rows with drafts is given, kept on the device from their forward to their
-fold: the rows write no slot, since how many of their tokens hold shows only later.
+"""Inputs of the recurrence of rows with drafts, kept on the device from their forward to their
+fold: the rows write no slot, because the number of accepted tokens shows later.
 
-Owns the buffers; knows no lane. What is kept are inputs and never updates: a fold computes these
-again from the state that it finds, or its error would grow with every token. Launches that share it
-share a stream. There are two sets, and forwards take turns: what one keeps the next one folds while
-it keeps its own. Invariant: place r of a set holds row r of the last forward whose turn it was.
+Owns the buffers; knows no lane. Inputs are kept, never updates: a fold computes these again from
+the state, so that its error does not grow with every token. Launches that share it share a stream.
+There are two sets, and forwards alternate: one folds the other's set while it keeps its own.
+Invariant: place r of a set holds row r of the last forward of its turn.
 """
 
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ class LayerInputs:
 
 @dataclass(frozen=True)
 class KeptInputs:
-    """Of `places` rows with at most `tokens` tokens each, in every GDN layer.
+    """Kept inputs of `places` rows with at most `tokens` tokens each, in every GDN layer.
 
     raw [layers, places, tokens, conv_channels]: of the convolution, in the activations' dtype.
     mixed: the same shape and dtype: silu of its output. scalars [layers, places, tokens, one over
-    q's length, times key_dim ** -0.5 | one over k's length | decay | beta] float32, a head each.
+    q's length, times key_dim ** -0.5 | one over k's length | decay | beta] float32, per head.
     """
 
     raw: Tensor
@@ -91,7 +91,7 @@ class KeptTurns:
         return KeptInputs(self.raw[turn], self.mixed[turn], self.scalars[turn])
 
     def layer(self, index: int) -> LayerInputs:
-        """Of the GDN layer of this number, counted without the others."""
+        """Return the inputs of one GDN layer, counted among the GDN layers."""
         return LayerInputs(self.raw[:, index], self.mixed[:, index], self.scalars[:, index])
 
     @property
@@ -104,5 +104,5 @@ def scalars_a_token(config: ModelConfig) -> int:
 
 
 def kept_bytes(config: ModelConfig, layers: int, itemsize: int) -> int:
-    """Of one token of a row, in all layers. itemsize: of an activation."""
+    """Return the bytes of one token of a row, in all layers. itemsize: of an activation."""
     return layers * (2 * config.conv_channels * itemsize + 4 * scalars_a_token(config))

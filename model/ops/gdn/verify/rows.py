@@ -1,15 +1,16 @@
 """Rows with drafts through a GDN layer, from in_proj's output to out_proj's input: as many decode
-steps as a row has tokens, but the state behind them is not written.
+steps as a row has tokens, without writing the state behind them.
 
-Three launches. `verify_inputs` makes what the recurrence is given, and keeps it for a fold. Then a
+Three launches. `verify_inputs` makes the recurrence's inputs and keeps them for a fold. Then a
 program owns half of one value head of one row: it reads that half of the state once and takes the
-row's tokens one after another, the state in registers. What of the row's last step holds is folded
-on the way: then the state is that before those tokens, and the one behind them is stored where the
-row would have read it. `gated_rows` norms what they read. Twin: `TorchOperators.gdn` of sequences
-that are `stepped` and store nothing, and before them of those that are folded, which store.
+row's tokens one after another, the state in registers. Accepted tokens of the row's last step are
+folded on the way: the read state is then the one before those tokens, and the one behind them is
+stored in the row's usual read slot. `gated_rows` norms the read-outs. Reference:
+`TorchOperators.gdn` of `stepped` sequences that store nothing, after that of the folded ones, which
+store.
 
-No row may read a slot that another row writes. The kernel before these in the stream may not
-write slots, counts or rows: they are read while it still runs.
+No row may read a slot that another row writes. The kernel before these in the stream may not write
+slots, counts or rows: they are read while it still runs.
 """
 
 from dataclasses import dataclass
@@ -39,9 +40,9 @@ _WARPS = 4
 
 @dataclass(frozen=True)
 class RowFolds:
-    """What rows fold first, [B] int32 on the device. counts: tokens of the last step, 0 of rows
-    that fold nothing. places: of these rows, in what that step kept. slots: of the state before
-    those tokens; the read slot of rows that fold nothing. Conv columns are folded before."""
+    """Folds before the rows, [B] int32 on the device. counts: tokens of the last step, 0 for a row
+    without a fold. places: of these rows, among that step's kept inputs. slots: of the state before
+    those tokens; the read slot of a row without a fold. Conv columns are folded before."""
 
     counts: Tensor
     places: Tensor
@@ -61,15 +62,15 @@ def gdn_verify(
     turn: Tensor,
     folds: RowFolds,
 ) -> Tensor:
-    """[B * T, value_heads * value_dim] in projected's dtype. Of the first rows[0] rows, tokens from
-    counts[r] on give zeros; rows behind those are left unwritten.
+    """Return [B * T, value_heads * value_dim] in projected's dtype. Of the first rows[0] rows,
+    tokens from counts[r] on give zeros; later rows are unwritten.
 
     projected [B * T, conv_channels | value_heads * value_dim (z) | value_heads (b) | value_heads
     (a)]: row r has the T from r * T on; any stride. conv [slots, channels, width - 1] and ssm
     [slots, value_heads, value_dim, key_dim] are views of the arena: dense but for the slot stride.
     read_slots, counts [B] (1 to T), rows [1] and turn [1], 0 or 1: int32, on the device. kept: of
-    at least B places and T tokens; what this step keeps goes to its turn, what is folded is of the
-    other one. Head dimensions are powers of two.
+    at least B places and T tokens; this step keeps inputs in its turn and folds the other one's.
+    Head dimensions are powers of two.
     """
     verify_inputs(projected, weights, config, conv, read_slots, counts, rows, kept, turn)
     batch, heads = len(counts), config.value_heads
@@ -106,8 +107,8 @@ def gdn_verify(
 
 
 def _warps_of(rows: int, key_dim: int) -> int:
-    """Of smaller heads, which no published model has, as many as folds have, whose sums then have
-    the same order."""
+    """Return the warps; for small heads, absent from published models, as many as folds have, so
+    that sums have the same order."""
     is_whole = rows * key_dim >= _ROWS * _KEYS
     return _WARPS if is_whole else warps_of(FOLD_WARPS, rows, key_dim)
 

@@ -1,8 +1,8 @@
 """One token of the recurrence, on a head's state in registers: shared by rows with drafts and by
-folds, so that a state goes through the very same arithmetic in both.
+folds, so that both use the same arithmetic.
 
-Rows of a head's state [value_dim, key_dim] are held as [rows, lines, line], a line of 128 bytes: as
-in `gdn_decode`, whose arithmetic this is.
+Rows of a head's state [value_dim, key_dim] are held as [rows, lines, line], a line of 128 bytes, as
+in `gdn_decode`, with the same arithmetic.
 """
 
 import triton
@@ -10,9 +10,9 @@ import triton.language as tl
 
 
 def warps_of(most: int, rows: int, key_dim: int) -> int:
-    """Of a program with so many rows of a state: at most that many, and so few that every thread
-    holds four keys of a line, as those of large heads do: a thread sums its own first, so that with
-    fewer keys the sum has another order."""
+    """Return the warps of a program with so many rows of a state: at most `most`, and so few that
+    every thread holds four keys of a line, as those of large heads do. A thread sums its own keys
+    first, so fewer keys would give another order."""
     return max(1, min(most, rows * key_dim // (32 * 4)))
 
 
@@ -58,8 +58,7 @@ def step(state, k, v, decay, beta):
 
 @triton.jit
 def places_of_state(KEY_DIM: tl.constexpr, ROWS: tl.constexpr, LINE: tl.constexpr):
-    """Where the elements of so many rows of a head's state lie behind the first, [rows, lines,
-    line]."""
+    """Return the offsets of the elements of so many rows of a head's state, [rows, lines, line]."""
     row = tl.arange(0, ROWS)[:, None, None] * KEY_DIM
     line = tl.arange(0, KEY_DIM // LINE)[None, :, None] * LINE
     return row + line + tl.arange(0, LINE)[None, None, :]

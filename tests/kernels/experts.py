@@ -7,16 +7,14 @@ from torch import Tensor
 from tasuki.model.config import ModelConfig, MoeShape
 from tasuki.model.ops.linear.gemv import Stream
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
-from tasuki.model.weights.kernel_layout import for_kernels
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Kind, Matrix
 
-from .fp8 import numbers
-from .fp8 import published as published_fp8
-from .nvfp4 import published as published_nvfp4
+from .published import laid_out, numbers, published
 from .tensors import noise
 
 FEW_TOKENS = 3
+"""Batches above this take the grouped products: both paths become short enough to interpret."""
 
 
 @pytest.fixture
@@ -38,9 +36,7 @@ def layer(routed: Kind, shared: Kind, config: ModelConfig, dtype: torch.dtype) -
         if kind is Kind.PLAIN:
             size = (*stack, sum(parts), columns)
             return Matrix.of((noise(8, *size) / columns**0.5).to(dtype))
-        if kind is Kind.NVFP4:
-            return published_nvfp4(parts, columns, *stack, divided=len(parts) == 1)
-        return published_fp8(kind, parts, columns, *stack)
+        return published(kind, parts, columns, *stack, divided=len(parts) == 1)
 
     inner, wide, experts = shape.intermediate, shape.shared_intermediate, shape.experts
     return MoeWeights(
@@ -54,15 +50,12 @@ def layer(routed: Kind, shared: Kind, config: ModelConfig, dtype: torch.dtype) -
 
 def on_device(weights: MoeWeights, device: torch.device) -> MoeWeights:
     """As kernels read it."""
-
-    def moved(matrix: Matrix) -> Matrix:
-        return Matrix(for_kernels(matrix.to(device).segments))
-
+    shared = weights.shared
     return MoeWeights(
         router=weights.router.to(device),
-        gate_up=moved(weights.gate_up),
-        down=moved(weights.down),
-        shared=MlpWeights(moved(weights.shared.gate_up), moved(weights.shared.down)),
+        gate_up=laid_out(weights.gate_up, device),
+        down=laid_out(weights.down, device),
+        shared=MlpWeights(laid_out(shared.gate_up, device), laid_out(shared.down, device)),
         shared_gate=weights.shared_gate.to(device),
     )
 
@@ -72,11 +65,16 @@ def exact(matrix: Matrix) -> Matrix:
     return Matrix.of(matrix.plain.float() if matrix.is_plain else numbers(matrix))
 
 
+def naive_shared(x: Tensor, weights: MoeWeights) -> Tensor:
+    """The shared expert's part, on the CPU in float32."""
+    shared, gate = weights.shared, weights.shared_gate.float()
+    return gated_shared(x.float(), exact(shared.gate_up), exact(shared.down), gate)
+
+
 def naive(x: Tensor, weights: MoeWeights, config: ModelConfig) -> Tensor:
     """On the CPU in float32."""
     assert isinstance(config.feed_forward, MoeShape)
-    x, shared = x.float(), weights.shared
+    x = x.float()
     shares, experts = route(x, weights.router.float(), config.feed_forward.chosen)
     routed = mixture(x, exact(weights.gate_up), exact(weights.down), shares, experts)
-    gate = weights.shared_gate.float()
-    return routed + gated_shared(x, exact(shared.gate_up), exact(shared.down), gate)
+    return routed + naive_shared(x, weights)

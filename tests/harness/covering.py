@@ -1,0 +1,76 @@
+"""Parametrisation whose full product takes minutes: `make test` runs combinations that cover every
+value or every pair of values, and the nightly run has the others."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+
+Axes = Mapping[str, Mapping[str, object]]
+"""By the name of an argument: its values by the names that they have in a test's id."""
+Names = tuple[str, ...]
+
+
+def every_value(**axes: Mapping[str, object]) -> pytest.MarkDecorator:
+    """Parametrise by the product of axes that do not depend on each other. Each value is in one
+    combination at least that is not slow."""
+    return _covering(1, axes)
+
+
+def every_pair(**axes: Mapping[str, object]) -> pytest.MarkDecorator:
+    """Parametrise by the product of axes of which any two may depend on each other. Each pair of
+    values is in one combination at least that is not slow."""
+    return _covering(2, axes)
+
+
+def slow_behind(quick: int, cases: Mapping[str, object]) -> list[Any]:
+    """Return cases of a parametrised test, all but the first so many slow.
+
+    cases: by name, the value of the one argument or a tuple with that of each.
+    """
+    return [
+        pytest.param(
+            *(values if isinstance(values, tuple) else (values,)),
+            id=name,
+            marks=() if place < quick else pytest.mark.slow,
+        )
+        for place, (name, values) in enumerate(cases.items())
+    ]
+
+
+def _covering(strength: int, axes: Axes) -> pytest.MarkDecorator:
+    chosen = {*covering_names(strength, axes)}
+    cases = [
+        pytest.param(
+            *(axes[axis][name] for axis, name in zip(axes, names, strict=True)),
+            id="-".join(names),
+            marks=() if names in chosen else pytest.mark.slow,
+        )
+        for names in product(*axes.values())
+    ]
+    return pytest.mark.parametrize([*axes], cases)
+
+
+def covering_names(strength: int, axes: Axes) -> Iterator[Names]:
+    """Yield the names of few combinations that have each `strength` values of different axes. The
+    next one has the most of what is left, and of equals the values that were yielded least."""
+    every = [*product(*axes.values())]
+    left = {part for names in every for part in _parts(names, strength)}
+    yielded: Counter[tuple[int, str]] = Counter()
+
+    def worth(names: Names) -> tuple[int, int]:
+        parts = _parts(names, strength)
+        return len(left & parts), -sum(yielded[place] for place in enumerate(names))
+
+    while left:
+        best = max(every, key=worth)
+        left -= _parts(best, strength)
+        yielded.update(enumerate(best))
+        yield best
+
+
+def _parts(names: Names, strength: int) -> set[tuple[tuple[int, str], ...]]:
+    """Return the combinations of so many of the names, each with the place of its axis."""
+    return {*combinations(enumerate(names), strength)}
