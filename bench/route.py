@@ -17,7 +17,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from tasuki.decode_node.prefill_links import PrefillConnection, PrefillLink, PrefillNodeLoad
+from tasuki.decode_node.prefill_connection import PrefillConnection, PrefillNodeLoad
+from tasuki.decode_node.prefill_links import PrefillLink
 from tasuki.decode_node.prefill_router import PrefillRouter
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
@@ -88,7 +89,7 @@ def _routed(router: PrefillRouter, wanted: m.HandoverWanted) -> None:
 def _stand(router: PrefillRouter, standing: ExitStack, node: int, random: Random) -> int:
     connection, now = _Connection(), time.monotonic()
     load = pb.Load(wait_seconds=random.random(), fixed_seconds=0.01, token_seconds=1e-5)
-    connection.load.report(load, now, now)
+    connection.load.take(load, now, now)
     link = _Link(f"10.0.{node // 250}.{node % 250}:50051")
     standing.enter_context(
         router.standing(cast(PrefillLink, link), cast(PrefillConnection, connection))

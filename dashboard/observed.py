@@ -11,7 +11,7 @@ from enum import Enum
 
 from tasuki.engine import messages as m
 from tasuki.engine.messages import StatsReply
-from tasuki.transfer.liveness.link_status import NodeProgress, PrefillNodeStatus
+from tasuki.transfer.control.link_status import NodeProgress, PrefillNodeStatus
 from tasuki.transfer.reports import SenderCounters
 
 ObservedMessage = (

@@ -14,24 +14,18 @@ from tasuki.decode_node.prefill_links import Dialling
 from tasuki.engine.assembly.engines import build_cache, build_decode_engine, build_early_start
 from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.handover.early_steps import no_barriers
+from tasuki.engine.handover.early_start import no_barriers
 from tasuki.engine.messages import EarlyStepEnded, Outbox
 from tasuki.routing.node_choice import RouteName
 from tasuki.server.config import ServerConfig
+from tasuki.server.daemon.pair_daemon import START_SECONDS, STOP_SECONDS, PairSide
 from tasuki.server.daemon.running_engine import HandoverFront
+from tasuki.transfer.control.link_status import HandoverStatus
 from tasuki.transfer.data_plane import DataPlane, TransferEngine
-from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.transfer.rooms.deadlines import ReceiverDeadlines
 from tasuki.transfer.windows.window import StepCounter
 from tasuki.utils.logs import progress_bar
-from tasuki.utils.loops import LoopThread
 from tasuki.utils.tls import ClientTls
-
-# Reaching the prefill nodes for the first time, and etcd before.
-_START_SECONDS = 30.0
-# Rooms, pulls and links, each within its patience.
-_STOP_SECONDS = 45.0
-_LOOP_SECONDS = 10.0
 
 
 def dialling(server_config: ServerConfig, config: DecodeConfig) -> Dialling:
@@ -51,7 +45,7 @@ def _settings(config: EngineConfig) -> HandoverSettings:
     return HandoverSettings(deadlines=ReceiverDeadlines(queue=config.queue_timeout))
 
 
-class DecodeSide:
+class DecodeSide(PairSide):
     """REQUIRES: `plane` is over parts.arena. Raises TlsError, MembershipError."""
 
     handover_address = None
@@ -70,11 +64,9 @@ class DecodeSide:
         parts = replace(parts, slabs=plane.slabs, wire=plane.window_source.sizes)
         # What is pulled from here was computed long ago: no tick is waited for but other ranks'.
         steps = parts.sent_behind or StepCounter()
-        self._ends = TransferEngine.over(
-            plane, steps, config.layers_per_window, config.lease_seconds
-        )
+        ends = TransferEngine.over(plane, steps, config.layers_per_window, config.lease_seconds)
         # A step beside the batch's would have the ranks exchange out of order.
-        barriers = self._ends.receiver.barrier if parts.ranks is None else no_barriers
+        barriers = ends.receiver.barrier if parts.ranks is None else no_barriers
         self._early = build_early_start(
             parts, barriers, lambda: front.post_observed(EarlyStepEnded())
         )
@@ -85,16 +77,16 @@ class DecodeSide:
             self._early,
             progress_bar("decode graphs"),
         )
-        self._loop = LoopThread("tasuki-handover", front.lose)
+        super().__init__(ends, front.lose)
         self.links = HandoverClient(
             front.post_observed,
-            self._ends.receiver,
-            self._ends.sender,
+            ends.receiver,
+            ends.sender,
             plane.transport,
             plane.contract,
             plane.node,
             config.membership(server_config.etcd_access),
-            self._loop.loop,
+            self.loop.loop,
             settings or _settings(engine_config),
             dials,
             front.header,
@@ -114,25 +106,19 @@ class DecodeSide:
     async def start(self) -> None:
         self._ends.start()
         await asyncio.to_thread(self._early.prepare)
-        self._loop.start()
+        self.loop.start()
         try:
-            await self._loop.run(self.links.start(), _START_SECONDS)
+            await self.loop.run(self.links.start(), START_SECONDS)
         except BaseException:
             await self.give_up()
             raise
-
-    async def give_up(self) -> None:
-        """End the event loop of a node that could not be started."""
-        await asyncio.to_thread(self._loop.stop, _LOOP_SECONDS)
 
     async def retire(self) -> None:
         """Nobody learns of a decode node from itself."""
 
     async def end_handover(self) -> None:
-        await self._loop.end(self.links.stop(), _STOP_SECONDS)
+        await self.loop.end(self.links.stop(), STOP_SECONDS)
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._early.close)
-        await asyncio.to_thread(self._ends.stop)
-        # Last: engine and sender post to it until they end.
-        await asyncio.to_thread(self._loop.stop, _LOOP_SECONDS)
+        await super().stop()

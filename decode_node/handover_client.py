@@ -6,7 +6,7 @@ back; knows no bytes and no caches.
 Thread rule: the hand-over's event loop; deliver() may be called from any thread.
 Invariants: every HandoverWanted is answered, at once where no prefill node is connected, and also
 where a room breaks in a way that nobody foresaw (the engine waits for it without a deadline of its
-own); a room that this client no longer knows has no writer, so a grant or a cancellation that
+own). A room that this client no longer knows has no writer, so a grant or a cancellation that
 crossed its end is fenced at once.
 """
 
@@ -20,33 +20,26 @@ from functools import partial
 
 import numpy as np
 
-from tasuki.decode_node.chosen_node import Chosen
 from tasuki.decode_node.config import HandoverSettings
 from tasuki.decode_node.passing_on import PassingOn
-from tasuki.decode_node.prefill_links import (
-    LINGER_SECONDS,
-    Dialling,
-    PrefillConnection,
-    PrefillLink,
-    PrefillLinks,
-)
-from tasuki.decode_node.prefill_router import Holder, PrefillRouter
+from tasuki.decode_node.prefill_connection import PrefillConnection
+from tasuki.decode_node.prefill_links import LINGER_SECONDS, Dialling, PrefillLink, PrefillLinks
+from tasuki.decode_node.prefill_router import Chosen, Holder, PrefillRouter
 from tasuki.decode_node.rooms import (
     IncomingFetch,
     IncomingHandover,
     IncomingRoom,
     PullSender,
-    Speak,
+    SharedMeans,
     event_of,
     grant_of,
 )
 from tasuki.engine import messages as m
 from tasuki.routing.node_choice import RouteName
 from tasuki.server.discovery.membership import Membership
-from tasuki.transfer.control.connection_breaker import ConnectionBreaker
-from tasuki.transfer.control.live_rooms import LiveRooms
-from tasuki.transfer.control.writer_life import WriterLife
-from tasuki.transfer.liveness.link_status import NodeProgress, PrefillNodeStatus
+from tasuki.transfer.control.driven_room import LiveRooms
+from tasuki.transfer.control.link_status import NodeProgress, PrefillNodeStatus
+from tasuki.transfer.control.writer_life import ConnectionBreaker, WriterLife
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.receiving.receiver import Receiver
@@ -91,9 +84,11 @@ def _untraced(request: m.RequestId) -> str:
 
 
 class HandoverClient:
+    """As LinkOwner too."""
+
     def __init__(
         self,
-        post: Callable[[m.Inbox], None],
+        post: m.Post,
         receiver: Receiver,
         sender: Sender,
         transport: Transport,
@@ -115,7 +110,6 @@ class HandoverClient:
         self._pull_tokens = pull_tokens
         self._traceparent = traceparent
         self._post = post
-        self._receiver = receiver
         self._loop = loop
         self._settings = settings or HandoverSettings()
         self._sender = sender
@@ -125,7 +119,8 @@ class HandoverClient:
         self._asked: dict[m.RequestId, _Asked] = {}
         """Of requests whose prompts were given to prefill nodes, until they are done, cancelled or
         prefilled here."""
-        self._breaker = ConnectionBreaker(transport, receiver, self._lose_all)
+        breaker = ConnectionBreaker(transport, receiver, self._lose_all)
+        self._shared = SharedMeans(receiver, breaker, self._settings)
         self._unanswered: set[m.RoomId] = set()
         """Rooms of which the engine knows no end yet."""
         self._available = False
@@ -134,20 +129,12 @@ class HandoverClient:
         self._membership = membership.changes()
         self._following: asyncio.Task[None] | None = None
         self._router = PrefillRouter(route, node.name)
+        self.standing = self._router.standing
+        self.progress = progress
+        dials = dialling or Dialling()
         self._links = PrefillLinks(
             lambda target: PrefillLink(
-                target,
-                contract,
-                node,
-                transport,
-                self._settings,
-                sender,
-                self._links_changed,
-                dialling,
-                progress,
-                self._router.standing,
-                self._loads_changed,
-                self._node_leaves,
+                target, contract, node, transport, self._settings, sender, dials, self
             )
         )
         self._passing = PassingOn(
@@ -189,7 +176,7 @@ class HandoverClient:
                 self._links.follow(targets)
                 self._end_idle_links()
                 self._loop.call_later(LINGER_SECONDS, self._end_idle_links)
-                self._links_changed()
+                self.links_changed()
         except Exception:
             log.exception("prefill nodes that come or go are not seen any more: restart this node")
 
@@ -275,10 +262,8 @@ class HandoverClient:
         room = IncomingHandover(
             wanted,
             chosen,
-            self._breaker,
+            self._shared,
             partial(self._say, wanted.request_id),
-            self._receiver,
-            self._settings,
             self._begin_pull,
             self._traceparent(wanted.request_id),
         )
@@ -308,8 +293,7 @@ class HandoverClient:
         if link is None or connection is None:
             return False
         post = partial(self._fetch_says, connection)
-        breaker, settings = self._breaker, self._settings
-        room = IncomingFetch(wanted, link, connection, breaker, post, self._receiver, settings)
+        room = IncomingFetch(wanted, link, connection, self._shared, post)
         self._fetches.start(room.id, room)
         return True
 
@@ -320,7 +304,7 @@ class HandoverClient:
 
     def _fetch_over(self, room: IncomingFetch, failure: Exception | None) -> None:
         if failure is not None:
-            # The engine drops what it knows already.
+            # The engine drops a repeated loss.
             self._post(m.FetchLost(room.id, m.FetchOutcome.LOST))
         self._end_idle_links()
 
@@ -355,11 +339,9 @@ class HandoverClient:
     def _has_attempt(self, asked: "_Asked") -> bool:
         return len(asked.tried) < self._settings.attempts
 
-    def _begin_pull(
-        self, grant: m.PullGrant, connection: PrefillConnection, speak: Speak
-    ) -> PullSender:
+    def _begin_pull(self, grant: m.PullGrant, asked_in: IncomingRoom) -> PullSender:
         """REQUIRES: the room has no pull that lives."""
-        pull = PullSender(grant, connection, self._post, self._sender, speak, self._settings.pull)
+        pull = PullSender(grant, asked_in, self._post, self._sender, self._settings.pull)
         self._pulls.start(grant.room, pull)
         return pull
 
@@ -405,18 +387,18 @@ class HandoverClient:
         self._links.lose_all()
         return [room.connection.writer for room in (*self._rooms, *self._fetches)]
 
-    def _node_leaves(self, link: PrefillLink, connection: PrefillConnection) -> None:
+    def node_leaves(self, link: PrefillLink, connection: PrefillConnection) -> None:
         log.info("prefill node %s ends and leaves its states", connection.node.name)
         self._passing.leaves(link, connection)
-        self._links_changed()
+        self.links_changed()
 
-    def _links_changed(self) -> None:
+    def links_changed(self) -> None:
         available = self._links.available
         if available is not self._available:
             self._available = available
             self._post(m.PeersChanged(available))
 
-    def _loads_changed(self) -> None:
+    def loads_changed(self) -> None:
         """The engine learns what others have sent to all prefill nodes, now and then: with many
         nodes reports come all the time."""
         now = time.monotonic()

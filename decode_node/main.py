@@ -28,8 +28,8 @@ def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
     check_binds(binds, server_config.access)
     log_loading(engine_config)
     # Not before the flags are known to be right: torch takes seconds.
-    from tasuki.decode_node.daemon import run_daemon
+    from tasuki.decode_node.node import DecodeDaemon
     from tasuki.engine.assembly.ranks import build_node_parts
 
-    run_daemon(engine_config, server_config, config, build or build_node_parts)
+    DecodeDaemon(engine_config, server_config, config, build or build_node_parts).run()
     return 0

@@ -1,28 +1,36 @@
-"""A decode node: the front door's services over an engine's side, in one process or in two.
-
-Life: startup, then whatever the daemon waits for, then shutdown.
+"""A decode node: the front door's services over an engine's side, in one process or in two, and
+the daemon that takes prefixes over and writes answers.
 """
+
+from contextlib import AbstractContextManager
 
 from tasuki.decode_node.config import DecodeConfig, HandoverSettings
 from tasuki.decode_node.engine_side import DecodeSide
-from tasuki.engine.assembly.parts import EngineParts
-from tasuki.engine.config import EngineConfig
+from tasuki.engine.assembly.parts import EngineParts, asked_model
+from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.messages import Emit
 from tasuki.server.config import ServerConfig
-from tasuki.server.daemon.client_front import ClientFront
+from tasuki.server.daemon.client_front import ClientFront, node_codec, with_trials
+from tasuki.server.daemon.engine_host import EngineHost
+from tasuki.server.daemon.engine_process import EngineProcess
 from tasuki.server.daemon.node import Node, about_node
 from tasuki.server.daemon.node_watch import NodeFiles, folders_of
+from tasuki.server.daemon.pair_daemon import PairDaemon
 from tasuki.server.daemon.running_engine import NearEngine, RunningEngine
 from tasuki.server.role_change import RoleChange
 from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.workers.links import NodeSockets, node_sockets
 from tasuki.server.workers.pool import NodeWorkers
+from tasuki.transfer.control.link_status import HandoverStatusSource
 from tasuki.transfer.data_plane import DataPlane
-from tasuki.transfer.liveness.link_status import HandoverStatusSource
 
 
 class DecodeNode:
-    """Front and engine in one process. Build it inside a running event loop. REQUIRES: `plane` is
-    over parts.arena. Raises TlsError, MembershipError."""
+    """Front and engine in one process. Build it inside a running event loop. Life: startup, then
+    whatever the daemon waits for, then shutdown. REQUIRES: `plane` is over parts.arena. Raises
+    TlsError, MembershipError."""
+
+    handover_address = None
 
     def __init__(
         self,
@@ -64,7 +72,7 @@ class DecodeNode:
         )
 
     async def startup(self) -> str:
-        """Returns HOST:PORT."""
+        """Returns the front's HOST:PORT."""
         await self._side.start()
         try:
             return await self.front.startup()
@@ -103,3 +111,57 @@ def decode_front(
         workers,
         files=NodeFiles(authorities, folders_of(engine_config)),
     )
+
+
+class DecodeDaemon(PairDaemon[DecodeConfig]):
+    """Takes prefixes over and writes answers; the front door of a pair."""
+
+    role = Role.DECODE
+
+    def sockets(self) -> AbstractContextManager[NodeSockets | None]:
+        return node_sockets(self.server_config)
+
+    def node(self, parts: EngineParts, plane: DataPlane, role_change: RoleChange) -> DecodeNode:
+        codec = node_codec(
+            self.engine_config, self.server_config, parts.model_config, parts.grammars.trials
+        )
+        return DecodeNode(
+            self.engine_config,
+            self.server_config,
+            self.config,
+            parts,
+            plane,
+            codec,
+            role_change=role_change,
+        )
+
+    def side(self, parts: EngineParts, plane: DataPlane, host: EngineHost) -> DecodeSide:
+        return DecodeSide(self.engine_config, self.server_config, self.config, parts, plane, host)
+
+    async def front(
+        self, engine: EngineProcess, sockets: NodeSockets | None, role_change: RoleChange
+    ) -> Node:
+        engine_config, server_config = self.engine_config, self.server_config
+        model = asked_model(engine_config)
+        # While the engine's process loads.
+        codec = node_codec(engine_config, server_config, model)
+        sizes = await engine.stands()
+        front = ClientFront(
+            engine_config,
+            server_config,
+            model,
+            with_trials(codec, sizes.trials),
+            sizes.max_request_tokens,
+            sizes.max_batch,
+            engine.status,
+            role_change,
+        )
+        return decode_front(
+            engine,
+            engine_config,
+            server_config,
+            self.config,
+            front,
+            engine.status,
+            workers=front.workers(engine, sockets),
+        )

@@ -3,9 +3,9 @@ pass each on to a prefill node that stays.
 
 Owns the tasks that ask, a few for each connection whose beats say that it leaves, and which states
 the engine was asked to pass on. Thread rule: the hand-over's event loop.
-Invariants: a connection is asked by at most WORKERS at a time, each with one state in hand; what
-was given is answered for with the next question, unless the connection is lost; no answer is waited
-for without a bound; where no prefill node stays nothing is asked for.
+Invariants: a connection is asked by at most WORKERS at a time, each with one state in hand. What
+was given is answered for with the next question, unless the connection is lost. No answer is waited
+for without a bound. Where no prefill node stays nothing is asked for.
 """
 
 import asyncio
@@ -15,7 +15,8 @@ from itertools import count
 
 import grpc
 
-from tasuki.decode_node.prefill_links import PrefillConnection, PrefillLink
+from tasuki.decode_node.prefill_connection import PrefillConnection
+from tasuki.decode_node.prefill_links import PrefillLink
 from tasuki.engine import messages as m
 from tasuki.engine.messages import room_proto as wire
 from tasuki.proto import handover_pb2 as pb
@@ -35,7 +36,7 @@ _PASS_ON_SECONDS = 30.0
 class PassingOn:
     def __init__(
         self,
-        post: Callable[[m.Inbox], None],
+        post: m.Post,
         has_heir: Callable[[], bool],
         is_held: Callable[[m.GivenState], bool],
         on_idle: Callable[[], None],

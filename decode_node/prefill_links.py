@@ -2,54 +2,48 @@
 
 Owns the links and their tasks. Knows no rooms but their number. Thread rule: the hand-over's event
 loop; members may be read from any thread.
-Invariants: a target has one link at most; a link that leaves is given no new room and ends once its
+Invariants: a target has one link at most. A link that leaves is given no new room and ends once its
 last room has, and it has stood long enough for its node to say what it leaves, so that nothing in
 flight fails because the membership changed.
 """
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol
 
 import grpc
 
 from tasuki.decode_node.config import HandoverSettings
-from tasuki.decode_node.room_stream import RoomStream
+from tasuki.decode_node.prefill_connection import PrefillConnection
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
-from tasuki.routing.node_load import NodeLoad, PrefillSeconds
-from tasuki.routing.prefix_hints import HintTrust
 from tasuki.server.bind import is_loopback
 from tasuki.server.discovery.membership import MembershipError
 from tasuki.transfer import peer_values
-from tasuki.transfer.control.writer_life import WriterLife
-from tasuki.transfer.errors import PeerInvalid, PeerSilent, TransferError
-from tasuki.transfer.liveness.link_status import (
+from tasuki.transfer.control.link_status import (
     NodeProgress,
     PrefillNodeState,
     PrefillNodeStatus,
     progress_from_wire,
-    progress_to_wire,
 )
-from tasuki.transfer.liveness.silence import Silence, unless_silent
+from tasuki.transfer.control.writer_life import unless_silent
+from tasuki.transfer.errors import PeerInvalid, PeerSilent, TransferError
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract, ContractMismatch, Difference
 from tasuki.transfer.protocol.messages import (
     drain_from_wire,
-    drain_to_wire,
-    lease_from_wire,
-    node_from_wire,
     node_to_wire,
 )
 from tasuki.transfer.reports import Drain
-from tasuki.transfer.rooms.beats import Renewing
+from tasuki.transfer.rooms.connections import Renewing, Silence
 from tasuki.transfer.sending.sender import Sender, connect_within, disconnected_within
 from tasuki.transfer.transports.base import Transport
+
+log = logging.getLogger(__name__)
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 32 * 2**20),
@@ -111,155 +105,25 @@ def _on_this_host(target: str) -> bool:
     return is_loopback(host)
 
 
-class PrefillNodeLoad:
-    """How busy a connected prefill node is, by what it reports and what was sent to it since.
+class LinkOwner(Protocol):
+    """Who keeps the links, and hears of them on the event loop."""
 
-    Thread rule: the event loop. Invariants: what a node reports is finite and bounded before
-    anything is computed with it; a report counts from a moment before which all that was sent had
-    reached the node, so that nothing sent is left out of both.
+    def progress(self) -> NodeProgress:
+        """Return this node's, which is sent with each renewal."""
 
-    Times are this node's monotonic seconds.
-    """
+    def standing(
+        self, link: "PrefillLink", connection: PrefillConnection
+    ) -> AbstractContextManager[None]:
+        """Return what is entered for as long as the connection lives."""
 
-    def __init__(self) -> None:
-        self.seconds: PrefillSeconds | None = None
-        """What a prefill takes there; None until it was reported."""
-        self.pull: tuple[float, float] | None = None
-        """Seconds of any pull and of each of its tokens; None where that is not known."""
-        self.reported_wait: float | None = None
-        """Seconds, as of the last report; None until there is one. From any thread."""
-        self._load = NodeLoad()
-        self._others, self._others_at = 0.0, 0.0
-        self._as_of = -math.inf
+    def links_changed(self) -> None:
+        """A connection came or went."""
 
-    def report(self, load: pb.Load, sent_by: float, now: float) -> None:
-        """sent_by: what was sent until then the node had when it reported. Raises PeerInvalid, and
-        keeps what it had."""
-        wait = peer_values.seconds(load.wait_seconds, "load.wait_seconds")
-        seconds = PrefillSeconds(
-            peer_values.seconds(load.fixed_seconds, "load.fixed_seconds"),
-            peer_values.seconds(load.token_seconds, "load.token_seconds"),
-            peer_values.seconds(load.context_seconds, "load.context_seconds"),
-        )
-        pull = None
-        if load.HasField("pull_fixed_seconds") and load.HasField("pull_token_seconds"):
-            pull = (
-                peer_values.seconds(load.pull_fixed_seconds, "load.pull_fixed_seconds"),
-                peer_values.seconds(load.pull_token_seconds, "load.pull_token_seconds"),
-            )
-        stored = peer_values.seconds(load.stored_seconds, "load.stored_seconds")
-        others = peer_values.seconds(load.others_wait_seconds, "load.others_wait_seconds")
-        self.seconds, self.pull, self._others = seconds, pull, others
-        self._others_at = sent_by
-        self._report(wait, sent_by, now, stored)
+    def loads_changed(self) -> None:
+        """A node reported its load."""
 
-    def answered(self, wait: float, sent_at: float, now: float) -> None:
-        """A room that was sent at that time found so many seconds of prefill before it."""
-        self._report(wait, math.nextafter(sent_at, -math.inf), now)
-
-    def send(self, work: float, now: float) -> None:
-        """A prompt of so many seconds."""
-        self._load.send(work, now)
-
-    def wait(self, now: float) -> float:
-        """Seconds until a prompt that is sent now would begin."""
-        return self._load.wait(now)
-
-    def others_wait(self, now: float) -> float:
-        """Of wait() what at least is other decode nodes', as reported last."""
-        return max(0.0, self._others - (now - self._others_at))
-
-    def stored(self, now: float) -> float:
-        """As NodeLoad."""
-        return self._load.stored(now)
-
-    def _report(self, wait: float, sent_by: float, now: float, stored: float | None = None) -> None:
-        if sent_by > self._as_of:
-            self._as_of, self.reported_wait = sent_by, wait
-            # It has so much left now, not then.
-            self._load.report(wait + now - sent_by, sent_by, stored)
-
-
-log = logging.getLogger(__name__)
-
-
-class PrefillConnection:
-    """One life of the link: from Connect until the heartbeat ends."""
-
-    def __init__(
-        self,
-        connected: pb.Connected,
-        stub: handover_pb2_grpc.HandoverStub,
-        transport: Transport,
-        write_seconds: float,
-    ) -> None:
-        """write_seconds: as RoomStream. Raises PeerInvalid, MetadataUnusable."""
-        self.id = peer_values.name(connected.connection_id, "connection_id")
-        self.node: NodeIdentity = node_from_wire(connected.node)
-        self.stub = stub
-        self.lost = asyncio.Event()
-        self.progress: NodeProgress | None = None
-        """From the last beat that had one."""
-        self.load = PrefillNodeLoad()
-        self.hints = HintTrust()
-        self.gives_from = 0.0
-        """Nothing is fetched from it before that time, in monotonic seconds."""
-        self.leaves = False
-        """Its node ends: it takes no rooms but fetches."""
-        self.number: int | None = None
-        """In the index of who holds what, while it is followed."""
-        self.writer = WriterLife(
-            self.node.process,
-            lease_from_wire(connected.lease_seconds),
-            transport.retry_seconds,
-            transport.settle_seconds,
-        )
-        """The prefill node, which writes what it hands over."""
-        self.landed = 0
-        """Windows of all its rooms, as these see it when they look."""
-        self._drained: list[pb.DrainedPull] = []
-        self._write_seconds = write_seconds
-        self._rooms = self._new_stream()
-
-    def _new_stream(self) -> RoomStream:
-        return RoomStream(self.id, lambda: self.stub.Transfer(), self._write_seconds)
-
-    def stream(self) -> RoomStream:
-        """That rooms may join. REQUIRES: alive."""
-        if not self._rooms.open:
-            self._rooms = self._new_stream()
-        return self._rooms
-
-    @property
-    def alive(self) -> bool:
-        return not self.lost.is_set()
-
-    def end(self) -> None:
-        """No beat is answered any more, and no room is heard. Idempotent."""
-        self.lost.set()
-        self.writer.lose()
-        self._rooms.end(f"prefill node {self.node.name} is lost")
-
-    def drained(self, room: int, generation: int, drain: Drain) -> None:
-        """A pull that this node sent has ended: the next renewal says so."""
-        self._drained.append(
-            pb.DrainedPull(room=room, generation=generation, drain=drain_to_wire(drain))
-        )
-
-    def renewal(self, sequence: int, progress: NodeProgress) -> pb.Renewal:
-        """What has drained since the last one goes with it. progress: this node's."""
-        drained, self._drained = self._drained, []
-        return pb.Renewal(
-            connection_id=self.id,
-            sequence=sequence,
-            drained=drained,
-            progress=progress_to_wire(progress),
-        )
-
-
-Standing: TypeAlias = Callable[["PrefillLink", PrefillConnection], AbstractContextManager[None]]
-
-Leaves: TypeAlias = Callable[["PrefillLink", PrefillConnection], None]
+    def node_leaves(self, link: "PrefillLink", connection: PrefillConnection) -> None:
+        """A node said, once, that it ends and leaves states."""
 
 
 class PrefillLink:
@@ -270,7 +134,7 @@ class PrefillLink:
     over's event loop; status() may be called from any thread. Both sides may write to the other
     one: a beat asks for the prefill node's lease and is answered by a renewal, a renewal asks for
     ours and is answered by the beat that confirms it. Invariants: a beat is answered only on a
-    connection that is alive, and after lost() none ever is, so the sender's lease runs out; a
+    connection that is alive, and after lost() none ever is, so the sender's lease runs out. A
     connection that broke is never used again, a new one has a new name.
     """
 
@@ -282,18 +146,10 @@ class PrefillLink:
         transport: Transport,
         settings: HandoverSettings,
         sender: Sender,
-        on_change: Callable[[], None],
-        dialling: Dialling | None = None,
-        progress: Callable[[], NodeProgress] = NodeProgress,
-        standing: Standing = lambda *_: nullcontext(),
-        on_load: Callable[[], None] = lambda: None,
-        on_leaves: Leaves = lambda *_: None,
+        dialling: Dialling,
+        owner: LinkOwner,
     ) -> None:
-        """sender: writes what the prefill node pulls, over the transport. on_change: the connection
-        came or went. dialling: in plain text, and on this host only, by default. progress: this
-        node's, sent with each renewal. standing: entered as long as a connection lives.
-        on_load: the node reported its load. on_leaves: it said, once, that it ends and leaves
-        states."""
+        """sender: writes what the prefill node pulls, over the transport."""
         self.target = target
         self.connection: PrefillConnection | None = None
         self.refused: tuple[Difference, ...] = ()
@@ -307,12 +163,8 @@ class PrefillLink:
         self._transport = transport
         self._settings = settings
         self._sender = sender
-        self._on_change = on_change
-        self._on_load = on_load
-        self._on_leaves = on_leaves
-        self._dialling = dialling or Dialling()
-        self._progress = progress
-        self._standing = standing
+        self._dialling = dialling
+        self._owner = owner
 
     @property
     def takes_rooms(self) -> bool:
@@ -409,8 +261,8 @@ class PrefillLink:
         beating = asyncio.create_task(self._beat(connection))
         dropping = asyncio.create_task(connection.lost.wait())
         try:
-            with self._standing(self, connection):
-                self._on_change()
+            with self._owner.standing(self, connection):
+                self._owner.links_changed()
                 self.tried.set()
                 await asyncio.wait({beating, dropping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -420,7 +272,7 @@ class PrefillLink:
             self.connection = None
             self._sender.disconnect(connection.id)
             log.info("prefill node %s (%s) is lost", connection.node.name, self.target)
-            self._on_change()
+            self._owner.links_changed()
 
     async def _beat(self, connection: PrefillConnection) -> None:
         """Answer beats until they stop."""
@@ -429,7 +281,7 @@ class PrefillLink:
         silence = Silence(self._settings.silence, now)
         heart = Renewing(silence, now)
         try:
-            await unless_silent(call.write(connection.renewal(0, self._progress())), silence)
+            await unless_silent(call.write(connection.renewal(0, self._owner.progress())), silence)
             while connection.alive:
                 beat = await unless_silent(call.read(), silence)
                 if not isinstance(beat, pb.Beat):
@@ -443,9 +295,9 @@ class PrefillLink:
                     self._take_load(connection, beat.load, asked_at)
                 if beat.leaves and not connection.leaves:
                     connection.leaves = True
-                    self._on_leaves(self, connection)
+                    self._owner.node_leaves(self, connection)
                 connection.writer.answering()
-                renewal = connection.renewal(beat.sequence, self._progress())
+                renewal = connection.renewal(beat.sequence, self._owner.progress())
                 await unless_silent(call.write(renewal), silence)
         except (PeerSilent, PeerInvalid) as error:
             log.warning("prefill node %s: %s", self.target, error)
@@ -463,11 +315,11 @@ class PrefillLink:
     ) -> None:
         now = time.monotonic()
         try:
-            connection.load.report(load, now if asked_at is None else asked_at, now)
+            connection.load.take(load, now if asked_at is None else asked_at, now)
         except PeerInvalid as error:
             log.debug("prefill node %s: %s", self.target, error)
         else:
-            self._on_load()
+            self._owner.loads_changed()
 
     async def abort(
         self, connection: PrefillConnection, room: int, generation: int, timeout: float

@@ -4,12 +4,6 @@ Owns what is known of each of them while its connection lives: its entries in th
 follows its stream of them. Its load is the connection's. Thread rule: the hand-over's
 event loop. Invariant: a node that is lost is forgotten at once, and its number given to none other
 before.
-
-Follows what one prefill node can resume prompts from, as long as its connection lives.
-
-Thread rule: the hand-over's event loop. Invariants: whatever the node sends costs this loop a
-bounded share of its time and that node's entries at most; a stream that broke or made no sense is
-opened again, which begins with a snapshot, at growing intervals.
 """
 
 import asyncio
@@ -17,16 +11,16 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from random import Random
 
 import grpc
 
-from tasuki.decode_node.chosen_node import Chosen, Standing
-from tasuki.decode_node.prefill_links import PrefillConnection, PrefillLink
+from tasuki.decode_node.prefill_connection import PrefillConnection
+from tasuki.decode_node.prefill_links import PrefillLink
 from tasuki.engine import messages as m
 from tasuki.engine.messages import Tokens
 from tasuki.proto import handover_pb2 as pb
@@ -35,7 +29,9 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.routing.node_choice import (
     HOLDERS,
     SAMPLED_ABOVE,
+    Bid,
     Candidate,
+    Choice,
     Reason,
     RouteName,
     by_hash,
@@ -44,11 +40,14 @@ from tasuki.routing.node_choice import (
     copy_pays,
     looked_at,
     reason_of,
+    should_move,
 )
 from tasuki.routing.node_load import PrefillSeconds
 from tasuki.routing.prefix_hints import Beginning, SentPrefixes
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.protocol.messages import prefixes_from_wire
+
+log = logging.getLogger(__name__)
 
 FRESH_SECONDS = 5.0
 """A node sends a batch a second."""
@@ -147,8 +146,6 @@ class UsableIndex:
         return dict(holders), beginnings
 
 
-log = logging.getLogger(__name__)
-
 _FIRST_PAUSE, _LAST_PAUSE = 0.5, 30.0
 _LEAST_BETWEEN = 0.01
 _PREFIXES_A_SECOND = 100_000
@@ -157,7 +154,11 @@ _PREFIXES_A_SECOND = 100_000
 
 @contextmanager
 def following(connection: PrefillConnection, index: UsableIndex, number: int) -> Iterator[None]:
-    """Inside `with`, the index has what the node holds. number: the node's in the index."""
+    """Inside `with`, the index has what the node holds. number: the node's in the index.
+
+    Invariants: whatever the node sends costs this loop a bounded share of its time and that node's
+    entries at most. A stream that broke or made no sense is opened again, which begins with a
+    snapshot, at growing intervals."""
     task = asyncio.create_task(_follow_always(connection, index, number), name="usable")
     try:
         yield
@@ -194,6 +195,90 @@ async def _follow(connection: PrefillConnection, index: UsableIndex, number: int
             await asyncio.sleep(max(_LEAST_BETWEEN, prefixes / _PREFIXES_A_SECOND))
     finally:
         call.cancel()
+
+
+_SHOWN_BIDS = 8
+
+Standing = tuple[PrefillLink, PrefillConnection]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The prefill node that was chosen for a prompt: whether the prompt should move on, and why it
+    went there. Values alone.
+
+    link, connection: where the prompt of so many tokens goes. choice: why; moved_from: where it
+    was before. seconds: of a prefill. asked_at: monotonic seconds. beginnings: of the
+    prompt. held: tokens of it by node, of those that are known to hold most."""
+
+    link: PrefillLink
+    connection: PrefillConnection
+    choice: Choice
+    standing: Mapping[int, Standing]
+    tokens: int
+    seconds: PrefillSeconds
+    asked_at: float
+    beginnings: Sequence[Beginning] = ()
+    held: Mapping[int, int] = field(default_factory=dict)
+    moved_from: str = ""
+
+    @property
+    def second(self) -> str | None:
+        """The target of the second choice, which the prompt may go on to; None where it may go
+        nowhere else, since no costs decided or it has moved already."""
+        second = self.choice.second
+        if self.choice.reason is not Reason.COST or second is None or self.moved_from:
+            return None
+        return self.standing[second.candidate.node][0].target
+
+    def should_move(self, wait: float) -> bool:
+        """Whether the second choice is cheaper, now that so many seconds of prefill are before the
+        prompt. REQUIRES: there is a second choice."""
+        second = self.choice.second
+        assert second is not None
+        return should_move(self.choice.chosen, second, wait)
+
+    @property
+    def listed(self) -> int:
+        """Tokens that the node says it holds, believed or not."""
+        return self.held.get(self.choice.chosen.candidate.node, 0)
+
+    def report(self, wait: float | None, usable: int) -> m.PrefillChoice:
+        """wait: of prefill that was before the prompt; None where that was little. usable: tokens
+        of which the node had state."""
+        choice, chosen = self.choice, self.choice.chosen
+        shown = list(choice.bids[:_SHOWN_BIDS])
+        if not any(bid is chosen for bid in shown):
+            shown[-1] = chosen
+        return m.PrefillChoice(
+            choice.reason.value,
+            tuple(self._shown(bid) for bid in shown),
+            len(choice.bids),
+            chosen.candidate.usable,
+            self._regret(wait, usable),
+            self.moved_from,
+        )
+
+    def _regret(self, wait: float | None, usable: int) -> float:
+        second, chosen = self.choice.second, self.choice.chosen
+        if second is None:
+            return 0.0
+        waited = 0.0 if wait is None else wait - chosen.candidate.wait
+        computed = self.seconds.between(min(usable, self.tokens), self.tokens)
+        return max(0.0, chosen.cost + waited + computed - chosen.prefill - second.cost)
+
+    def _shown(self, bid: Bid) -> m.PrefillBid:
+        link, connection = self.standing[bid.candidate.node]
+        return m.PrefillBid(
+            connection.node.name,
+            link.target,
+            bid.candidate.usable,
+            bid.prefill,
+            bid.candidate.wait,
+            bid.candidate.exposed,
+            bid.cost,
+            bid is self.choice.chosen,
+        )
 
 
 _UNKNOWN = PrefillSeconds(0.01, 1e-4, 0.0)

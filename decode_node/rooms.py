@@ -12,19 +12,19 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
-from tasuki.decode_node.chosen_node import Chosen
 from tasuki.decode_node.config import HandoverSettings
-from tasuki.decode_node.prefill_links import PrefillConnection, PrefillLink
-from tasuki.decode_node.room_stream import StreamBroke
+from tasuki.decode_node.prefill_connection import PrefillConnection
+from tasuki.decode_node.prefill_links import PrefillLink
+from tasuki.decode_node.prefill_router import Chosen
 from tasuki.engine import messages as m
 from tasuki.engine.messages import room_proto as wire
 from tasuki.proto import handover_pb2 as pb
-from tasuki.transfer.control.connection_breaker import ConnectionBreaker
 from tasuki.transfer.control.driven_room import ReceivingRoom, SendingRoom
+from tasuki.transfer.control.writer_life import ConnectionBreaker
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.rooms import actions as do
@@ -41,9 +41,6 @@ from tasuki.transfer.windows.window import Destination, FinishedLayers
 
 log = logging.getLogger(__name__)
 
-Speak = Callable[[pb.ReceiverMessage], None]
-"""On the room's stream, in order, as long as the room lives; dropped after that."""
-
 
 class PullSender(SendingRoom):
     """One pull on the decode node, where the return path is sent: between a room's stream, the
@@ -59,21 +56,20 @@ class PullSender(SendingRoom):
     def __init__(
         self,
         grant: m.PullGrant,
-        connection: PrefillConnection,
-        post: Callable[[m.Inbox], None],
+        asked_in: "IncomingRoom",
+        post: m.Post,
         sender: Sender,
-        speak: Speak,
         deadlines: PullSenderDeadlines,
     ) -> None:
+        """asked_in: the room that the prefill node pulls in."""
         terms = SendingTerms(deadlines, deadlines.look)
         side = Sending(PULL, grant.room, grant.generation, terms, time.monotonic())
         side.target(Destination(grant.first_page, grant.pages, grant.slot))
-        super().__init__(side, connection.id, sender, f"pull of room {grant.room}", {})
+        super().__init__(side, asked_in.connection.id, sender, f"pull of room {grant.room}", {})
         self.id = grant.room
         self._grant = grant
-        self._peer = connection
         self._post = post
-        self._speak = speak
+        self._asked_in = asked_in
 
     @property
     def windows_sent(self) -> int | None:
@@ -90,10 +86,10 @@ class PullSender(SendingRoom):
                 plan = FinishedLayers.long_finished(first, source.pages, source.slot)
                 self._sender.plan_forward(self.room, plan)
             case do.Say(message=say.Done(payload=(report, track))):
-                self._speak(wire.pull_done(self.generation, report, track))
+                self._asked_in.speak(wire.pull_done(self.generation, report, track))
             case do.Say(message=say.Ended(drain=drain, reason=reason)):
                 log.info("%s: %s", self.name, reason)
-                self._speak(wire.pull_failed(self.generation, reason or "", drain))
+                self._asked_in.speak(wire.pull_failed(self.generation, reason or "", drain))
         return None
 
     def closed(self) -> None:
@@ -101,7 +97,7 @@ class PullSender(SendingRoom):
             # It was dropped, and nobody knows what is in flight.
             return
         self._post(m.PullEnd(self.id))
-        self._peer.drained(self.room, self.generation, self._side.drain)
+        self._asked_in.connection.drained(self.room, self.generation, self._side.drain)
 
 
 def event_of(message: m.PullPinned | m.PullRefused) -> Event:
@@ -121,6 +117,7 @@ _BEFORE = MappingProxyType(
     }
 )
 """Places where a process may be stopped before an action."""
+_NO_REQUEST = m.RequestId("")
 _OUTCOMES = MappingProxyType(
     {
         Loss.NO_ROOM: m.FetchOutcome.NO_ROOM,
@@ -128,12 +125,21 @@ _OUTCOMES = MappingProxyType(
     }
 )
 
-BeginPull: TypeAlias = Callable[[m.PullGrant, PrefillConnection, Speak], PullSender]
+BeginPull: TypeAlias = Callable[[m.PullGrant, "IncomingRoom"], PullSender]
 
 
 def grant_of(granted: m.Grant) -> say.Grant:
     target = Destination(granted.first_page, granted.pages, granted.slot)
     return say.Grant(granted.generation, target, granted)
+
+
+@dataclass(frozen=True)
+class SharedMeans:
+    """What rooms of this node share."""
+
+    receiver: Receiver
+    breaker: ConnectionBreaker
+    settings: HandoverSettings
 
 
 class IncomingRoom(ReceivingRoom):
@@ -143,34 +149,35 @@ class IncomingRoom(ReceivingRoom):
         ticket: m.Ticket | m.FetchTicket,
         link: PrefillLink,
         connection: PrefillConnection,
-        breaker: ConnectionBreaker,
-        receiver: Receiver,
-        settings: HandoverSettings,
-        request_id: m.RequestId,
+        shared: SharedMeans,
+        post: m.Post,
+        request_id: m.RequestId = _NO_REQUEST,
         within: float | None = None,
     ) -> None:
         """request_id: of the room's request. within: seconds that it is worth waiting for.
         REQUIRES: the connection, of that link, is alive."""
+        settings = shared.settings
         fence = connection.writer.terms(settings.acknowledge, settings.patience)
         terms = ReceivingTerms(settings.deadlines, fence, within)
         side = Receiving(kind, ticket.room, ticket.generation, terms, time.monotonic())
         name = f"{'fetch' if kind is FETCH else 'room'} {ticket.room}"
         super().__init__(
             side,
-            receiver,
-            breaker,
+            shared.receiver,
+            shared.breaker,
             connection.writer,
             settings.landing,
             name,
             {"request_id": request_id},
         )
+        self.post = post
         self.id = ticket.room
         self.request_id = request_id
         self.connection = connection
         self._link = link
         self._settings = settings
         self._stream = connection.stream()
-        self._line = self._stream.join(self.room, self._hear)
+        self._stream.join(self)
 
     @abstractmethod
     def opening(self) -> pb.ReceiverMessage:
@@ -180,15 +187,15 @@ class IncomingRoom(ReceivingRoom):
     def answer(self, action: Action) -> None:
         """Post to the engine that the room is ready, refused or lost."""
 
-    @abstractmethod
-    def post(self, message: m.Inbox) -> None:
-        """Post to the engine."""
+    def hear(self, message: pb.SenderMessage) -> None:
+        self.put(wire.read_message(self.id, message, self.connection.node.name))
 
-    def _hear(self, message: pb.SenderMessage | StreamBroke) -> None:
-        if isinstance(message, StreamBroke):
-            self.put(on.StreamBroke(message.reason))
-        else:
-            self.put(wire.read_message(self.id, message, self.connection.node.name))
+    def stream_broke(self, reason: str) -> None:
+        self.put(on.StreamBroke(reason))
+
+    def speak(self, message: pb.ReceiverMessage) -> None:
+        """On the room's stream, in order, as long as the room lives; dropped after that."""
+        self._stream.say(self, message)
 
     def act(self, action: Action) -> Event | None:
         match action:
@@ -224,11 +231,11 @@ class IncomingRoom(ReceivingRoom):
         match message:
             case say.Ask():
                 reach(Place.RECEIVER_BEFORE_RESERVE)
-                self._line.say(self.opening())
+                self.speak(self.opening())
             case say.Grant(payload=granted):
-                self._line.say(pb.ReceiverMessage(grant=wire.GRANT.to_wire(granted)))
+                self.speak(pb.ReceiverMessage(grant=wire.GRANT.to_wire(granted)))
             case say.Abort():
-                self._line.say(pb.ReceiverMessage(abort=pb.Abort(generation=self.generation)))
+                self.speak(pb.ReceiverMessage(abort=pb.Abort(generation=self.generation)))
 
     async def _call_for_drain(self) -> None:
         drain = await self._link.abort(
@@ -239,9 +246,9 @@ class IncomingRoom(ReceivingRoom):
     def closed(self) -> None:
         super().closed()
         if self._side.state is ReceiverState.COMMITTED:
-            self._stream.part(self._line)
+            self._stream.part(self)
         else:
-            self._stream.leave(self._line)
+            self._stream.leave(self)
 
 
 class IncomingHandover(IncomingRoom):
@@ -249,10 +256,8 @@ class IncomingHandover(IncomingRoom):
         self,
         wanted: m.HandoverWanted,
         chosen: Chosen,
-        breaker: ConnectionBreaker,
-        post: Callable[[m.Inbox], None],
-        receiver: Receiver,
-        settings: HandoverSettings,
+        shared: SharedMeans,
+        post: m.Post,
         begin_pull: BeginPull,
         traceparent: str = "",
     ) -> None:
@@ -264,14 +269,12 @@ class IncomingHandover(IncomingRoom):
             wanted.ticket,
             chosen.link,
             chosen.connection,
-            breaker,
-            receiver,
-            settings,
+            shared,
+            post,
             wanted.request_id,
         )
         self._wanted = wanted
         self._chosen = chosen
-        self._post = post
         self._landed = 0
         self._begin_pull = begin_pull
         self._pull: PullSender | None = None
@@ -279,9 +282,6 @@ class IncomingHandover(IncomingRoom):
 
     def opening(self) -> pb.ReceiverMessage:
         return wire.reserve(self._wanted, self._traceparent)
-
-    def post(self, message: m.Inbox) -> None:
-        self._post(message)
 
     def facts(self) -> on.Look:
         landed = self.progress
@@ -295,17 +295,17 @@ class IncomingHandover(IncomingRoom):
             case do.NoteWait():
                 self._note_wait(action)
             case do.ServePull(payload=grant):
-                self._pull = self._begin_pull(grant, self.connection, self._line.say)
+                self._pull = self._begin_pull(grant, self)
             case do.EndPull(reason=reason):
                 if self._pull is not None:
                     self._pull.put(on.Stopped(reason))
             case do.TellReady(payload=remote):
                 self._ready(remote)
             case do.TellRefused(payload=failed):
-                self._post(failed)
+                self.post(failed)
             case do.TellLost(reason=reason, loss=loss):
                 cause = m.LossCause[loss.name]
-                self._post(m.HandoverFailed(self.id, reason, cause=cause))
+                self.post(m.HandoverFailed(self.id, reason, cause=cause))
 
     def _note_wait(self, noted: do.NoteWait) -> None:
         """Where another node would begin it so much sooner, it goes there."""
@@ -319,7 +319,7 @@ class IncomingHandover(IncomingRoom):
         usable = remote.hit.usable_tokens
         report = self._chosen.report(self._side.wait, usable)
         self._note_found(usable)
-        self._post(replace(remote, prefill_choice=report))
+        self.post(replace(remote, prefill_choice=report))
 
     def _note_found(self, usable: int) -> None:
         hints = self.connection.hints
@@ -336,7 +336,9 @@ class IncomingHandover(IncomingRoom):
     def closed(self) -> None:
         super().closed()
         if self._pull is not None:
-            self._pull.put(on.Stopped("its room is over"))
+            # Else they would hold each other until a full collection.
+            pull, self._pull = self._pull, None
+            pull.put(on.Stopped("its room is over"))
 
 
 class IncomingFetch(IncomingRoom):
@@ -345,35 +347,21 @@ class IncomingFetch(IncomingRoom):
         wanted: m.FetchWanted,
         link: PrefillLink,
         connection: PrefillConnection,
-        breaker: ConnectionBreaker,
-        post: Callable[[m.Inbox], None],
-        receiver: Receiver,
-        settings: HandoverSettings,
+        shared: SharedMeans,
+        post: m.Post,
     ) -> None:
         """REQUIRES: the connection, of that link, is alive."""
         super().__init__(
-            FETCH,
-            wanted.ticket,
-            link,
-            connection,
-            breaker,
-            receiver,
-            settings,
-            m.RequestId(""),
-            wanted.seconds,
+            FETCH, wanted.ticket, link, connection, shared, post, within=wanted.seconds
         )
         self._wanted = wanted
-        self._post = post
 
     def opening(self) -> pb.ReceiverMessage:
         return wire.fetch(self._wanted)
 
-    def post(self, message: m.Inbox) -> None:
-        self._post(message)
-
     def answer(self, action: Action) -> None:
         match action:
             case do.TellRefused():
-                self._post(m.FetchLost(self.id, m.FetchOutcome.REFUSED))
+                self.post(m.FetchLost(self.id, m.FetchOutcome.REFUSED))
             case do.TellLost(loss=loss):
-                self._post(m.FetchLost(self.id, _OUTCOMES.get(loss, m.FetchOutcome.LOST)))
+                self.post(m.FetchLost(self.id, _OUTCOMES.get(loss, m.FetchOutcome.LOST)))

@@ -7,7 +7,7 @@ A hit's usable tokens and causes always add up to the prompt.
 import time
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from tasuki.engine.messages.reports import (
     CAUSES_IN_ORDER,
     LOAD_DECLINED,
     LOAD_FAILED,
+    NOT_PULLED,
     TEMPLATE_CHANGED,
 )
 from tasuki.engine.speculation.drafting import DraftSource
@@ -26,6 +27,7 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 from . import messages as m
 from .messages import EvictedCheckpoint, Eviction, HitBreakdown, RequestId, StepReport, TimeSpread
 from .request import Request
+from .routing import LineFit
 
 STEP_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
 IDLE_BOUNDS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 1)
@@ -55,6 +57,9 @@ class StepTimes:
     def __init__(self) -> None:
         self.steps = TimeCounter(STEP_BOUNDS)
         self.idle = TimeCounter(IDLE_BOUNDS)
+        self.answering = LineFit()
+        """Seconds of forwards with answers, and with the chunks of prompts that these waited for,
+        by their answers."""
         self._drafts: Counter[int] = Counter()
 
     def drafted(self, most: int) -> None:
@@ -97,6 +102,41 @@ def _counts(
 
 def _name(kind: CheckpointKind | None) -> str | None:
     return None if kind is None else kind.name.lower()
+
+
+def pair_hit(computed: HitBreakdown, held: HitBreakdown) -> HitBreakdown:
+    """`computed` with the causes that the pair lost tokens by.
+
+    computed: by the node that computed the prompt. held: the same prompt in this node's cache when
+    it was asked for. What this node could have given and that one had not is `not_pulled`; what is
+    new to that node alone was lost for this node's cause. in_pages stays that node's: callers that
+    share a cache do not learn where a prompt was computed (server/auth/tenants.py). Invariant:
+    usable_tokens + the sum of causes stays as it was.
+    """
+    known = min(max(computed.usable_tokens, held.usable_tokens), computed.prompt_tokens)
+    causes = dict.fromkeys((NOT_PULLED, *CAUSES_IN_ORDER), 0)
+    causes[NOT_PULLED] = known - computed.usable_tokens
+    for cause, start, stop in _spans(computed):
+        start = max(start, known)
+        if cause != "new":
+            causes[cause] += max(0, stop - start)
+            continue
+        for here, begin, end in _spans(held):
+            begin, end = max(begin, start), min(end, stop)
+            causes[here] += max(0, end - begin)
+            start = max(start, end)
+        causes["new"] += max(0, stop - start)
+    return replace(computed, causes=causes)
+
+
+def _spans(hit: HitBreakdown) -> Iterator[tuple[str, int, int]]:
+    """Each cause with the tokens [start, stop) that it took, as the tree lays them over a
+    prompt."""
+    start = hit.usable_tokens
+    for cause in CAUSES_IN_ORDER:
+        stop = start + hit.causes.get(cause, 0)
+        yield cause, start, stop
+        start = stop
 
 
 _REMEMBERED = 4096
@@ -295,3 +335,36 @@ def _drafted(request: Request) -> dict[str, Any]:
         found["accepted_prediction_tokens"] = accepted
         found["rejected_prediction_tokens"] = sum(predicted.drafted) - accepted
     return found
+
+
+_REMEMBERED_ROOMS = 4096
+
+
+def room_name(room: m.RoomId) -> RequestId:
+    """How a prefill engine calls the request of a room."""
+    return RequestId(f"room-{room}")
+
+
+class RoomNames:
+    """Requests by the rooms they were handed over in, so that what a node reports of a room becomes
+    a report of its request.
+
+    Owns a bounded memory; the oldest room goes first. Thread rule: the engine loop's.
+    """
+
+    def __init__(self) -> None:
+        self._requests: OrderedDict[RequestId, RequestId] = OrderedDict()
+
+    def note(self, room: m.RoomId, request: RequestId) -> None:
+        self._requests[room_name(room)] = request
+        if len(self._requests) > _REMEMBERED_ROOMS:
+            self._requests.popitem(last=False)
+
+    def told_here(self, hit: HitBreakdown) -> HitBreakdown:
+        """With this node's name for the request that took the prompt's state; a room of another
+        decode node's keeps its own."""
+        if hit.lost is None or hit.lost.eviction is None or hit.lost.eviction.taken_by is None:
+            return hit
+        taker = RequestId(hit.lost.eviction.taken_by)
+        eviction = replace(hit.lost.eviction, taken_by=self._requests.get(taker, taker))
+        return replace(hit, lost=replace(hit.lost, eviction=eviction))

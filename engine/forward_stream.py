@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasuki.engine.handover.answers import all_sound, unsound
-from tasuki.engine.handover.base import Handover
+from tasuki.engine.roles.answers import all_sound, unsound
+from tasuki.engine.roles.base import Handover
 from tasuki.engine.runner.base import DrawnTokens, Event, InFlightForward, Runner
 from tasuki.engine.scheduling.scheduled_forward import (
     AnswerRows,

@@ -365,3 +365,10 @@ def usable_here(match: Match) -> int:
 
 def report(decision: RoutingDecision) -> RouteReport:
     return RouteReport(decision.choice.value, decision.estimates)
+
+
+def joined(here: m.RouteReport | None, there: m.RouteReport | None) -> m.RouteReport | None:
+    """What this node judged, and then the prefill node."""
+    if here is None or there is None:
+        return here
+    return m.RouteReport(there.choice, {**here.estimates, **there.estimates})

@@ -3,7 +3,7 @@ renew.
 
 Owns connections. Knows no rooms: their holder is called when a connection is over. Thread rule:
 the hand-over's event loop, but for peers(). Invariants: a connection lives as long as its heartbeat
-stream, its name cannot be guessed and is never used again; a renewal counts from when its beat was
+stream, its name cannot be guessed and is never used again. A renewal counts from when its beat was
 sent, on this node's clock.
 """
 
@@ -16,26 +16,26 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from tasuki.engine.messages import room_proto as wire
 from tasuki.prefill_node.rooms import OutgoingRoom, grant_of
 from tasuki.proto import handover_pb2 as pb
 from tasuki.server.errors import InvalidRequest
-from tasuki.transfer.control.outbox import MOST_MESSAGES, Outbox
-from tasuki.transfer.control.writer_life import WriterLife
-from tasuki.transfer.failpoints import Place, reach
-from tasuki.transfer.liveness.link_status import (
+from tasuki.transfer.control.link_status import (
     NodeProgress,
     progress_from_wire,
     progress_to_wire,
 )
-from tasuki.transfer.liveness.silence import Silence
+from tasuki.transfer.control.outbox import MOST_MESSAGES, Outbox
+from tasuki.transfer.control.writer_life import WriterLife
+from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as said
-from tasuki.transfer.rooms.beats import Beating
+from tasuki.transfer.rooms.connections import Beating, Silence
 from tasuki.transfer.sending.sender import Sender, connect_within, disconnected_within
+from tasuki.transfer.transports.base import Transport
 from tasuki.utils.loops import GuardedTasks
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,27 @@ class _Connection:
     """From the last renewal that had one."""
 
 
+class ConnectionOwner(Protocol):
+    """Who keeps the connections: what this node says in its beats, and who hears of receivers."""
+
+    @property
+    def leaves(self) -> bool:
+        """Whether this node ends and has states to leave."""
+
+    def progress(self) -> NodeProgress:
+        """Return this node's, which is sent with each beat."""
+
+    def load(self, connection: str) -> pb.Load | None:
+        """Return this node's for a connection's receiver, sent about once a second; None while it
+        is not known."""
+
+    def connection_lost(self, name: str) -> None:
+        """Called once, before the sender lets go of it."""
+
+    def pull_drained(self, drained: pb.DrainedPull) -> None:
+        """A renewal said it."""
+
+
 class ReceiverConnections:
     def __init__(
         self,
@@ -66,30 +87,15 @@ class ReceiverConnections:
         sender: Sender,
         beat_seconds: float,
         silence_seconds: float,
-        on_lost: Callable[[str], None],
-        on_drained: Callable[[pb.DrainedPull], None],
-        retry_seconds: float,
-        settle_seconds: float,
-        progress: Callable[[], NodeProgress] = NodeProgress,
-        load: Callable[[str], pb.Load | None] = lambda _: None,
-        leaves: Callable[[], bool] = lambda: False,
+        transport: Transport,
+        owner: ConnectionOwner,
     ) -> None:
-        """on_lost: called with a connection's name once, before the sender lets go of it.
-        on_drained: a renewal said it. retry_seconds, settle_seconds: the transport's. progress:
-        this node's, sent with each beat. load: this node's, for a connection's receiver, sent about
-        once a second; None while it is not known. leaves: whether this node ends and has states to
-        leave."""
-        self._leaves = leaves
-        self._progress = progress
-        self._load = load
+        self._owner = owner
         self._prefix = f"{epoch.hex()}-"
         self._sender = sender
         self._beat_seconds = beat_seconds
         self._silence_seconds = silence_seconds
-        self._on_lost = on_lost
-        self._on_drained = on_drained
-        self._retry_seconds = retry_seconds
-        self._settle_seconds = settle_seconds
+        self._transport = transport
         self._connections: dict[str, _Connection] = {}
         self._issued = 0
         self._names: dict[bytes, list[str]] = {}
@@ -138,7 +144,10 @@ class ReceiverConnections:
         name = f"{self._prefix}{self._issued}-{secrets.token_hex(16)}"
         self._names.setdefault(node.epoch, []).append(name)
         await connect_within(_CONNECT_SECONDS, self._sender, name, node)
-        writer = WriterLife(node.process, lease_seconds, self._retry_seconds, self._settle_seconds)
+        transport = self._transport
+        writer = WriterLife(
+            node.process, lease_seconds, transport.retry_seconds, transport.settle_seconds
+        )
         silence = Silence(
             self._silence_seconds, time.monotonic(), self._beat_seconds, grace=_TRYING_SECONDS
         )
@@ -192,14 +201,14 @@ class ReceiverConnections:
                 now = time.monotonic()
                 sequence, received = heart.beat(now)
                 connection.writer.answering()
-                load = self._load(name) if now - load_sent_at >= _LOAD_SECONDS else None
+                load = self._owner.load(name) if now - load_sent_at >= _LOAD_SECONDS else None
                 load_sent_at = load_sent_at if load is None else now
                 yield pb.Beat(
                     sequence=sequence,
                     received=received,
-                    progress=progress_to_wire(self._progress()),
+                    progress=progress_to_wire(self._owner.progress()),
                     load=load,
-                    leaves=self._leaves(),
+                    leaves=self._owner.leaves,
                 )
                 await asyncio.wait({reader}, timeout=self._beat_seconds)
                 if heart.silence.tick(time.monotonic()):
@@ -217,7 +226,7 @@ class ReceiverConnections:
         async for renewal in renewals:
             asked = connection.heart.renewed(renewal.sequence, time.monotonic())
             for drained in renewal.drained:
-                self._on_drained(drained)
+                self._owner.pull_drained(drained)
             if renewal.HasField("progress"):
                 connection.progress = progress_from_wire(renewal.progress)
             if asked is not None:
@@ -230,7 +239,7 @@ class ReceiverConnections:
             return
         log.info("receiver %s is gone", connection.node.name)
         connection.writer.lose()
-        self._on_lost(name)
+        self._owner.connection_lost(name)
         self._sender.disconnect(name)
 
     def drop_all(self) -> None:
@@ -270,9 +279,9 @@ class ReceiverStream:
     what rooms say leaves in order, in batches.
 
     Owns which rooms are on the stream, from Reserve to Closed, and the outbox. Knows no machine
-    and no caches. Thread rule: the event loop. Invariants: say() never waits; nothing is said of
-    a room after Closed; what makes no sense in a message refuses its own room, what cannot be
-    read ends the stream; once the receiver is gone every room on it hears so, and run() returns
+    and no caches. Thread rule: the event loop. Invariants: say() never waits. Nothing is said of
+    a room after Closed. What makes no sense in a message refuses its own room, what cannot be
+    read ends the stream. Once the receiver is gone every room on it hears so, and run() returns
     when all of them are over.
     """
 

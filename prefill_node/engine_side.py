@@ -4,7 +4,6 @@ Owns both ends (what comes in are pulls), the service, and the event loop of the
 its server and its rooms live, so that nothing that callers ask keeps a beat waiting. As EngineSide.
 """
 
-import asyncio
 from dataclasses import replace
 from functools import partial
 
@@ -16,24 +15,25 @@ from tasuki.proto import handover_pb2_grpc
 from tasuki.server.auth.callers import Access
 from tasuki.server.bind import BindError, is_loopback, parse_bind
 from tasuki.server.config import ServerConfig
+from tasuki.server.daemon.pair_daemon import (
+    LOOP_SECONDS,
+    START_SECONDS,
+    STOP_SECONDS,
+    PairSide,
+)
 from tasuki.server.daemon.running_engine import HandoverFront
 from tasuki.server.discovery.etcd import Etcd
 from tasuki.server.discovery.registration import Registration
 from tasuki.server.grpc.server import Server, Service, start_server
+from tasuki.transfer.control.link_status import HandoverStatus
 from tasuki.transfer.data_plane import DataPlane, TransferEngine
-from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.transfer.rooms.deadlines import SenderDeadlines
 from tasuki.utils.logs import progress_bar
-from tasuki.utils.loops import LoopThread
 
 from .config import PrefillConfig
 from .gateway_rooms import GatewayRooms
 from .handover_service import HandoverService, HandoverServiceSettings
 
-_START_SECONDS = 30.0
-# Rooms and pulls, each within its patience.
-_STOP_SECONDS = 45.0
-_LOOP_SECONDS = 10.0
 _LAST_WRITES_SECONDS = 1.0
 
 
@@ -50,7 +50,7 @@ def require_named_peers(bind: str, access: Access) -> None:
     )
 
 
-class PrefillSide:
+class PrefillSide(PairSide):
     """REQUIRES: `plane` is over parts.arena. Raises BindError."""
 
     def __init__(
@@ -70,17 +70,16 @@ class PrefillSide:
             self._etcd_access.check(config.etcd)
         require_named_peers(config.handover_bind or server_config.bind, self._access)
         parts = replace(parts, slabs=plane.slabs, wire=plane.window_source.sizes)
-        self._ends = TransferEngine.over(
-            plane, parts.sent_behind or parts.steps, config.layers_per_window, config.lease_seconds
-        )
+        steps = parts.sent_behind or parts.steps
+        ends = TransferEngine.over(plane, steps, config.layers_per_window, config.lease_seconds)
         self.engine = build_prefill_engine(
             engine_config,
             parts,
             build_cache(engine_config, parts),
-            self._ends.sender,
+            ends.sender,
             progress_bar("decode graphs"),
         )
-        self.loop = LoopThread("tasuki-handover", front.lose)
+        super().__init__(ends, front.lose)
         self._config = config
         self._server: Server | None = None
         self._registration: Registration | None = None
@@ -134,7 +133,7 @@ class PrefillSide:
     async def serve(self) -> None:
         """REQUIRES: handover_bind."""
         starting = start_server(self._config.handover_bind, self.services, self._access)
-        self._server = await self.loop.run(starting, _START_SECONDS)
+        self._server = await self.loop.run(starting, START_SECONDS)
 
     async def register(self, address: str) -> None:
         """Where the node is to register. address: HOST:PORT at which decode nodes reach it, unless
@@ -142,7 +141,7 @@ class PrefillSide:
         if not self._config.etcd:
             return
         reached_at = self._config.advertise or address
-        await self.loop.run(self._register(reached_at), _START_SECONDS)
+        await self.loop.run(self._register(reached_at), START_SECONDS)
 
     async def _register(self, address: str) -> None:
         """On the hand-over's loop too: an entry that is not renewed takes the node away."""
@@ -153,24 +152,15 @@ class PrefillSide:
         )
         self._registration.start()
 
-    async def give_up(self) -> None:
-        """End the event loop of a node that could not be started."""
-        await asyncio.to_thread(self.loop.stop, _LOOP_SECONDS)
-
     async def retire(self) -> None:
         """Before the front drains: no decode node learns of this one any more, or asks it for
         more."""
         if self._registration is not None:
-            await self.loop.end(self._registration.stop(), _LOOP_SECONDS)
+            await self.loop.end(self._registration.stop(), LOOP_SECONDS)
         if self._server is not None:
             await self._server.refuse_traffic()
 
     async def end_handover(self) -> None:
-        await self.loop.end(self._service.stop(), _STOP_SECONDS)
+        await self.loop.end(self._service.stop(), STOP_SECONDS)
         if self._server is not None:
             await self._server.drain(_LAST_WRITES_SECONDS)
-
-    async def stop(self) -> None:
-        await asyncio.to_thread(self._ends.stop)
-        # Last: engine and sender post to it until they end.
-        await asyncio.to_thread(self.loop.stop, _LOOP_SECONDS)

@@ -1,20 +1,17 @@
 """Rooms that a gateway made: its call here and the decode node's Reserve find each
-other, in whichever order they come.
+other, in whichever order they come, since it may call both nodes in parallel.
 
 Owns the calls that wait or whose room is open. Knows neither gRPC nor the gateway's protocol: a
 call is an engine's Submit and is answered like one, with the room's first token and its end. Thread
 rule: the event loop.
-Invariants: every call ends, at the latest when patience does; a call whose room was lost ends with
-ABORT and no error, since the decode node then answers without it; both sides must bring the same
+Invariants: every call ends, at the latest when patience does. A call whose room was lost ends with
+ABORT and no error, since the decode node then answers without it. Both sides must bring the same
 prompt.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
-from enum import Enum
-from typing import Generic, TypeVar
+from collections.abc import AsyncGenerator
 
 import numpy as np
 
@@ -27,69 +24,6 @@ from tasuki.server.unread_answer import AnswerPart
 from tasuki.transfer.errors import DuplicateRoom
 from tasuki.transfer.rooms import events as on
 from tasuki.utils.loops import LoopLost, LoopThread
-
-Parked = TypeVar("Parked")
-
-
-class Side(Enum):
-    LOCAL = "local"
-    REMOTE = "remote"
-
-
-@dataclass(frozen=True)
-class Waiting(Generic[Parked]):
-    room: int
-    side: Side
-    what: Parked
-    deadline: float
-
-
-class Rendezvous(Generic[Parked]):
-    """Rooms that one side knows and the other does not yet: parked until both came, or until a
-    deadline.
-
-    A gateway may call both nodes of a room in parallel, so either may get its call first. Owns
-    what was parked. Does not know what it is. Thread rule: one thread. The clock is injected.
-    Invariant: each parked thing leaves exactly once: met, withdrawn or expired.
-    """
-
-    def __init__(self, patience: float, clock: Callable[[], float]) -> None:
-        """patience: seconds that the first side waits for the second."""
-        self._patience = patience
-        self._clock = clock
-        self._waiting: dict[int, Waiting[Parked]] = {}
-
-    def arrive(self, room: int, side: Side, what: Parked) -> Parked | None:
-        """What the other side parked, or None when this side is the first and now waits.
-
-        Raises DuplicateRoom when this side arrived already. An expired partner is not met: see
-        expire().
-        """
-        partner = self._waiting.get(room)
-        if partner is None or partner.deadline <= self._clock():
-            if partner is not None:
-                raise DuplicateRoom(f"room {room}: its first arrival expired and was not collected")
-            self._waiting[room] = Waiting(room, side, what, self._clock() + self._patience)
-            return None
-        if partner.side is side:
-            raise DuplicateRoom(f"room {room} has arrived on the {side.value} side before")
-        del self._waiting[room]
-        return partner.what
-
-    def withdraw(self, room: int, what: Parked) -> None:
-        """It was aborted before the other side came; without effect where it does not wait."""
-        waiting = self._waiting.get(room)
-        if waiting is not None and waiting.what is what:
-            del self._waiting[room]
-
-    def expire(self) -> list[Waiting[Parked]]:
-        """Take out and return those whose deadline has passed."""
-        now = self._clock()
-        late = [waiting for waiting in self._waiting.values() if waiting.deadline <= now]
-        for waiting in late:
-            del self._waiting[waiting.room]
-        return late
-
 
 PATIENCE_SECONDS = 10.0
 
@@ -114,9 +48,8 @@ class GatewayRooms:
     def __init__(self, patience: float = PATIENCE_SECONDS) -> None:
         """patience: seconds that whoever comes first waits for the other."""
         self._patience = patience
-        self._rendezvous: Rendezvous[GatewayCall | OutgoingRoom] = Rendezvous(
-            patience, time.monotonic
-        )
+        self._parked: dict[m.RoomId, GatewayCall | OutgoingRoom] = {}
+        """What came first, until the other side comes, it is withdrawn, or patience ends."""
         self._calls: dict[tuple[str, m.RequestId], GatewayCall] = {}
         self._open: dict[m.RoomId, GatewayCall] = {}
 
@@ -145,7 +78,8 @@ class GatewayRooms:
             token = await call.first
         finally:
             del self._calls[owned]
-            self._leave(call)
+            # A room that is open goes on: of its own call's end the decode node reports itself.
+            self._withdraw(call.room, call)
         if token is not None:
             yield [
                 m.TokenOut(
@@ -162,11 +96,13 @@ class GatewayRooms:
 
     def receiver_arrived(self, room: OutgoingRoom) -> None:
         """A decode node's Reserve expects a call of the gateway here too. Raises DuplicateRoom."""
-        call = self._rendezvous.arrive(room.id, Side.REMOTE, room)
-        if isinstance(call, GatewayCall):
-            self._meet(call, room)
+        parked = self._parked.get(room.id)
+        if parked is None:
+            self._park(room.id, room)
+        elif isinstance(parked, GatewayCall):
+            self._meet(parked, room)
         else:
-            self._expire_later()
+            raise DuplicateRoom(f"room {room.id} has arrived on the remote side before")
 
     def first_token(self, room: m.RoomId, token: m.PrefillToken) -> None:
         """The room's first token."""
@@ -179,19 +115,22 @@ class GatewayRooms:
         if call is not None:
             call.answer(None)
         else:
-            self._rendezvous.withdraw(room.id, room)
+            self._withdraw(room.id, room)
 
     def _arrive(self, call: GatewayCall) -> None:
-        try:
-            room = self._rendezvous.arrive(call.room, Side.LOCAL, call)
-        except DuplicateRoom as error:
-            raise InvalidRequest(f"kv_bootstrap_info.bootstrap_room: {error}") from error
-        if room is None:
-            self._expire_later()
-        elif not isinstance(room, GatewayCall):
-            self._meet(call, room)
+        parked = self._parked.get(call.room)
+        if parked is None:
+            self._park(call.room, call)
+        elif isinstance(parked, GatewayCall):
+            raise InvalidRequest(
+                f"kv_bootstrap_info.bootstrap_room: room {call.room} has arrived on the local side "
+                "before"
+            )
+        else:
+            self._meet(call, parked)
 
     def _meet(self, call: GatewayCall, room: OutgoingRoom) -> None:
+        del self._parked[room.id]
         if not np.array_equal(call.submit.prompt, room.prompt):
             room.put(on.Stopped("the gateway gave this node another prompt"))
             call.answer(None)
@@ -199,21 +138,25 @@ class GatewayRooms:
         self._open[room.id] = call
         room.put(on.Met())
 
-    def _leave(self, call: GatewayCall) -> None:
-        """The gateway has its answer or listens no more. A room that is open goes on: of its own
-        call's end the decode node reports itself."""
-        self._rendezvous.withdraw(call.room, call)
+    def _park(self, room: m.RoomId, first: GatewayCall | OutgoingRoom) -> None:
+        self._parked[room] = first
+        asyncio.get_running_loop().call_later(self._patience, self._expire, room, first)
 
-    def _expire_later(self) -> None:
-        # A little later, so that what was parked now has expired then.
-        asyncio.get_running_loop().call_later(self._patience + 0.01, self._expire)
+    def _expire(self, room: m.RoomId, first: GatewayCall | OutgoingRoom) -> None:
+        """The other side has not come in time."""
+        if not self._withdraw(room, first):
+            return
+        if isinstance(first, GatewayCall):
+            first.answer(None)
+        else:
+            first.put(on.Missed())
 
-    def _expire(self) -> None:
-        for waiting in self._rendezvous.expire():
-            if isinstance(waiting.what, GatewayCall):
-                waiting.what.answer(None)
-            else:
-                waiting.what.put(on.Missed())
+    def _withdraw(self, room: m.RoomId, first: GatewayCall | OutgoingRoom) -> bool:
+        """Whether it was parked, and is not any more."""
+        if self._parked.get(room) is not first:
+            return False
+        del self._parked[room]
+        return True
 
 
 def _finished(submit: m.Submit, token: m.PrefillToken | None, seconds: float) -> m.Finished:

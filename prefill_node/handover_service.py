@@ -3,9 +3,9 @@
 Owns live rooms and pulls, and remembers through `ended_rooms` how the last ones ended. Turns
 streams into engine messages and back; decides nothing about caches or bytes.
 Thread rule: the hand-over's event loop; deliver() and peers() may be called from any thread.
-Invariants: a reply to Abort comes after the drain; an Abort is answered only for rooms of the
-connection that it names, which nobody else can guess; nothing is awaited of a receiver without a
-deadline; every PullWanted is answered, at once where its room or its decode node is gone.
+Invariants: a reply to Abort comes after the drain. An Abort is answered only for rooms of the
+connection that it names, which nobody else can guess. Nothing is awaited of a receiver without a
+deadline. Every PullWanted is answered, at once where its room or its decode node is gone.
 """
 
 import asyncio
@@ -23,17 +23,15 @@ from tasuki.engine.messages import room_proto as wire
 from tasuki.prefill_node.decode_connections import ReceiverConnections, ReceiverStream, RoomRefused
 from tasuki.prefill_node.gateway_rooms import GatewayRooms
 from tasuki.prefill_node.leaving_desk import LeavingDesk
-from tasuki.prefill_node.rooms import OutgoingRoom, PullReceiver, PullSettings, Speak
+from tasuki.prefill_node.rooms import OutgoingRoom, PullMeans, PullReceiver, Speak
 from tasuki.prefill_node.usable_feed import UsableFeed
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer import peer_values
-from tasuki.transfer.control.connection_breaker import ConnectionBreaker
-from tasuki.transfer.control.live_rooms import LiveRooms
-from tasuki.transfer.control.writer_life import WriterLife
+from tasuki.transfer.control.driven_room import LiveRooms
+from tasuki.transfer.control.link_status import NodeProgress
+from tasuki.transfer.control.writer_life import ConnectionBreaker, WriterLife, unless_silent
 from tasuki.transfer.errors import DuplicateRoom, PeerInvalid, PeerSilent, TransferError
-from tasuki.transfer.liveness.link_status import NodeProgress
-from tasuki.transfer.liveness.silence import unless_silent
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract, diff
 from tasuki.transfer.protocol.messages import (
@@ -47,7 +45,7 @@ from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
-from tasuki.transfer.rooms.accounts import EndedRooms
+from tasuki.transfer.rooms.connections import EndedRooms
 from tasuki.transfer.rooms.deadlines import PullReceiverDeadlines, SenderDeadlines
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
@@ -83,9 +81,11 @@ def _unknown(room: m.RoomId, request: str, traceparent: str) -> None:
 
 
 class HandoverService(handover_pb2_grpc.HandoverServicer):
+    """As ConnectionOwner too."""
+
     def __init__(
         self,
-        post: Callable[[m.Inbox], None],
+        post: m.Post,
         sender: Sender,
         receiver: Receiver,
         transport: Transport,
@@ -104,7 +104,6 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         self._post = post
         self._gateway_rooms = gateway_rooms
         self._sender = sender
-        self._receiver = receiver
         self._contract = contract.flat()
         self._node = node
         self._loop = loop
@@ -114,26 +113,29 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             sender,
             self._settings.beat_seconds,
             self._settings.silence_seconds,
-            self._lose_connection,
-            self._pull_drained,
-            transport.retry_seconds,
-            transport.settle_seconds,
-            progress,
-            self._load_message,
-            lambda: self._desk.leaves,
+            transport,
+            self,
         )
+        self.progress = progress
         self._load: m.PrefillLoad | None = None
         """As the engine reported it last."""
         self._usable = UsableFeed(lambda: post(m.ReadUsable()))
         self._usable_readers: set[str] = set()
         """Connections that read what is usable: one stream each."""
         self._desk = LeavingDesk(post, lambda: self._connections.names)
-        self._breaker = ConnectionBreaker(transport, receiver, self._lose_all)
+        breaker = ConnectionBreaker(transport, receiver, self._lose_all)
+        self._shared = PullMeans(
+            receiver, breaker, self._settings.pull, self._settings.patience_seconds
+        )
         self._pulls: LiveRooms[tuple[int, int], PullReceiver] = LiveRooms(self._pull_over)
         """By room and generation: a pull outlives its room."""
         self._rooms: LiveRooms[int, OutgoingRoom] = LiveRooms(self._over)
         self._streams: set[ReceiverStream] = set()
         self._ended = EndedRooms(self._connections.__contains__)
+
+    @property
+    def leaves(self) -> bool:
+        return self._desk.leaves
 
     @property
     def receivers(self) -> list[str]:
@@ -252,7 +254,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             log.warning("connection %s: %s", first.connection_id, error)
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
 
-    def _load_message(self, connection: str) -> pb.Load | None:
+    def load(self, connection: str) -> pb.Load | None:
         return None if self._load is None else wire.load(self._load, connection)
 
     async def Usable(
@@ -300,7 +302,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         except TimeoutError:
             return None
 
-    def _lose_connection(self, name: str) -> None:
+    def connection_lost(self, name: str) -> None:
         for room in self._rooms:
             if room.connection == name:
                 room.put(on.ReceiverLost())
@@ -420,10 +422,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         if writer is None:
             self._refuse_pull(grant.room)
             return None
-        settings = PullSettings(self._settings.pull, self._settings.patience_seconds)
         give_up = partial(self._connections.drop, connection)
-        receiver, breaker = self._receiver, self._breaker
-        pull = PullReceiver(grant, self._post, receiver, breaker, writer, settings, give_up, speak)
+        pull = PullReceiver(grant, self._post, self._shared, writer, give_up, speak)
         self._pulls.start((grant.room, grant.generation), pull)
         return pull
 
@@ -434,10 +434,10 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
 
     def _pull_over(self, pull: PullReceiver, failure: Exception | None) -> None:
         if failure is not None:
-            # The engine drops what it knows already.
+            # The engine drops a repeated loss.
             self._refuse_pull(pull.id)
 
-    def _pull_drained(self, drained: pb.DrainedPull) -> None:
+    def pull_drained(self, drained: pb.DrainedPull) -> None:
         """By a renewal, which may overtake the stream: no reason to lose what is on its way there.
         Of a pull that is over already it says nothing new."""
         pull = self._pulls.get((drained.room, drained.generation))

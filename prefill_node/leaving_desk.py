@@ -2,7 +2,7 @@
 
 Owns who asks, and whom a state was given to until that says what became of it. The engine decides
 which state goes where. Thread rule: the event loop. Invariants: what a connection was given is over
-when that is lost; no question waits for the engine without a bound; once nobody is there to ask, or
+when that is lost. No question waits for the engine without a bound. Once nobody is there to ask, or
 to leave anything to, nothing is left any more, so that a node's end waits for nobody.
 """
 
@@ -20,9 +20,7 @@ _NOBODY: frozenset[str] = frozenset()
 
 
 class LeavingDesk:
-    def __init__(
-        self, post: Callable[[m.Inbox], None], connected: Callable[[], Collection[str]]
-    ) -> None:
+    def __init__(self, post: m.Post, connected: Callable[[], Collection[str]]) -> None:
         """post: to the engine. connected: the connections that stand."""
         self._post = post
         self._connected = connected

@@ -28,7 +28,7 @@ def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
     log_loading(engine_config)
     # Not before the flags are known to be right: torch takes seconds.
     from tasuki.engine.assembly.ranks import build_node_parts
-    from tasuki.prefill_node.daemon import run_daemon
+    from tasuki.prefill_node.node import PrefillDaemon
 
-    run_daemon(engine_config, server_config, config, build or build_node_parts)
+    PrefillDaemon(engine_config, server_config, config, build or build_node_parts).run()
     return 0

@@ -1,22 +1,25 @@
-"""A prefill node: what its callers ask, over an engine's side, in one process or in two.
-
-Life: startup, then whatever the daemon waits for, then shutdown.
+"""A prefill node: what its callers ask, over an engine's side, in one process or in two, and the
+daemon that reads prompts and hands prefixes on.
 """
 
+import logging
 from dataclasses import dataclass
 
 from aiohttp import web
 
-from tasuki.engine.assembly.parts import EngineParts
-from tasuki.engine.config import EngineConfig
+from tasuki.engine.assembly.parts import EngineParts, asked_model
+from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.engine.messages import Emit
 from tasuki.model.config import ModelConfig
 from tasuki.prefill_node.config import PrefillConfig
 from tasuki.prefill_node.engine_side import PrefillSide
 from tasuki.prefill_node.gateway_rooms import GatewayAnswers, GatewayRooms
 from tasuki.server.config import ServerConfig
+from tasuki.server.daemon.engine_host import EngineHost
+from tasuki.server.daemon.engine_process import EngineProcess
 from tasuki.server.daemon.node import Node, about_node
 from tasuki.server.daemon.node_watch import NodeFiles, folders_of
+from tasuki.server.daemon.pair_daemon import PairDaemon
 from tasuki.server.daemon.running_engine import NearEngine, RunningEngine
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.interceptors import unimplemented_routes
@@ -24,13 +27,17 @@ from tasuki.server.grpc.server import Service
 from tasuki.server.grpc.services import admin_service
 from tasuki.server.role_change import RoleChange
 from tasuki.server.smg.factory import GatewayServices, gateway_of
+from tasuki.server.workers.links import NodeSockets
+from tasuki.transfer.control.link_status import HandoverStatusSource
 from tasuki.transfer.data_plane import DataPlane
-from tasuki.transfer.liveness.link_status import HandoverStatusSource
+
+log = logging.getLogger(__name__)
 
 
 class PrefillNode:
-    """Front and engine in one process. Build it inside a running event loop. REQUIRES: `plane` is
-    over parts.arena. Raises BindError."""
+    """Front and engine in one process. Build it inside a running event loop. Life: startup, then
+    whatever the daemon waits for, then shutdown. REQUIRES: `plane` is over parts.arena. Raises
+    BindError."""
 
     def __init__(
         self,
@@ -142,3 +149,53 @@ def prefill_front(
         status,
         files=NodeFiles(folders=folders_of(engine_config)),
     )
+
+
+class PrefillDaemon(PairDaemon[PrefillConfig]):
+    """Reads prompts and hands their prefixes on."""
+
+    role = Role.PREFILL
+
+    def engine_apart(self) -> bool:
+        """Decode nodes are served where the engine is, so it has no process of its own where they
+        or a gateway share the front's port."""
+        if not super().engine_apart():
+            return False
+        if self.config.handover_bind and not self.server_config.gateway:
+            return True
+        ranks = self.engine_config.tensor_parallel
+        if ranks > 1:
+            raise EngineConfigError(
+                f"an engine of {ranks} ranks has a process of its own: give --handover-bind, and "
+                "no --gateway"
+            )
+        if self.server_config.engine_process == "process":
+            log.warning(
+                "the engine stays on a thread: a process of its own needs --handover-bind, and no "
+                "--gateway"
+            )
+        return False
+
+    def node(self, parts: EngineParts, plane: DataPlane, role_change: RoleChange) -> PrefillNode:
+        return PrefillNode(
+            self.engine_config, self.server_config, self.config, parts, plane, role_change
+        )
+
+    def side(self, parts: EngineParts, plane: DataPlane, host: EngineHost) -> PrefillSide:
+        return PrefillSide(self.engine_config, self.server_config, self.config, parts, plane, host)
+
+    async def front(
+        self, engine: EngineProcess, sockets: NodeSockets | None, role_change: RoleChange
+    ) -> Node:
+        sizes = await engine.stands()
+        return prefill_front(
+            engine,
+            self.engine_config,
+            self.server_config,
+            self.config,
+            asked_model(self.engine_config),
+            sizes.max_request_tokens,
+            sizes.max_batch,
+            engine.status,
+            role_change,
+        )

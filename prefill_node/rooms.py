@@ -4,7 +4,7 @@ the engine and the sender.
 Turns messages into events of the pure side (transfer/rooms/sending.py) and performs its actions.
 Knows no gRPC. Thread rule: the event loop.
 Invariants: the engine is given PrefillEnd exactly once, after the sender drained (or gave up
-draining); the receiver gets the end of the room exactly once, and nothing after it.
+draining). The receiver gets the end of the room exactly once, and nothing after it.
 """
 
 import asyncio
@@ -18,9 +18,8 @@ from tasuki.engine import messages as m
 from tasuki.engine.messages import room_proto as wire
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer import peer_values
-from tasuki.transfer.control.connection_breaker import ConnectionBreaker
 from tasuki.transfer.control.driven_room import ReceivingRoom, SendingRoom
-from tasuki.transfer.control.writer_life import WriterLife
+from tasuki.transfer.control.writer_life import ConnectionBreaker, WriterLife
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.protocol.messages import (
@@ -42,6 +41,7 @@ from tasuki.transfer.rooms.sending import Sending, SendingTerms
 from tasuki.transfer.rooms.states import COPY, FETCH, HANDOVER, PULL, Kind
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.window import Destination
+from tasuki.utils.signatures import Notice
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +50,12 @@ Speak = Callable[[pb.SenderMessage], None]
 
 
 @dataclass(frozen=True)
-class PullSettings:
-    """deadlines: by state. patience: seconds until a lost pull that is not fenced gives up the
-    connection."""
+class PullMeans:
+    """What pulls of this node share. deadlines: by state. patience: seconds until a lost pull that
+    is not fenced gives up the connection."""
 
+    receiver: Receiver
+    breaker: ConnectionBreaker
     deadlines: PullReceiverDeadlines
     patience: float
 
@@ -70,22 +72,20 @@ class PullReceiver(ReceivingRoom):
     def __init__(
         self,
         grant: m.PullGrant,
-        post: Callable[[m.Inbox], None],
-        receiver: Receiver,
-        breaker: ConnectionBreaker,
+        post: m.Post,
+        shared: PullMeans,
         writer: WriterLife,
-        settings: PullSettings,
-        give_up: Callable[[], None],
+        give_up: Notice,
         speak: Speak,
     ) -> None:
         """writer: the decode node. give_up: ends its connection."""
-        patience, deadlines = settings.patience, settings.deadlines
+        patience, deadlines = shared.patience, shared.deadlines
         terms = ReceivingTerms(deadlines, writer.terms(patience, patience))
         side = Receiving(PULL, grant.room, grant.generation, terms, time.monotonic())
         target = Destination(grant.first_page, grant.pages, grant.slot)
         side.grant_first(say.Grant(grant.generation, target))
         name = f"the pull of room {grant.room}"
-        super().__init__(side, receiver, breaker, writer, deadlines.landing, name, {})
+        super().__init__(side, shared.receiver, shared.breaker, writer, deadlines.landing, name, {})
         self.id = grant.room
         self._grant = grant
         self._post = post
@@ -159,7 +159,7 @@ FromEngine: TypeAlias = (
 def kind_of(reserve: m.PrefillReserve | m.FetchReserve) -> Kind:
     if isinstance(reserve, m.FetchReserve):
         return FETCH
-    # A room of one token behind what the receiver offers is for that.
+    # A room of one token behind the offered state is a copy.
     ticket = reserve.ticket
     is_copy = ticket.sampling.max_new_tokens == 1 and ticket.offered == len(reserve.prompt) - 1
     return COPY if is_copy else HANDOVER
@@ -175,7 +175,7 @@ class OutgoingRoom(SendingRoom):
         self,
         reserve: m.PrefillReserve | m.FetchReserve,
         connection: str,
-        post: Callable[[m.Inbox], None],
+        post: m.Post,
         sender: Sender,
         progress_seconds: float,
         begin_pull: BeginPull,

@@ -2,8 +2,8 @@
 
 Owns a copy of what stands, by names alone, kept by the engine's events while anybody reads, and
 what each reader has not been sent. Thread rule: the event loop's.
-Invariants: a reader gets all that stands first; one that reads too slowly gets that again, so what
-waits for it is bounded; of what comes and goes between two batches only how it ended is sent.
+Invariants: a reader gets all that stands first. One that reads too slowly gets that again, so what
+waits for it is bounded. Of what comes and goes between two batches only how it ended is sent.
 """
 
 import asyncio

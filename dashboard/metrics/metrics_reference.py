@@ -16,7 +16,7 @@ from tasuki.dashboard.metrics.request_metrics import UNSCHEDULED
 from tasuki.dashboard.observed import DiskRoom, FrontReport, NodeReport
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.transfer.liveness.link_status import NodeProgress, PrefillNodeState, PrefillNodeStatus
+from tasuki.transfer.control.link_status import NodeProgress, PrefillNodeState, PrefillNodeStatus
 from tasuki.transfer.reports import SenderCounters
 
 _NO_TIMES = m.TimeSpread((), (0,), 0.0)

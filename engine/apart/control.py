@@ -8,7 +8,7 @@ from typing import get_args
 
 from tasuki.engine.messages import RequestId, RoomId
 from tasuki.engine.messages.types import Message
-from tasuki.transfer.liveness.link_status import HandoverStatus
+from tasuki.transfer.control.link_status import HandoverStatus
 
 
 class RequestTraced(Message):

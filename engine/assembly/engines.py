@@ -11,15 +11,16 @@ from pathlib import Path
 
 from tasuki.engine.config import MOST_DRAFTS_ON_GPU, EngineConfig, EngineConfigError, Role
 from tasuki.engine.engine import Compute, Engine, EngineSizes, MakeHandover, Memory
-from tasuki.engine.handover.answers import Answers
-from tasuki.engine.handover.base import HandoverContext
 from tasuki.engine.handover.decode_side import DecodeHandover
-from tasuki.engine.handover.early_steps import Barriers, EarlyStart, EarlySteps, PrefillsBehind
+from tasuki.engine.handover.early_start import Barriers, EarlyStart
 from tasuki.engine.handover.prefill_side import PrefillHandover
 from tasuki.engine.intake import PromptLimits
 from tasuki.engine.messages import Targets
 from tasuki.engine.parallel.leader_runner import LeaderRunner
 from tasuki.engine.parallel.tiers import RankCopier
+from tasuki.engine.roles.answers import Answers, AnswerTerms
+from tasuki.engine.roles.base import HandoverContext
+from tasuki.engine.roles.early_steps import EarlySteps, PrefillsBehind
 from tasuki.engine.routing import PrefillSpeed
 from tasuki.engine.runner.base import EventRecorder, Runner, RunnerSizes
 from tasuki.engine.runner.cpu_runner import CpuRunner
@@ -62,8 +63,11 @@ def build_fused_engine(
 ) -> Engine:
     """An engine that answers by itself. REQUIRES: the cache is over the arena of the parts.
     progress: of the warm-up, where there is one."""
-    answers = partial(build_answers, config, parts)
-    return _assemble(config, Role.FUSED, parts, cache, answers, progress)
+
+    def side(context: HandoverContext) -> Answers:
+        return Answers(context, answer_terms(config, parts))
+
+    return _assemble(config, Role.FUSED, parts, cache, side, progress)
 
 
 def build_prefill_engine(
@@ -91,17 +95,16 @@ def build_decode_engine(
     the arena of the parts."""
 
     def side(context: HandoverContext) -> DecodeHandover:
-        return DecodeHandover(context, build_answers(config, parts, context), early)
+        return DecodeHandover(context, answer_terms(config, parts), early)
 
     return _assemble(config, Role.DECODE, parts, cache, side, progress)
 
 
-def build_answers(config: EngineConfig, parts: EngineParts, context: HandoverContext) -> Answers:
-    tool_call_ids = read_tool_call_ids(Path(config.model))
-    return Answers(
-        context,
-        parts.model_config.eos_ids,
-        tool_call_ids,
+def answer_terms(config: EngineConfig, parts: EngineParts) -> AnswerTerms:
+    """Raises EngineConfigError."""
+    return AnswerTerms(
+        tuple(parts.model_config.eos_ids),
+        read_tool_call_ids(Path(config.model)),
         Targets(config.ttft_target, config.max_itl_seconds),
         build_speculation(config, parts),
     )
@@ -234,8 +237,8 @@ def build_behind(
         return None
     model, prepare = _model_beside(parts)
     # The loop waits for copies, a millisecond at most, and looks by itself.
-    steps = EarlySteps(model, parts.arena, lambda: None, prepare)
-    return PrefillsBehind(cache, steps, parts.grammars, config.prefill_chunk_tokens)
+    steps = EarlySteps(model, parts.arena, parts.grammars, prepare=prepare)
+    return PrefillsBehind(cache, steps, config.prefill_chunk_tokens)
 
 
 def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Notice]:
@@ -255,8 +258,8 @@ def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Notice]:
 def build_early_start(parts: EngineParts, barriers: Barriers, on_end: Notice) -> EarlyStart:
     """on_end: called on the thread of the steps after each; must return at once."""
     model, prepare = _model_beside(parts)
-    steps = EarlySteps(model, parts.arena, on_end, prepare)
-    return EarlyStart(steps, barriers, parts.grammars)
+    steps = EarlySteps(model, parts.arena, parts.grammars, on_end, prepare)
+    return EarlyStart(steps, barriers)
 
 
 def build_runner(

@@ -4,34 +4,53 @@ by a decode engine. Thread rule: the engine loop's.
 
 import secrets
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
 from tasuki.engine import messages as m
-from tasuki.engine.handover.base import HandoverContext
-from tasuki.engine.handover.room_accounts import AcceptWindow, AtRestQueue
 from tasuki.engine.request import Pulling, Request, Waiting
+from tasuki.engine.roles.base import HandoverContext
+from tasuki.engine.runner.base import AtRestQueue
+from tasuki.engine.scheduling.admission import AcceptWindow
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, ImpossibleRequest
+from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 
-@dataclass(frozen=True)
-class _Granted:
+def _allocated(cache: HybridPrefixCache, prompt: m.Tokens, salt: bytes) -> Allocation | None:
+    """For KV and the state of the whole prompt, which another node writes; None where there is no
+    room for it now, or never."""
+    try:
+        return cache.allocate_to_receive(
+            prompt, salt=salt, capacity_tokens=len(prompt), working_slots=1, cursor=None
+        )
+    except ImpossibleRequest:
+        return None
+
+
+def _written(allocation: Allocation) -> tuple[int, tuple[int, ...], int]:
+    """What the other node is to write: the first logical page, pages from there on, the slot."""
+    first = allocation.shared_pages
+    return first, tuple(allocation.pages[first:].tolist()), allocation.working_slots[0]
+
+
+def _commit(cache: HybridPrefixCache, allocation: Allocation, tokens: int) -> None:
+    """Pages and state enter the tree."""
+    cache.accept_received(allocation)
+    cache.insert(allocation, tokens, allocation.working_slots[0], CheckpointKind.TURN_END)
+    cache.release(allocation)
+
+
+@dataclass
+class _Pull:
     """The allocation is the sender's to write: state and KV of `tokens` are to land in it. peer:
-    whose room it is."""
+    whose room it is. quarantine: its name in the cache once it is lost; the sender may still
+    write."""
 
     request: Request
     peer: str
     allocation: Allocation
     tokens: int
-
-
-@dataclass(frozen=True)
-class _Quarantined:
-    """Lost: the sender may still write the ids."""
-
-    quarantine: int
-    peer: str
+    quarantine: int | None = None
 
 
 class PullReceiver:
@@ -41,29 +60,20 @@ class PullReceiver:
     Owns the allocations that are granted to pulls and the quarantines of those lost. A pull
     belongs to a room but outlives it: whoever asked may leave, what lands is cached all the same.
     Emits what the prefill node acts on; each method is one event, and messages of pulls that are
-    over are dropped. Invariants: a request pulls at most once; what was granted becomes the
+    over are dropped. Invariants: a request pulls at most once. What was granted becomes the
     tree's only after every window was verified, and is free again otherwise only after its
-    writer's fence; of one room's number there is one pull at a time.
+    writer's fence. Of one room's number there is one pull at a time.
     """
 
     def __init__(self, context: HandoverContext, window: AcceptWindow) -> None:
         """window: of rooms that pull, a lost one until its fence."""
-        self._window = window
+        self.window = window
         self._cache = context.cache
         self._costs = context.router.costs
         self._emit = context.emit
         self._generations = count(1)
-        self._pulls: dict[m.RoomId, _Granted | _Quarantined] = {}
+        self._pulls: dict[m.RoomId, _Pull] = {}
         self.grants = AtRestQueue(context.runner, self._emit_grant)
-
-    @property
-    def left(self) -> int:
-        """Pulls that are over: grows when others may begin."""
-        return self._window.left
-
-    def has_room(self, peer: str, tokens: int) -> bool:
-        """Whether one more of the decode node's rooms may pull so many."""
-        return self._window.has_room(peer, tokens)
 
     def begin(self, request: Request, peer: str) -> bool:
         """Grant room for what the ticket offers and ask for it; False where there is no memory,
@@ -76,25 +86,13 @@ class PullReceiver:
         # and fenced, what comes under the number is about it.
         if room in self._pulls:
             return False
-        try:
-            allocation = self._cache.allocate_to_receive(
-                request.prompt[:tokens],
-                salt=request.salt,
-                capacity_tokens=tokens,
-                working_slots=1,
-                cursor=None,
-            )
-        except ImpossibleRequest:
-            return False
+        allocation = _allocated(self._cache, request.prompt[:tokens], request.salt)
         if allocation is None:
             return False
-        self._pulls[room] = _Granted(request, peer, allocation, tokens)
-        self._window.enter(peer, room, tokens)
+        self._pulls[room] = _Pull(request, peer, allocation, tokens)
+        self.window.enter(peer, room, tokens)
         request.move(Pulling())
-        first = allocation.shared_pages
-        pages = tuple(allocation.pages[first:].tolist())
-        generation = next(self._generations)
-        grant = m.PullGrant(room, generation, tokens, first, pages, allocation.working_slots[0])
+        grant = m.PullGrant(room, next(self._generations), tokens, *_written(allocation))
         self.grants.put(grant)
         return True
 
@@ -104,38 +102,30 @@ class PullReceiver:
     def over(self, message: m.PullCommitted | m.PullLost) -> Request | None:
         """The request that waits for the pull, if it still does."""
         pull = self._pulls.get(message.room)
-        if not isinstance(pull, _Granted):
+        if pull is None or pull.quarantine is not None:
             return None
         match message:
             case m.PullCommitted(report=report):
-                del self._pulls[message.room]
-                self._window.leave(pull.peer, message.room)
-                self._commit(pull)
+                self._forget(message.room, pull)
+                _commit(self._cache, pull.allocation, pull.tokens)
                 pull.request.pulled = report
                 self._costs.pulled.add(report.bytes, report.seconds)
             case m.PullLost():
-                quarantine = self._cache.quarantine(pull.allocation)
-                self._pulls[message.room] = _Quarantined(quarantine, pull.peer)
+                pull.quarantine = self._cache.quarantine(pull.allocation)
         if not isinstance(pull.request.state, Pulling):
             return None
         pull.request.move(Waiting())
         return pull.request
 
-    def _commit(self, pull: _Granted) -> None:
-        """Pages and state enter the tree."""
-        allocation = pull.allocation
-        self._cache.accept_received(allocation)
-        self._cache.insert(
-            allocation, pull.tokens, allocation.working_slots[0], CheckpointKind.TURN_END
-        )
-        self._cache.release(allocation)
-
     def fenced(self, message: m.PullFenced) -> None:
         pull = self._pulls.get(message.room)
-        if isinstance(pull, _Quarantined):
-            del self._pulls[message.room]
-            self._window.leave(pull.peer, message.room)
+        if pull is not None and pull.quarantine is not None:
+            self._forget(message.room, pull)
             self._cache.free_quarantined(pull.quarantine)
+
+    def _forget(self, room: m.RoomId, pull: _Pull) -> None:
+        del self._pulls[room]
+        self.window.leave(pull.peer, room)
 
 
 MOST = 8
@@ -144,28 +134,17 @@ _ALL = "all"
 """Whoever holds it: they share the window."""
 
 
-@dataclass(frozen=True)
-class _GrantedFetch:
-    """The allocation is the holder's to write."""
-
-    allocation: Allocation
-
-
-@dataclass(frozen=True)
-class _QuarantinedFetch:
-    """Lost: the holder may still write the ids."""
-
-    quarantine: int
-
-
 @dataclass
 class _Fetch:
-    """state: None before anything is granted. waiting: requests that go on when it is over."""
+    """allocation: the holder's to write; None before anything is granted. quarantine: its name in
+    the cache once it is lost; the holder may still write. waiting: requests that go on when it is
+    over."""
 
     ticket: m.FetchTicket
     prompt: m.Tokens
     holder: str
-    state: _GrantedFetch | _QuarantinedFetch | None = None
+    allocation: Allocation | None = None
+    quarantine: int | None = None
     waiting: list[Request] = field(default_factory=list)
 
     @property
@@ -179,9 +158,9 @@ class Fetches:
     Owns their rooms until their ids are the tree's again, and the requests that wait for them.
     Emits what the decode node's hand-over client acts on; messages of fetches that are over are
     dropped. Thread rule: the engine loop's. Invariants: of one beginning there is one fetch at a
-    time; what was granted becomes the tree's only after every window was verified, and is free
-    again otherwise only after its writer's fence; whoever waits goes on once, whatever became of
-    the fetch; no memory is waited for; at most MOST fetches live, of no more tokens than a
+    time. What was granted becomes the tree's only after every window was verified, and is free
+    again otherwise only after its writer's fence. Whoever waits goes on once, whatever became of
+    the fetch. No memory is waited for. At most MOST fetches live, of no more tokens than a
     quarter of what fits, a lost one until its fence.
     """
 
@@ -191,25 +170,21 @@ class Fetches:
         capacity = context.cache.capacity_tokens(context.working_slots)
         self._window = AcceptWindow(capacity, MOST)
         self._generations = count(1)
-        self._rooms: dict[m.RoomId, _Fetch] = {}
+        self.rooms: dict[m.RoomId, _Fetch] = {}
+        """That live: until their ids are the tree's, or free."""
         self._by_beginning: dict[tuple[bytes, bytes], _Fetch] = {}
         """Those that are not lost."""
-        self._released: deque[Request] = deque()
+        self.released: deque[Request] = deque()
+        """Requests that wait no longer; some may have been aborted."""
         self.grants = AtRestQueue(context.runner, self._emit_grant)
 
-    def __contains__(self, room: m.RoomId) -> bool:
-        return room in self._rooms
-
-    def begin(self, advised: m.FetchAdvised, request: Request) -> None:
-        """Fetch the beginning of the request's prompt, which waits for that; where there is no room
-        for a fetch more it goes on at once. REQUIRES: it is Waiting, and in no queue."""
-        self.fetch(request, advised.holder, advised.tokens, advised.seconds)
-
     def fetch(self, request: Request, holder: str, tokens: int, seconds: float) -> None:
-        """begin() of what nobody's room has advised."""
+        """Fetch the beginning of the request's prompt, so many tokens, which waits for that; where
+        there is no room for a fetch more it goes on at once. REQUIRES: it is Waiting, and in no
+        queue."""
         request.fetch_tried = True
         if not 0 < tokens < len(request.prompt):
-            self._released.append(request)
+            self.released.append(request)
             return
         prompt = request.prompt[:tokens]
         known = self._by_beginning.get((request.salt, prompt.tobytes()))
@@ -218,45 +193,30 @@ class Fetches:
         elif self._window.has_room(_ALL, tokens):
             self._open(holder, seconds, prompt, request)
         else:
-            self._released.append(request)
+            self.released.append(request)
 
     def _open(self, holder: str, seconds: float, prompt: m.Tokens, request: Request) -> None:
         room = m.RoomId(secrets.randbits(62) + 1)
         ticket = m.FetchTicket(room, next(self._generations), request.salt)
         fetch = _Fetch(ticket, prompt, holder, waiting=[request])
-        self._rooms[room] = self._by_beginning[fetch.beginning] = fetch
+        self.rooms[room] = self._by_beginning[fetch.beginning] = fetch
         self._window.enter(_ALL, room, len(prompt))
         self._emit(m.FetchWanted(ticket, prompt, holder, seconds))
 
     def grant_wanted(self, room: m.RoomId) -> None:
         """Grant what is lacking here, or decline."""
-        fetch = self._rooms[room]
-        if fetch.state is not None:
+        fetch = self.rooms[room]
+        if fetch.allocation is not None:
             return
-        allocation = self._allocated(fetch)
-        if allocation is None:
+        fetch.allocation = _allocated(self._cache, fetch.prompt, fetch.ticket.salt)
+        if fetch.allocation is None:
             self._emit(m.HandoverDeclined(room))
             return
-        fetch.state = _GrantedFetch(allocation)
-        first = allocation.shared_pages
-        pages = tuple(allocation.pages[first:].tolist())
-        slot = allocation.working_slots[0]
-        self.grants.put(m.Grant(room, fetch.ticket.generation, first, pages, slot))
-
-    def _allocated(self, fetch: _Fetch) -> Allocation | None:
-        try:
-            return self._cache.allocate_to_receive(
-                fetch.prompt,
-                salt=fetch.ticket.salt,
-                capacity_tokens=len(fetch.prompt),
-                working_slots=1,
-            )
-        except ImpossibleRequest:
-            return None
+        self.grants.put(m.Grant(room, fetch.ticket.generation, *_written(fetch.allocation)))
 
     def _emit_grant(self, grant: m.Grant) -> None:
-        fetch = self._rooms[grant.room]
-        if isinstance(fetch.state, _GrantedFetch):
+        fetch = self.rooms[grant.room]
+        if fetch.quarantine is None:
             self._emit(m.HandoverGranted(grant))
         else:
             # Lost before anybody was given the ids.
@@ -264,46 +224,34 @@ class Fetches:
 
     def done(self, message: m.RemoteDone) -> None:
         """Every window landed and matched: pages and state enter the tree."""
-        fetch = self._rooms[message.room]
-        if not isinstance(fetch.state, _GrantedFetch):
+        fetch = self.rooms[message.room]
+        if fetch.allocation is None or fetch.quarantine is not None:
             return
-        allocation = fetch.state.allocation
-        self._cache.accept_received(allocation)
-        slot = allocation.working_slots[0]
-        self._cache.insert(allocation, len(fetch.prompt), slot, CheckpointKind.TURN_END)
-        self._cache.release(allocation)
+        _commit(self._cache, fetch.allocation, len(fetch.prompt))
         self._forget(fetch)
         self._over(fetch, m.FetchOutcome.FETCHED, message.transfer.bytes)
 
     def lost(self, message: m.FetchLost) -> None:
-        fetch = self._rooms[message.room]
-        match fetch.state:
-            case None:
-                self._forget(fetch)
-            case _GrantedFetch(allocation):
-                fetch.state = _QuarantinedFetch(self._cache.quarantine(allocation))
-            case _QuarantinedFetch():
-                return
+        fetch = self.rooms[message.room]
+        if fetch.quarantine is not None:
+            return
+        if fetch.allocation is None:
+            self._forget(fetch)
+        else:
+            fetch.quarantine = self._cache.quarantine(fetch.allocation)
         self._over(fetch, message.outcome)
 
     def fenced(self, room: m.RoomId) -> None:
-        fetch = self._rooms[room]
-        if isinstance(fetch.state, _QuarantinedFetch):
-            self._cache.free_quarantined(fetch.state.quarantine)
+        fetch = self.rooms[room]
+        if fetch.quarantine is not None:
+            self._cache.free_quarantined(fetch.quarantine)
             self._forget(fetch)
 
     def _forget(self, fetch: _Fetch) -> None:
-        del self._rooms[fetch.ticket.room]
+        del self.rooms[fetch.ticket.room]
         self._window.leave(_ALL, fetch.ticket.room)
 
     def _over(self, fetch: _Fetch, outcome: m.FetchOutcome, size: int = 0) -> None:
         del self._by_beginning[fetch.beginning]
-        self._released.extend(fetch.waiting)
+        self.released.extend(fetch.waiting)
         self._emit(m.StateFetched(outcome, len(fetch.prompt), size, fetch.holder))
-
-    def release(self, go_on: Callable[[Request], None]) -> None:
-        """Let those go on that wait no longer, but for who was aborted meanwhile."""
-        while self._released:
-            request = self._released.popleft()
-            if isinstance(request.state, Waiting):
-                go_on(request)

@@ -3,147 +3,100 @@
 Owns the rooms, and their ids until a request or the tree owns them again. Emits what the decode
 node's hand-over client acts on. Thread rule: the engine loop's.
 Invariants: ids that a sender was given are free only after its fence, and after the room's own
-early step; rooms that wait for memory get it in the order in which their senders asked.
+early step. Rooms that wait for memory get it in the order in which their senders asked.
 """
 
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from enum import Enum
 from itertools import count
-from types import UnionType
+from types import MappingProxyType
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting import breakdown
-from tasuki.engine.handover.base import HandoverContext
-from tasuki.engine.handover.early_steps import EarlyStart, EarlyStep
-from tasuki.engine.handover.room_accounts import AtRestQueue, RoomNames
+from tasuki.engine.accounting import RoomNames, breakdown
+from tasuki.engine.handover.early_start import EarlyStart
 from tasuki.engine.messages import HitBreakdown, RemoteDone, RoomId
 from tasuki.engine.request import AwaitingPrefill, IllegalMove, Receiving, Request
+from tasuki.engine.roles.base import HandoverContext
+from tasuki.engine.roles.early_steps import EarlyStep
 from tasuki.engine.routing import usable_here
+from tasuki.engine.runner.base import AtRestQueue
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation, ImpossibleRequest, Match
 from tasuki.pycache.layout import PAGE_TOKENS
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A prefill node has the prompt; nothing is held here."""
+class RoomState(Enum):
+    ASKED = "a prefill node has the prompt; nothing is held here"
+    WANTED = "the prefill node is about to start: an allocation is to be granted"
+    BARE = "the prefill node computes the prompt for its first token alone: nothing was granted"
+    GRANTED = "the request's allocation is the sender's to write"
+    READY = "the first token is out; windows may land"
+    DONE = "every window landed and matched, but the room's step still runs"
+    QUARANTINED = "lost: the sender may still write the ids"
+    FENCED = "the sender writes no more; the step may for a layer more"
+    OVER = "holds nothing; the engine has forgotten the room"
 
 
-@dataclass
-class Wanted:
-    """The prefill node is about to start: an allocation is to be granted. refused_at: the cache's
-    room when there was none for it last."""
-
-    refused_at: int | None = None
-
-
-@dataclass(frozen=True)
-class Bare:
-    """The prefill node computes the prompt for its first token alone: nothing was granted."""
-
-
-@dataclass(frozen=True)
-class Granted:
-    """The request's allocation is the sender's to write."""
-
-
-@dataclass(frozen=True)
-class Ready:
-    """The first token is out; windows may land. step: computes the second token meanwhile, if it
-    was begun."""
-
-    step: EarlyStep | None = None
-
-
-@dataclass(frozen=True)
-class Done:
-    """Every window landed and matched, but the room's step still runs."""
-
-    message: RemoteDone
-    step: EarlyStep
-
-
-@dataclass(frozen=True)
-class Quarantined:
-    """Lost: the sender may still write the ids. quarantine: their name in the cache."""
-
-    quarantine: int
-    step: EarlyStep | None
-
-
-@dataclass(frozen=True)
-class Fenced:
-    """The sender writes no more; the step may for a layer more."""
-
-    quarantine: int
-    step: EarlyStep
-
-
-@dataclass(frozen=True)
-class Over:
-    """Holds nothing; the engine has forgotten the room."""
-
-
-RoomState = Asked | Wanted | Bare | Granted | Ready | Done | Quarantined | Fenced | Over
-
-MOVES: dict[type, tuple[type, ...]] = {
-    Asked: (Wanted, Bare, Over),
-    Wanted: (Asked, Granted, Over),
-    Bare: (Over,),
-    Granted: (Ready, Quarantined),
-    Ready: (Done, Quarantined, Over),
-    Done: (Quarantined, Over),
-    Quarantined: (Fenced, Over),
-    Fenced: (Over,),
-    Over: (),
-}
+_S = RoomState
+MOVES: Mapping[RoomState, Set[RoomState]] = MappingProxyType(
+    {
+        _S.ASKED: {_S.WANTED, _S.BARE, _S.OVER},
+        _S.WANTED: {_S.ASKED, _S.GRANTED, _S.OVER},
+        _S.BARE: {_S.OVER},
+        _S.GRANTED: {_S.READY, _S.QUARANTINED},
+        _S.READY: {_S.DONE, _S.QUARANTINED, _S.OVER},
+        _S.DONE: {_S.QUARANTINED, _S.OVER},
+        _S.QUARANTINED: {_S.FENCED, _S.OVER},
+        _S.FENCED: {_S.OVER},
+        _S.OVER: set(),
+    }
+)
+_LOST_OR_OVER = frozenset({_S.QUARANTINED, _S.FENCED, _S.OVER})
 
 
 @dataclass
 class DecodeRoom:
-    """One hand-over as a decode engine sees it. States are types; an illegal move raises.
+    """One hand-over as a decode engine sees it; an illegal move raises.
 
-    Asked -> Wanted -> Granted -> Ready -> Done -> Over is the straight line; Done is passed over
-    where no early step runs by then. Where the first token is the answer it is Asked -> Bare ->
-    Over. What was granted to a hand-over that is lost is Quarantined until its writer is fenced,
-    and Fenced where the room's own early step may still write then.
+    ASKED -> WANTED -> GRANTED -> READY -> DONE -> OVER is the straight line; DONE is passed over
+    where no early step runs by then. Where the first token is the answer it is ASKED -> BARE ->
+    OVER. What was granted to a hand-over that is lost is QUARANTINED until its writer is fenced,
+    and FENCED where the room's own early step may still write then.
     """
 
     id: RoomId
     request: Request
     held: HitBreakdown
     """Of the request's prompt, in this node's cache when it was asked for."""
-    state: RoomState = field(default_factory=Asked)
+    state: RoomState = RoomState.ASKED
+    refused_at: int | None = None
+    """While WANTED: the cache's room when there was none for it last."""
+    step: EarlyStep | None = None
+    """From READY on: computes the second token meanwhile, if it was begun."""
+    done: RemoteDone | None = None
+    """What the transfer came to, while DONE."""
+    quarantine: int | None = None
+    """The name of the ids in the cache, once they are lost."""
 
     def move(self, state: RoomState) -> None:
-        if type(state) not in MOVES[type(self.state)]:
-            raise IllegalMove(
-                f"room {self.id}: {type(self.state).__name__} -> {type(state).__name__}"
-            )
+        if state not in MOVES[self.state]:
+            raise IllegalMove(f"room {self.id}: {self.state.name} -> {state.name}")
         self.state = state
 
     @property
     def live(self) -> bool:
         """Whether its request still waits for it."""
-        return not isinstance(self.state, Quarantined | Fenced | Over)
-
-    @property
-    def step(self) -> EarlyStep | None:
-        """The early step that was begun in it."""
-        match self.state:
-            case Ready(step) | Done(step=step) | Quarantined(step=step) | Fenced(step=step):
-                return step
-        return None
+        return self.state not in _LOST_OR_OVER
 
     @property
     def running_step(self) -> EarlyStep | None:
         """An early step that may still write ids of the room."""
-        step = self.step
-        return None if step is None or step.ended else step
+        return None if self.step is None or self.step.ended else self.step
 
 
 _FIRST_TOKEN_ALONE = SamplingParams(max_new_tokens=1)
@@ -185,10 +138,10 @@ class DecodeRooms:
     def count(self, purpose: m.Purpose) -> int:
         return sum(room.request.purpose is purpose for room in self._rooms.values())
 
-    def at(self, room_id: m.RoomId, states: type | UnionType) -> DecodeRoom | None:
+    def at(self, room_id: m.RoomId, *states: RoomState) -> DecodeRoom | None:
         """The room, where it is in one of these states."""
         room = self._rooms.get(room_id)
-        return room if room is not None and isinstance(room.state, states) else None
+        return room if room is not None and room.state in states else None
 
     def live(self, room_id: m.RoomId) -> DecodeRoom | None:
         """The room, where its request still waits for it."""
@@ -237,10 +190,11 @@ class DecodeRooms:
     def want_grant(self, room: DecodeRoom) -> None:
         """Its sender is about to start. REQUIRES: it is Asked."""
         if goes_on_here(room.request):
-            room.move(Wanted())
+            room.move(RoomState.WANTED)
+            room.refused_at = None
             self._wanted.append(room)
             return
-        room.move(Bare())
+        room.move(RoomState.BARE)
         assert room.request.ticket is not None
         end = -(-len(room.request.prompt) // PAGE_TOKENS)
         generation = room.request.ticket.generation
@@ -255,20 +209,20 @@ class DecodeRooms:
 
     def _is_settled(self, room: DecodeRoom, gives_way: Callable[[Request], bool]) -> bool:
         """Whether the room waits no longer for an allocation."""
-        wanted, room_version = room.state, self._cache.room_version
-        if not isinstance(wanted, Wanted):
+        room_version = self._cache.room_version
+        if room.state is not RoomState.WANTED:
             return True
-        if wanted.refused_at == room_version or gives_way(room.request):
+        if room.refused_at == room_version or gives_way(room.request):
             return False
         try:
             granted = self._grant(room)
         except ImpossibleRequest:
             # No other sender would find more room here.
             room.request.handover_lost = True
-            room.move(Asked())
+            room.move(RoomState.ASKED)
             self._emit(m.HandoverDeclined(room.id))
             return True
-        wanted.refused_at = room_version
+        room.refused_at = room_version
         return granted
 
     def _grant(self, room: DecodeRoom) -> bool:
@@ -285,7 +239,7 @@ class DecodeRooms:
         first = allocation.shared_pages
         pages = -(-len(request.prompt) // PAGE_TOKENS)
         request.move(Receiving(room.id, allocation))
-        room.move(Granted())
+        room.move(RoomState.GRANTED)
         assert request.ticket is not None
         self._grants.put(
             m.Grant(
@@ -326,39 +280,43 @@ class DecodeRooms:
         if not isinstance(state, Receiving):
             self._forget(room)
             return
-        step = room.step
-        if step is not None:
-            step.cancel()
-        room.move(Quarantined(self._cache.quarantine(state.allocation), step))
+        if room.step is not None:
+            room.step.cancel()
+        room.move(RoomState.QUARANTINED)
+        room.quarantine = self._cache.quarantine(state.allocation)
 
     def fenced(self, room_id: m.RoomId) -> None:
         """Its sender writes no more."""
         room = self._rooms.get(room_id)
-        if room is None or not isinstance(room.state, Quarantined):
+        if room is None or room.state is not RoomState.QUARANTINED:
             return
-        quarantine, step = room.state.quarantine, room.running_step
-        if step is None:
-            self._free(room, quarantine)
+        if room.running_step is None:
+            self._free(room)
         else:
-            room.move(Fenced(quarantine, step))
+            room.move(RoomState.FENCED)
 
     def step_ended(self) -> list[tuple[DecodeRoom, m.RemoteDone]]:
         """Free what was fenced while an early step ran. Returns what was done meanwhile, to be
         committed."""
         ended = [room for room in self._rooms.values() if room.running_step is None]
         for room in ended:
-            if isinstance(room.state, Fenced):
-                self._free(room, room.state.quarantine)
-        return [(room, room.state.message) for room in ended if isinstance(room.state, Done)]
+            if room.state is RoomState.FENCED:
+                self._free(room)
+        return [
+            (room, room.done)
+            for room in ended
+            if room.state is RoomState.DONE and room.done is not None
+        ]
 
-    def _free(self, room: DecodeRoom, quarantine: int) -> None:
+    def _free(self, room: DecodeRoom) -> None:
+        assert room.quarantine is not None
         if room.step is not None:
             self._early.drop()
-        self._cache.free_quarantined(quarantine)
+        self._cache.free_quarantined(room.quarantine)
         self._forget(room)
 
     def _forget(self, room: DecodeRoom) -> None:
-        room.move(Over())
+        room.move(RoomState.OVER)
         del self._rooms[room.id]
 
 

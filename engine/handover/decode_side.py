@@ -3,36 +3,29 @@
 Rooms live in decode_rooms.py; what is fetched and offered in brought_states.py and
 offered_states.py. Messages of rooms that are over are dropped. Thread rule: the engine loop's.
 Invariants: a prompt is asked for only while its answer has a place here, so what is granted is
-decoded; for room in the cache, rooms and prompts that are computed here wait for each other in the
+decoded. For room in the cache, rooms and prompts that are computed here wait for each other in the
 order of their arrival, behind those that were begun before.
 """
 
 import math
 import time
 from collections import deque
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Hashable
 from dataclasses import replace
+from functools import partial
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting import breakdown
-from tasuki.engine.handover.answers import Answers
-from tasuki.engine.handover.base import Handover, HandoverContext, RequestInbox
+from tasuki.engine.accounting import breakdown, pair_hit
 from tasuki.engine.handover.brought_states import Fetches
 from tasuki.engine.handover.decode_rooms import (
-    Asked,
-    Bare,
     DecodeRoom,
     DecodeRooms,
-    Done,
-    Granted,
-    Ready,
-    Wanted,
+    RoomState,
     goes_on_here,
 )
-from tasuki.engine.handover.early_steps import EarlyStart
+from tasuki.engine.handover.early_start import EarlyStart
 from tasuki.engine.handover.held_states import PullSender
 from tasuki.engine.handover.offered_states import Offers
-from tasuki.engine.messages import CAUSES_IN_ORDER, NOT_PULLED, HitBreakdown
 from tasuki.engine.request import (
     Aborted,
     AwaitingPrefill,
@@ -41,49 +34,12 @@ from tasuki.engine.request import (
     Request,
     Waiting,
 )
-from tasuki.engine.routing import report, usable_here
-from tasuki.engine.runner.base import DrawnTokens
-from tasuki.engine.scheduling.scheduled_forward import AnswerRows
-from tasuki.model.ops.sampling.prompt_scores import PromptScores
+from tasuki.engine.roles.answers import Answers, AnswerTerms
+from tasuki.engine.roles.base import HandoverContext, RequestInbox
+from tasuki.engine.routing import joined, report, usable_here
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import CheckpointKind, Match
 from tasuki.pycache.layout import PAGE_TOKENS
-
-
-def pair_hit(computed: HitBreakdown, held: HitBreakdown) -> HitBreakdown:
-    """`computed` with the causes that the pair lost tokens by.
-
-    computed: by the node that computed the prompt. held: the same prompt in this node's cache when
-    it was asked for. What this node could have given and that one had not is `not_pulled`; what is
-    new to that node alone was lost for this node's cause. in_pages stays that node's: callers that
-    share a cache do not learn where a prompt was computed (server/auth/tenants.py). Invariant:
-    usable_tokens + the sum of causes stays as it was.
-    """
-    known = min(max(computed.usable_tokens, held.usable_tokens), computed.prompt_tokens)
-    causes = dict.fromkeys((NOT_PULLED, *CAUSES_IN_ORDER), 0)
-    causes[NOT_PULLED] = known - computed.usable_tokens
-    for cause, start, stop in _spans(computed):
-        start = max(start, known)
-        if cause != "new":
-            causes[cause] += max(0, stop - start)
-            continue
-        for here, begin, end in _spans(held):
-            begin, end = max(begin, start), min(end, stop)
-            causes[here] += max(0, end - begin)
-            start = max(start, end)
-        causes["new"] += max(0, stop - start)
-    return replace(computed, causes=causes)
-
-
-def _spans(hit: HitBreakdown) -> Iterator[tuple[str, int, int]]:
-    """Each cause with the tokens [start, stop) that it took, as the tree lays them over a
-    prompt."""
-    start = hit.usable_tokens
-    for cause in CAUSES_IN_ORDER:
-        stop = start + hit.causes.get(cause, 0)
-        yield cause, start, stop
-        start = stop
-
 
 AT_A_TIME = 16
 """Each is read from the arena and sent while answers go on."""
@@ -156,27 +112,25 @@ def _not_handed_back(reason: str) -> m.RequestError:
 _NOTHING_SENT = m.TransferReport(bytes=0, windows=0, pages=0, hidden_seconds=0, exposed_seconds=0)
 
 
-class DecodeHandover(Handover):
-    def __init__(self, context: HandoverContext, answers: Answers, early: EarlyStart) -> None:
-        """answers: who requests are of, wherever their prompts are computed. early: what may decode
-        before a prompt has landed."""
-        super().__init__(context)
-        self._answers = answers
+class DecodeHandover(Answers):
+    """Answers whose prompts may be computed by prefill nodes."""
+
+    def __init__(self, context: HandoverContext, terms: AnswerTerms, early: EarlyStart) -> None:
+        """early: what may decode before a prompt has landed."""
+        super().__init__(context, terms)
         self._early = early
         self._rooms = DecodeRooms(context, early)
         self._pulls = PullSender(context)
         self._fetches = Fetches(context)
-        self._hand_backs = HandBacks(context, answers, self._rooms)
-        self._offers = Offers(context, self._rooms, self._fetches)
+        self._hand_backs = HandBacks(context, self, self._rooms)
+        self._offers: Offers | None = None
+        """None before the first state is to be left or passed on: a step looks at none."""
+        self._new_offers = partial(Offers, context, self._rooms, self._fetches)
         self._prefill_available = False
         self._others_wait = 0.0
         """Seconds of prefill that every prefill node has to do for other decode nodes."""
         self._blocked: Request | None = None
         """The first of those that found no room to be computed here, while it waits."""
-
-    @property
-    def requests(self) -> Collection[Request]:
-        return self._answers.requests
 
     @property
     def admission_terms(self) -> Hashable:
@@ -192,34 +146,16 @@ class DecodeHandover(Handover):
     def early_counters(self) -> dict[str, int]:
         return self._early.counters
 
-    def on_tokens(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
-        self._answers.on_tokens(answers, drawn)
-
-    def on_token(self, request: Request, sampled: Sampled) -> None:
-        self._answers.on_token(request, sampled)
-
-    def until_end(self, request: Request, tokens: Sequence[Sampled]) -> int:
-        return self._answers.until_end(request, tokens)
-
-    def on_scores(self, request: Request, row: int, scores: PromptScores) -> None:
-        self._answers.on_scores(request, row, scores)
-
-    def on_prompt_end(self, request: Request) -> None:
-        self._answers.on_prompt_end(request)
-
-    def reject(self, request: Request, error: m.RequestError) -> None:
-        self._answers.reject(request, error)
-
     def handle(self, message: RequestInbox) -> None:
         match message:
-            case m.GrantWanted(room) if room in self._fetches:
+            case m.GrantWanted(room) if room in self._fetches.rooms:
                 self._fetches.grant_wanted(room)
-            case m.RemoteDone(room) if room in self._fetches:
+            case m.RemoteDone(room) if room in self._fetches.rooms:
                 self._fetches.done(message)
-            case m.WriterFenced(room) if room in self._fetches:
+            case m.WriterFenced(room) if room in self._fetches.rooms:
                 self._fetches.fenced(room)
             case m.FetchLost(room):
-                if room in self._fetches:
+                if room in self._fetches.rooms:
                     self._fetches.lost(message)
             case m.FetchAdvised():
                 self._fetch_first(message)
@@ -227,8 +163,6 @@ class DecodeHandover(Handover):
                 self._hand_backs.submit(message, self._prefill_available)
             case m.Submit():
                 self._submit(message)
-            case m.Abort(request_id):
-                self._answers.abort(request_id, self._abort_request)
             case m.PeersChanged(prefill_available):
                 self._prefill_available = prefill_available
             case m.PrefillBusy(others_wait_seconds):
@@ -250,15 +184,21 @@ class DecodeHandover(Handover):
             case m.PullEnd():
                 self._pulls.end(message)
             case m.PassOn():
-                self._offers.pass_on(message)
+                self._offering.pass_on(message)
             case m.LeaveToHeirs(query_id):
-                self._offers.leave(query_id, len(self.requests))
+                self._offering.leave(query_id, len(self.requests))
             case m.EndLeaving():
-                self._offers.end_leaving()
+                self._offering.end_leaving()
             case m.AlreadyHeld(room):
-                self._offers.held(room)
+                self._offering.held(room)
             case _:
-                self._answers.handle(message)
+                super().handle(message)
+
+    @property
+    def _offering(self) -> Offers:
+        if self._offers is None:
+            self._offers = self._new_offers()
+        return self._offers
 
     def _submit(self, message: m.Submit) -> None:
         refusal = None
@@ -266,7 +206,7 @@ class DecodeHandover(Handover):
             refusal = m.RequestError(
                 m.ErrorKind.INVALID, f"room {message.gateway_room.room} is in use: make another"
             )
-        self._answers.submit(message, refusal, self._elsewhere)
+        self.submit(message, refusal)
 
     def _elsewhere(self, request: Request) -> float:
         """What a request that comes now waits for at the prefill nodes, beside this node's own."""
@@ -279,13 +219,13 @@ class DecodeHandover(Handover):
     def _fetch_first(self, message: m.FetchAdvised) -> None:
         """The room's prompt waits in no queue until its beginning is here, or is not to be had;
         then it is considered anew."""
-        room = self._rooms.at(message.room, Asked)
+        room = self._rooms.at(message.room, RoomState.ASKED)
         if room is not None:
             self._rooms.give_up(room)
             room.request.move(Waiting())
-            self._fetches.begin(message, room.request)
+            self._fetches.fetch(room.request, message.holder, message.tokens, message.seconds)
 
-    def _abort_request(self, request: Request) -> None:
+    def abort_request(self, request: Request) -> None:
         match request.state:
             case AwaitingPrefill(room_id) | Receiving(room_id):
                 room = self._rooms.live(room_id)
@@ -293,9 +233,9 @@ class DecodeHandover(Handover):
                 self._rooms.give_up(room)
                 self._emit(m.HandoverCancelled(room_id))
                 request.move(Aborted())
-                self._answers.end(request, m.FinishReason.ABORT)
+                self.end(request, m.FinishReason.ABORT)
             case _:
-                self._answers.abort_request(request)
+                super().abort_request(request)
 
     def admit(self, request: Request) -> bool:
         """Asked for at a prefill node, or begun here."""
@@ -311,7 +251,7 @@ class DecodeHandover(Handover):
         room = self._rooms.first_wanted
         if room is not None and _goes_before(room.request, request):
             return False
-        admitted = self._answers.admit(request)
+        admitted = super().admit(request)
         if not (admitted or self._gives_way(request)):
             self._blocked = request
         return admitted
@@ -333,7 +273,7 @@ class DecodeHandover(Handover):
             return None
         match = self._cache.match(request.prompt, request.salt, request.cursor)
         if request.carrier is not None and match.usable_tokens == len(request.prompt) - 1:
-            # What the hand-over of its prompt was for.
+            # The hand-over of its prompt was for this.
             return None
         decision = self._router.prefill_place(match)
         # Of a room that a gateway made, a prefill node already waits for us: nothing is weighed.
@@ -353,34 +293,38 @@ class DecodeHandover(Handover):
     def advance(self) -> None:
         """Ask, offer and grant as far as there is room."""
         self._fetches.grants.advance()
-        self._fetches.release(self._go_on)
+        while self._fetches.released:
+            self._go_on(self._fetches.released.popleft())
         self._hand_backs.advance()
-        self._offers.advance(self._prefill_available, len(self.requests))
+        if self._offers is not None:
+            self._offers.advance(self._prefill_available, len(self.requests))
         self._rooms.grant(self._gives_way)
         self._pulls.sources.advance()
 
     def _go_on(self, request: Request) -> None:
-        """What it waited for is here, or is not to be had."""
+        """What it waited for is here, or is not to be had; it may have been aborted meanwhile."""
+        if not isinstance(request.state, Waiting):
+            return
         if request.purpose is m.Purpose.INHERIT:
-            self._offers.fetched(request)
+            self._offering.fetched(request)
         else:
             self._scheduler.requeue(request)
 
     def _pull_asked(self, message: m.PullAsked) -> None:
-        room = self._rooms.at(message.room, Asked | Wanted)
+        room = self._rooms.at(message.room, RoomState.ASKED, RoomState.WANTED)
         request = None if room is None else room.request
         inherits = request is not None and request.purpose is m.Purpose.INHERIT
-        if inherits and not self._offers.may_pull(message):
+        if inherits and not self._offering.may_pull(message):
             return
         self._pulls.asked(message, request)
         if inherits and not self._pulls.is_pinned(message.room):
-            self._offers.gone(message.room)
+            self._offering.gone(message.room)
 
     def _grant_wanted(self, message: m.GrantWanted) -> None:
-        room = self._rooms.at(message.room, Asked)
+        room = self._rooms.at(message.room, RoomState.ASKED)
         if room is None:
             return
-        if room.request.purpose is m.Purpose.INHERIT and not self._offers.is_pulled(room):
+        if room.request.purpose is m.Purpose.INHERIT and not self._offering.is_pulled(room):
             return
         self._rooms.want_grant(room)
 
@@ -392,12 +336,12 @@ class DecodeHandover(Handover):
             reason = f"its first token is {message.token} with a logprob of {message.logprob}"
             self._lost(m.HandoverFailed(message.room, reason))
             return
-        room = self._rooms.at(message.room, Granted | Bare)
+        room = self._rooms.at(message.room, RoomState.GRANTED, RoomState.BARE)
         if room is None:
             return
         request = room.request
         if request.purpose is m.Purpose.INHERIT:
-            self._offers.taken(room, message)
+            self._offering.taken(room, message)
             return
         request.hit = self._rooms.names.told_here(pair_hit(message.hit, room.held))
         request.prefilled_on = message.prefilled_on
@@ -413,40 +357,40 @@ class DecodeHandover(Handover):
             self._router.costs.there.add(computed, time.monotonic() - request.asked_at)
         if request.forks:
             # The token behind its prompt is known: it is the last of theirs.
-            room.move(Ready(None))
+            room.move(RoomState.READY)
             return
         first = Sampled(message.token, message.logprob, message.margin, message.top)
-        self._answers.on_token(request, first)
-        ended = self._answers.finish_reason(request)
+        self.on_token(request, first)
+        ended = self.finish_reason(request)
         if ended is not None:
             self._answered(room, ended)
             return
         assert isinstance(request.state, Receiving)
         allocation = request.state.allocation
-        step = self._early.consider(room.id, request, allocation, message.tail_seconds)
-        room.move(Ready(step))
+        room.step = self._early.consider(room.id, request, allocation, message.tail_seconds)
+        room.move(RoomState.READY)
 
     def _answered(self, room: DecodeRoom, reason: m.FinishReason) -> None:
         """By its first token: nobody will read what landed, so the rest is not waited for."""
         request = room.request
-        if isinstance(room.state, Bare):
+        if room.state is RoomState.BARE:
             request.transfer = _NOTHING_SENT
         else:
             self._emit(m.HandoverCancelled(room.id))
         self._rooms.give_up(room)
-        self._answers.finish_elsewhere(request, reason)
+        self.finish_elsewhere(request, reason)
 
     def _done(self, message: m.RemoteDone) -> None:
         """Every window landed and matched: the request decodes, behind the room's step where one
         runs."""
-        room = self._rooms.at(message.room, Ready)
+        room = self._rooms.at(message.room, RoomState.READY)
         if room is None:
             return
-        step = room.running_step
-        if step is None:
+        if room.running_step is None:
             self._commit(room, message)
         else:
-            room.move(Done(message, step))
+            room.move(RoomState.DONE)
+            room.done = message
 
     def _step_ended(self) -> None:
         for room, message in self._rooms.step_ended():
@@ -472,9 +416,9 @@ class DecodeHandover(Handover):
         progress = self._scheduler.progress.begin(tuple(allocation.working_slots), computed, slot)
         request.move(Decoding(allocation, progress))
         if request.forks:
-            self._answers.on_prompt_end(request)
+            self.on_prompt_end(request)
         else:
-            self._answers.take_over(request, second)
+            self.take_over(request, second)
 
     def _lost(self, message: m.HandoverFailed) -> None:
         """Another prefill node is asked, or the prompt is prefilled here; what was granted waits
@@ -498,7 +442,7 @@ class DecodeHandover(Handover):
             case m.Purpose.ANSWER:
                 self._scheduler.requeue(request)
             case m.Purpose.INHERIT:
-                self._offers.lost(room.id, message.elsewhere)
+                self._offering.lost(room.id, message.elsewhere)
             case m.Purpose.HAND_BACK:
                 self._hand_backs.lost(request, message)
 
@@ -510,10 +454,3 @@ def _arrival(request: Request) -> tuple[bool, float]:
 
 def _goes_before(one: Request, other: Request) -> bool:
     return _arrival(one) < _arrival(other)
-
-
-def joined(here: m.RouteReport | None, there: m.RouteReport | None) -> m.RouteReport | None:
-    """What this node judged, and then the prefill node."""
-    if here is None or there is None:
-        return here
-    return m.RouteReport(there.choice, {**here.estimates, **there.estimates})

@@ -13,10 +13,11 @@ from functools import partial
 import numpy as np
 
 from tasuki.engine import messages as m
-from tasuki.engine.handover.base import HandoverContext
-from tasuki.engine.handover.room_accounts import AcceptWindow, AtRestQueue
 from tasuki.engine.messages import Tokens
 from tasuki.engine.request import Request
+from tasuki.engine.roles.base import HandoverContext
+from tasuki.engine.runner.base import AtRestQueue
+from tasuki.engine.scheduling.admission import AcceptWindow
 from tasuki.engine.tiers.lower_tiers import LoadEnd
 from tasuki.pycache._cpp_cache import Allocation, ImpossibleRequest
 from tasuki.pycache.layout import PAGE_TOKENS
@@ -187,9 +188,9 @@ class HeldSender:
     Owns the allocations that pin them while they are read, or loaded before from memory below the
     arena. Knows no queue: what is fetched waits for no prompt. Thread rule: the engine loop's.
     Invariants: what is sent is the state behind exactly the tokens that were named, under their
-    salt, or nothing is; what had to be loaded is sent once that was acknowledged, and refused
-    where it is late or wrong; it stays pinned and unchanged until end(), which the daemon posts
-    after its sender has drained; no more is pinned than the windows allow, of one decode node and
+    salt, or nothing is. What had to be loaded is sent once that was acknowledged, and refused
+    where it is late or wrong. It stays pinned and unchanged until end(), which the daemon posts
+    after its sender has drained. No more is pinned than the windows allow, of one decode node and
     in all.
     """
 
@@ -200,11 +201,9 @@ class HeldSender:
         self._of_node = AcceptWindow(capacity, MOST_OF_A_NODE)
         self._in_all = AcceptWindow(capacity, MOST_IN_ALL)
         self._states = HeldStates(context)
-        self._held: dict[m.RoomId, tuple[str, HeldState]] = {}
+        self.held: dict[m.RoomId, tuple[str, HeldState]] = {}
+        """By room, with the decode node that reads it."""
         self.sources = AtRestQueue(context.runner, self._accept)
-
-    def __contains__(self, room: m.RoomId) -> bool:
-        return room in self._held
 
     def reserve(self, message: m.FetchReserve) -> None:
         """REQUIRES: no other room has the number."""
@@ -216,7 +215,7 @@ class HeldSender:
         if held is None:
             self._emit(m.FetchRefused(room, m.FetchRefusal.NOT_HELD))
             return
-        self._held[room] = peer, held
+        self.held[room] = peer, held
         self._of_node.enter(peer, room, tokens)
         self._in_all.enter(_ALL, room, tokens)
         if held.sent is not None:
@@ -230,13 +229,13 @@ class HeldSender:
             self._emit(m.FetchRefused(room, m.FetchRefusal.NOT_HELD))
 
     def _accept(self, room: m.RoomId) -> None:
-        if room in self._held:
+        if room in self.held:
             self._emit(m.PrefillAccepted(room))
 
     def start(self, grant: m.Grant) -> None:
-        """It was granted: all that the receiver lacks may leave at once."""
-        _, held = self._held.get(grant.room, (None, None))
-        if held is None or held.sent is None:
+        """It was granted: all that the receiver lacks may leave at once. REQUIRES: it is held."""
+        _, held = self.held[grant.room]
+        if held.sent is None:
             return
         (pages, slot), first = held.sent, grant.first_page
         plan = FinishedLayers.long_finished(first, pages[first:], slot)
@@ -244,16 +243,11 @@ class HeldSender:
         self._emit(m.StateHeld(grant.room))
 
     def end(self, room: m.RoomId) -> None:
-        """The room is over and its sender has drained. Idempotent."""
-        held = self._forget(room)
-        if held is not None:
-            self._states.let_go(held)
+        """The room is over and its sender has drained. REQUIRES: it is held."""
+        self._states.let_go(self._forget(room))
 
-    def _forget(self, room: m.RoomId) -> HeldState | None:
-        found = self._held.pop(room, None)
-        if found is None:
-            return None
-        peer, held = found
+    def _forget(self, room: m.RoomId) -> HeldState:
+        peer, held = self.held.pop(room)
         self._of_node.leave(peer, room)
         self._in_all.leave(_ALL, room)
         return held

@@ -9,11 +9,10 @@ import time
 from collections.abc import Collection, Hashable, Sequence
 
 from tasuki.engine import messages as m
-from tasuki.engine.handover.base import Handover, HandoverContext, RequestInbox, misdirected
+from tasuki.engine.accounting import room_name
 from tasuki.engine.handover.brought_states import PullReceiver
 from tasuki.engine.handover.held_states import HeldSender
-from tasuki.engine.handover.left_states import LeftStates, SoleReceivers
-from tasuki.engine.handover.room_accounts import MOST_ACCEPTED, MOST_PULLED, AcceptWindow, room_name
+from tasuki.engine.handover.leaving import LeftStates, SoleReceivers
 from tasuki.engine.request import (
     Aborted,
     Active,
@@ -26,7 +25,9 @@ from tasuki.engine.request import (
     Request,
     Waiting,
 )
+from tasuki.engine.roles.base import Handover, HandoverContext, RequestInbox, misdirected
 from tasuki.engine.routing import PrefillLoad, PrefillSpeed, report, usable_here
+from tasuki.engine.scheduling.admission import MOST_ACCEPTED, MOST_PULLED, AcceptWindow
 from tasuki.engine.scheduling.checkpoints import keep_landed
 from tasuki.engine.scheduling.scheduled_forward import ScheduledSequence
 from tasuki.model.ops.sampling.reference import Sampled
@@ -71,7 +72,7 @@ class PrefillHandover(Handover):
 
     @property
     def admission_terms(self) -> Hashable:
-        return self._window.left, self._pulls.left
+        return self._window.left, self._pulls.window.left
 
     @property
     def waits(self) -> bool:
@@ -115,7 +116,7 @@ class PrefillHandover(Handover):
         error = self._intake.refusal(prompt, len(prompt)) or self._intake.sampling_refusal(
             ticket.sampling
         )
-        if ticket.room in self._rooms or ticket.room in self._fetched:
+        if ticket.room in self._rooms or ticket.room in self._fetched.held:
             error = m.RequestError(m.ErrorKind.INVALID, f"room {ticket.room} is in use")
         if error is not None:
             self._emit(m.PrefillRefused(ticket.room, error))
@@ -140,7 +141,7 @@ class PrefillHandover(Handover):
 
     def _reserve_fetch(self, message: m.FetchReserve) -> None:
         room = message.ticket.room
-        if room in self._rooms or room in self._fetched:
+        if room in self._rooms or room in self._fetched.held:
             self._emit(m.FetchRefused(room, m.FetchRefusal.BUSY))
         else:
             self._fetched.reserve(message)
@@ -215,7 +216,7 @@ class PrefillHandover(Handover):
         """And may begin."""
         assert request.ticket is not None
         offered = request.ticket.offered
-        if request.pull_tried or not offered or not self._pulls.has_room(peer, offered):
+        if request.pull_tried or not offered or not self._pulls.window.has_room(peer, offered):
             return False
         match = self._cache.match(request.prompt, request.salt, request.cursor)
         if request.load_failed is None and _loadable(match) >= offered:
@@ -257,8 +258,9 @@ class PrefillHandover(Handover):
         self._order = order
 
     def _start(self, message: m.PrefillStart) -> None:
-        """The receiver granted: the request may run."""
-        self._fetched.start(message.grant)
+        """The receiver granted: the request may run, or what is held may leave."""
+        if message.grant.room in self._fetched.held:
+            self._fetched.start(message.grant)
         request = self._rooms.get(message.grant.room)
         if request is None or not isinstance(request.state, AwaitingGrant):
             return
@@ -338,7 +340,8 @@ class PrefillHandover(Handover):
     def _end(self, message: m.PrefillEnd) -> None:
         """The room is over and its sender has drained. What was computed of its prompt stays
         cached, so a forward in flight is waited for."""
-        self._fetched.end(message.room)
+        if message.room in self._fetched.held:
+            self._fetched.end(message.room)
         request = self._rooms.get(message.room)
         if request is None:
             return

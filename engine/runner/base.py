@@ -3,9 +3,10 @@
 Owns nothing. A runner sees plans and memory, but no request and no tree.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,3 +154,36 @@ class Runner(EventRecorder, Protocol):
         """Start a forward, its copies first. Raises PlanError where the plan is not the next one or
         does not fit what is kept here, and what else is wrong with it already; then nothing is in
         flight of it."""
+
+
+Item = TypeVar("Item")
+
+
+class AtRestQueue(Generic[Item]):
+    """Ids that a remote side may use once the device is done with them.
+
+    A sender obeys no stream: it may write to ids, or read from them, only once all that was
+    launched or copied for their last owners has ended. Thread rule: the engine loop's.
+
+    Items leave in order, each once everything launched before its put() has ended.
+    """
+
+    def __init__(self, runner: EventRecorder, release: Callable[[Item], None]) -> None:
+        self._runner = runner
+        self._release = release
+        self._items: deque[tuple[Event, Item]] = deque()
+
+    def put(self, item: Item) -> None:
+        """It leaves at once where the device rests already."""
+        self._items.append((self._runner.record_event(), item))
+        self.advance()
+
+    def advance(self) -> None:
+        """Release what is at rest by now."""
+        while self._items and self._items[0][0]():
+            self._release(self._items.popleft()[1])
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an item waits for the device."""
+        return bool(self._items)

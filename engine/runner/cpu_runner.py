@@ -188,7 +188,8 @@ class CpuRunner:
         self._adjustments.apply(plan)
         self._held.fold(plan.folds, self._model, self._arena)
         self._held.drop(plan.left)
-        run_copies(self._arena, plan.copies)
+        if plan.copies:
+            run_copies(self._arena, plan.copies)
         before, started = self._ended_at, time.perf_counter()
         results = self._compute(plan, rows) if len(rows) else DrawnTokens.nothing(0)
         ended = time.perf_counter()

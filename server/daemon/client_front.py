@@ -26,7 +26,7 @@ from tasuki.server.workers.links import NodeSockets
 from tasuki.server.workers.pool import NodeWorkers, WorkerPool
 from tasuki.server.workers.registry import Header, Registry
 from tasuki.server.workers.worker import WorkerJob
-from tasuki.transfer.liveness.link_status import HandoverStatus, HandoverStatusSource
+from tasuki.transfer.control.link_status import HandoverStatus, HandoverStatusSource
 
 from .engine_process import EngineProcess
 

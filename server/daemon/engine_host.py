@@ -19,7 +19,7 @@ from tasuki.engine.apart.front_links import FrontLink, WorkerLinks, opened_door
 from tasuki.engine.thread import EngineThread
 from tasuki.server.daemon.running_engine import OBSERVED_INBOX, EngineSide
 from tasuki.server.engine_client import parted
-from tasuki.transfer.liveness.link_status import NodeProgress
+from tasuki.transfer.control.link_status import NodeProgress
 from tasuki.utils.loops import LoopPulse
 from tasuki.utils.program import is_expected, line_of
 from tasuki.utils.signatures import Notice

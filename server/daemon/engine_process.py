@@ -21,7 +21,7 @@ from tasuki.engine.apart.frames import BrokenFrame, FrameProtocol, FrameReader, 
 from tasuki.engine.apart.front_links import WorkerGone
 from tasuki.server.config import ServerConfig
 from tasuki.server.role_change import RoleChange
-from tasuki.transfer.liveness.link_status import HandoverStatus
+from tasuki.transfer.control.link_status import HandoverStatus
 from tasuki.utils.child_process import Job, start_child
 from tasuki.utils.program import PACKAGE
 from tasuki.utils.signatures import Notice

@@ -11,7 +11,7 @@ from tasuki.engine.config import EngineConfig, Role
 from tasuki.server.config import ServerConfig
 from tasuki.server.workers.links import NodeSockets, node_sockets
 from tasuki.server.workers.pool import NodeWorkers
-from tasuki.transfer.liveness.link_status import HandoverStatus
+from tasuki.transfer.control.link_status import HandoverStatus
 from tasuki.utils.logs import configure_logging, progress_bar
 from tasuki.utils.signatures import EndNotice
 

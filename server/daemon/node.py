@@ -37,7 +37,7 @@ from tasuki.server.http.server import (
 )
 from tasuki.server.traces import open_tracing
 from tasuki.server.workers.pool import NodeWorkers
-from tasuki.transfer.liveness.link_status import HandoverStatus, HandoverStatusSource
+from tasuki.transfer.control.link_status import HandoverStatus, HandoverStatusSource
 from tasuki.utils.loops import LoopThread
 from tasuki.utils.program import package_version
 from tasuki.utils.tls import TlsError

@@ -33,7 +33,7 @@ from tasuki.dashboard.observed import DiskRoom, FrontReport, NodeReport, NodeSta
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import StatsReply
 from tasuki.server.errors import ServerError
-from tasuki.transfer.liveness.link_status import (
+from tasuki.transfer.control.link_status import (
     HandoverStatus,
     PrefillNodeState,
     PrefillNodeStatus,

@@ -17,7 +17,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.engine import Engine
 from tasuki.engine.thread import EngineThread
 from tasuki.server.traces import Tracing
-from tasuki.transfer.liveness.link_status import HandoverStatus, NodeProgress
+from tasuki.transfer.control.link_status import HandoverStatus, NodeProgress
 from tasuki.utils.loops import LoopPulse
 
 OBSERVED_INBOX = (

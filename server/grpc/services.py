@@ -26,7 +26,7 @@ from tasuki.server.role_change import RoleChange
 from tasuki.server.sessions import SessionStore
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.unread_answer import AnswerPart
-from tasuki.transfer.liveness.link_status import HandoverStatus, HandoverStatusSource
+from tasuki.transfer.control.link_status import HandoverStatus, HandoverStatusSource
 from tasuki.transfer.protocol.messages import TIMELINE
 from tasuki.utils.loops import together
 

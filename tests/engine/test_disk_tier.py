@@ -13,9 +13,9 @@ import pytest
 from scripts.chaos.tier_turns import LAYOUT, Turns
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig, EngineConfigError
-from tasuki.engine.handover.base import HandoverContext
 from tasuki.engine.handover.held_states import HeldStates
 from tasuki.engine.messages.reports import LOAD_FAILED
+from tasuki.engine.roles.base import HandoverContext
 from tasuki.engine.tiers.copy_job import CopyJob, Direction, JobEnd
 from tasuki.engine.tiers.copy_thread import STUCK_SECONDS, CopyThread
 from tasuki.engine.tiers.disk.disk_memory import DiskFile, disk_memory, probe

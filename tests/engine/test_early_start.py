@@ -15,7 +15,7 @@ import torch
 
 from tasuki.engine import messages as m
 from tasuki.engine.assembly.parts import EngineParts
-from tasuki.engine.handover.early_steps import EarlySteps
+from tasuki.engine.roles.early_steps import EarlySteps
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model

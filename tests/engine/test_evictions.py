@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from tasuki.engine import messages as m
-from tasuki.engine.handover.room_accounts import RoomNames
+from tasuki.engine.accounting import RoomNames
 from tasuki.engine.messages import EvictedCheckpoint, Eviction
 from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache
 from tests.harness import trees

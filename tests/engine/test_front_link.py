@@ -15,7 +15,7 @@ from tasuki.engine.apart import control as c
 from tasuki.engine.apart.frames import BrokenFrame, FrameReader, frame_of
 from tasuki.engine.apart.front_links import FrontLink
 from tasuki.pycache.packed import EventGap, PackedEvents, PackedTree
-from tasuki.transfer.liveness.link_status import (
+from tasuki.transfer.control.link_status import (
     HandoverStatus,
     NodeProgress,
     PrefillNodeState,

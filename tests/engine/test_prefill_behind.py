@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.handover import early_steps as early_step
-from tasuki.engine.handover.early_steps import BehindCounts
 from tasuki.engine.messages.reports import LOAD_FAILED
+from tasuki.engine.roles import early_steps as early_step
+from tasuki.engine.roles.early_steps import BehindCounts
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engines import alone, prompt, submit, tiny_engine
 from tests.harness.tiers import Fault, TieredEngine

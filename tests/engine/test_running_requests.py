@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tasuki.engine.forward_plan import ON_LANE, JoinedSequence, NewPages, RowFlag, plan_rows
-from tasuki.engine.handover.answers import StopTokens
 from tasuki.engine.messages import RequestId
 from tasuki.engine.progress import ProgressTable
 from tasuki.engine.request import Aborted, Active, Decoding, Prefilling, Request
+from tasuki.engine.roles.answers import StopTokens
 from tasuki.engine.scheduling.queues import Held, RunningRequests
 from tasuki.engine.scheduling.scheduled_forward import (
     AnswerRows,

@@ -14,8 +14,8 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.handover.base import Handover
 from tasuki.engine.request import Decoding, Finished, Prefilling, Request
+from tasuki.engine.roles.base import Handover
 from tasuki.engine.scheduling.admission import QueueLimit, Seats
 from tasuki.engine.scheduling.scheduled_forward import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasuki.decode_node.prefill_links import PrefillNodeLoad
+from tasuki.decode_node.prefill_connection import PrefillNodeLoad
 from tasuki.engine import messages as m
 from tasuki.engine.messages import room_proto as wire
 from tasuki.engine.messages.proto import SAMPLING
@@ -34,7 +34,7 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> DecodeNode:
 def test_what_others_have_sent_to_every_prefill_node_counts_as_another_callers(
     node: DecodeNode,
 ) -> None:
-    outlook = node.engine._handover._answers._outlook  # type: ignore[attr-defined]
+    outlook = node.engine._handover._outlook  # type: ignore[attr-defined]
     speed = max(outlook._speeds)
     node.post(m.PrefillBusy(1e6))
     turn = 2 * 200 / speed
@@ -81,12 +81,12 @@ def test_a_prefill_node_says_what_is_not_of_the_one_that_it_says_it_to() -> None
 def test_others_wait_falls_with_the_time_and_what_is_no_time_is_not_kept() -> None:
     known = PrefillNodeLoad()
     assert known.others_wait(5.0) == 0
-    known.report(pb.Load(wait_seconds=9, others_wait_seconds=6), sent_by=10.0, now=10.1)
+    known.take(pb.Load(wait_seconds=9, others_wait_seconds=6), sent_by=10.0, now=10.1)
     assert known.others_wait(12.0) == pytest.approx(4.0)
     assert known.others_wait(99.0) == 0
     for bad in (math.nan, -1.0, math.inf, 1e9):
         with pytest.raises(PeerInvalid, match="others_wait_seconds"):
-            known.report(pb.Load(others_wait_seconds=bad), sent_by=13.0, now=13.0)
+            known.take(pb.Load(others_wait_seconds=bad), sent_by=13.0, now=13.0)
     assert known.others_wait(12.0) == pytest.approx(4.0)
 
 

@@ -13,10 +13,11 @@ import pytest
 
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
+from tasuki.engine.assembly.ranks import build_node_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import Usage
 from tasuki.prefill_node.config import PrefillConfig
-from tasuki.prefill_node.daemon import engine_apart
+from tasuki.prefill_node.node import PrefillDaemon
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.config import ServerConfig
@@ -228,4 +229,5 @@ def test_where_the_engine_of_a_prefill_node_runs(
     settings = {"handover_bind": "127.0.0.1:0", "gateway": False} | more
     server = ServerConfig(engine_process=place, gateway=settings["gateway"])
     prefill = PrefillConfig(handover_bind=settings["handover_bind"])
-    assert engine_apart(EngineConfig(device=device), server, prefill) is apart
+    daemon = PrefillDaemon(EngineConfig(device=device), server, prefill, build_node_parts)
+    assert daemon.engine_apart() is apart

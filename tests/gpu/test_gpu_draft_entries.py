@@ -11,7 +11,7 @@ import torch
 
 from tasuki.engine.assembly.parts import EngineParts, build_parts
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.handover.early_steps import EarlyStep, EarlySteps
+from tasuki.engine.roles.early_steps import EarlyStep, EarlySteps
 from tasuki.model.config import ModelConfig
 from tasuki.model.forward import Batch, NullHooks, SequenceSlice
 from tasuki.model.ops.sampling.params import SamplingParams
@@ -171,7 +171,7 @@ def test_an_early_step_waits_for_the_draft_layers_window_and_keeps_its_entry() -
     backend = TritonBackend(parts.model_config, parts.model.weights.dtype, device)
     model = Qwen35Model(parts.model_config, parts.model.weights, backend)
     ended = threading.Event()
-    steps = EarlySteps(model, parts.arena, ended.set, backend.prepare)
+    steps = EarlySteps(model, parts.arena, parts.grammars, ended.set, backend.prepare)
     steps.prepare()
     blocks = parts.layout.blocks_per_slab
     pages = [5 * blocks, 6 * blocks]

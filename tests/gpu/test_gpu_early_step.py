@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.handover.early_steps import EarlyStep, EarlySteps
+from tasuki.engine.roles.early_steps import EarlyStep, EarlySteps
 from tasuki.model.forward import SequenceSlice
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
@@ -62,7 +62,7 @@ def test_a_step_that_is_given_up_has_ended_once_its_kernels_have(how: str) -> No
     model.breaks = how == "broke"
     layers = parts.model.config.layers
     told = threading.Event()
-    steps = EarlySteps(model, parts.arena, told.set, backend.prepare)
+    steps = EarlySteps(model, parts.arena, parts.grammars, told.set, backend.prepare)
     steps.prepare()
     torch.cuda.synchronize()
     page = parts.arena.layout.blocks_per_slab

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tasuki.proto import handover_pb2 as pb
-from tasuki.transfer.liveness.link_status import (
+from tasuki.transfer.control.link_status import (
     NodeProgress,
     progress_from_wire,
     progress_to_wire,

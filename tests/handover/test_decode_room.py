@@ -10,10 +10,7 @@ from tasuki.engine.config import Role
 from tasuki.engine.handover.decode_rooms import (
     MOVES,
     DecodeRoom,
-    Granted,
-    Over,
-    Ready,
-    Wanted,
+    RoomState,
 )
 from tasuki.engine.handover.decode_side import DecodeHandover
 from tasuki.engine.request import IllegalMove, Request
@@ -43,12 +40,12 @@ def rooms_of(node: Lone) -> dict[m.RoomId, DecodeRoom]:
 
 
 def test_every_state_ends_and_an_illegal_move_names_both_ends() -> None:
-    assert {kind for kind, ends in MOVES.items() if not ends} == {Over}
+    assert {kind for kind, ends in MOVES.items() if not ends} == {RoomState.OVER}
     request = Request(m.RequestId("r"), np.zeros(1, np.int32), SamplingParams(max_new_tokens=1))
     room = DecodeRoom(ROOM, request, m.HitBreakdown(1, 0, 0, {"new": 1}, None))
-    with pytest.raises(IllegalMove, match="room 7: Asked -> Ready"):
-        room.move(Ready())
-    for state in (Wanted(), Granted(), Ready(), Over()):
+    with pytest.raises(IllegalMove, match="room 7: ASKED -> READY"):
+        room.move(RoomState.READY)
+    for state in (RoomState.WANTED, RoomState.GRANTED, RoomState.READY, RoomState.OVER):
         room.move(state)
     assert not room.live
 

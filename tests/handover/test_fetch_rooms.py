@@ -4,7 +4,7 @@ way in which it can end."""
 import numpy as np
 import pytest
 
-from tasuki.decode_node.prefill_links import PrefillConnection
+from tasuki.decode_node.prefill_connection import PrefillConnection
 from tasuki.engine import messages as m
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.settings import WirePrecision

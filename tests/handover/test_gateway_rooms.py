@@ -17,7 +17,7 @@ from tasuki.proto import handover_pb2 as pb
 from tasuki.server.auth.callers import ANYBODY, Caller
 from tasuki.server.auth.tenants import ANONYMOUS
 from tasuki.server.errors import InvalidRequest
-from tasuki.transfer.control.live_rooms import LiveRooms
+from tasuki.transfer.control.driven_room import LiveRooms
 from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms.events import Event, Missed, Stopped
 from tasuki.transfer.rooms.messages import Abort

@@ -10,7 +10,7 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.engine.config import Role
-from tasuki.engine.handover.offered_states import ALONE, BESIDE
+from tasuki.engine.handover.leaving import ALONE, BESIDE
 from tests.handover.test_pulls import copy, prompt_of, reserve, sender_over
 from tests.harness.decode_engine import DecodeNode
 from tests.harness.engines import Lone, engine_config, submit, tiny_engine, tiny_parts

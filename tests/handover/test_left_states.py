@@ -10,8 +10,7 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.engine.config import Role
-from tasuki.engine.handover.left_states import MOST, SoleReceivers
-from tasuki.engine.handover.offered_states import ALONE, BESIDE
+from tasuki.engine.handover.leaving import ALONE, BESIDE, MOST, SoleReceivers
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.handover.test_pulls import give, prompt_of, said, sender_over
 from tests.harness.engines import Lone, engine_config, tiny_parts

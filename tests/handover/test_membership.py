@@ -13,7 +13,8 @@ import pytest
 from tasuki.client.answer import Answer, AnswerStream
 from tasuki.decode_node import prefill_links
 from tasuki.decode_node.config import DecodeConfig
-from tasuki.decode_node.prefill_links import PrefillConnection, PrefillLink, PrefillLinks
+from tasuki.decode_node.prefill_connection import PrefillConnection
+from tasuki.decode_node.prefill_links import PrefillLink, PrefillLinks
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.discovery.membership import FileMembership, FixedMembership, MembershipError
 from tests.harness.daemons import (

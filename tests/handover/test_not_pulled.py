@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tasuki.cli.request_story import story
 from tasuki.client.prompt import Prompt
 from tasuki.engine import messages as m
-from tasuki.engine.handover.decode_side import pair_hit
+from tasuki.engine.accounting import pair_hit
 from tasuki.engine.messages import CAUSES_IN_ORDER, NOT_PULLED
 from tests.harness.daemons import flags, fleet, meet
 from tests.harness.metrics_text import scraped

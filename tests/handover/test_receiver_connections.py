@@ -10,15 +10,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from tasuki.prefill_node import decode_connections
 from tasuki.prefill_node.decode_connections import ReceiverConnections
 from tasuki.proto import handover_pb2 as pb
+from tasuki.transfer.control.link_status import NodeProgress
 from tasuki.transfer.control.writer_life import WriterLife
 from tasuki.transfer.errors import TransportError
-from tasuki.transfer.liveness.link_status import NodeProgress
 from tasuki.transfer.node_identity import ArenaAddress, NodeIdentity, ProcessIdentity
 from tasuki.transfer.rooms.fence import Fence, FenceReason
 from tasuki.transfer.sending.link import Link, WriteLeases
@@ -97,12 +98,14 @@ class Connections(ReceiverConnections):
             sender,  # type: ignore[arg-type]
             beat_seconds,
             silence_seconds,
-            self.lost.append,
-            self.drained.append,
-            retry_seconds=0.0,
-            settle_seconds=0.0,
-            progress=lambda: NodeProgress(1.5, 0.5),
-            load=load,
+            transport=Mock(retry_seconds=0.0, settle_seconds=0.0),
+            owner=Mock(
+                connection_lost=self.lost.append,
+                pull_drained=self.drained.append,
+                progress=lambda: NodeProgress(1.5, 0.5),
+                load=load,
+                leaves=False,
+            ),
         )
 
 

@@ -3,6 +3,7 @@ in each way it can end."""
 
 import asyncio
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -109,7 +110,7 @@ async def test_a_grant_that_cannot_be_written_is_refused_before_anything_is_post
             (fine.pages[:1], fine.slot, "was not granted"),
         ):
             wrong = replace(fine, pages=pages, slot=slot)
-            pull = both.client._begin_pull(wrong, connection, said.append)
+            pull = both.client._begin_pull(wrong, Mock(connection=connection, speak=said.append))
             both.client.deliver(m.PullPinned(source_of(ROOM, both.pair.target.layout)))
             async with asyncio.timeout(HANG_SECONDS):
                 while pull in both.client._pulls:

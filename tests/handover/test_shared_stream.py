@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tasuki.decode_node.room_stream import RoomStream
+from tasuki.decode_node.prefill_connection import RoomStream
 from tasuki.engine import messages as m
 from tasuki.transfer.control.outbox import Outbox, Said
 from tests.harness.handover_nodes import SERVICE_LIMITS, Nodes, nodes, wanted

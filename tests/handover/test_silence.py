@@ -5,8 +5,9 @@ import time
 
 import pytest
 
+from tasuki.transfer.control.writer_life import unless_silent
 from tasuki.transfer.errors import PeerSilent
-from tasuki.transfer.liveness.silence import LATE_TICKS, Silence, unless_silent
+from tasuki.transfer.rooms.connections import LATE_TICKS, Silence
 
 LIMIT, PERIOD = 1.0, 0.1
 

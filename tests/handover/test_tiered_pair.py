@@ -8,8 +8,8 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.engine.config import Role
-from tasuki.engine.handover.early_steps import EarlySteps
 from tasuki.engine.messages.reports import LOAD_FAILED
+from tasuki.engine.roles.early_steps import EarlySteps
 from tasuki.engine.tiers.digests import page_bytes, slot_bytes
 from tests.handover.test_pulls import prompt_of, reserve, sender_over
 from tests.harness.engine_pair import EnginePair, engine_pair
@@ -190,7 +190,7 @@ def test_a_state_is_loaded_before_another_node_reads_it(
     lone.post(m.PrefillStart(m.Grant(m.RoomId(5), 3, 0, tuple(range(6)), 0)))
     lone.run()
     assert [said.room for said in lone.all_said(m.StateHeld)] == [5]
-    held = lone.engine._handover._fetched._held[m.RoomId(5)][1]  # type: ignore[attr-defined]
+    held = lone.engine._handover._fetched.held[m.RoomId(5)][1]  # type: ignore[attr-defined]
     pages, slot = held.sent
     assert content(lone, list(pages), slot) == wanted
     lone.post(m.PrefillEnd(m.RoomId(5)))

@@ -16,7 +16,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.assembly.engines import build_early_start
 from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig, Role
-from tasuki.engine.handover.early_steps import EarlyStart
+from tasuki.engine.handover.early_start import EarlyStart
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.errors import TransferError

@@ -19,7 +19,7 @@ from tasuki.engine.assembly.engines import (
 from tasuki.engine.assembly.parts import EngineParts, build_parts
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.engine import Engine
-from tasuki.engine.handover.early_steps import EarlyStart
+from tasuki.engine.handover.early_start import EarlyStart
 from tasuki.engine.tiers.disk.disk_memory import DiskMemory
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar import Grammar

@@ -14,7 +14,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 
 _PRELOADED = [
-    *("tasuki.prefill_node.daemon", "tasuki.decode_node.daemon"),
+    *("tasuki.prefill_node.node", "tasuki.decode_node.node"),
     *("tasuki.server.daemon.fused_node", "tasuki.engine.assembly.ranks"),
     *("tasuki.prefill_node.main", "tasuki.decode_node.main", "tasuki.server.daemon.fused"),
     *("tasuki.cli.main", "llguidance", "jinja2.ext", "pytest"),

@@ -48,7 +48,7 @@ _PLACES = {
     "client.trace": "client._traceparent",
     "client.events": "client._rooms.*._side.step",
     "client.stream": "client._rooms.*._stream._outbox.take",
-    "client.fence": "client._breaker.end",
+    "client.fence": "client._shared.breaker.end",
     "client.pull.events": "client._pulls.*._side.step",
     "service.events": "service._rooms.*._side.step",
     "service.pull.events": "service._pulls.*._side.step",

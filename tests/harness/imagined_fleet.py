@@ -25,7 +25,7 @@ from tasuki.engine.messages import LifeMark, RequestPhase
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.auth.callers import LOOPBACK_ONLY, Access
 from tasuki.server.http.server import HttpServer, start_http_server
-from tasuki.transfer.liveness.link_status import PrefillNodeState, PrefillNodeStatus
+from tasuki.transfer.control.link_status import PrefillNodeState, PrefillNodeStatus
 from tests.harness.waiting import HANG_SECONDS
 
 MODEL = "qwen3.5-35b-a3b"

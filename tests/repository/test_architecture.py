@@ -147,11 +147,7 @@ ENGINE_SURFACE = {("engine", "messages"), ("engine", "config")}
 ASSEMBLY = {
     ("server", "daemon"),
     ("server", "workers"),
-    *(
-        (room, file)
-        for room in ("prefill_node", "decode_node")
-        for file in ("node", "engine_side", "daemon")
-    ),
+    *((room, file) for room in ("prefill_node", "decode_node") for file in ("node", "engine_side")),
 }
 
 

@@ -17,8 +17,7 @@ from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms import actions as do
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
-from tasuki.transfer.rooms.accounts import EndedRooms
-from tasuki.transfer.rooms.beats import Beating, Renewing
+from tasuki.transfer.rooms.connections import Beating, EndedRooms, Renewing
 from tasuki.transfer.rooms.deadlines import StateDeadlines
 from tasuki.transfer.rooms.fence import Fence, FenceReason
 from tasuki.transfer.rooms.receiving import Receiving

@@ -10,8 +10,8 @@ from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms import actions as do
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
-from tasuki.transfer.rooms.accounts import EndedRooms
 from tasuki.transfer.rooms.actions import Action
+from tasuki.transfer.rooms.connections import EndedRooms
 from tasuki.transfer.rooms.deadlines import (
     PullReceiverDeadlines,
     PullSenderDeadlines,

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from tasuki.transfer.control.writer_life import WriterLife
 from tasuki.transfer.errors import PeerInvalid
-from tasuki.transfer.liveness.silence import Silence
 from tasuki.transfer.node_identity import ProcessIdentity
 from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
-from tasuki.transfer.rooms.beats import Beating, Renewing
+from tasuki.transfer.rooms.connections import Beating, Renewing, Silence
 from tasuki.transfer.rooms.fence import FenceTerms, WriterFacts
 
 from .bytes import LEASE, RETRY, SETTLE, Arena, Landing, Leaving

@@ -4,8 +4,7 @@ hundreds of rooms can pay."""
 import asyncio
 import time
 
-from tasuki.transfer.control.driven_room import DrivenRoom
-from tasuki.transfer.control.live_rooms import LiveRooms
+from tasuki.transfer.control.driven_room import DrivenRoom, LiveRooms
 from tasuki.transfer.errors import TransferError
 from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms import actions as do

@@ -3,13 +3,12 @@
 import pytest
 
 from tasuki.transfer.errors import PeerInvalid
-from tasuki.transfer.liveness.silence import Silence
 from tasuki.transfer.reports import Drain, SendReport
 from tasuki.transfer.rooms import actions as do
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
 from tasuki.transfer.rooms.actions import Loss
-from tasuki.transfer.rooms.beats import Beating, Renewing
+from tasuki.transfer.rooms.connections import Beating, Renewing, Silence
 from tasuki.transfer.rooms.deadlines import PullSenderDeadlines, SenderDeadlines
 from tasuki.transfer.rooms.sending import Sending, SendingTerms
 from tasuki.transfer.rooms.states import FETCH, HANDOVER, PULL, Kind, SenderState

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from tasuki.transfer.control.connection_breaker import ConnectionBreaker
-from tasuki.transfer.control.writer_life import WriterLife
+from tasuki.transfer.control.writer_life import ConnectionBreaker, WriterLife
 from tasuki.transfer.node_identity import ProcessIdentity
 from tasuki.transfer.rooms.fence import Fence, FenceReason
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.prefill_node.gateway_rooms import Rendezvous, Side
 from tasuki.pycache.layout import LayerKind
-from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, WindowPlanError
+from tasuki.transfer.errors import OutOfBounds, WindowPlanError
 from tasuki.transfer.protocol.contract import Contract, ContractMismatch, diff
 from tasuki.transfer.reports import WindowTiming, split_time
 from tasuki.transfer.sending.window_sizing import fixed_runs
@@ -28,7 +27,7 @@ from tasuki.transfer.windows.descriptors import (
 from tasuki.transfer.windows.digest import WindowDigester, splitmix64, word_keys
 from tasuki.transfer.windows.window import FinishedLayers, StepCounter, WindowHeader, cut
 from tests.harness.loopback_pair import small_layout
-from tests.harness.waiting import HANG_SECONDS, ManualClock
+from tests.harness.waiting import HANG_SECONDS
 
 
 def test_steps_wake_waiters_and_remember_times() -> None:
@@ -237,26 +236,6 @@ def test_contract_names_every_difference() -> None:
     assert [d.field for d in diff(ours.flat(), Contract("abc", kinds).flat())] == ["layer_kinds"]
     older = {k: v for k, v in ours.flat().items() if k != "page_tokens"}
     assert diff(ours.flat(), older)[0].theirs == "(absent)"
-
-
-def test_rendezvous_meets_in_either_order_and_expires() -> None:
-    clock = ManualClock(0.0)
-    meeting: Rendezvous[str] = Rendezvous(patience=5, clock=clock)
-    for first, second in ((Side.LOCAL, Side.REMOTE), (Side.REMOTE, Side.LOCAL)):
-        assert meeting.arrive(1, first, "first") is None
-        with pytest.raises(DuplicateRoom):
-            meeting.arrive(1, first, "again")
-        assert meeting.arrive(1, second, "second") == "first"
-    meeting.arrive(2, Side.LOCAL, "late")
-    meeting.arrive(3, Side.LOCAL, "aborted")
-    meeting.withdraw(3, "aborted")
-    clock.now = 4.9
-    assert meeting.expire() == []
-    clock.now = 5.0
-    with pytest.raises(DuplicateRoom, match="expired"):
-        meeting.arrive(2, Side.REMOTE, "too late")
-    assert [waiting.what for waiting in meeting.expire()] == ["late"]
-    assert meeting.arrive(2, Side.REMOTE, "first again") is None
 
 
 def test_time_is_split_at_the_forwards_end_and_overlaps_count_once() -> None:

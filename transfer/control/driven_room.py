@@ -9,10 +9,10 @@ import asyncio
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from tasuki.transfer.errors import DigestMismatch, TransferError
 from tasuki.transfer.receiving.receiver import Receiver
@@ -28,8 +28,7 @@ from tasuki.transfer.rooms.stepping import SteppedSide
 from tasuki.transfer.sending.sender import Sender
 from tasuki.utils.loops import GuardedTasks
 
-from .connection_breaker import ConnectionBreaker
-from .writer_life import WriterLife
+from .writer_life import ConnectionBreaker, WriterLife
 
 log = logging.getLogger(__name__)
 
@@ -249,3 +248,56 @@ def _end_of(end: RoomEnd) -> Event:
     if isinstance(end, RoomSent):
         return on.Sent(end.report)
     return on.SendBroke(end.reason, end.drain, end.endpoint_failed)
+
+
+Key = TypeVar("Key", bound=Hashable)
+Room = TypeVar("Room", bound=DrivenRoom)
+
+
+class LiveRooms(Generic[Key, Room]):
+    """The transfers of one kind that are not over, by key.
+
+    Invariant: a room is here from start() until it is over, and is gone before `over` is called.
+    """
+
+    def __init__(self, over: Callable[[Room, Exception | None], None] | None = None) -> None:
+        """over: called once a room has ended, with the error that broke it, if one did."""
+        self._over = over
+        self._rooms: dict[Key, Room] = {}
+        self._emptied = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._rooms)
+
+    def __iter__(self) -> Iterator[Room]:
+        """Iterate over a snapshot: rooms may end meanwhile."""
+        return iter(list(self._rooms.values()))
+
+    def get(self, key: Key) -> Room | None:
+        return self._rooms.get(key)
+
+    def start(self, key: Key, room: Room) -> None:
+        """Begin the room in the loop's next turn. REQUIRES: no other room of this key lives."""
+        self._rooms[key] = room
+        self._emptied.clear()
+        room.start(lambda failure: self._end(key, room, failure))
+
+    def _end(self, key: Key, room: Room, failure: Exception | None) -> None:
+        del self._rooms[key]
+        if not self._rooms:
+            self._emptied.set()
+        if self._over is not None:
+            self._over(room, failure)
+
+    async def end(self, patience: float) -> None:
+        """Wait until all are over; drop those that are not after `patience` seconds."""
+        if self._rooms:
+            try:
+                await asyncio.wait_for(self._emptied.wait(), patience)
+            except TimeoutError:
+                self.drop_all()
+
+    def drop_all(self) -> None:
+        """End every room where it is, as a node does that dies."""
+        for room in self:
+            room.end()

@@ -1,19 +1,40 @@
 """One peer as a writer into this node's arena, over one connection: what shows that it writes no
-more.
+more, and what must happen between that and the use of its ids.
 
-Owns the pidfd on the writer's process and the time of our last answer. Knows no rooms and no
-messages; `rooms/fence.py` judges. Thread rule: one thread writes, any reads.
-Invariant: after lose() no answer counts, so that the writer's lease runs out.
+Owns the pidfd on the writer's process, the time of our last answer, and the order of breaking
+connections and of waiting for what they brought. Knows no rooms and no messages; `rooms/fence.py`
+judges. Invariant: after lose() no answer counts, so that the writer's lease runs out.
 """
 
+import asyncio
 import os
 import select
 import time
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Self, TypeVar
 
+from tasuki.transfer.errors import PeerSilent
 from tasuki.transfer.node_identity import ProcessIdentity, _shares_network, _start_ticks
-from tasuki.transfer.rooms.fence import FenceTerms, WriterFacts
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.rooms.connections import Silence
+from tasuki.transfer.rooms.fence import FenceReason, FenceTerms, WriterFacts
+from tasuki.transfer.transports.base import Transport
+
+Result = TypeVar("Result")
+
+
+async def unless_silent(awaited: Awaitable[Result], silence: Silence) -> Result:
+    """What is awaited of the peer, cancelled where the peer is lost first. Raises PeerSilent, and
+    what the awaited raises."""
+    waiting = asyncio.ensure_future(awaited)
+    try:
+        while not waiting.done():
+            await asyncio.wait({waiting}, timeout=silence.period)
+            if not waiting.done() and silence.tick(time.monotonic()):
+                raise PeerSilent(f"the peer said nothing for {silence.limit} s")
+        return waiting.result()
+    finally:
+        waiting.cancel()
 
 
 class WatchedProcess:
@@ -66,6 +87,8 @@ class WatchedProcess:
 
 
 class WriterLife:
+    """Thread rule: one thread writes, any reads."""
+
     def __init__(
         self,
         process: ProcessIdentity,
@@ -110,3 +133,57 @@ class WriterLife:
         """Return the durations of a fence of what it writes. acknowledge, patience: as there."""
         margin = self._lease + self._retry
         return FenceTerms(margin, self._retry, self._settle, acknowledge, patience)
+
+
+class ConnectionBreaker:
+    """Breaks what leads here from a writer that can write no more, until nothing of it lands.
+
+    Knows writers and the transport, not rooms; either side of a hand-over may have one. Thread
+    rule: the event loop; what blocks runs in a thread. Invariant: of those who ask at once, one
+    breaks and one waits for all.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        receiver: Receiver,
+        lose_all: Callable[[], Iterable[WriterLife]],
+    ) -> None:
+        """lose_all: gives every connection up; returns the writers of live rooms and pulls."""
+        self._transport = transport
+        self._receiver = receiver
+        self._lose_all = lose_all
+        self._breaking = asyncio.Lock()
+        self._settling = asyncio.Lock()
+        self._settles = 0
+
+    async def end(self, writer: WriterLife, reason: FenceReason) -> None:
+        """Until nothing of the writer lands that has not landed."""
+        match reason:
+            case FenceReason.DRAIN_ACKNOWLEDGED:
+                return
+            case FenceReason.WRITER_DEAD:
+                await asyncio.to_thread(self._transport.sever_dead)
+            case FenceReason.LEASE_EXPIRED:
+                async with self._breaking:
+                    if not writer.severed:
+                        await self._break_all(writer)
+        await asyncio.sleep(self._transport.settle_seconds)
+        await self._settle()
+
+    async def _break_all(self, writer: WriterLife) -> None:
+        """Which data connection is whose cannot be known: links to those that live are broken too,
+        and connect anew."""
+        broken = [writer, *self._lose_all()]
+        await asyncio.to_thread(self._transport.sever)
+        for lost in broken:
+            lost.severed = True
+
+    async def _settle(self) -> None:
+        begun = self._settles
+        async with self._settling:
+            if self._settles > begun:
+                # Another's wait began after this call, and is over.
+                return
+            self._settles += 1
+            await asyncio.to_thread(self._receiver.wait_settled)

@@ -15,8 +15,16 @@ from .fence import FenceReason
 from .messages import Message, Payload
 
 
+@dataclass(frozen=True)
 class Action:
     """What a driver is to do."""
+
+
+@dataclass(frozen=True)
+class HandOn(Action):
+    """What the payload is handed on for, unseen."""
+
+    payload: Payload
 
 
 class Loss(Enum):
@@ -42,7 +50,6 @@ class Say(Action):
 # A receiver's
 
 
-@dataclass(frozen=True)
 class WantGrant(Action):
     """Ask the engine for pages and a slot: Grant, Declined or Cancelled answers."""
 
@@ -54,7 +61,6 @@ class Expect(Action):
     destination: Destination
 
 
-@dataclass(frozen=True)
 class Forget(Action):
     """Count no windows any more, and write none that travelled encoded."""
 
@@ -67,23 +73,16 @@ class NoteWait(Action):
     may_move: bool
 
 
-@dataclass(frozen=True)
-class TellReady(Action):
+class TellReady(HandOn):
     """The first token, for the engine."""
 
-    payload: Payload
 
-
-@dataclass(frozen=True)
 class TellHeld(Action):
     """The sender holds the wanted prefix, and its bytes follow. An engine need not act."""
 
 
-@dataclass(frozen=True)
-class TellRefused(Action):
+class TellRefused(HandOn):
     """The sender refused the room, and nothing was granted."""
-
-    payload: Payload
 
 
 @dataclass(frozen=True)
@@ -101,26 +100,18 @@ class Verify(Action):
     sent: Sequence[WindowDigest]
 
 
-@dataclass(frozen=True)
-class Prepare(Action):
+class Prepare(HandOn):
     """Read the report of the final status. Prepared answers."""
 
-    payload: Payload
 
-
-@dataclass(frozen=True)
-class Commit(Action):
+class Commit(HandOn):
     """All has landed and matches: what was granted is the engine's own."""
 
-    payload: Payload
 
-
-@dataclass(frozen=True)
 class CallForDrain(Action):
     """Ask for the drain by a call of its own. DrainAnswered answers."""
 
 
-@dataclass(frozen=True)
 class GiveUp(Action):
     """No drain was acknowledged for too long: end the connection, so that the lease runs out."""
 
@@ -140,17 +131,13 @@ class TellFenced(Action):
     reason: FenceReason
 
 
-@dataclass(frozen=True)
-class ServePull(Action):
+class ServePull(HandOn):
     """Send what the sender pulls of this room."""
-
-    payload: Payload
 
 
 # A sender's
 
 
-@dataclass(frozen=True)
 class Reserve(Action):
     """Give the engine the prompt, or what is fetched or pulled. Leased, Pinned or Refusal
     answers."""
@@ -163,30 +150,20 @@ class Open(Action):
     destination: Destination
 
 
-@dataclass(frozen=True)
-class Start(Action):
+class Start(HandOn):
     """The engine may compute, or plan what it holds; the payload is the grant's."""
 
-    payload: Payload
 
-
-@dataclass(frozen=True)
-class Plan(Action):
+class Plan(HandOn):
     """All windows of what is pinned may leave."""
 
-    payload: Payload
 
-
-@dataclass(frozen=True)
 class DrainNow(Action):
     """Post nothing more; Drained answers once what was posted has ended."""
 
 
-@dataclass(frozen=True)
-class BeginPull(Action):
+class BeginPull(HandOn):
     """Pull what the receiver offered."""
-
-    payload: Payload
 
 
 # Of either side

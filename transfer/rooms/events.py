@@ -14,14 +14,28 @@ from .fence import ALIVE, FenceReason, WriterFacts
 from .messages import Message, Payload
 
 
+@dataclass(frozen=True)
 class Happening:
     """An event that is no message."""
+
+
+@dataclass(frozen=True)
+class Brought(Happening):
+    """What an engine or the bytes' machinery brings; the payload is the engine's."""
+
+    payload: Payload = None
+
+
+@dataclass(frozen=True)
+class Reasoned(Happening):
+    """What happened for a reason that is told."""
+
+    reason: str
 
 
 Event: TypeAlias = Message | Happening
 
 
-@dataclass(frozen=True)
 class Begin(Happening):
     """The first event of a side."""
 
@@ -47,36 +61,25 @@ class Failed(Happening):
     is_defect: bool
 
 
-@dataclass(frozen=True)
-class Broke(Happening):
+class Broke(Reasoned):
     """A task of the room raised what nobody foresaw."""
 
-    reason: str
 
-
-@dataclass(frozen=True)
-class Stopped(Happening):
+class Stopped(Reasoned):
     """This node gives the transfer up."""
 
-    reason: str
 
-
-@dataclass(frozen=True)
-class StreamBroke(Happening):
+class StreamBroke(Reasoned):
     """Nothing more comes on the room's stream."""
-
-    reason: str
 
 
 # A receiver's
 
 
-@dataclass(frozen=True)
 class Declined(Happening):
     """The engine has no memory for the grant now."""
 
 
-@dataclass(frozen=True)
 class Cancelled(Happening):
     """The engine wants the room no more, and knows it."""
 
@@ -98,11 +101,8 @@ class Verified(Happening):
     differs: bool = False
 
 
-@dataclass(frozen=True)
-class Prepared(Happening):
+class Prepared(Brought):
     """The report of what landed, read of the final status."""
-
-    payload: Payload = None
 
 
 @dataclass(frozen=True)
@@ -122,17 +122,14 @@ class Severed(Happening):
 # A sender's
 
 
-@dataclass(frozen=True)
 class Met(Happening):
     """The gateway's call for the room is here too, with the same prompt."""
 
 
-@dataclass(frozen=True)
 class Missed(Happening):
     """The gateway's call did not come in time."""
 
 
-@dataclass(frozen=True)
 class Leased(Happening):
     """The engine holds the allocation and is about to start."""
 
@@ -151,11 +148,8 @@ class Moved(Happening):
     position: int
 
 
-@dataclass(frozen=True)
-class Announced(Happening):
+class Announced(Brought):
     """The engine's word between grant and final status: the first token, or that all may leave."""
-
-    payload: Payload = None
 
 
 @dataclass(frozen=True)
@@ -167,26 +161,18 @@ class Refusal(Happening):
     payload: Payload = None
 
 
-@dataclass(frozen=True)
-class Pinned(Happening):
+class Pinned(Brought):
     """The engine holds what is pulled; the payload says where."""
 
-    payload: Payload = None
 
-
-@dataclass(frozen=True)
-class PullWanted(Happening):
+class PullWanted(Brought):
     """The engine pulls what the receiver offered."""
 
-    payload: Payload = None
 
-
-@dataclass(frozen=True)
 class ReceiverLost(Happening):
     """The stream or the connection is over: nobody listens any more."""
 
 
-@dataclass(frozen=True)
 class Opened(Happening):
     """Windows may leave."""
 

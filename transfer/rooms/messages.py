@@ -16,11 +16,18 @@ from tasuki.transfer.windows.window import Destination
 Payload: TypeAlias = Any
 
 
+@dataclass(frozen=True)
 class Message:
     """What one side says to the other."""
 
 
 @dataclass(frozen=True)
+class Carrying(Message):
+    """A message that is its payload."""
+
+    payload: Payload = None
+
+
 class Ask(Message):
     """Opens a room: Reserve, Fetch or Pull, as its kind has it."""
 
@@ -34,7 +41,6 @@ class Grant(Message):
     payload: Payload = None
 
 
-@dataclass(frozen=True)
 class Abort(Message):
     """The receiver asks for the end and the drain of the room."""
 
@@ -47,16 +53,12 @@ class Queued(Message):
     wait: float | None = None
 
 
-@dataclass(frozen=True)
 class Accepted(Message):
     """The sender is about to start."""
 
 
-@dataclass(frozen=True)
-class Refused(Message):
+class Refused(Carrying):
     """Nothing was granted, and nothing will be sent."""
-
-    payload: Payload = None
 
 
 @dataclass(frozen=True)
@@ -93,19 +95,14 @@ class Ended(Message):
     generation: int | None = None
 
 
-@dataclass(frozen=True)
-class PullAsked(Message):
+class PullAsked(Carrying):
     """In the room of a hand-over: the sender pulls what the receiver offered."""
 
-    payload: Payload = None
 
-
-@dataclass(frozen=True)
 class StopPull(Message):
     """The receiver of a pull asks for its end and its drain."""
 
 
-@dataclass(frozen=True)
 class Unknown(Message):
     """A message of another version."""
 

@@ -3,7 +3,7 @@
 Owns the side's state, its deadlines, and the fence of who writes here. Knows no engine, stream,
 thread, clock or arena: a driver gives it the time, and performs what it asks for. Pure.
 Invariants: a room that was granted ends committed, or lost and then fenced for one of the fence's
-three reasons; at every moment wake() bounds the time until the next look; a message of another
+three reasons. At every moment wake() bounds the time until the next look. A message of another
 grant commits nothing and acknowledges no drain.
 """
 

@@ -4,7 +4,7 @@ Owns the side's state, its deadlines, and its stop: what was posted drains befor
 no engine, stream, thread, clock or arena: a driver gives it the time, and performs what it asks
 for. Pure.
 Invariants: a side that opened is over only after its drain, or after the drain's deadline, as
-forced; it says one final message at most, and says nothing after it.
+forced. It says one final message at most, and says nothing after it.
 """
 
 from dataclasses import dataclass

@@ -2,8 +2,8 @@
 
 Owns the side's queue of events. Knows neither threads, tasks nor clocks: a driver is a subclass,
 over an event loop (transfer/control/driven_room.py) or over a virtual clock (tests/simulation).
-Invariants: events are taken in the order in which they were put, an action's answer before others;
-of an action that fails nothing behind it is performed; over() is called once, after the last event.
+Invariants: events are taken in the order in which they were put, an action's answer before others.
+Of an action that fails nothing behind it is performed; over() is called once, after the last event.
 """
 
 import logging

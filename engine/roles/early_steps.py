@@ -19,21 +19,18 @@ Invariants:
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Protocol, TypedDict
 
 import torch
 
-from tasuki.engine.messages import RoomId
 from tasuki.engine.request import Ahead, PlannedCheckpoint, Request
 from tasuki.engine.runner.logits import logit_adjuster
 from tasuki.engine.scheduling.checkpoints import plan_checkpoints
 from tasuki.engine.tiers.copy_job import LoadBarrier
 from tasuki.model.backends.own_stream import OwnStream, own_stream
-from tasuki.model.config import ModelConfig
 from tasuki.model.forward import Batch, LayerHooks, SequenceSlice
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.logit_adjustments import (
@@ -48,7 +45,7 @@ from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.prefix_cache import HybridPrefixCache
-from tasuki.transfer.receiving.incoming_room import LayerBarrier
+from tasuki.utils.signatures import Notice
 from tasuki.utils.system import name_this_thread, shorten_lock_turns
 
 log = logging.getLogger(__name__)
@@ -115,21 +112,24 @@ class _Gate(LayerHooks):
 
 
 class EarlySteps:
-    """prepare: once on the thread of the steps, before the first. on_end: called there after each;
-    must return at once. stream: makes the one of all steps; the arena's device's own by default."""
+    """grammars: the engine's. prepare: once on the thread of the steps, before the first. on_end:
+    called there after each; must return at once. stream: makes the one of all steps; the arena's
+    device's own by default."""
 
     def __init__(
         self,
         model: Qwen35Model,
         arena: Arena,
-        on_end: Callable[[], None],
-        prepare: Callable[[], None] = lambda: None,
+        grammars: GrammarCompiler,
+        on_end: Notice = lambda: None,
+        prepare: Notice = lambda: None,
         stream: Callable[[], OwnStream] | None = None,
     ) -> None:
         self._new_stream = stream or (lambda: own_stream(arena.bytes.device))
         self._stream: OwnStream | None = None
         self._model = model
         self._arena = arena
+        self._grammars = grammars
         self._on_end = on_end
         self._prepare = prepare
         self._running: EarlyStep | None = None
@@ -139,9 +139,13 @@ class EarlySteps:
             1, thread_name_prefix="tasuki-early-step", initializer=name_this_thread
         )
 
-    @property
-    def model_config(self) -> ModelConfig:
-        return self._model.config
+    def adjuster(self, request: Request) -> LogitAdjuster | None:
+        """Of the logits behind the tokens that are known; None where its sampling adjusts none."""
+        sampling = request.sampling
+        if not sampling.adjusts:
+            return None
+        before = TokensBefore.of(sampling, request.prompt, request.output)
+        return logit_adjuster(sampling, before, self._model.config, self._grammars)
 
     def prepare(self) -> None:
         """May take seconds on a GPU."""
@@ -259,17 +263,10 @@ class PrefillsBehind:
        ended.
     """
 
-    def __init__(
-        self,
-        cache: HybridPrefixCache,
-        steps: EarlySteps,
-        grammars: GrammarCompiler,
-        most_tokens: int,
-    ) -> None:
-        """most_tokens: of a forward. grammars: the engine's."""
+    def __init__(self, cache: HybridPrefixCache, steps: EarlySteps, most_tokens: int) -> None:
+        """most_tokens: of a forward."""
         self._cache = cache
         self._steps = steps
-        self._grammars = grammars
         self._most = most_tokens
         self.counts: BehindCounts = {"begun": 0, "busy": 0, "joined": 0, "dropped": 0}
 
@@ -310,7 +307,7 @@ class PrefillsBehind:
                 checkpoints=[(planned.position, slot) for planned, slot in kept],
             ),
             request.sampling if is_drawn else None,
-            self._adjuster(request) if is_drawn else None,
+            self._steps.adjuster(request) if is_drawn else None,
         )
         self._steps.begin(step)
         self.counts["begun"] += 1
@@ -335,13 +332,6 @@ class PrefillsBehind:
                     found.append((planned, slot))
         return tuple(found)
 
-    def _adjuster(self, request: Request) -> LogitAdjuster | None:
-        sampling = request.sampling
-        if not sampling.adjusts:
-            return None
-        before = TokensBefore.of(sampling, request.prompt, request.output)
-        return logit_adjuster(sampling, before, self._steps.model_config, self._grammars)
-
     def take(self, behind: PrefillBehind, allocation: Allocation) -> Ahead | None:
         """What the request goes on from; its checkpoints are in the tree. REQUIRES: the load has
         landed, and this has ended."""
@@ -356,119 +346,3 @@ class PrefillsBehind:
     def drop(self) -> None:
         """A forward is of no use: its load failed, or nobody wants it."""
         self.counts["dropped"] += 1
-
-
-_REMEMBERED = 8
-"""Steps whose shortest is believed: a step that others held up says nothing of the next."""
-_DOUBT = 0.98
-"""Of what is believed, for each transfer that was not worth a step: without steps nothing is
-learnt."""
-
-Barriers = Callable[[RoomId], LayerBarrier | None]
-"""The barrier of a room whose windows land here; None where none are awaited."""
-
-
-def no_barriers(room: RoomId) -> None:
-    """As Barriers, where no step begins early."""
-
-
-@dataclass
-class EarlyCounters:
-    """unneeded: the rest of the transfer was shorter than a step; busy: another room's step ran;
-    joined: its token was the answer's second; dropped: the room was lost or the step broke."""
-
-    begun: int = 0
-    unneeded: int = 0
-    busy: int = 0
-    joined: int = 0
-    dropped: int = 0
-
-
-class EarlyStart:
-    """Whether a request decodes before its prompt has landed, and what is learnt from that step.
-
-    Owns the thread of the steps and the measure of how long one takes; a step belongs to its room
-    (decode_rooms.py). Thread rule: the engine loop. Invariant: the token of a step is used only by
-    take(), which is for rooms that are done.
-    """
-
-    def __init__(self, steps: EarlySteps, barriers: Barriers, grammars: GrammarCompiler) -> None:
-        """grammars: the engine's."""
-        self._steps = steps
-        self._grammars = grammars
-        self._barriers = barriers
-        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
-        self._belief = 1.0
-        self._counters = EarlyCounters()
-
-    @property
-    def counters(self) -> dict[str, int]:
-        return asdict(self._counters)
-
-    def prepare(self) -> None:
-        self._steps.prepare()
-
-    def close(self) -> None:
-        self._steps.close()
-
-    def consider(
-        self, room: RoomId, request: Request, allocation: Allocation, tail_seconds: float | None
-    ) -> EarlyStep | None:
-        """Begin the step behind the first token, if the transfer's rest takes longer than it; None
-        where none was begun.
-
-        Before the first step of all its length is unknown and taken for nothing. REQUIRES: the room
-        had no step; the request's output is one token, not its last; the allocation covers that
-        token's position."""
-        if tail_seconds is None or tail_seconds <= self._step_seconds:
-            self._counters.unneeded += 1
-            self._belief *= _DOUBT
-            return None
-        barrier = self._barriers(room)
-        if barrier is None:
-            return None
-        step = EarlyStep(
-            barrier,
-            SequenceSlice(
-                token_ids=request.output[:1].tolist(),
-                start=len(request.prompt),
-                pages=allocation.pages.tolist(),
-                read_slot=allocation.working_slots[0],
-                write_slot=allocation.working_slots[1],
-                stepped=True,
-            ),
-            request.sampling,
-            self._adjuster(request),
-        )
-        if not self._steps.begin(step):
-            self._counters.busy += 1
-            return None
-        self._counters.begun += 1
-        return step
-
-    def _adjuster(self, request: Request) -> LogitAdjuster | None:
-        sampling = request.sampling
-        if not sampling.adjusts:
-            return None
-        before = TokensBefore.of(sampling, request.prompt, request.output)
-        return logit_adjuster(sampling, before, self._steps.model_config, self._grammars)
-
-    @property
-    def _step_seconds(self) -> float:
-        return self._belief * min(self._seconds, default=0.0)
-
-    def take(self, step: EarlyStep) -> Sampled | None:
-        """The answer's second token, if the step has drawn it. REQUIRES: the step has ended, and
-        its room is done."""
-        if step.sampled is None:
-            self._counters.dropped += 1
-            return None
-        assert step.seconds is not None
-        self._seconds.append(step.seconds)
-        self._belief = 1.0
-        self._counters.joined += 1
-        return step.sampled
-
-    def drop(self) -> None:
-        """A step has ended whose room was lost."""
-        self._counters.dropped += 1

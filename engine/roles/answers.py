@@ -10,7 +10,8 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 from tasuki.engine import messages as m
 from tasuki.engine.accounting import usage_of
 from tasuki.engine.forward_plan import Ints
-from tasuki.engine.handover.base import Handover, HandoverContext, RequestInbox, misdirected
 from tasuki.engine.messages import ErrorKind, RequestError, RequestId
 from tasuki.engine.request import (
     Aborted,
@@ -29,10 +29,11 @@ from tasuki.engine.request import (
     Prefilling,
     Request,
 )
+from tasuki.engine.roles.base import Handover, HandoverContext, RequestInbox, misdirected
 from tasuki.engine.runner.base import DrawnTokens
 from tasuki.engine.scheduling.admission import EarlyRefusal, FirstTokenOutlook
 from tasuki.engine.scheduling.checkpoints import keep_landed, keep_state, turn_hint
-from tasuki.engine.scheduling.scheduled_forward import AnswerRows
+from tasuki.engine.scheduling.scheduled_forward import AnswerRows, ScheduledSequence
 from tasuki.engine.scheduling.shared_prompts import carrier_of, scoring_of, told_of
 from tasuki.engine.speculation.speculation import Speculation
 from tasuki.model.ops.sampling.prompt_scores import PromptScores
@@ -43,29 +44,30 @@ _OWN_SALT_BYTES = 16
 """So many random ones name what no other request shares."""
 
 
+@dataclass(frozen=True)
+class AnswerTerms:
+    """eos_ids end an answer unless it ignores them; tool_call_ids open a tool call. targets: of
+    requests that name none. speculation: which answers are drafted."""
+
+    eos_ids: tuple[int, ...]
+    tool_call_ids: frozenset[int]
+    targets: m.Targets
+    speculation: Speculation
+
+
 class Answers(Handover):
     """All that a fused engine does with its requests: it hands nothing over."""
 
-    def __init__(
-        self,
-        context: HandoverContext,
-        eos_ids: Sequence[int],
-        tool_call_ids: frozenset[int] = frozenset(),
-        targets: m.Targets = m.NO_TARGETS,
-        speculation: Speculation | None = None,
-    ) -> None:
-        """eos_ids end an answer unless it ignores them; tool_call_ids open a tool call.
-        targets: of requests that name none. speculation: which answers are drafted; by default
-        none."""
+    def __init__(self, context: HandoverContext, terms: AnswerTerms) -> None:
         super().__init__(context)
-        self._eos_ids = tuple(eos_ids)
-        self._tool_call_ids = tool_call_ids
-        self._speculation = speculation or Speculation()
+        self._eos_ids = terms.eos_ids
+        self._tool_call_ids = terms.tool_call_ids
+        self._speculation = terms.speculation
         self._grammars = context.grammars
         self._requests: dict[m.RequestId, Request] = {}
         self._stops = StopTokens()
         self._outlook = FirstTokenOutlook(context.clock)
-        self._refusal = EarlyRefusal(targets, self._outlook, context.scheduler.seats)
+        self._refusal = EarlyRefusal(terms.targets, self._outlook, context.scheduler.seats)
 
     @property
     def requests(self) -> Collection[Request]:
@@ -79,20 +81,15 @@ class Answers(Handover):
             case m.Submit():
                 self.submit(message)
             case m.Abort(request_id):
-                self.abort(request_id, self.abort_request)
+                self.abort(request_id)
             case m.LeaveToHeirs() | m.EndLeaving():
                 self.leave_nothing(message)
             case _:
                 raise misdirected(message)
 
-    def submit(
-        self,
-        message: m.Submit,
-        refusal: m.RequestError | None = None,
-        elsewhere: Callable[[Request], float] = lambda _: 0.0,
-    ) -> None:
-        """Queue the request and its forks, or none. refusal: why the caller refuses it, if it does.
-        elsewhere: as of FirstTokenOutlook.seconds, of the request."""
+    def submit(self, message: m.Submit, refusal: m.RequestError | None = None) -> None:
+        """Queue the request and its forks, or none. refusal: why the caller refuses it, if it
+        does."""
         salt, cursor = message.salt, message.cursor
         if message.prompt_logprobs is not None:
             # What is cached has no logits, so that the whole prompt is computed, apart from all.
@@ -108,7 +105,7 @@ class Answers(Handover):
             or self._intake.sampling_refusal(first.sampling)
             or self._intake.scoring_refusal(first.prompt, message.prompt_logprobs)
             or self._intake.prediction_refusal(message.prediction)
-            or self._refusal.reason(first, self.requests, elsewhere)
+            or self._refusal.reason(first, self.requests, self._elsewhere)
         )
         error = self._name_clash(message) or error
         if error is not None:
@@ -181,17 +178,21 @@ class Answers(Handover):
         match = self._cache.match(first.prompt, first.salt, first.cursor)
         return match.usable_tokens < len(first.prompt) - 1
 
-    def abort(self, request_id: m.RequestId, abort: Callable[[Request], None]) -> None:
+    def _elsewhere(self, request: Request) -> float:
+        """As of FirstTokenOutlook.seconds, of a request that comes now."""
+        return 0.0
+
+    def abort(self, request_id: m.RequestId) -> None:
         """Abort the request where it lives, and what computes its prompt where nobody else waits
         for that."""
         request = self._requests.get(request_id)
         if request is None:
             return
-        abort(request)
+        self.abort_request(request)
         carrier = None if request.carrier is None else self._requests.get(request.carrier)
         # Once it has ended, its id may be another's.
         if carrier is not None and request in carrier.forks and not carrier.waiting_forks:
-            abort(carrier)
+            self.abort_request(carrier)
 
     def abort_request(self, request: Request) -> None:
         if isinstance(request.state, Active):
@@ -202,6 +203,15 @@ class Answers(Handover):
             self._give_up_load(request.state)
         request.move(Aborted())
         self.end(request, m.FinishReason.ABORT)
+
+    def advance(self) -> None:
+        """There is nothing to grant."""
+
+    def planned(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
+        """Nothing of it travels."""
+
+    def landed(self, prompts: Sequence[ScheduledSequence], seconds: float) -> None:
+        """Nothing is learnt of it here."""
 
     def admit(self, request: Request) -> bool:
         allocation = self._allocate(request, request.next_capacity)

@@ -21,9 +21,9 @@ from tasuki.engine.accounting import (
     with_failed,
     with_loaded,
 )
-from tasuki.engine.handover.early_steps import PrefillBehind, PrefillsBehind
 from tasuki.engine.intake import Intake
 from tasuki.engine.request import Loading, Prefilling, Request, Waiting
+from tasuki.engine.roles.early_steps import PrefillBehind, PrefillsBehind
 from tasuki.engine.routing import Router
 from tasuki.engine.runner.base import DrawnTokens, EventRecorder
 from tasuki.engine.scheduling.checkpoints import plan_checkpoints
@@ -64,7 +64,7 @@ class HandoverContext:
     router: Router
     ledger: EvictionLedger
     working_slots: int
-    emit: Callable[[m.Outbox], None]
+    emit: m.Emit
     grammars: GrammarCompiler
     clock: Callable[[], float] = time.monotonic
     tiers: LowerTiers | None = None
@@ -222,22 +222,22 @@ class Handover(ABC):
         if isinstance(message, m.LeaveToHeirs):
             self._emit(m.LeftToHeirs(message.query_id))
 
+    @abstractmethod
     def advance(self) -> None:
         """Before a forward is planned: grant what can be granted by now."""
-        return
 
     @abstractmethod
     def admit(self, request: Request) -> bool:
         """Move a waiting request on, or leave it as it is. Raises ImpossibleRequest."""
 
+    @abstractmethod
     def planned(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
         """A forward is about to be launched, these parts of prompts in it. first_tick: the step
         counter's value once all that was launched before has ended."""
-        return
 
+    @abstractmethod
     def landed(self, prompts: Sequence[ScheduledSequence], seconds: float) -> None:
         """A forward with these parts of prompts has ended; it took so long alone."""
-        return
 
     def on_tokens(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
         """A forward has drawn the next token of each of these answers, row by row. All are live

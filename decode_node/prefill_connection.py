@@ -1,0 +1,322 @@
+"""One life of the link to a prefill node: what is known of the node meanwhile, and the stream of
+its rooms: what they say leaves in order, in batches; what comes is put before the room that it is
+for.
+
+Owns the call, from the first room to its end. Knows no machine. Thread rule: the event loop.
+Invariants: say() never waits, so that nothing a peer does stands between a room and its next event.
+Whatever becomes of the call (its channel closed before it was opened, a write that never ends, a
+peer that does not read) each room on it hears that it broke exactly once, and nothing after that.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Protocol, TypeAlias
+
+import grpc
+
+from tasuki.proto import handover_pb2 as pb
+from tasuki.proto import handover_pb2_grpc
+from tasuki.routing.node_load import NodeLoad, PrefillSeconds
+from tasuki.routing.prefix_hints import HintTrust
+from tasuki.transfer import peer_values
+from tasuki.transfer.control.link_status import NodeProgress, progress_to_wire
+from tasuki.transfer.control.outbox import MOST_MESSAGES, Outbox
+from tasuki.transfer.control.writer_life import WriterLife
+from tasuki.transfer.failpoints import Place, reach
+from tasuki.transfer.node_identity import NodeIdentity
+from tasuki.transfer.protocol.messages import drain_to_wire, lease_from_wire, node_from_wire
+from tasuki.transfer.reports import Drain
+from tasuki.transfer.transports.base import Transport
+
+log = logging.getLogger(__name__)
+
+Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.ReceiverBatch, pb.SenderBatch]"
+
+_AFTER_SAYING = MappingProxyType(
+    {"reserve": Place.RECEIVER_AFTER_RESERVE, "grant": Place.RECEIVER_AFTER_GRANT}
+)
+_LAST_WORDS_SECONDS = 1.0
+"""After a write failed: what the peer said before may still be on its way, and says why."""
+_CLOSED = "the prefill node closed the room"
+
+
+class RoomOnStream(Protocol):
+    """A room as its stream sees it."""
+
+    @property
+    def room(self) -> int: ...
+    def hear(self, message: pb.SenderMessage) -> None:
+        """Take what the peer says in it."""
+
+    def stream_broke(self, reason: str) -> None:
+        """Nothing more comes on the stream."""
+
+
+class RoomStream:
+    def __init__(
+        self, connection: str, open_call: Callable[[], Call], write_seconds: float
+    ) -> None:
+        """connection: its name, as the peer gave it. write_seconds: for that long one batch may
+        wait for the peer to take it."""
+        self.open = True
+        """Whether rooms may join: what ails a call that ends is not theirs."""
+        self._connection = connection
+        self._open_call = open_call
+        self._write_seconds = write_seconds
+        self._rooms: dict[int, RoomOnStream] = {}
+        """Those that listen: from join() until they leave, or the peer closes them."""
+        self._outbox: Outbox[pb.ReceiverMessage] = Outbox()
+        self._carrying: asyncio.Task[None] | None = None
+
+    def join(self, room: RoomOnStream) -> None:
+        """REQUIRES: open, and no room of that number is on it."""
+        self._rooms[room.room] = room
+        if self._carrying is None:
+            self._carrying = asyncio.get_running_loop().create_task(self._run(), name="rooms")
+
+    def say(self, room: RoomOnStream, message: pb.ReceiverMessage) -> None:
+        """Dropped where the room listens no more."""
+        if self._rooms.get(room.room) is room:
+            message.room = room.room
+            self._outbox.put(message)
+
+    def leave(self, room: RoomOnStream) -> None:
+        """The room is over here: it hangs up, unless the peer did. Idempotent."""
+        self.say(room, pb.ReceiverMessage(hang_up=pb.HangUp()))
+        self.part(room)
+
+    def part(self, room: RoomOnStream) -> None:
+        """Forget a room that is done: the peer closes it unasked. Idempotent."""
+        if self._rooms.get(room.room) is room:
+            del self._rooms[room.room]
+
+    def end(self, reason: str) -> None:
+        """Break off all rooms, and hang up. Idempotent."""
+        self._break_off(reason)
+        if self._carrying is not None:
+            self._carrying.cancel()
+
+    async def _run(self) -> None:
+        try:
+            reason = await self._carry(self._open_call())
+        except Exception as error:
+            # As where the channel was closed after the connection was chosen for a room.
+            log.debug("no stream of rooms: %r", error)
+            reason = f"the room's stream could not be used: {error!r}"
+        self._break_off(reason)
+
+    def _break_off(self, reason: str) -> None:
+        self.open = False
+        rooms, self._rooms = self._rooms, {}
+        for room in rooms.values():
+            room.stream_broke(reason)
+
+    async def _carry(self, call: Call) -> str:
+        """Why the call ended."""
+        reading = asyncio.ensure_future(self._read(call))
+        writing = asyncio.ensure_future(self._write(call))
+        try:
+            await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
+            self.open = False
+            if not reading.done():
+                await asyncio.wait({reading}, timeout=_LAST_WORDS_SECONDS)
+            return await (reading if reading.done() else writing)
+        finally:
+            # Without a wait: a call whose channel is gone may never end what it began.
+            for task in (reading, writing):
+                task.cancel()
+                task.add_done_callback(_retrieved)
+            call.cancel()
+
+    async def _read(self, call: Call) -> str:
+        try:
+            while isinstance(batch := await call.read(), pb.SenderBatch):
+                if len(batch.messages) > MOST_MESSAGES:
+                    return f"the prefill node said {len(batch.messages)} messages at once"
+                for message in batch.messages:
+                    self._heard(message)
+        except grpc.aio.AioRpcError as error:
+            return f"the room's stream broke: {error.code().name}: {error.details()}"
+        return _CLOSED
+
+    def _heard(self, message: pb.SenderMessage) -> None:
+        room = self._rooms.get(message.room)
+        if room is None:
+            # It has crossed the end of its room.
+            return
+        if message.WhichOneof("message") != "closed":
+            room.hear(message)
+            return
+        del self._rooms[message.room]
+        why = peer_values.text(message.closed.reason)
+        room.stream_broke(f"{_CLOSED}: {why}" if why else _CLOSED)
+
+    async def _write(self, call: Call) -> str:
+        connection = self._connection
+        while messages := await self._outbox.take():
+            batch = pb.ReceiverBatch(connection_id=connection, messages=messages)
+            connection = ""
+            try:
+                # Never returns by itself where the channel closes before the call's metadata left.
+                await asyncio.wait_for(call.write(batch), self._write_seconds)
+            except TimeoutError:
+                return f"the prefill node took no message for {self._write_seconds} s"
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                return f"the room's stream broke: {error!r}"
+            for message in messages:
+                self._reached(message)
+        raise AssertionError("the outbox is never closed")
+
+    def _reached(self, message: pb.ReceiverMessage) -> None:
+        """What breaks at the place of that kind of message ends its room alone."""
+        kind = message.WhichOneof("message")
+        if kind not in _AFTER_SAYING:
+            return
+        try:
+            reach(_AFTER_SAYING[kind])
+        except Exception as error:
+            log.exception("room %d broke", message.room)
+            room = self._rooms.get(message.room)
+            if room is not None:
+                self.leave(room)
+                room.stream_broke(f"the room's stream could not be used: {error!r}")
+
+
+def _retrieved(task: "asyncio.Future[str]") -> None:
+    """So that nobody reports what the end of the stream has reported already."""
+    if not task.cancelled():
+        task.exception()
+
+
+class PrefillNodeLoad(NodeLoad):
+    """How busy a connected prefill node is, by what it reports and what was sent to it since.
+
+    Thread rule: the event loop. Invariants: what a node reports is finite and bounded before
+    anything is computed with it. A report counts from a moment before which all that was sent had
+    reached the node, so that nothing sent is left out of both.
+
+    Times are this node's monotonic seconds.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: PrefillSeconds | None = None
+        """What a prefill takes there; None until it was reported."""
+        self.pull: tuple[float, float] | None = None
+        """Seconds of any pull and of each of its tokens; None where that is not known."""
+        self.reported_wait: float | None = None
+        """Seconds, as of the last report; None until there is one. From any thread."""
+        self._others, self._others_at = 0.0, 0.0
+        self._as_of = -math.inf
+
+    def take(self, load: pb.Load, sent_by: float, now: float) -> None:
+        """sent_by: what was sent until then the node had when it reported. Raises PeerInvalid, and
+        keeps what it had."""
+        wait = peer_values.seconds(load.wait_seconds, "load.wait_seconds")
+        seconds = PrefillSeconds(
+            peer_values.seconds(load.fixed_seconds, "load.fixed_seconds"),
+            peer_values.seconds(load.token_seconds, "load.token_seconds"),
+            peer_values.seconds(load.context_seconds, "load.context_seconds"),
+        )
+        pull = None
+        if load.HasField("pull_fixed_seconds") and load.HasField("pull_token_seconds"):
+            pull = (
+                peer_values.seconds(load.pull_fixed_seconds, "load.pull_fixed_seconds"),
+                peer_values.seconds(load.pull_token_seconds, "load.pull_token_seconds"),
+            )
+        stored = peer_values.seconds(load.stored_seconds, "load.stored_seconds")
+        others = peer_values.seconds(load.others_wait_seconds, "load.others_wait_seconds")
+        self.seconds, self.pull, self._others = seconds, pull, others
+        self._others_at = sent_by
+        self._report(wait, sent_by, now, stored)
+
+    def answered(self, wait: float, sent_at: float, now: float) -> None:
+        """A room that was sent at that time found so many seconds of prefill before it."""
+        self._report(wait, math.nextafter(sent_at, -math.inf), now)
+
+    def others_wait(self, now: float) -> float:
+        """Of wait() what at least is other decode nodes', as reported last."""
+        return max(0.0, self._others - (now - self._others_at))
+
+    def _report(self, wait: float, sent_by: float, now: float, stored: float | None = None) -> None:
+        if sent_by > self._as_of:
+            self._as_of, self.reported_wait = sent_by, wait
+            # It has so much left now, not then.
+            self.report(wait + now - sent_by, sent_by, stored)
+
+
+class PrefillConnection:
+    """One life of the link: from Connect until the heartbeat ends."""
+
+    def __init__(
+        self,
+        connected: pb.Connected,
+        stub: handover_pb2_grpc.HandoverStub,
+        transport: Transport,
+        write_seconds: float,
+    ) -> None:
+        """write_seconds: as RoomStream. Raises PeerInvalid, MetadataUnusable."""
+        self.id = peer_values.name(connected.connection_id, "connection_id")
+        self.node: NodeIdentity = node_from_wire(connected.node)
+        self.stub = stub
+        self.lost = asyncio.Event()
+        self.progress: NodeProgress | None = None
+        """From the last beat that had one."""
+        self.load = PrefillNodeLoad()
+        self.hints = HintTrust()
+        self.gives_from = 0.0
+        """Nothing is fetched from it before that time, in monotonic seconds."""
+        self.leaves = False
+        """Its node ends: it takes no rooms but fetches."""
+        self.number: int | None = None
+        """In the index of who holds what, while it is followed."""
+        self.writer = WriterLife(
+            self.node.process,
+            lease_from_wire(connected.lease_seconds),
+            transport.retry_seconds,
+            transport.settle_seconds,
+        )
+        """The prefill node, which writes what it hands over."""
+        self.landed = 0
+        """Windows of all its rooms, as these see it when they look."""
+        self._drained: list[pb.DrainedPull] = []
+        self._write_seconds = write_seconds
+        self._rooms = self._new_stream()
+
+    def _new_stream(self) -> RoomStream:
+        return RoomStream(self.id, lambda: self.stub.Transfer(), self._write_seconds)
+
+    def stream(self) -> RoomStream:
+        """That rooms may join. REQUIRES: alive."""
+        if not self._rooms.open:
+            self._rooms = self._new_stream()
+        return self._rooms
+
+    @property
+    def alive(self) -> bool:
+        return not self.lost.is_set()
+
+    def end(self) -> None:
+        """No beat is answered any more, and no room is heard. Idempotent."""
+        self.lost.set()
+        self.writer.lose()
+        self._rooms.end(f"prefill node {self.node.name} is lost")
+
+    def drained(self, room: int, generation: int, drain: Drain) -> None:
+        """A pull that this node sent has ended: the next renewal says so."""
+        self._drained.append(
+            pb.DrainedPull(room=room, generation=generation, drain=drain_to_wire(drain))
+        )
+
+    def renewal(self, sequence: int, progress: NodeProgress) -> pb.Renewal:
+        """What has drained since the last one goes with it. progress: this node's."""
+        drained, self._drained = self._drained, []
+        return pb.Renewal(
+            connection_id=self.id,
+            sequence=sequence,
+            drained=drained,
+            progress=progress_to_wire(progress),
+        )

@@ -1,0 +1,324 @@
+"""The states that an engine leaves to others before it ends: which, in which order, how many at a
+time, and what is reported of them.
+
+A decode engine offers its own to prefill nodes (offered_states.py). Of a prefill engine decode
+nodes ask for them one by one, fetch each and offer it to a prefill node that stays. Knows neither
+connections nor rooms. Thread rule: the engine loop's.
+"""
+
+import secrets
+from collections import Counter, OrderedDict, deque
+from collections.abc import Collection
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import count
+
+import numpy as np
+
+from tasuki.engine import messages as m
+from tasuki.engine.messages import Tokens
+from tasuki.engine.request import Request
+from tasuki.engine.roles.base import HandoverContext
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.pycache._cpp_cache import HeldState
+from tasuki.pycache.layout import PAGE_TOKENS
+
+ALONE = 16
+"""States at a time. Together they have no more tokens than one heir of this node's size would let
+it pull at once, should all go there: it declines the others."""
+BESIDE = 2
+"""The same while anything else is in flight: answers come first."""
+MOST_STATES = 1024
+"""Drawn in all."""
+_PART_OF_ARENA = 4
+"""What heirs are sent takes at most a quarter of what this engine can hold: they have states of
+their own, which it crowds."""
+_LAST = 1_000_000
+"""Of the priorities at an heir: behind those who are waited for."""
+
+
+def as_request(name: m.RequestId, prompt: m.Tokens, salt: bytes) -> Request:
+    """Of one token behind the state that stands before the prompt's last token."""
+    return Request(
+        name,
+        prompt,
+        SamplingParams(max_new_tokens=1),
+        salt,
+        priority=_LAST,
+        purpose=m.Purpose.INHERIT,
+    )
+
+
+def state_tokens(request: Request) -> int:
+    """Behind so many of its tokens stands the state that it is of."""
+    return len(request.prompt) - 1
+
+
+class Leaving:
+    """An engine's leaving, from the first query to its answer: the line of states that are untried,
+    the bytes that may still be left, and what became of each state.
+
+    Asks the cache; holds nothing of it. Invariants: a state is drawn once. What is drawn stands,
+    and is the state behind all tokens of the request but the last. Nothing is drawn before begin()
+    or after finish(). Every query is answered once, by what was counted until then.
+    """
+
+    def __init__(self, context: HandoverContext) -> None:
+        self._cache = context.cache
+        self._intake = context.intake
+        self._emit = context.emit
+        self._router = context.router
+        arena = context.cache.arena
+        self.left_bytes = arena.slabs * arena.layout.slab_bytes // _PART_OF_ARENA
+        self._name = f"left-to-heirs-{secrets.token_hex(8)}"
+        """Of no caller's request."""
+        self._line: deque[HeldState] = deque()
+        self._drawn: set[tuple[int, int | None, int]] = set()
+        self._beside = 0
+        """In flight when the line was formed."""
+        self._asked: list[int] = []
+        self._over = False
+        self._outcomes: Counter[m.HeirOutcome] = Counter()
+        self._tokens = self._bytes = 0
+
+    def __len__(self) -> int:
+        """States in the line."""
+        return len(self._line)
+
+    @property
+    def begun(self) -> bool:
+        """And not over."""
+        return bool(self._asked) and not self._over
+
+    @property
+    def over(self) -> bool:
+        return self._over
+
+    def begin(self, query_id: int, beside: int) -> bool:
+        """Take a query; whether it is the first. beside: requests in flight."""
+        first = not (self._asked or self._over)
+        self._asked.append(query_id)
+        if self._over:
+            self._answer(len(self._line))
+        elif first:
+            self._form_line(beside)
+        return first
+
+    def finish(self, aside: int = 0) -> None:
+        """No more; answer. aside: states that were drawn and that nobody was asked to take."""
+        self._over = True
+        self._answer(len(self._line) + aside)
+
+    def _answer(self, untried: int) -> None:
+        asked, self._asked = self._asked, []
+        states = dict(self._outcomes)
+        for query_id in asked:
+            self._emit(m.LeftToHeirs(query_id, states, self._tokens, self._bytes, untried))
+
+    def ended(self, outcome: m.HeirOutcome, tokens: int, size: int = 0, heir: str = "") -> None:
+        """Report a state of so many tokens. size: bytes that the heir pulled."""
+        self._outcomes[outcome] += 1
+        if outcome is m.HeirOutcome.TAKEN:
+            self._tokens += tokens
+            self._bytes += size
+        self._emit(m.StateLeft(outcome, tokens, size, heir))
+
+    def look_again(self, beside: int) -> None:
+        """Form the line anew where requests have ended: they left the states that matter most."""
+        if self.begun and beside < self._beside and not (self._line and beside):
+            self._form_line(beside)
+
+    def _form_line(self, beside: int) -> None:
+        """Of what stands now and was not drawn: the most valuable first."""
+        self._beside = beside
+        states = self._cache.most_valuable(MOST_STATES)
+        self._line = deque(
+            state
+            for state in states
+            if state.boundary >= PAGE_TOKENS and state.name not in self._drawn
+        )
+
+    def draw(self) -> Request | None:
+        """A request of one token behind the next state; None where there is no more."""
+        while self._line and len(self._drawn) < MOST_STATES:
+            state = self._line.popleft()
+            self._drawn.add(state.name)
+            request = self._request(state)
+            if request is not None and self.stands(request):
+                return request
+        return None
+
+    def stands(self, request: Request) -> bool:
+        """Whether the state still does that the request is of."""
+        match = self._cache.match(request.prompt, request.salt)
+        return match.usable_tokens == state_tokens(request)
+
+    def whole_bytes(self, request: Request) -> int:
+        """Of the state with all its pages."""
+        return self._router.state_bytes(0, state_tokens(request))
+
+    def _request(self, state: HeldState) -> Request | None:
+        """None where the state is gone, or no node would take a prompt of its length."""
+        path = self._cache.path_to(state)
+        if path is None:
+            return None
+        salt, tokens = path
+        # A match ends before a prompt's last token, be it any.
+        prompt = np.append(tokens, tokens[-1:])
+        if self._intake.misfit(prompt, len(prompt)) is not None:
+            return None
+        return as_request(m.RequestId(f"{self._name}-{len(self._drawn)}"), prompt, salt)
+
+
+MOST = 1 << 14
+_NAME_BYTES = 16
+
+
+class SoleReceivers:
+    """Which decode node alone was handed over what stands behind a beginning: whoever goes on there
+    has more with that node than here.
+
+    Owns names of the latest MOST beginnings. A hint: one that is wrong costs a message. Thread
+    rule: the engine loop's. Invariant: a beginning of more prompts than one has no such node:
+    others may begin there who have nothing with it.
+    """
+
+    def __init__(self) -> None:
+        self._peers: OrderedDict[bytes, str | None] = OrderedDict()
+        """None: of several prompts."""
+
+    def note(self, salt: bytes, tokens: Tokens, peer: str) -> None:
+        """A prompt with these tokens at its beginning, behind which its state stands, was handed
+        over to the decode node `peer`."""
+        name = _name(salt, tokens)
+        self._peers[name] = None if name in self._peers else peer
+        self._peers.move_to_end(name)
+        if len(self._peers) > MOST:
+            self._peers.popitem(last=False)
+
+    def of(self, salt: bytes, tokens: Tokens) -> str | None:
+        return self._peers.get(_name(salt, tokens))
+
+
+def _name(salt: bytes, tokens: Tokens) -> bytes:
+    key = blake2b(salt).digest()
+    return blake2b(tokens.tobytes(), key=key, digest_size=_NAME_BYTES).digest()
+
+
+_MOST_ASIDE = 32
+"""Drawn, and kept for decode nodes that have not asked yet: each holds its tokens."""
+
+
+@dataclass(frozen=True)
+class _Given:
+    tokens: int
+    bytes: int
+
+
+class LeftStates:
+    """The states that a prefill engine gives to decode nodes that ask.
+
+    Owns what was given to whom until that says what became of it. Invariants: a state is given
+    once. At most ALONE are given at a time, and BESIDE while anything else is in flight. Bytes of
+    those that are given or taken never exceed the bound. What a decode node that asks was handed
+    over alone is given to none but that one. What was given by end() is counted as cut.
+    """
+
+    def __init__(self, context: HandoverContext, receivers: SoleReceivers) -> None:
+        self._emit = context.emit
+        self._receivers = receivers
+        self._leaving = Leaving(context)
+        self._numbers = count(1)
+        self._given: dict[int, _Given] = {}
+        self._aside: list[tuple[str | None, Request]] = []
+        """With the decode node that each is for; None: for any, once there are bytes for it."""
+
+    def begin(self, query_id: int, beside: int) -> None:
+        """beside: requests in flight."""
+        if self._leaving.begin(query_id, beside):
+            self.end_if_over(beside)
+            if self._leaving.begun:
+                self._emit(m.LeavingBegun())
+
+    def give(self, wanted: m.LeftWanted, beside: int) -> None:
+        """Answer with the most valuable state that may go there now, or with none."""
+        leaving, request = self._leaving, None
+        if leaving.begun:
+            leaving.look_again(beside)
+            if len(self._given) < (BESIDE if beside else ALONE):
+                request = self._next(wanted.peer, wanted.asking)
+        if request is None:
+            self.end_if_over(beside)
+            self._emit(m.LeftState(wanted.query_id, None, not leaving.begun))
+            return
+        number, tokens = next(self._numbers), state_tokens(request)
+        size = leaving.whole_bytes(request)
+        leaving.left_bytes -= size
+        self._given[number] = _Given(tokens, size)
+        beginning = request.prompt[:tokens]
+        known = self._receivers.of(request.salt, beginning) == wanted.peer
+        given = m.GivenState(number, beginning, request.salt, known)
+        self._emit(m.LeftState(wanted.query_id, given, False))
+
+    def taken_over(self, message: m.LeftTakenOver, beside: int) -> None:
+        """What became of it; of what is over already it says nothing new."""
+        given = self._given.pop(message.number, None)
+        if given is None:
+            return
+        taken = message.outcome is m.HeirOutcome.TAKEN
+        # No more counts than it was given for, whatever its decode node says.
+        size = min(message.bytes, given.bytes) if taken else 0
+        self._leaving.left_bytes += given.bytes - size
+        self._leaving.ended(message.outcome, given.tokens, size, message.heir if taken else "")
+        self.end_if_over(beside)
+
+    def end_if_over(self, beside: int) -> None:
+        """Answer where nothing is in flight, here or at an heir, and nothing is left."""
+        leaving = self._leaving
+        leaving.look_again(beside)
+        if leaving.begun and not (beside or self._given or leaving or self._aside):
+            leaving.finish()
+
+    def end(self) -> None:
+        """No more; answer."""
+        if self._leaving.over:
+            return
+        for given in self._given.values():
+            self._leaving.ended(m.HeirOutcome.CUT, given.tokens)
+        self._given.clear()
+        self._leaving.finish(len(self._aside))
+        self._aside.clear()
+
+    def _next(self, peer: str, asking: Collection[str]) -> Request | None:
+        for each in tuple(self._aside):
+            owner, request = each
+            if owner == peer or owner not in asking:
+                fits = self._fits(request)
+                if fits is not None:
+                    self._aside.remove(each)
+                if fits and self._leaving.stands(request):
+                    return request
+        for _ in range(_MOST_ASIDE - len(self._aside)):
+            drawn = self._leaving.draw()
+            if drawn is None:
+                break
+            owner = self._receivers.of(drawn.salt, drawn.prompt[: state_tokens(drawn)])
+            if owner != peer and owner in asking:
+                self._aside.append((owner, drawn))
+                continue
+            fits = self._fits(drawn)
+            if fits:
+                return drawn
+            if fits is None:
+                self._aside.append((None, drawn))
+        return None
+
+    def _fits(self, request: Request) -> bool | None:
+        """Whether there are bytes for it; None: not before others have said what they took. One
+        that never will be is counted."""
+        if self._leaving.whole_bytes(request) <= self._leaving.left_bytes:
+            return True
+        if self._given:
+            return None
+        self._leaving.ended(m.HeirOutcome.TOO_MUCH, state_tokens(request))
+        return False

@@ -1,0 +1,1 @@
+"""What an engine of any role does with its requests, where nothing is handed over."""

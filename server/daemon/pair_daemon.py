@@ -1,0 +1,187 @@
+"""The life of a daemon of a pair, of either role: startup, main loop, drain.
+
+The engine is on a thread of the process, or in a process of its own.
+"""
+
+import asyncio
+import socket
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from tasuki.engine.assembly.pair_parts import pair_parts
+from tasuki.engine.assembly.parts import BuildParts, EngineParts
+from tasuki.engine.config import EngineConfig, Role
+from tasuki.server.config import ServerConfig
+from tasuki.server.role_change import NextRole, RoleChange, become
+from tasuki.server.workers.links import NodeSockets
+from tasuki.transfer.data_plane import DataPlane, TransferEngine
+from tasuki.transfer.settings import WireSettings
+from tasuki.utils.logs import configure_logging
+from tasuki.utils.loops import LoopThread
+from tasuki.utils.signatures import EndNotice
+
+from .engine_host import EngineHost, host_engine
+from .engine_process import EngineProcess, serve_apart
+from .node import Node
+from .running_engine import EngineSide
+from .shutdown import StopRequest
+from .startup import announce_ready, spare_collections
+
+
+class PairConfig(Protocol):
+    """What a role's own config has. name: as peers see the node."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def transport(self) -> str: ...
+    @property
+    def wire(self) -> WireSettings: ...
+
+
+START_SECONDS = 30.0
+"""Reaching the prefill nodes for the first time, or a server's start; and etcd before."""
+STOP_SECONDS = 45.0
+"""Rooms, pulls and links, each within its patience."""
+LOOP_SECONDS = 10.0
+
+
+class PairSide:
+    """What of a node is in its engine's process: both ends of transfers, and the event loop of the
+    hand-over, on which its rooms live, so that nothing that callers ask keeps a beat waiting."""
+
+    def __init__(self, ends: TransferEngine, lose: EndNotice) -> None:
+        """lose: called where the event loop dies."""
+        self._ends = ends
+        self.loop = LoopThread("tasuki-handover", lose)
+
+    async def give_up(self) -> None:
+        """End the event loop of a node that could not be started."""
+        await asyncio.to_thread(self.loop.stop, LOOP_SECONDS)
+
+    async def stop(self) -> None:
+        """REQUIRES: the engine has ended."""
+        await asyncio.to_thread(self._ends.stop)
+        # Last: engine and sender post to it until they end.
+        await asyncio.to_thread(self.loop.stop, LOOP_SECONDS)
+
+
+class PairNode(Protocol):
+    """Front and engine in one process. handover_address: HOST:PORT of a server for decode nodes
+    alone."""
+
+    front: Node
+
+    @property
+    def handover_address(self) -> str | None: ...
+    async def startup(self) -> str:
+        """Returns the front's HOST:PORT."""
+
+    async def shutdown(self) -> None:
+        """Requests in flight end within the drain timeout or are cut; the rest stops in order."""
+
+
+Config = TypeVar("Config", bound=PairConfig)
+
+
+@dataclass(frozen=True)
+class PairDaemon(ABC, Generic[Config]):
+    """A daemon of the role. build: loads what it serves. It can be pickled: the engine's process is
+    started with it."""
+
+    role: ClassVar[Role]
+    engine_config: EngineConfig
+    server_config: ServerConfig
+    config: Config
+    build: BuildParts
+
+    @abstractmethod
+    def node(self, parts: EngineParts, plane: DataPlane, role_change: RoleChange) -> PairNode:
+        """The node in one process."""
+
+    @abstractmethod
+    def side(self, parts: EngineParts, plane: DataPlane, host: EngineHost) -> EngineSide:
+        """What of a node is in its engine's process."""
+
+    @abstractmethod
+    async def front(
+        self, engine: EngineProcess, sockets: NodeSockets | None, role_change: RoleChange
+    ) -> Node:
+        """The front over an engine that was started. sockets: of a node with front workers."""
+
+    def engine_apart(self) -> bool:
+        """Whether the engine has a process of its own. Raises EngineConfigError."""
+        engine = self.engine_config
+        return self.server_config.engine_apart(engine.device, engine.tensor_parallel)
+
+    def sockets(self) -> AbstractContextManager[NodeSockets | None]:
+        """Those of front workers, for as long as the node lives; None without any."""
+        return nullcontext()
+
+    def run(self) -> None:
+        """Blocks until the node has drained; where its role changes it does not return. Raises
+        EngineConfigError and the typed errors of what is built."""
+        running = self.run_apart if self.engine_apart() else self.run_near
+        wanted = asyncio.run(running())
+        if wanted is not None:
+            become(wanted)
+
+    async def run_near(self) -> NextRole | None:
+        """Startup, main loop, drain; the engine on a thread. Returns what the daemon was asked to
+        become, if anything."""
+        role_change = self._role_change()
+        with self._parts() as (parts, plane):
+            node = self.node(parts, plane, role_change)
+            async with StopRequest(
+                exit_with_parent=self.server_config.exit_with_parent,
+                rotation=node.front.engine.rotation,
+            ) as stop:
+                address = await node.startup()
+                role_change.offer(address, node.front.http_address, stop.ask)
+                spare_collections()
+                announce_ready(address, node.front.http_address, node.handover_address)
+                await stop.wait()
+                await node.shutdown()
+        return role_change.wanted
+
+    async def run_apart(self) -> NextRole | None:
+        """As run_near(), the engine in a process of its own, and front workers where there are
+        some."""
+        role_change = self._role_change()
+        with self.sockets() as sockets:
+            door = None if sockets is None else sockets.engine
+            engine = await EngineProcess.launch(partial(self.run_engine, door))
+            node = await self.front(engine, sockets, role_change)
+            await serve_apart(engine, node, self.server_config, role_change)
+        return role_change.wanted
+
+    def run_engine(self, door: str | None, connection: socket.socket) -> int:
+        """The engine's process. door: where front workers connect; None without any. connection: to
+        its front. Returns the exit status."""
+        configure_logging(self.server_config.log_format, self.server_config.log_level)
+        with ExitStack() as stack:
+
+            def side(host: EngineHost) -> EngineSide:
+                parts, plane = stack.enter_context(self._parts())
+                if parts.ranks is not None:
+                    parts.ranks.on_loss(host.end)
+                return self.side(parts, plane, host)
+
+            return host_engine(connection, side, door)
+
+    def _role_change(self) -> RoleChange:
+        return RoleChange(self.role.value, (self.engine_config, self.server_config, self.config))
+
+    def _parts(self) -> AbstractContextManager[tuple[EngineParts, DataPlane]]:
+        config = self.config
+        return pair_parts(
+            self.engine_config,
+            self.build,
+            self.role,
+            transport=config.transport,
+            name=config.name,
+            wire=config.wire,
+        )

@@ -1,1 +1,0 @@
-"""Whether a peer is there, and moves."""
