@@ -8,8 +8,7 @@ from functools import partial
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.decode_node.engine_side import DecodeSide
 from tasuki.decode_node.node import DecodeNode, decode_front
-from tasuki.engine.assembly.pair_parts import pair_parts
-from tasuki.engine.assembly.parts import BuildParts, EngineParts, asked_model
+from tasuki.engine.assembly.parts import BuildParts, EngineParts, asked_model, pair_parts
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.client_front import ClientFront, node_codec, with_trials

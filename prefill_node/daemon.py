@@ -6,8 +6,7 @@ import socket
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
-from tasuki.engine.assembly.pair_parts import pair_parts
-from tasuki.engine.assembly.parts import BuildParts, EngineParts, asked_model
+from tasuki.engine.assembly.parts import BuildParts, EngineParts, asked_model, pair_parts
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.prefill_node.config import PrefillConfig
 from tasuki.prefill_node.engine_side import PrefillSide

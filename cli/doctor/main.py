@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 from tasuki.utils.flags import parse_config
 
+from .checks import Verdict
 from .config import DoctorConfig
-from .finding import Verdict
 
 
 def main(argv: Sequence[str]) -> int:

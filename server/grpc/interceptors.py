@@ -1,6 +1,6 @@
 """Checks of each gRPC call before its method: keys, typed errors, unserved methods.
 
-RequireScope: Checks each gRPC call against surfaces.py before the method's message is read. Uses
+RequireScope: Checks each gRPC call against callers.py before the method's message is read. Uses
 methods' names alone. A key is never logged. One event loop's thread.
 
 MalformedRequests: Ends a call by the status of the ServerError that its method raises, and answers
@@ -23,8 +23,7 @@ from aiohttp import web
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from tasuki.engine.messages import Targets
-from tasuki.server.auth.callers import OWNER, ApiKeys, Caller
-from tasuki.server.auth.surfaces import GRPC, Unscoped, denial, suffices
+from tasuki.server.auth.callers import GRPC, OWNER, ApiKeys, Caller, Unscoped, denial, suffices
 from tasuki.server.auth.tenants import (
     TENANT_KEY,
     TRACE_HEADER,

@@ -30,16 +30,17 @@ from tasuki.server.openapi.document import ApiDescription
 from tasuki.utils.program import package_version
 
 from .access import AllowedOrigins, http_caller, require_host, require_scope, surface_of
-from .body import (
+from .bounded_reading import (
     BODY_TURNS,
     BodyTurns,
+    HttpConnections,
+    MakeProtocol,
     end_with_unread_bodies,
     leave_later,
     may_send,
     refuse_encodings,
     refuse_expectations,
 )
-from .connections import HttpConnections, MakeProtocol
 from .errors import CALLS, CHARGED, HttpRefusal, TypedRequestHandler, typed_errors
 from .headers import (
     http_request_id,
@@ -272,7 +273,7 @@ class _Application:
             "logger": HttpLog(),
             "auto_decompress": False,
             "keepalive_timeout": _KEEP_ALIVE_SECONDS,
-            # server/http/body.py drains unread bodies, within bounds of bytes too.
+            # server/http/bounded_reading.py drains unread bodies, within bounds of bytes too.
             "lingering_time": 0.0,
         }
         loop = asyncio.get_running_loop()

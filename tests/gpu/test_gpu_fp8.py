@@ -17,11 +17,10 @@ from tasuki.engine.assembly.parts import EngineParts, build_arena, build_model
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
 from tasuki.model.forward import Batch, NullHooks, SequenceSlice
-from tasuki.model.quantise.folder import quantise_folder
+from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource, quantise_folder
 from tasuki.model.quantise.format_names import SERVED_ON_GPUS
-from tasuki.model.quantise.recipe import RECIPES, QuantisedSource
 from tasuki.model.weights.layers import assemble
-from tasuki.model.weights.random_weights import RandomSource
+from tasuki.model.weights.source import RandomSource
 from tasuki.transfer.windows.window import StepCounter
 from tests.gpu.shapes import VOCAB, dense_raw, moe_raw
 from tests.harness.engines import Lone, engine_config, submit

@@ -22,7 +22,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.sample import Draws, sample
 from tasuki.model.qwen3_5 import DraftStart, Qwen35Model, draft_tokens
 from tasuki.model.weights.layers import assemble
-from tasuki.model.weights.random_weights import RandomSource
+from tasuki.model.weights.source import RandomSource
 from tasuki.pycache.arena import Arena
 from tests.harness import model_shapes
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from tasuki.routing.planner.fleet_plan import Action
-from tasuki.routing.planner.node_need import (
+from tasuki.routing.planner.fleet_plan import (
+    Action,
     DecodeLoad,
     ServiceTimes,
     StepLine,

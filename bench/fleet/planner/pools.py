@@ -1,7 +1,7 @@
 """Simulated nodes of each role. Virtual time, seconds. Thread rule: one thread.
 
 Prefill nodes have one prefill at a time: a prompt goes where it waits least. A node takes the
-shortest first and each fourth time the oldest, as engine/scheduling/chunks.py has it of
+shortest first and each fourth time the oldest, as engine/scheduling/scheduler.py has it of
 chunks. One that leaves computes what it has.
 
 A step of a decode node takes longer with each answer and each token of context. An answer joins the

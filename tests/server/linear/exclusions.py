@@ -136,7 +136,7 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/responses/conversations.py:Conversation.without",
         "server/responses/conversations.py:ConversationStore.delete",
         "server/responses/endpoints/response_socket.py:previous_id",
-        "server/responses/endpoints/socket_turns.py:SocketTurns.drop",
+        "server/responses/endpoints/response_socket.py:SocketTurns.drop",
         "server/responses/stored_responses.py:ResponseStore._drop",
     ),
     "reads values of over 16 KiB, which small inputs are not; test_growth.py has larger ones": (
@@ -144,8 +144,8 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/text/parsing/parameter_types.py:_long_holder",
     ),
     "renders and reads conversations of its own, once for each set of variables": (
-        "server/text/rendering/resume_points.py:TurnEnds._*",
-        "server/text/rendering/resume_points.py:_goes_on*",
+        "server/text/rendering/chat_template.py:TurnEnds._*",
+        "server/text/rendering/chat_template.py:_goes_on*",
     ),
     "looks at the roles of messages, and halves their number": (
         "server/responses/endpoints/compaction.py:_newer_half",
