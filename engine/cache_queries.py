@@ -6,6 +6,7 @@ Thread rule: the engine loop's. Each question is answered at once, between two s
 from collections import Counter
 from collections.abc import Sequence
 
+from tasuki.engine.accounting import LineFit
 from tasuki.engine.handover.base import Handover
 from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.engine.scheduling.scheduler import Scheduler
@@ -18,7 +19,6 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 from . import messages as m
 from .accounting import StepTimes, causes_of
 from .intake import Intake
-from .routing import LineFit
 
 
 class AnsweringRoom:

@@ -37,13 +37,12 @@ from tasuki.model.backends.base import (
     BatchOperators,
     DraftOperators,
     EntryOperators,
-    Gather,
     Operators,
     StepEntries,
     StepOperators,
-    one_rank,
 )
 from tasuki.model.backends.torch_backend import TorchBackend, TorchOperators
+from tasuki.model.forward import Gather, one_rank
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
 from tasuki.model.ops.sampling.reference import sample

@@ -38,10 +38,11 @@ from tasuki.engine.tiers.tier import (
     Copier,
     TierPrices,
 )
-from tasuki.model.backends.base import Backend, Gather, Reduce, one_rank
+from tasuki.model.backends.base import Backend
 from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.config import ModelConfig
 from tasuki.model.costs import PrefillFlops
+from tasuki.model.forward import Gather, Reduce, one_rank
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.known_models import with_draft_layer

@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from tasuki.engine.accounting import LineFit
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.progress import Lanes, ProgressTable
 from tasuki.engine.request import (
@@ -30,7 +31,6 @@ from tasuki.engine.request import (
     Retracted,
     Waiting,
 )
-from tasuki.engine.routing import LineFit
 from tasuki.engine.speculation.draft_limit import DraftLimit
 from tasuki.engine.speculation.drafting import Drafting
 from tasuki.pycache.layout import PAGE_TOKENS

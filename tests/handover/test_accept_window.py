@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.engine.accounting import FRESH, LEAST
 from tasuki.engine.config import Role
 from tasuki.engine.handover.room_accounts import AcceptWindow
-from tasuki.engine.routing import FRESH, LEAST
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.prefill_node.rooms import OutgoingRoom
 from tasuki.proto import handover_pb2 as pb

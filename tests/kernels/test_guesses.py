@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasuki.model.backends.base import one_rank
 from tasuki.model.backends.triton_decode import DecodeScratch, TritonDecode, TritonRowDecode
 from tasuki.model.config import ModelConfig
-from tasuki.model.forward import DecodeBatch
+from tasuki.model.forward import DecodeBatch, one_rank
 from tasuki.model.ops.attention.decode import DecodeWorkspace
 from tasuki.model.ops.attention.rope import rotary_cache
 from tasuki.model.ops.draft.carry import carry_folded
