@@ -13,7 +13,7 @@ from typing import Any
 from tasuki.server.errors import InvalidField, PromptTooLong
 from tasuki.server.openapi.openai_fields import REASONING, TAKEN_VARIABLES, THINKING, THINKING_TYPES
 from tasuki.server.text.chat_message import ROLES, ChatMessage, ConversationBuilder, ToolCall
-from tasuki.server.text.chat_renderer import MAX_MESSAGES, MAX_TOOLS
+from tasuki.server.text.chat_renderer import MAX_MESSAGES, MAX_TOOLS, effort_of_budget
 from tasuki.server.text.grammars.call_grammar import OfferedTool, ToolChoice
 from tasuki.server.text.json_reading import (
     MAX_DEPTH,
@@ -21,7 +21,6 @@ from tasuki.server.text.json_reading import (
     nested_too_deeply,
     read_arguments,
 )
-from tasuki.server.text.token_options import effort_of_budget
 
 from .request_fields import RequestFields, optional
 

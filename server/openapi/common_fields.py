@@ -4,7 +4,7 @@ Shapes are JSON Schemas in draft 2020-12. A field that is null counts as absent,
 an optional field takes null.
 
 Accounts have the bounds that check_account_fields() of server/openai/request_fields.py reads.
-Grammars are as server/openai/answer_format.py reads them. Refused fields are listed with the values
+Grammars are as server/openai/sampling.py reads them. Refused fields are listed with the values
 that change nothing; null changes nothing in each of them.
 """
 
@@ -29,8 +29,8 @@ from tasuki.server.request_checks import (
     MAX_STOP_TOKENS,
     MAX_STOPS,
 )
+from tasuki.server.text.chat_renderer import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS
 from tasuki.server.text.grammars.asked_grammar import MAX_TEXTS
-from tasuki.server.text.token_options import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS
 
 Schema: TypeAlias = Mapping[str, Any]
 Fields: TypeAlias = Mapping[str, Schema]
@@ -131,7 +131,7 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "use_beam_search": (False,),
-    # Other ways to say what an answer follows (answer_format.py).
+    # Other ways to say what an answer follows (sampling.py).
     "guided_decoding": ({},),
     "guided_whitespace_pattern": (),
     "grammar": (),

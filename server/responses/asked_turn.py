@@ -26,10 +26,9 @@ from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.openapi.common_fields import MAX_ID
 from tasuki.server.openapi.responses_fields import PRESERVES
 from tasuki.server.text.chat_message import ChatMessage
-from tasuki.server.text.chat_renderer import ChatRenderer
+from tasuki.server.text.chat_renderer import EFFORT, ChatRenderer, effort_of_template
 from tasuki.server.text.rendering.chat_template import RenderedPrompt
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.text.token_options import EFFORT, effort_of_template
 
 from .conversations import Conversation, ConversationStore, given_items
 from .input_items import read_input
