@@ -1,14 +1,12 @@
-"""The HTTP server beside a daemon's gRPC server: probes, version, the description of its routes,
-and the routes it is given.
+"""The HTTP server beside a daemon's gRPC server: probes, version, and the routes of its caller.
 
 One event loop's thread. A client that leaves cancels its handler. Invariant: a stranger's request
 costs no more than its header: connections are counted, then a request's Host, its encoding and
 expectation, its key and its caller's limits are checked in this order, and only then is its body
 read. A browser's preflight is answered after its Host was checked.
 
-HttpLog: aiohttp's own log: a malformed request head is logged at debug level, without a traceback.
-Anybody may send such a head, without a key; a traceback for each would let a stranger fill the log.
-Thread rule: any thread.
+HttpLog logs a malformed request head at debug level, without a traceback. Such a head needs no key;
+a traceback for each would let a stranger fill the log. Any thread may log.
 """
 
 import asyncio

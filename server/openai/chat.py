@@ -1,6 +1,6 @@
-"""POST /v1/chat/completions: what a chat asks, and its answer in OpenAI's shape.
+"""POST /v1/chat/completions: reads a chat request, and writes its answer in OpenAI's shape.
 
-ChatReply: Reasoning, content, tool calls, logprobs. Owns the answer so far. Has no part in HTTP.
+ChatReply owns the answer so far: reasoning, content, tool calls, logprobs. It has no part in HTTP.
 One answer, one thread.
 """
 

@@ -1,7 +1,7 @@
-"""POST /v1/completions: what a completion asks, and its answer in OpenAI's shape.
+"""POST /v1/completions: reads a completion request, and writes its answer in OpenAI's shape.
 
-CompletionReply: Text and logprobs, the prompt's before it where they are asked for. Owns the answer
-so far. Has no part in HTTP. One answer, one thread.
+CompletionReply owns the answer so far: text and logprobs, the prompt's before it on request. It has
+no part in HTTP. One answer, one thread.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,11 @@
-"""The conversation that a Responses request asks to be answered, and its prompt. On any thread.
+"""Reads the conversation that a Responses request continues, and renders its prompt.
 
-turn_prompt(): The prompt of a response: rendered whole, or the exact tokens of the response before
-and what is new behind them. Pure functions; any thread. Invariant: a prompt that goes on from a
-stored turn begins with that turn's tokens, unless instructions, tools or the template's variables
-are others now, or the template writes earlier turns anew: then the whole conversation is rendered.
+A prompt is rendered whole, or is the exact tokens of the previous response with the new items
+behind them. Invariant: a prompt that continues a stored turn begins with that turn's tokens. Three
+changes have the whole conversation rendered: other instructions, tools or template variables; or a
+template that writes earlier turns anew.
+
+Pure functions; any thread.
 """
 
 import hashlib
