@@ -46,10 +46,14 @@ def bodies_of(events: bytes) -> Iterator[bytes]:
         yield event.partition(b"\ndata: ")[2]
 
 
+BodyOf = Callable[[str], dict[str, Any]]
+"""Returns the JSON object that holds a text."""
+
+
 class TextEvent:
     """Events that differ in one text. Each is, byte by byte, what named_event() makes of it."""
 
-    def __init__(self, body: Callable[[str], dict[str, Any]]) -> None:
+    def __init__(self, body: BodyOf) -> None:
         """body: the one that holds a text. REQUIRES: no other string in it is empty."""
         self._before, self._after = named_event(body("")).split(b'""')
 

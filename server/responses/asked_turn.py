@@ -9,7 +9,7 @@ Pure functions; any thread.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,7 +34,7 @@ from tasuki.server.text.text_codec import TextCodec
 
 from .conversations import Conversation, ConversationStore, given_items
 from .input_items import read_input
-from .stored_responses import Responses, StoredItems, StoredResponse, StoredTurn
+from .stored_responses import Responses, Store, StoredItems, StoredResponse, StoredTurn
 from .tools import ResponseTools
 
 
@@ -210,7 +210,7 @@ def conversation_id(fields: RequestFields) -> str | None:
 
 def keeper(
     store: Responses, request: web.Request, fields: RequestFields, named: Conversation | None
-) -> Callable[[StoredResponse], object] | None:
+) -> Store | None:
     """Return the call that stores the response at its end; None: it is not stored. named: the
     conversation that it joins."""
     context = http_request_context(request)
