@@ -102,15 +102,16 @@ class TimeCounter:
 
 
 class StepTimes:
-    """How long steps took, how long the device had nothing to run between two of them, and how many
-    drafts they had.
+    """Seconds of steps, idle seconds of the device between two of them, and drafts of steps.
 
-    Owns counts by size and sums, nothing else. Thread rule: the engine loop's.
+    answering: seconds of a forward by its number of answers, with the chunks of prompts that these
+    waited for. Owns counts by size and sums, nothing else. Thread rule: the engine loop's.
     """
 
     def __init__(self) -> None:
         self.steps = TimeCounter(STEP_BOUNDS)
         self.idle = TimeCounter(IDLE_BOUNDS)
+        self.answering = LineFit()
         self._drafts: Counter[int] = Counter()
 
     def drafted(self, most: int) -> None:

@@ -1,4 +1,4 @@
-"""What fronts ask of an engine between two steps: its cache, its counters, its free room.
+"""Answers to the questions of fronts about an engine: its cache, its counters, its free room.
 
 Thread rule: the engine loop's. Each question is answered at once, between two steps.
 """
@@ -6,9 +6,7 @@ Thread rule: the engine loop's. Each question is answered at once, between two s
 from collections import Counter
 from collections.abc import Sequence
 
-from tasuki.engine.accounting import LineFit
 from tasuki.engine.handover.base import Handover
-from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.tiers.lower_tiers import LowerTiers
 from tasuki.pycache._cpp_cache import IntegrityError, PoolCounts, TreeStats
@@ -19,50 +17,6 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 from . import messages as m
 from .accounting import StepTimes, causes_of
 from .intake import Intake
-
-
-class AnsweringRoom:
-    """How much room an engine has for one answer more, as one who places sessions asks.
-
-    Owns how long forwards with answers took. Thread rule: the engine loop's.
-    """
-
-    def __init__(
-        self,
-        cache: HybridPrefixCache,
-        scheduler: Scheduler,
-        intake: Intake,
-        handover: Handover,
-    ) -> None:
-        self._cache = cache
-        self._scheduler = scheduler
-        self._intake = intake
-        self._handover = handover
-        self._forwards = LineFit()
-
-    def landed(self, forward: ScheduledForward, seconds: float) -> None:
-        """It took so long alone, with the chunks of prompts that answers waited for."""
-        if len(forward.answers):
-            self._forwards.add(len(forward.answers), seconds)
-
-    def reply(self, query: m.LoadQuery) -> m.LoadReply:
-        pages = self._cache.stats().pages
-        held = pages.working + pages.granted + pages.quarantined + pages.pinned
-        line = self._forwards.line()
-        return m.LoadReply(
-            query.query_id,
-            step_seconds=None if line is None else line.seconds(self._answers + 1),
-            in_flight=len(self._handover.requests),
-            places=self._scheduler.max_batch,
-            free_kv=1.0 - held / pages.total,
-            draining=self._intake.draining,
-        )
-
-    @property
-    def _answers(self) -> int:
-        running = self._scheduler.running
-        return len(running) - len(running.prompts)
-
 
 # Checking walks the tree, about 12 us a node: who asks often must not stop the loop for it.
 _NODES_CHECKED_AT_ONCE = 256
@@ -100,7 +54,7 @@ class CacheQueries:
         handover: Handover,
         scheduler: Scheduler,
         times: StepTimes,
-        room: AnsweringRoom,
+        intake: Intake,
         emit: m.Emit,
         tiers: LowerTiers | None,
         weights: str,
@@ -110,7 +64,7 @@ class CacheQueries:
         self._handover = handover
         self._scheduler = scheduler
         self._times = times
-        self._room = room
+        self._intake = intake
         self._emit = emit
         self._tiers = tiers
         self._stored = _stored(weights, cache.arena.layout)
@@ -132,8 +86,8 @@ class CacheQueries:
                 if cache.stats().nodes <= _NODES_CHECKED_AT_ONCE:
                     self._check_integrity()
                 self._report_counters(query_id)
-            case m.LoadQuery():
-                self._emit(self._room.reply(message))
+            case m.LoadQuery(query_id):
+                self._emit(self._load(query_id))
             case m.FlushCache(query_id):
                 dropped = cache.flush()
                 if self._tiers is not None:
@@ -147,6 +101,21 @@ class CacheQueries:
                 cache.unwatch(watch)
             case m.TreeQuery():
                 self._emit(self._tree(message))
+
+    def _load(self, query_id: int) -> m.LoadReply:
+        """Return the room for one answer more, for a client that places sessions."""
+        pages = self._cache.stats().pages
+        held = pages.working + pages.granted + pages.quarantined + pages.pinned
+        running, line = self._scheduler.running, self._times.answering.line()
+        answers = len(running) - len(running.prompts)
+        return m.LoadReply(
+            query_id,
+            step_seconds=None if line is None else line.seconds(answers + 1),
+            in_flight=len(self._handover.requests),
+            places=self._scheduler.max_batch,
+            free_kv=1.0 - held / pages.total,
+            draining=self._intake.draining,
+        )
 
     def _check_integrity(self) -> None:
         self._integrity = "ok"

@@ -35,7 +35,6 @@ from tasuki.transfer.windows.descriptors import UnitSizes
 from tasuki.utils.signatures import Clock
 
 from .accounting import EvictionLedger, StepTimes
-from .cache_queries import AnsweringRoom
 from .forward_stream import Landing, LaunchedForward, PlanningTime, PlanStream
 from .routing import Router
 
@@ -154,13 +153,12 @@ class Engine:
             )
         )
         self._landing = Landing(cache, self._plans, self._scheduler, self._handover)
-        self._room = AnsweringRoom(cache, self._scheduler, self._intake, self._handover)
         self._queries = CacheQueries(
             cache,
             self._handover,
             self._scheduler,
             self._times,
-            self._room,
+            self._intake,
             emit,
             self._tiers,
             sizes.weights,
@@ -373,7 +371,8 @@ class Engine:
         else:
             busy = in_flight.busy_seconds
             self._scheduler.landed(forward, busy)
-            self._room.landed(forward, busy)
+            if answers := len(forward.answers):
+                self._times.answering.add(answers, busy)
             self._handover.landed(forward.prompts, busy)
             if tokens := forward.prompt_tokens:
                 self._costs.forwarded.add(tokens, busy)
