@@ -3,7 +3,7 @@
 ConfigFields reads fields by type; each failure names the file, the field and the mend. All is
 immutable, so free to share between threads.
 
-QuantizationConfig: the part of `quantization_config` that no tensor can tell. A module's tensors
+QuantizationConfig: the part of `quantization_config` that no tensor shows. A module's tensors
 decide its format (weights/published_matrix.py). Settings that would change the numbers' meaning
 without a trace among the tensors are refused. So is a draft layer with several layers, of which a
 shard is missing, or with an embedding of its own.

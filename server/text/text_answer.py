@@ -1,7 +1,7 @@
 """An answer as text: pieces with their tokens, an ending, and the parts of a chat's answer.
 
 TextAnswer turns an engine's answer to one request into pieces of text with their tokens, then an
-ending. It applies stop strings. Thinking tells from the prompt's end whether an answer begins with
+ending. It applies stop strings. Thinking shows from the prompt's end whether an answer begins with
 reasoning. Pure; any thread.
 
 The parts of a chat's answer are reasoning, content and tool calls, in the model's order, without
