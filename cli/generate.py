@@ -1,99 +1,20 @@
-"""`tasuki generate`: answers prompts through daemons that it starts and stops.
-
-All prompts of a file are asked at once.
-"""
+"""`tasuki generate`: answers prompts through daemons that it starts and stops."""
 
 import json
 import sys
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
-from tasuki.client.answer import Answer
-from tasuki.client.prompt import Prompt, SamplingOptions
-from tasuki.client.session import Client
 from tasuki.engine.config import SpeculateName
 from tasuki.model.named_checkpoints import embedded_model
-from tasuki.proto import inference_pb2 as pb
 from tasuki.utils.flags import parse_config
 from tasuki.utils.options import option
 
-from .launcher import READY_SECONDS
-
 if TYPE_CHECKING:
     from tasuki.client.prompt import Prompt, SamplingOptions
-
-
-_MAX_CONCURRENT = 256
-_LOOK_SECONDS = 0.02
-
-
-def wait_until_met(client: Client) -> None:
-    """For the connection to each prefill node, at most READY_SECONDS: the daemon takes calls
-    before, and would prefill their prompts itself."""
-    deadline = time.monotonic() + READY_SECONDS
-    while time.monotonic() < deadline and any(
-        node.state != pb.PREFILL_NODE_STATE_CONNECTED for node in client.stats().prefill_nodes
-    ):
-        time.sleep(_LOOK_SECONDS)
-
-
-def answer_all(
-    client: Client,
-    prompts: Sequence[Prompt],
-    predictions: Sequence[Sequence[int]],
-    sampling: SamplingOptions,
-) -> list[Answer]:
-    """All prompts at once, answers in their order. Raises the first ClientError."""
-
-    def answer(prompt: Prompt, prediction: Sequence[int]) -> Answer:
-        return client.generate(prompt, prediction=prediction, **sampling).result()
-
-    with ThreadPoolExecutor(min(len(prompts), _MAX_CONCURRENT)) as pool:
-        return [*pool.map(answer, prompts, predictions)]
-
-
-def as_json(answer: Answer) -> dict[str, Any]:
-    return {
-        "token_ids": list(answer.token_ids),
-        "text": answer.text,
-        "usage": asdict(answer.usage),
-    }
-
-
-def count_predictions(answers: Sequence[dict[str, Any]]) -> None:
-    """Of an empty prediction, which a node takes for none, no token was accepted or rejected."""
-    for answer in answers:
-        for field in ("accepted_prediction_tokens", "rejected_prediction_tokens"):
-            answer["usage"][field] = answer["usage"][field] or 0
-
-
-def as_text(index: int, answer: Answer, *, with_ids: bool) -> str:
-    """An answer without text, of a model without a tokenizer, has its ids anyhow."""
-    usage = answer.usage
-    lines = [answer.text] if answer.text else []
-    lines.append(f"prompt {index}: {answer.reason.value}")
-    if with_ids or not answer.text:
-        lines.append("  tokens " + " ".join(map(str, answer.token_ids)))
-    lines.append(
-        f"  usage  {usage.prompt_tokens} prompt + {usage.completion_tokens} new tokens, first "
-        "after "
-        f"{usage.time_to_first_token * 1000:.0f} ms, all after {usage.seconds * 1000:.0f} ms, "
-        f"prefilled on {usage.prefilled_on or 'an unnamed node'}"
-    )
-    if usage.drafted_tokens:
-        lines.append(f"  drafts {usage.accepted_tokens} of {usage.drafted_tokens} accepted")
-    if usage.hit is not None:
-        causes = ", ".join(f"{cause} {count}" for cause, count in usage.hit.causes.items() if count)
-        lines.append(
-            f"  cache  {usage.hit.kv_tokens} tokens of KV, {usage.hit.usable_tokens} usable"
-            + (f"; computed: {causes}" if causes else "")
-        )
-    return "\n".join(lines)
 
 
 class PromptFileError(ValueError):
@@ -194,6 +115,8 @@ class GenerateConfig:
 def main(argv: Sequence[str]) -> int:
     config = parse_config("tasuki generate", "Answer prompts.", argv, GenerateConfig)
     from tasuki.client.session import Client
+
+    from .prompt_answers import answer_all, as_json, as_text, count_predictions, wait_until_met
 
     prompts = read_prompts(config)
     predictions = read_predictions(config, len(prompts))

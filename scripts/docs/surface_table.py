@@ -1,5 +1,5 @@
 """`python -m scripts.docs.surface_table`: the table of docs/security.md, written from
-server/auth/callers.py.
+server/auth/surfaces.py.
 
 Pure functions.
 """
@@ -7,7 +7,7 @@ Pure functions.
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from tasuki.server.auth.callers import ANY_METHOD, GRPC, HTTP, Needs, Unscoped
+from tasuki.server.auth.surfaces import ANY_METHOD, GRPC, HTTP, Needs, Unscoped
 
 _HEAD = """\
 | asked for | gRPC | HTTP |

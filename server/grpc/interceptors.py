@@ -1,7 +1,7 @@
 """Checks of each gRPC call before its method: keys, typed errors, unserved methods.
 
-RequireScope checks the caller's scope by the method's name (auth/callers.py), before the message is
-read. A key is never logged.
+RequireScope checks the caller's scope by the method's name (auth/surfaces.py), before the message
+is read. A key is never logged.
 
 MalformedRequests ends a call by the status of the ServerError that its method raises, and answers
 bytes that are not the expected message with INVALID_ARGUMENT. gRPC itself reports both as a crash
@@ -25,7 +25,8 @@ from aiohttp import web
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from tasuki.engine.messages import Targets
-from tasuki.server.auth.callers import GRPC, OWNER, ApiKeys, Caller, Unscoped, denial, suffices
+from tasuki.server.auth.callers import OWNER, ApiKeys, Caller
+from tasuki.server.auth.surfaces import GRPC, Unscoped, denial, suffices
 from tasuki.server.auth.tenants import (
     TENANT_KEY,
     TRACE_HEADER,

@@ -25,7 +25,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from tasuki.server.auth.callers import LOOPBACK_ONLY, Access, is_for_peers
+from tasuki.server.auth.callers import LOOPBACK_ONLY, Access
+from tasuki.server.auth.surfaces import is_for_peers
 from tasuki.server.bind import BindError, join_address, parse_bind, require_callers_known
 from tasuki.server.drain import CallsInProgress, Rotation
 from tasuki.server.errors import CallContext, Failed, LoopBehind

@@ -4,7 +4,7 @@ require_host(): The names by which a request may address this server. A foreign 
 to this address makes a web page of one origin with this server in a browser (DNS rebinding); only
 the Host header shows it. Pure.
 
-require_scope(): Checks each HTTP request against callers.py before its body is read. Uses routes'
+require_scope(): Checks each HTTP request against surfaces.py before its body is read. Uses routes'
 patterns alone. A key is never logged. One event loop's thread.
 
 AllowedOrigins: Cross-origin requests: the pages in browsers that may call this server's API
@@ -19,7 +19,8 @@ from aiohttp import web
 from aiohttp.abc import AbstractMatchInfo
 from aiohttp.typedefs import Handler, Middleware
 
-from tasuki.server.auth.callers import HTTP, NOBODY, ApiKeys, Caller, Unscoped, denial, suffices
+from tasuki.server.auth.callers import NOBODY, ApiKeys, Caller
+from tasuki.server.auth.surfaces import HTTP, Unscoped, denial, suffices
 from tasuki.server.auth.tenants import (
     CHAT,
     TENANT_KEY,

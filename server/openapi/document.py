@@ -2,7 +2,7 @@
 
 Made of the table of operations, the tables of fields, and the table of routes and scopes. An
 operation says what a route is for, its body and its answers; tests/server/test_openapi.py compares
-the operations with the routes of server/auth/callers.py.
+the operations with the routes of server/auth/surfaces.py.
 
 ApiDescription makes the document once, when all routes are known. One event loop's thread; the rest
 is pure.
@@ -19,7 +19,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tasuki.server.auth.callers import HTTP, Unscoped
+from tasuki.server.auth.surfaces import HTTP, Unscoped
 from tasuki.utils.program import package_version
 
 from . import answers
@@ -42,7 +42,7 @@ HTML = "text/html"
 METRICS = "text/plain"
 
 Surface = tuple[str, str]
-"""A method, and a route's pattern as server/auth/callers.py has it."""
+"""A method, and a route's pattern as server/auth/surfaces.py has it."""
 
 
 @dataclass(frozen=True)

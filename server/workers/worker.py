@@ -28,8 +28,8 @@ from yarl import URL
 from tasuki.model.grammar.trials.client import DRAINS, GrammarTrials
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.anthropic.routes import message_routes
-from tasuki.server.auth.callers import GRPC, HTTP
 from tasuki.server.auth.limits import HeldBytes
+from tasuki.server.auth.surfaces import GRPC, HTTP
 from tasuki.server.auth.tenants import TENANT_KEY, TRACE_HEADER
 from tasuki.server.config import ServerConfig
 from tasuki.server.drain import Rotation

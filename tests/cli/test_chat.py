@@ -4,7 +4,8 @@ import io
 import sys
 from pathlib import Path
 
-from tasuki.cli.chat import Chat, ChatConfig, sampling_of
+from tasuki.cli.chat import ChatConfig, sampling_of
+from tasuki.cli.chat_screen import Chat
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
 from tasuki.utils.program import PACKAGE

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from tasuki.cli.demo import compare
-from tasuki.cli.generate import answer_all, as_json, as_text
+from tasuki.cli.prompt_answers import answer_all, as_json, as_text
 from tasuki.client.aio import AsyncClient
 from tasuki.client.answer import Answer
 from tasuki.client.channel import run

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasuki.cli.explain import story
+from tasuki.cli.request_story import story
 from tasuki.decode_node.handover_messages import bounded_hit
 from tasuki.engine import messages as m
 from tasuki.engine.accounting import with_changed

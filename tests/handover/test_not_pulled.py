@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.cli.explain import story
+from tasuki.cli.request_story import story
 from tasuki.client.prompt import Prompt
 from tasuki.engine import messages as m
 from tasuki.engine.handover.decode_side import pair_hit

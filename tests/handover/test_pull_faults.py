@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from scripts.chaos.victims import Victim, decode_flags, state, victim_flags
-from tasuki.cli.explain import story
+from tasuki.cli.request_story import story
 from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt
 from tasuki.proto import inference_pb2 as pb

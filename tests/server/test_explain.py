@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tasuki.cli.explain import main, story
+from tasuki.cli.explain import main
+from tasuki.cli.request_story import story
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client

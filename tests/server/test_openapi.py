@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tasuki.server.auth.callers import ANY_METHOD, HTTP
+from tasuki.server.auth.surfaces import ANY_METHOD, HTTP
 from tasuki.server.config import ServerConfig
 from tasuki.server.openapi.document import OPERATIONS, SOCKETS, document
 from tasuki.server.text.text_codec import TextCodec

@@ -15,19 +15,8 @@ from aiohttp import web
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from scripts.docs.surface_table import surface_table
-from tasuki.server.auth.callers import (
-    ANY_METHOD,
-    CERTIFIED,
-    EVERY_SCOPE,
-    GRPC,
-    HTTP,
-    Access,
-    Caller,
-    Needs,
-    Scope,
-    Unscoped,
-    suffices,
-)
+from tasuki.server.auth.callers import CERTIFIED, EVERY_SCOPE, Access, Caller, Scope
+from tasuki.server.auth.surfaces import ANY_METHOD, GRPC, HTTP, Needs, Unscoped, suffices
 from tasuki.server.bind import BindError
 from tasuki.server.config import ServerConfig
 from tasuki.server.grpc.server import Service, start_server

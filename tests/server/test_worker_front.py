@@ -11,7 +11,8 @@ import grpc
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.server.auth.callers import GRPC, HTTP, LOOPBACK_ONLY
+from tasuki.server.auth.callers import LOOPBACK_ONLY
+from tasuki.server.auth.surfaces import GRPC, HTTP
 from tasuki.server.bind import BindError, PortClaim
 from tasuki.server.config import ServerConfig
 from tasuki.server.drain import Rotation

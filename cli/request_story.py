@@ -1,0 +1,285 @@
+"""One request's report, in lines: where its prompt matched, what was lost to whom, its hand-over's
+timeline, its seconds by state. Pure.
+
+Timelines of a hand-over and of a pull as lines of text: two tracks, each on its own clock. Pure
+functions.
+"""
+
+from collections.abc import Sequence
+
+from tasuki.dashboard.metrics.request_metrics import missed_targets, seconds_by_phase
+from tasuki.engine import messages as m
+from tasuki.engine.messages.proto import eviction_from_proto, usage_from_proto
+from tasuki.engine.messages.reports import LOAD_DECLINED, LOAD_FAILED, TEMPLATE_CHANGED
+from tasuki.proto import inference_pb2 as pb
+from tasuki.transfer.protocol.messages import timeline_from_wire
+from tasuki.transfer.reports import (
+    HandoverTimeline,
+    PhaseMark,
+    ReceiverTrack,
+    SenderTrack,
+    SentWindow,
+)
+
+_Drawn = tuple[SentWindow, Sequence[float]]
+_WIDTH = 60
+_ROWS = 12
+"""A track of more windows shows every so many-th; the first and the last always."""
+
+
+def chart(timeline: HandoverTimeline) -> list[str]:
+    ticks = [window.layers_finished for window in timeline.sender.windows]
+    return [
+        *_sender("sender", timeline.sender, ticks, "| layer done, = sending"),
+        *_receiver("receiver", timeline.receiver),
+    ]
+
+
+def pull_chart(timeline: HandoverTimeline) -> list[str]:
+    """Its layers were finished before: there is no tick to draw."""
+    none = [()] * len(timeline.sender.windows)
+    return [
+        *_sender("giver", timeline.sender, none, "= sending"),
+        *_receiver("puller", timeline.receiver),
+    ]
+
+
+def _sender(
+    name: str, track: SenderTrack, ticks: Sequence[Sequence[float]], meaning: str
+) -> list[str]:
+    """ticks: what to mark in each window's bar."""
+    if not track.windows:
+        return []
+    end = max([window.flushed_at for window in track.windows] + [m.at for m in track.phases])
+    lines = [f"  {name:<8} {_phases(track.phases)}"]
+    for window, marks in _thinned(list(zip(track.windows, ticks, strict=True))):
+        begun = _column(window.begun_at, end)
+        bar = [" "] * begun + ["="] * (_column(window.flushed_at, end) - begun + 1)
+        bar += [" "] * (_WIDTH - len(bar))
+        for at in marks:
+            bar[_column(at, end)] = "|"
+        state = " and state" if window.carries_state else ""
+        lines.append(
+            f"    {window.sequence:>4} {''.join(bar)} layers {window.first_layer}-"
+            f"{window.end_layer - 1}, {window.pages} pages{state}"
+        )
+    return [*lines, f"         0{f'{end * 1000:.1f} ms':>{_WIDTH - 1}} {meaning}"]
+
+
+def _receiver(name: str, track: ReceiverTrack) -> list[str]:
+    lines = [f"  {name:<8} {_phases(track.phases)}"]
+    lines += [
+        f"    waited {1000 * (wait.ended_at - wait.began_at):.2f} ms for layer {wait.layer}"
+        for wait in track.waits[:_ROWS]
+    ]
+    return lines
+
+
+def _phases(marks: Sequence[PhaseMark]) -> str:
+    return ", ".join(f"{mark.phase.name.lower()} {mark.at * 1000:.1f} ms" for mark in marks)
+
+
+def _column(at: float, end: float) -> int:
+    return min(_WIDTH - 1, max(0, int(_WIDTH * at / end))) if end else 0
+
+
+def _thinned(items: Sequence[_Drawn]) -> Sequence[_Drawn]:
+    if len(items) <= _ROWS:
+        return items
+    return [items[round(row * (len(items) - 1) / (_ROWS - 1))] for row in range(_ROWS)]
+
+
+_BAR = 60
+_DECISIONS = 10
+_CHOSEN = {
+    "only": "the only one left",
+    "cost": "the cheapest",
+    "stale": "by hash, since nobody knew what nodes hold",
+    "sticky": "by hash",
+    "fewest_rooms": "with the fewest prompts of this node",
+    "moved": "the second choice, when the first had too much to do",
+    "gateway": "named by the gateway",
+}
+_MEANING = {
+    "not_pulled": "cached on the node that answered, and not pulled by the one that computed it",
+    "new": "never seen before, and the last token, which is always computed",
+    "never_checkpointed": "its KV is cached, but no recurrent state was kept this deep",
+    "checkpoint_evicted": "its state was kept and had to make room",
+    "kv_evicted": "its KV was cached and had to make room",
+    "alignment": "inside a page that was cached only in part",
+    "in_flight": "being computed by another request at that moment",
+    LOAD_DECLINED: "in memory below the arena, and cheaper to compute than to load",
+    LOAD_FAILED: "to be loaded from below the arena, and what came was late or wrong",
+    TEMPLATE_CHANGED: "the chat template renders an earlier turn otherwise than before",
+}
+
+
+def story(report: pb.ExplainResponse) -> list[str]:
+    """One request's report, in lines."""
+    head = f"request {report.request_id}, ended {report.ended_seconds_ago:.1f} s ago"
+    if report.WhichOneof("end") == "rejected":
+        return [f"{head}: refused", f"  {report.rejected}"]
+    reason = pb.FinishReason.Name(report.finished.reason).removeprefix("FINISH_REASON_").lower()
+    usage = usage_from_proto(report.finished.usage)
+    return [
+        f"{head}: {reason}",
+        *_answer(usage),
+        *(pull_chart(timeline_from_wire(report.pull)) if report.HasField("pull") else []),
+        *(_prompt(usage.hit) if usage.hit else ["  prompt   was never looked up: it ended before"]),
+        *(_lost(usage.hit.lost) if usage.hit and usage.hit.lost else []),
+        *_took([eviction_from_proto(eviction) for eviction in report.took]),
+        *(_transfer(usage.transfer) if usage.transfer else []),
+        *(chart(timeline_from_wire(report.handover)) if report.HasField("handover") else []),
+        *_life(report.life),
+    ]
+
+
+def _answer(usage: m.Usage) -> list[str]:
+    where = "after a lost hand-over, here" if usage.local_fallback else usage.prefilled_on
+    return [
+        f"  answer   {usage.completion_tokens} tokens, the first after "
+        f"{usage.time_to_first_token * 1000:.0f} ms, all after {usage.seconds * 1000:.0f} ms",
+        *(_drafts(usage) if usage.drafted_tokens else []),
+        *(_targets(usage, usage.targets) if usage.targets else []),
+        f"  prefill  {where}",
+        *(_route(usage.route) if usage.route else []),
+        *(_prefill_choice(usage.prefill_choice) if usage.prefill_choice else []),
+        *(_pulled(usage.pulled) if usage.pulled else []),
+    ]
+
+
+def _drafts(usage: m.Usage) -> list[str]:
+    # Each step behind the first token gave one more than it accepted.
+    steps = max(1, usage.completion_tokens - usage.accepted_tokens - 1)
+    return [
+        f"  drafts   {usage.accepted_tokens} of {usage.drafted_tokens} tokens were accepted, "
+        f"{usage.drafted_tokens / steps:.1f} of a step",
+        *(_drafts_of(use) for use in usage.drafts),
+    ]
+
+
+def _drafts_of(use: m.DraftUse) -> str:
+    """By place: how many of the first drafts of a step held, of the second ones, and so on."""
+    pairs = zip(use.accepted, use.drafted, strict=True)
+    places = ", ".join(f"{accepted} of {drafted}" for accepted, drafted in pairs)
+    return f"    {use.source:<10} by place {places}"
+
+
+def _targets(usage: m.Usage, targets: m.Targets) -> list[str]:
+    named = {
+        "first_token": ("the first token", targets.first_token),
+        "per_token": ("each after it", targets.per_token),
+        "answer": ("the whole answer", targets.answer),
+    }
+    missed = missed_targets(usage)
+    parts = (
+        f"{what} within {1000 * seconds:g} ms ({'missed' if name in missed else 'kept'})"
+        for name, (what, seconds) in named.items()
+        if seconds is not None
+    )
+    return [f"  targets  {', '.join(parts)}"]
+
+
+def _route(route: m.RouteReport) -> list[str]:
+    times = ", ".join(f"{of} {1000 * at:.1f} ms" for of, at in sorted(route.estimates.items()))
+    return [f"  route    {route.choice}: " + (f"by rates, {times}" if times else "by constants")]
+
+
+def _prefill_choice(choice: m.PrefillChoice) -> list[str]:
+    """A line a node that was weighed, cheapest first."""
+    why = _CHOSEN.get(choice.reason, choice.reason)
+    moved = f", {choice.moved_from} had it before" if choice.moved_from else ""
+    head = f"  node     {why}, of {choice.weighed}{moved}"
+    if choice.regret_seconds:
+        head += f"; {choice.regret_seconds:.3f} s dearer than another, as it turned out"
+    return [head, *(_bid(bid) for bid in choice.bids)]
+
+
+def _bid(bid: m.PrefillBid) -> str:
+    mark, name = ">" if bid.chosen else " ", f"{bid.node} {bid.address}"
+    pulled = f" + {bid.exposed_seconds:.3f} s of a pull" if bid.exposed_seconds else ""
+    return (
+        f"    {mark} {name:<32} cost {bid.cost:9.3f}: wait {bid.wait_seconds:.3f} s, prefill "
+        f"{bid.prefill_seconds:.3f} s behind {bid.usable_tokens} usable tokens{pulled}"
+    )
+
+
+def _pulled(report: m.PullReport) -> list[str]:
+    return [
+        f"  pulled   {report.tokens} tokens' prefix from here, {report.bytes / 2**20:.1f} MiB in "
+        f"{1000 * report.seconds:.1f} ms"
+    ]
+
+
+def _prompt(hit: m.HitBreakdown) -> list[str]:
+    source = f", from the state of a {hit.checkpoint_source}" if hit.checkpoint_source else ""
+    lines = [
+        f"  prompt   {hit.prompt_tokens} tokens, {hit.kv_tokens} with KV here, "
+        f"{hit.usable_tokens} usable{source}",
+        _row("usable", hit.usable_tokens, hit.prompt_tokens, "not computed again"),
+    ]
+    for tier, tokens in hit.loaded.items():
+        lines.append(_row(f"loaded_{tier}", tokens, hit.prompt_tokens, "of those, from below"))
+    lost = sorted(hit.causes.items(), key=lambda item: -item[1])
+    for cause, tokens in lost:
+        if tokens:
+            lines.append(_row(cause, tokens, hit.prompt_tokens, _MEANING.get(cause, "")))
+    if hit.template_changed_at is not None:
+        lines.append(
+            f"  changed  from token {hit.template_changed_at} on: what was thought may have been "
+            "left out (docs/chats.md)"
+        )
+    return lines
+
+
+def _row(name: str, tokens: int, prompt: int, meaning: str) -> str:
+    bar = "#" * round(_BAR * tokens / prompt)
+    return f"    {name:<19}{tokens:>8}  {bar}" + (f"  {meaning}" if meaning else "")
+
+
+def _transfer(report: m.TransferReport) -> list[str]:
+    total = report.hidden_seconds + report.exposed_seconds
+    share = f"{100 * report.hidden_seconds / total:.0f}% hidden" if total else "no time"
+    return [
+        f"  transfer {report.bytes / 2**20:.1f} MiB in {report.windows} windows, "
+        f"{report.pages} pages, {share}, {report.exposed_seconds * 1000:.1f} ms after the forward"
+    ]
+
+
+def _lost(lost: m.EvictedCheckpoint) -> list[str]:
+    """The evicted state that the prompt needed, and the request that took its place."""
+    taken = "what took it is forgotten"
+    if lost.eviction is not None:
+        taken = f"taken by {lost.eviction.taken_by or 'a flush, or a request that is gone'}"
+        taken += _worth(lost.eviction)
+    return [
+        f"  lost     a state of {lost.tokens} tokens, {taken}; "
+        f"{lost.slabs_since:.1f} slots were given up since"
+    ]
+
+
+def _took(evictions: Sequence[m.Eviction]) -> list[str]:
+    """The policy's evictions for this request, each with its score."""
+    lines = []
+    for eviction in evictions[:_DECISIONS]:
+        kept_for = f" of a {eviction.checkpoint_kind}" if eviction.checkpoint_kind else ""
+        lines.append(
+            f"    {eviction.kind}{kept_for} at {eviction.tokens} tokens, "
+            f"{eviction.slabs:.2f} slots{_worth(eviction)}"
+        )
+    if len(evictions) > _DECISIONS:
+        lines.append(f"    and {len(evictions) - _DECISIONS} more")
+    return [f"  took     {len(evictions)} places in the cache", *lines] if lines else []
+
+
+def _worth(eviction: m.Eviction) -> str:
+    return "" if eviction.score is None else f", held to be worth {eviction.score:.2e} a page"
+
+
+def _life(life: Sequence[pb.LifeMark]) -> list[str]:
+    if not life:
+        return []
+    marks = ((mark.state, mark.at_seconds) for mark in life)
+    spans = seconds_by_phase(m.RequestPhase.WAITING.value, marks)
+    parts = (f"{phase} {1000 * seconds:.1f} ms" for phase, seconds in spans.items() if seconds)
+    return [f"  life     {', '.join(parts)}"]

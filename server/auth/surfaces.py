@@ -1,0 +1,120 @@
+"""The methods and routes that a node serves, and the scopes that each requires of a caller's key.
+
+Owns no keys and no handlers. Pure. Invariant: a method or route that is not in the table is refused
+to everybody, so that nobody can forget to list a new one. docs/security.md shows the table
+(scripts/docs/surface_table.py).
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+
+from tasuki.server.errors import PermissionDenied
+
+from .callers import Caller, Scope
+
+
+class Unscoped(Enum):
+    """Requirements other than a scope."""
+
+    OPEN = "open"
+    """Nothing: probes, and pages without their data."""
+    ANY_KEY = "any key"
+    PEER = "peer's certificate"
+    """The TLS certificate of a node; no key."""
+
+
+Needs = Unscoped | frozenset[Scope]
+"""A key needs one of the scopes. The answer may depend on which one it has."""
+
+
+def _needs(*scopes: Scope) -> Needs:
+    return frozenset(scopes)
+
+
+_CALLER = _needs(Scope.CALLER)
+_METRICS = _needs(Scope.METRICS)
+_GATEWAY = _needs(Scope.GATEWAY)
+_OPERATOR = _needs(Scope.OPERATOR)
+# Callers get their own requests, operators every request.
+_OWN = _needs(Scope.CALLER, Scope.OPERATOR)
+
+
+_SCHEDULER = "tokenspeed.grpc.scheduler.TokenSpeedScheduler"
+_METHODS: tuple[tuple[str, Needs, str], ...] = (
+    ("tasuki.v1.Inference", _CALLER, "Generate"),
+    ("tasuki.v1.Inference", _OWN, "Abort"),
+    ("tasuki.v1.Session", _CALLER, "Open Append Generate Fork Close Load HandBack"),
+    ("tasuki.v1.CacheAdmin", _OWN, "Explain"),
+    ("tasuki.v1.CacheAdmin", _OPERATOR, "Stats Tree Flush Drain Undrain ChangeRole WatchEvents"),
+    (_SCHEDULER, _GATEWAY, "Generate Abort HealthCheck GetModelInfo GetServerInfo GetLoads"),
+    (_SCHEDULER, _GATEWAY, "GetTokenizer SubscribeKvEvents"),
+    # A gateway calls these only when its own operator does.
+    (_SCHEDULER, _OPERATOR, "FlushCache StartProfile StopProfile"),
+    ("tasuki.handover.v1.Handover", Unscoped.PEER, "Connect Heartbeat Transfer Abort Usable"),
+    ("tasuki.handover.v1.Handover", Unscoped.PEER, "TakeOver"),
+    ("grpc.health.v1.Health", Unscoped.OPEN, "Check List Watch"),
+    ("grpc.reflection.v1alpha.ServerReflection", Unscoped.OPEN, "ServerReflectionInfo"),
+)
+GRPC: Mapping[str, Needs] = MappingProxyType(
+    {f"/{service}/{name}": needs for service, needs, names in _METHODS for name in names.split()}
+)
+"""By a method's full name."""
+
+ANY_METHOD = "*"
+
+_ROUTES: tuple[tuple[str, Needs, str], ...] = (
+    ("GET", Unscoped.OPEN, "/health /healthz /ping /ready / /page/{name} /docs"),
+    ("GET", Unscoped.ANY_KEY, "/version /openapi.json"),
+    ("GET", _METRICS, "/metrics"),
+    ("POST", _CALLER, "/v1/chat/completions /v1/completions"),
+    ("POST", _CALLER, "/v1/messages /v1/messages/count_tokens /v1/responses"),
+    ("POST", _CALLER, "/v1/responses/input_tokens /v1/responses/compact"),
+    ("POST", _CALLER, "/v1/responses/{name}/cancel"),
+    ("GET", _CALLER, "/v1/responses /v1/responses/{name} /v1/responses/{name}/input_items"),
+    ("DELETE", _CALLER, "/v1/responses/{name}"),
+    ("POST", _CALLER, "/v1/conversations /v1/conversations/{name}"),
+    ("POST", _CALLER, "/v1/conversations/{name}/items"),
+    ("GET", _CALLER, "/v1/conversations/{name} /v1/conversations/{name}/items"),
+    ("GET", _CALLER, "/v1/conversations/{name}/items/{item}"),
+    ("DELETE", _CALLER, "/v1/conversations/{name} /v1/conversations/{name}/items/{item}"),
+    ("GET", _CALLER, "/v1/models /v1/models/{name}"),
+    ("POST", _CALLER, "/tokenize /detokenize"),
+    ("GET", _CALLER, "/tokenizer_info"),
+    # Refused with the mend by a node that answers no clients.
+    (ANY_METHOD, _CALLER, "/v1/{path} /tokenize /detokenize /tokenizer_info"),
+    ("GET", _OPERATOR, "/debug/overview /debug/stream /debug/events /debug/requests"),
+    ("GET", _OPERATOR, "/debug/requests/{name} /debug/sessions /debug/handovers"),
+    ("GET", _OPERATOR, "/debug/evictions /debug/faults /debug/tree"),
+    # Of `tasuki dashboard`, not of a node.
+    ("GET", _METRICS, "/fleet/summary /fleet/nodes /fleet/links /fleet/callers"),
+)
+HTTP: Mapping[tuple[str, str], Needs] = MappingProxyType(
+    {(method, route): needs for method, needs, routes in _ROUTES for route in routes.split()}
+)
+"""By a method and a route's pattern as aiohttp writes it; HEAD is GET."""
+
+
+def suffices(needs: Needs, caller: Caller | None) -> bool:
+    """caller: None where the call had no known key."""
+    if needs is Unscoped.OPEN or needs is Unscoped.PEER:
+        return True
+    if caller is None:
+        return False
+    return needs is Unscoped.ANY_KEY or not needs.isdisjoint(caller.scopes)
+
+
+def is_for_peers(service: str) -> bool:
+    """Whether a service is for nodes only: none of its methods needs a key."""
+    ours = [needs for name, needs in GRPC.items() if name.startswith(f"/{service}/")]
+    return bool(ours) and all(needs is Unscoped.PEER for needs in ours)
+
+
+def denial(surface: str, needs: Needs, caller: Caller) -> PermissionDenied:
+    """REQUIRES: not suffices(needs, caller)."""
+    assert isinstance(needs, frozenset)
+    wanted = " or ".join(sorted(scope.value for scope in needs))
+    return PermissionDenied(
+        f"{surface} needs the scope {wanted}, which {caller.name}'s key lacks: bear another key, "
+        "or have the scope added to that one"
+    )
