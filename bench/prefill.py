@@ -18,7 +18,7 @@ from tasuki.bench.measure.report import Report, Row
 from tasuki.bench.measure.rig import Rig, page_ids, random_parts
 from tasuki.bench.measure.timing import once_seconds
 from tasuki.bench.measure.transformers_peer import prefill_seconds
-from tasuki.engine.runner.cuda_forward import LayerEvents
+from tasuki.engine.runner.cuda_runner import LayerEvents
 from tasuki.model.forward import Batch, LayerHooks, NullHooks, SequenceSlice
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.flags import parse_configs

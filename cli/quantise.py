@@ -31,8 +31,7 @@ class QuantiseConfig:
 def main(argv: Sequence[str]) -> int:
     config = parse_config("tasuki quantise", "Quantise a checkpoint.", argv, QuantiseConfig)
     # Not before the flags are known to be right: torch takes seconds.
-    from tasuki.model.quantise.folder import quantise_folder
-    from tasuki.model.quantise.recipe import RECIPES
+    from tasuki.model.quantise.checkpoint import RECIPES, quantise_folder
 
     target = Path(config.out)
     quantise_folder(Path(config.model), target, RECIPES[config.format], progress_bar("files"))

@@ -16,10 +16,9 @@ from tasuki.utils.tls import ClientTls
 from .answer import AsyncAnswer
 from .cache_events import CacheWatch, EventBatch
 from .channel import AioWire, ResponseStream, Wire, open_async_channel
-from .errors import ClientError
+from .errors import ClientError, RetryPolicy
 from .moving_session import Move, moves_of
 from .prompt import ClientRequests, Prompt, SessionRequests
-from .retry import RetryPolicy
 from .session_protocol import (
     Call,
     Conversation,

@@ -9,8 +9,7 @@ from tasuki.engine.messages.proto import USAGE, finish_reason_from_proto
 from tasuki.proto import inference_pb2 as pb
 
 from .channel import ResponseStream, Wire, run
-from .errors import ClientError
-from .retry import RetryPolicy, next_pause
+from .errors import ClientError, RetryPolicy, next_pause
 
 
 @dataclass(frozen=True)

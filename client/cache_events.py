@@ -1,14 +1,24 @@
-"""Cache events as they come over the wire: the batches that PrefixIndex follows.
+"""The events of one cache as they come over the wire, and an index of its prefixes built from
+them.
 
-The wire carries neither why a state is kept nor a page's tokens. A namespace, the name of the empty
-prefix under the same salt, is None of nodes that do not send it.
+The wire carries neither the reason for keeping a state nor a page's tokens. A namespace is the name
+of the empty prefix under the same salt; nodes that do not send it give None.
+
+PrefixIndex owns hashes, never tokens. It knows neither the tree, other caches, nor the way of
+batches; it may live in another process. Thread rule: one thread at a time. Invariant: after every
+batch the index holds exactly the prefixes that its stream keeps.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tasuki.engine.messages.proto import EVENT, GAP
 from tasuki.proto import inference_pb2 as pb
+from tasuki.pycache import _cpp_cache
+from tasuki.pycache._cpp_cache import PAGE_TOKENS, prefix_hashes
 from tasuki.pycache.packed import CacheEvent, EventGap
 
 from .channel import Wire
@@ -64,3 +74,81 @@ class CacheWatch:
         batch = EventBatch(part.sequence, part.snapshot, self._gap, tuple(self._events))
         self._events, self._gap = [], None
         return batch
+
+
+Event = CacheEvent | _cpp_cache.CacheEvent
+"""One that came over a wire, or the tree's own."""
+Batch = EventBatch | _cpp_cache.EventBatch
+
+
+class MissedEvents(ValueError):
+    """A batch does not follow the one before it: watch again, or wait for the next snapshot."""
+
+
+class PrefixIndex:
+    """Follows the batches of one watch, in order."""
+
+    def __init__(self) -> None:
+        self._sequence: int | None = None
+        self.pages: set[bytes] = set()
+        self.checkpoints: dict[bytes, int] = {}  # tokens by prefix
+        # Where each stands nearest: 0 in the arena, then the tiers below, which load it first.
+        self.places: dict[bytes, int] = {}
+        # Of checkpoints inside a page: tokens by prefix, by the whole pages before it.
+        self._tails: dict[bytes, dict[bytes, int]] = {}
+
+    def apply(self, batch: Batch) -> None:
+        """Raises MissedEvents, with nothing changed, where a batch was lost on the way."""
+        if batch.is_snapshot:
+            self._clear()
+        elif self._sequence is None or batch.sequence - len(batch) != self._sequence:
+            raise MissedEvents(
+                f"a batch of {len(batch)} events up to {batch.sequence} came after event "
+                f"{self._sequence}: drain a snapshot first"
+            )
+        for event in batch:
+            self._apply(event)
+        self._sequence = batch.sequence
+
+    def usable_tokens(self, tokens: NDArray[np.int32], salt: bytes = b"") -> int:
+        """The longest prefix of tokens with a checkpoint, leaving one token to compute: what a
+        match would answer. tokens: one-dimensional int32."""
+        last = len(tokens) - 1
+        whole = last // PAGE_TOKENS * PAGE_TOKENS
+        hashes = prefix_hashes(tokens[:whole], salt)
+        for page in range(len(hashes) - 1, -1, -1):
+            tails = self._tails.get(hashes[page], {})
+            for end in sorted({end for end in tails.values() if end <= last}, reverse=True):
+                if prefix_hashes(tokens[:end], salt)[-1] in tails:
+                    return end
+            if hashes[page] in self.checkpoints:
+                return page * PAGE_TOKENS
+        return 0
+
+    def _apply(self, event: Event) -> None:
+        prefix, parent = event.prefix, event.parent
+        if prefix is None or parent is None:
+            self._clear()
+        elif event.kind == "page_stored":
+            self.pages.add(prefix)
+        elif event.kind == "page_removed":
+            self.pages.remove(prefix)
+        elif event.kind == "checkpoint_stored":
+            self.checkpoints[prefix] = event.tokens
+            self.places[prefix] = event.place
+            if event.tokens % PAGE_TOKENS:
+                self._tails.setdefault(parent, {})[prefix] = event.tokens
+        elif event.kind == "checkpoint_moved":
+            self.places[prefix] = event.place
+        else:
+            del self.checkpoints[prefix], self.places[prefix]
+            if event.tokens % PAGE_TOKENS:
+                del self._tails[parent][prefix]
+                if not self._tails[parent]:
+                    del self._tails[parent]
+
+    def _clear(self) -> None:
+        self.pages.clear()
+        self.checkpoints.clear()
+        self.places.clear()
+        self._tails.clear()

@@ -1,4 +1,9 @@
-"""The errors that a client raises."""
+"""The errors that a client raises, and the retries of a failed call."""
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import grpc
 
@@ -39,3 +44,51 @@ def client_error(error: grpc.RpcError) -> ClientError:
         kind.decode() if isinstance(kind, bytes) else kind,
         None if pushback is None else int(pushback) / 1000,
     )
+
+
+_TRANSIENT_KINDS = frozenset(
+    {
+        *("draining", "unknown_session", "not_served_here"),
+        *("session_limit", "request_limit", "watcher_limit", "socket_limit"),
+    }
+)
+# A node that stops cancels calls that come meanwhile. A call that its caller cancels is not
+# retried.
+_TRANSIENT_STATUS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """attempts: calls in all, the first included. first_pause: seconds before the second attempt;
+    it doubles, with jitter, up to longest_pause. deadline: seconds after which no new attempt
+    begins."""
+
+    attempts: int = 5
+    first_pause: float = 0.1
+    longest_pause: float = 5.0
+    deadline: float = 60.0
+
+    def pauses(self) -> Iterator[float]:
+        """Seconds to wait before each further attempt; ends when there is none left."""
+        begun = time.monotonic()
+        pause = self.first_pause
+        for _ in range(self.attempts - 1):
+            if time.monotonic() - begun + pause > self.deadline:
+                return
+            # The jitter keeps clients that lost one node together from coming back together.
+            yield pause * random.uniform(0.5, 1.0)
+            pause = min(2 * pause, self.longest_pause)
+
+
+def next_pause(pauses: Iterator[float], error: ClientError) -> float:
+    """Seconds to wait before another attempt. Raises `error` where none is worth it or left."""
+    pause = next(pauses, None) if is_transient(error) else None
+    if pause is None:
+        raise error
+    return pause
+
+
+def is_transient(error: ClientError) -> bool:
+    """Whether another node, or this one a moment later, may answer. An unknown session is one that
+    the node lost: the client rebuilds it."""
+    return error.status in _TRANSIENT_STATUS or error.kind in _TRANSIENT_KINDS

@@ -1,6 +1,6 @@
 """Sessions over several decode nodes: Fleet with blocking calls, AsyncFleet awaited.
 
-moving_session.py has the rules, decode_nodes.py which nodes are asked.
+moving_session.py has the rules and the choice of nodes.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,8 @@ from tasuki.utils.tls import ClientTls
 
 from .aio import AsyncSession, opened
 from .channel import AioWire, BlockingWire, Wire, open_async_channel, open_channel, run
-from .decode_nodes import DecodeNodes
-from .moving_session import MovingSession, SessionTargets
-from .retry import RetryPolicy
+from .errors import RetryPolicy
+from .moving_session import DecodeNodes, MovingSession, SessionTargets
 from .session import Session
 from .session_protocol import Conversation
 

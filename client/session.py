@@ -12,9 +12,9 @@ from .aio import AsyncSession, NodeCalls
 from .answer import AnswerStream
 from .cache_events import CacheWatch, EventBatch
 from .channel import BlockingWire, open_channel, run
+from .errors import RetryPolicy
 from .moving_session import Move
 from .prompt import ClientRequests, Prompt, SessionRequests
-from .retry import RetryPolicy
 
 
 class Client(ClientRequests[AnswerStream]):

@@ -16,9 +16,8 @@ from tasuki.engine.messages import FinishReason
 from tasuki.proto import inference_pb2 as pb
 
 from .answer import Answer
-from .errors import ClientError
+from .errors import ClientError, RetryPolicy, is_transient, next_pause
 from .prompt import Prompt
-from .retry import RetryPolicy, is_transient, next_pause
 
 Result = TypeVar("Result")
 

@@ -1,4 +1,4 @@
-"""What an engine counts: steps, evictions, hits and what each request used.
+"""Counters and measures of an engine: steps, seconds by amount, evictions, hits and usage.
 
 Owns counters and a bounded memory of evictions. It decides nothing. Thread rule: the engine loop's.
 A hit's usable tokens and causes always add up to the prompt.
@@ -8,7 +8,7 @@ import time
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tasuki.engine.messages.reports import (
@@ -27,7 +27,62 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 from . import messages as m
 from .messages import EvictedCheckpoint, Eviction, HitBreakdown, RequestId, StepReport, TimeSpread
 from .request import Request
-from .routing import LineFit
+
+LEAST = 8
+FRESH = 64
+_KEPT = 0.95
+"""Of a sample's weight when the next one comes."""
+_SPREAD = 0.1
+"""Below that relative deviation of the amounts a slope is taken for noise."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Seconds that an amount takes: `fixed`, and `each` for every unit."""
+
+    fixed: float
+    each: float
+
+    def seconds(self, amount: float) -> float:
+        return self.fixed + self.each * amount
+
+
+class LineFit:
+    """The line of seconds over an amount: least squares, older samples weighing less.
+
+    Owns decayed sums and has no clock: callers bring durations. Thread rule: the engine loop.
+    Invariants: a line is given only after LEAST samples; after FRESH decisions without a sample
+    the next one has no line, so that the other choice is tried again by the constant, once, and
+    not by every request that comes meanwhile. A line never falls with the amount.
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.verdicts_since = 0
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def add(self, amount: float, seconds: float) -> None:
+        """REQUIRES: amount > 0, seconds >= 0."""
+        self.samples += 1
+        self.verdicts_since = 0
+        self._weight = _KEPT * self._weight + 1.0
+        self._x = _KEPT * self._x + amount
+        self._y = _KEPT * self._y + seconds
+        self._xx = _KEPT * self._xx + amount * amount
+        self._xy = _KEPT * self._xy + amount * seconds
+
+    def line(self) -> Line | None:
+        if self.samples < LEAST or self.verdicts_since > FRESH:
+            return None
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        variance = self._xx / self._weight - mean_x * mean_x
+        through_origin = Line(0.0, mean_y / mean_x)
+        if variance < (_SPREAD * mean_x) ** 2:
+            return through_origin
+        each = max(0.0, (self._xy / self._weight - mean_x * mean_y) / variance)
+        fixed = mean_y - each * mean_x
+        return through_origin if fixed < 0 else Line(fixed, each)
+
 
 STEP_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
 IDLE_BOUNDS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 1)
@@ -48,10 +103,10 @@ class TimeCounter:
 
 
 class StepTimes:
-    """How long steps took, how long the device had nothing to run between two of them, and how many
-    drafts they had.
+    """Seconds of steps, idle seconds of the device between two of them, and drafts of steps.
 
-    Owns counts by size and sums, nothing else. Thread rule: the engine loop's.
+    answering: seconds of a forward by its number of answers, with the chunks of prompts that these
+    waited for. Owns counts by size and sums, nothing else. Thread rule: the engine loop's.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What fronts ask of an engine between two steps: its cache, its counters, its free room.
+"""Answers to the questions of fronts about an engine: its cache, its counters, its free room.
 
 Thread rule: the engine loop's. Each question is answered at once, between two steps.
 """
@@ -86,8 +86,8 @@ class CacheQueries:
                 if cache.stats().nodes <= _NODES_CHECKED_AT_ONCE:
                     self._check_integrity()
                 self._report_counters(query_id)
-            case m.LoadQuery():
-                self._emit(self._load(message))
+            case m.LoadQuery(query_id):
+                self._emit(self._load(query_id))
             case m.FlushCache(query_id):
                 dropped = cache.flush()
                 if self._tiers is not None:
@@ -102,14 +102,14 @@ class CacheQueries:
             case m.TreeQuery():
                 self._emit(self._tree(message))
 
-    def _load(self, query: m.LoadQuery) -> m.LoadReply:
-        """How much room there is for one answer more, as one who places sessions asks."""
-        pages, running = self._cache.stats().pages, self._scheduler.running
+    def _load(self, query_id: int) -> m.LoadReply:
+        """Return the room for one answer more, for a client that places sessions."""
+        pages = self._cache.stats().pages
         held = pages.working + pages.granted + pages.quarantined + pages.pinned
-        line = self._times.answering.line()
+        running, line = self._scheduler.running, self._times.answering.line()
         answers = len(running) - len(running.prompts)
         return m.LoadReply(
-            query.query_id,
+            query_id,
             step_seconds=None if line is None else line.seconds(answers + 1),
             in_flight=len(self._handover.requests),
             places=self._scheduler.max_batch,

@@ -371,8 +371,8 @@ class Engine:
         else:
             busy = in_flight.busy_seconds
             self._scheduler.landed(forward, busy)
-            if len(forward.answers):
-                self._times.answering.add(len(forward.answers), busy)
+            if answers := len(forward.answers):
+                self._times.answering.add(answers, busy)
             self._handover.landed(forward.prompts, busy)
             if tokens := forward.prompt_tokens:
                 self._costs.forwarded.add(tokens, busy)

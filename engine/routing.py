@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from tasuki.engine.accounting import FRESH, Line, LineFit
 from tasuki.pycache._cpp_cache import Match
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 from tasuki.routing.node_load import PrefillSeconds, faded
@@ -16,17 +17,6 @@ from tasuki.transfer.windows.descriptors import UnitSizes
 from . import messages as m
 from .config import EngineConfig
 from .messages import Choice, RouteReport
-
-
-@dataclass(frozen=True)
-class Line:
-    """Seconds that an amount takes: `fixed`, and `each` for every unit."""
-
-    fixed: float
-    each: float
-
-    def seconds(self, amount: float) -> float:
-        return self.fixed + self.each * amount
 
 
 @dataclass(frozen=True)
@@ -101,54 +91,6 @@ def should_pull(
     }
     pays = estimates["pull"] < estimates["compute"]
     return RoutingDecision(Choice.PULLED if pays else Choice.THERE, estimates)
-
-
-LEAST = 8
-FRESH = 64
-_KEPT = 0.95
-"""Of a sample's weight when the next one comes."""
-_SPREAD = 0.1
-"""Below that relative deviation of the amounts a slope is taken for noise."""
-
-
-class LineFit:
-    """Learns the rates of one engine from what its requests took.
-
-    Owns decayed sums; a clock it does not have: callers bring durations. Thread rule: the engine
-    loop. Invariants: a line is given only after LEAST samples; where none came within FRESH
-    decisions the next one has no line, so that what is no longer tried is tried again by the
-    constant, once: what takes long to be tried is not tried by all who come meanwhile. A line never
-    falls with the amount.
-
-    Least squares over (amount, seconds), older samples weighing less.
-    """
-
-    def __init__(self) -> None:
-        self.samples = 0
-        self.verdicts_since = 0
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
-
-    def add(self, amount: float, seconds: float) -> None:
-        """REQUIRES: amount > 0, seconds >= 0."""
-        self.samples += 1
-        self.verdicts_since = 0
-        self._weight = _KEPT * self._weight + 1.0
-        self._x = _KEPT * self._x + amount
-        self._y = _KEPT * self._y + seconds
-        self._xx = _KEPT * self._xx + amount * amount
-        self._xy = _KEPT * self._xy + amount * seconds
-
-    def line(self) -> Line | None:
-        if self.samples < LEAST or self.verdicts_since > FRESH:
-            return None
-        mean_x, mean_y = self._x / self._weight, self._y / self._weight
-        variance = self._xx / self._weight - mean_x * mean_x
-        through_origin = Line(0.0, mean_y / mean_x)
-        if variance < (_SPREAD * mean_x) ** 2:
-            return through_origin
-        each = max(0.0, (self._xy / self._weight - mean_x * mean_y) / variance)
-        fixed = mean_y - each * mean_x
-        return through_origin if fixed < 0 else Line(fixed, each)
 
 
 @dataclass

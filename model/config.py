@@ -12,8 +12,7 @@ from typing import Any
 
 from tasuki.pycache.layout import MODEL_KINDS, CacheLayout, LayerKind
 
-from .config_json import ConfigFields, ModelConfigError
-from .rope_settings import RopeSettings, Yarn
+from .config_json import ConfigFields, ModelConfigError, RopeSettings, Yarn
 
 _DENSE_TYPES = frozenset({"qwen3_5", "qwen3_5_text"})
 _MOE_TYPES = frozenset({"qwen3_5_moe", "qwen3_5_moe_text"})

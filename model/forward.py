@@ -1,14 +1,17 @@
-"""One forward: its rows as tensors, their phase, and hooks between its layers.
+"""One forward: its rows as tensors, their phase, hooks between its layers, exchange of its ranks.
 
-One forward's work as tensors: which tokens, which pages and slots they read and write; a decode
-forward, and one that verifies drafts, at fixed addresses, which a captured graph reads every
-time.
+Batch: the tokens, and the pages and slots that they read and write. DecodeBatch and VerifyBatch are
+at fixed addresses, which a captured graph reads every time. Phase: the use of a forward's rows,
+which decides their precision where weights are quantised.
 
-What the rows of a forward are for, which decides their precision where weights are quantised.
+LayerHooks: the step counter and the layer barrier, which watch or hold a forward between its
+layers. Hooks run on the thread of the forward and must not start another one.
 
-Where others watch or hold a forward between its layers: the step counter, the layer barrier.
+Reduce, Gather: the exchange among ranks that share a model. They add up at the end of `project` and
+of `feed_forward`, twice a layer, and put their parts of the logits side by side. Each rank computes
+the rest of a layer alone, on its own heads and its own part of every inner width.
 
-Knows no layer and no memory. Hooks run on the thread of the forward and must not start another one.
+Knows no layer and no memory.
 """
 
 from collections.abc import Sequence
@@ -205,3 +208,21 @@ class LayerHooks(Protocol):
 
 class NullHooks(LayerHooks):
     """Watches nothing."""
+
+
+class Reduce(Protocol):
+    def __call__(self, partial: Tensor) -> Tensor:
+        """The sum of all ranks' partial [T, hidden], added in rank order, so that every rank has
+        the same bits; may overwrite partial. Every rank calls it in the same order, on the thread
+        of its forward, also while a CUDA graph is captured: there it may not wait on the host."""
+
+
+class Gather(Protocol):
+    def __call__(self, partial: Tensor) -> Tensor:
+        """All ranks' parts [T, columns of one], side by side in rank order: [T, columns], the same
+        bits on every rank. Called as Reduce is."""
+
+
+def one_rank(partial: Tensor) -> Tensor:
+    """Of a rank that has the whole model: its part is all."""
+    return partial

@@ -1,19 +1,32 @@
-"""Qwen3.5 text models, dense and MoE: the layer stack.
+"""Qwen3.5 text models, dense and MoE: the layer stack, and the layer that drafts tokens.
 
-Owns the weights; knows pages and slots only as ids in a `Batch` and memory only as views of the
-arena it is given. A forward is a function of (batch, arena), so one model serves several arenas;
-calls on one arena come from one thread.
+Qwen35Model owns the weights; knows pages and slots only as ids in a `Batch` and memory only as
+views of the arena it is given. A forward is a function of (batch, arena), so one model serves
+several arenas; calls on one arena come from one thread.
 
-Tokens that the draft layer expects behind those drawn last: one, then each behind the one
-before.
+The draft layer is published as `mtp.*`. Its entry j, at position j >= 1, is its key and value of
+token j and of the model's final hidden state of token j - 1. So it depends on tokens 0 to j, as the
+model's own entries do, and may stand in a page that prompts share; the hidden state behind the last
+token is carried in the slot. Entry 0 is of a hidden state of zeros: it is written and never
+attended to. Entries need no attention and no feed-forward, so a forward costs a product with two
+rows of heads more.
 
-Pure but for the entries that it writes at the drafts' positions, which the forwards that compute
-those tokens write over. A draft is drawn with the temperature and the noise of its position, as the
-model will draw there: what is likely to be drawn is likely to be the draft.
+DraftHead: the tokens that a draft may be, and the rows of the model's head that expect those.
+Tokens are drawn from the whole head, so any other token costs only a draft that does not hold.
+Tokenizers number the tokens that they merge most often first, so a draft from the first ids costs a
+fraction of the head and misses little. Special, stop and tool tokens have the last ids and are
+wanted as often.
+
+draft_tokens() drafts the tokens behind those drawn last: one, then each behind the one before. It
+writes the entries at the drafts' positions, which the forwards of those tokens write over. A draft
+is drawn with the temperature and the noise of its position, as the model will draw there: a likely
+token is a likely draft.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,22 +36,128 @@ from tasuki.model.backends.base import (
     Backend,
     BatchOperators,
     DraftOperators,
-    Gather,
+    EntryOperators,
     Operators,
+    StepEntries,
     StepOperators,
-    one_rank,
 )
 from tasuki.model.backends.torch_backend import TorchBackend, TorchOperators
+from tasuki.model.forward import Gather, one_rank
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
 from tasuki.model.ops.sampling.reference import sample
 from tasuki.model.ops.sampling.slice import Slice
-from tasuki.model.weights.layers import GdnWeights, LayerWeights, ModelWeights
+from tasuki.model.weights.layers import (
+    DraftWeights,
+    GdnWeights,
+    LayerWeights,
+    ModelWeights,
+    for_device,
+)
+from tasuki.model.weights.matrix import Kind, Matrix
 from tasuki.pycache.arena import Arena
 
 from .config import ModelConfig
-from .draft_layer import DraftHead, NoDraftLayer, begin_step, keep_entries, of_model
+from .config_json import ModelConfigError
 from .forward import Batch, LayerHooks, NullHooks, SequenceSlice
+
+
+class NoDraftLayer(Exception):
+    """An arena has a draft layer that this model cannot compute."""
+
+
+def of_model(weights: ModelWeights) -> DraftWeights:
+    """Raises NoDraftLayer."""
+    if weights.draft is None:
+        raise NoDraftLayer(
+            "the arena has a draft layer, for which the model has no weights: serve it with "
+            "--draft-layer off"
+        )
+    return weights.draft
+
+
+def keep_entries(
+    tokens: Tensor, hidden: Tensor, weights: ModelWeights, entries: EntryOperators, arena: Arena
+) -> None:
+    """Write the entries of a forward's tokens into their pages, and what is carried over into every
+    slot that the forward writes. tokens [T]; hidden [T, width]: after the model's final norm.
+    Raises NoDraftLayer."""
+    draft, carry = of_model(weights), arena.carry[0]
+    entries.write(tokens, hidden, weights.embedding, draft, arena.kv[-1], carry)
+    entries.carry_over(hidden, carry)
+
+
+def begin_step(tokens: Tensor, weights: ModelWeights, entries: StepEntries, arena: Arena) -> None:
+    """Start to write the entries of a decode step's tokens [B], beside what follows. Raises
+    NoDraftLayer."""
+    draft = of_model(weights)
+    with entries.beside():
+        entries.write(tokens, None, weights.embedding, draft, arena.kv[-1], arena.carry[0])
+
+
+FILE = "draft_vocab.json"
+FIRST_IDS = 32_768
+
+
+def draft_ids(folder: Path, vocab: int, eos_ids: Collection[int]) -> Tensor | None:
+    """Ascending, [n] int64: those that the folder's draft_vocab.json lists, else the first ones and
+    all that its tokenizer adds or that end an answer. None: all of the vocabulary. Raises
+    ModelConfigError."""
+    listed = _listed(folder / FILE, vocab)
+    if listed is None and vocab <= FIRST_IDS:
+        return None
+    if listed is None:
+        beyond = {*_added(folder / "tokenizer.json"), *eos_ids}
+        listed = {*range(FIRST_IDS), *(token for token in beyond if token < vocab)}
+    return None if len(listed) == vocab else torch.tensor(sorted(listed))
+
+
+def _listed(path: Path, vocab: int) -> set[int] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelConfigError(f"{path}: cannot be read ({error}); mend it or remove it") from error
+    whole = isinstance(found, list) and all(type(token) is int for token in found)
+    if not whole or not found or not 0 <= min(found) <= max(found) < vocab:
+        raise ModelConfigError(
+            f"{path}: is no list of token ids from 0 to {vocab - 1}; mend it or remove it"
+        )
+    return set(found)
+
+
+def _added(path: Path) -> set[int]:
+    """Ids; none where there is no tokenizer that can be read: then it adds nothing known."""
+    try:
+        added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or []
+        return {int(token["id"]) for token in added}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return set()
+
+
+@dataclass(frozen=True)
+class DraftHead:
+    """ids [n] int64 of a vocabulary of `vocab` tokens; head [n, hidden]: their rows, a copy."""
+
+    ids: Tensor
+    head: Matrix
+    vocab: int
+
+    @staticmethod
+    def of(head: Matrix, ids: Tensor | None) -> "DraftHead | None":
+        """head: the model's. None where a draft may be any token, or the head is quantised: its
+        rows share scales."""
+        if ids is None or head.kinds != {Kind.PLAIN}:
+            return None
+        rows = head.plain.index_select(0, ids.to(head.plain.device))
+        return DraftHead(ids.to(rows.device), Matrix.of(for_device(rows)), head.shape[0])
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """[T, vocab] float32 of logits [T, n] of its tokens; of others -inf."""
+        found = logits.new_full((len(logits), self.vocab), -torch.inf, dtype=torch.float32)
+        found[:, self.ids] = logits.float()
+        return found
 
 
 class Qwen35Model:

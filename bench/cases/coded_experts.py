@@ -8,11 +8,11 @@ import torch
 from tasuki.model.config import ModelConfig, MoeShape
 from tasuki.model.forward import Phase
 from tasuki.model.known_models import published_or_folder
-from tasuki.model.quantise.recipe import RECIPES, QuantisedSource
+from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource
 from tasuki.model.weights.kernel_layout import for_kernels
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.random_weights import RandomSource
+from tasuki.model.weights.source import RandomSource
 
 from .case import Case, Stage
 from .experts import block_case

@@ -21,7 +21,7 @@ from tasuki.model.ops.moe.router import choose
 from tasuki.model.ops.moe.shared_gate import fused_gate_sigmoid_mul_add
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.random_weights import RandomSource
+from tasuki.model.weights.source import RandomSource
 
 from .case import Case, Stage, Turn, beside_twin
 

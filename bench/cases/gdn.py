@@ -12,7 +12,7 @@ from tasuki.bench.measure.timing import Work
 from tasuki.model.ops.gdn.decode import gdn_decode
 from tasuki.model.weights.layers import GdnWeights
 from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.random_weights import RandomSource
+from tasuki.model.weights.source import RandomSource
 
 from .case import Case, Stage, turns_to_overflow
 

@@ -11,7 +11,7 @@ from tasuki.model.ops.linear.fp8_gemv import fp8_gemv, norm_fp8_gemv, norm_fp8_g
 from tasuki.model.ops.linear.fp8_product import fp8_product, fp8_product_swiglu
 from tasuki.model.ops.linear.gemv import gemv, norm_gemv, norm_gemv_swiglu
 from tasuki.model.ops.linear.small_batch import small_batch
-from tasuki.model.quantise.recipe import fp8_block
+from tasuki.model.quantise.checkpoint import fp8_block
 from tasuki.model.weights.kernel_layout import for_kernels
 from tasuki.model.weights.matrix import Kind
 from tasuki.model.weights.quantised_segments import BLOCK, Fp8

@@ -2,7 +2,7 @@
 reports of their load.
 
 The shortest prefill comes first and each fourth time the oldest, as
-engine/scheduling/chunks.py has it of chunks. What a prompt and its answer leave in the tree
+engine/scheduling/scheduler.py has it of chunks. What a prompt and its answer leave in the tree
 stands when its prefill ends: the answer's state is taken to come back by the return path, whose
 bytes are not modelled. Virtual time, seconds, which does not go back; thread rule: one thread.
 """

@@ -13,7 +13,7 @@ import torch
 
 from tasuki.model.config import ModelConfig
 from tasuki.model.costs import PrefillFlops, ShapesOnly, WeightSizes
-from tasuki.model.quantise.recipe import RECIPES, QuantisedSource
+from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 
 from .timing import median_seconds

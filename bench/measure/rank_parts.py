@@ -13,9 +13,8 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.known_models import published_or_folder
 from tasuki.model.weights.layers import ModelWeights, assemble
-from tasuki.model.weights.random_weights import RandomSource
 from tasuki.model.weights.shard import Shard
-from tasuki.model.weights.source import ShardedSource
+from tasuki.model.weights.source import RandomSource, ShardedSource
 from tasuki.utils.logs import Progress
 
 from .report import Row

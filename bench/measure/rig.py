@@ -28,10 +28,9 @@ from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
-from tasuki.model.quantise.recipe import RECIPES, QuantisedSource
+from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource
 from tasuki.model.weights.layers import ModelWeights, assemble
-from tasuki.model.weights.random_weights import RandomSource
-from tasuki.model.weights.source import TensorSource
+from tasuki.model.weights.source import RandomSource, TensorSource
 from tasuki.pycache._cpp_cache import StepCounter
 from tasuki.pycache.layout import CacheLayout
 

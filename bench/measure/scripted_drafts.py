@@ -24,11 +24,10 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.forward_plan import Ints
 from tasuki.engine.speculation.drafting import Drafter, Drafting, DraftSource
 from tasuki.engine.speculation.speculation import Speculation
-from tasuki.model.draft_layer import DraftHead, draft_ids
 from tasuki.model.ops.sampling.gumbel import noise_key
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import sample
-from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.qwen3_5 import DraftHead, Qwen35Model, draft_ids
 from tasuki.model.weights.matrix import Matrix
 
 _AT_ONCE = 1024

@@ -26,7 +26,8 @@ from tasuki.utils.program import package_version
 
 from .api import Api
 from .check import Caller, Check
-from .checks import answers, calls, dictated, service
+from .checks import answers, dictated, service
+from .checks import answers as calls
 from .endpoint import Endpoint, open_endpoint
 from .messages_api import Messages
 from .openai_api import Chats, Completions

@@ -7,13 +7,12 @@ from dataclasses import asdict
 from tasuki.utils.flags import parse_config
 
 from .config import DoctorConfig
-from .finding import Verdict
 
 
 def main(argv: Sequence[str]) -> int:
     """0 where nothing failed, else 1."""
     config = parse_config("tasuki doctor", "Look for what would not work.", argv, DoctorConfig)
-    from .checks import findings
+    from .checks import Verdict, findings
 
     found = list(findings(config))
     if config.json:

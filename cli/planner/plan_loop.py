@@ -1,24 +1,250 @@
-"""Observes, plans and acts, again and again.
+"""The loop of a planner: observes the nodes' /metrics, plans and acts, again and again.
 
-Owns the observations, and nothing else that matters: what stands is asked of the cluster each time,
-so that a loop which begins anew, or has forgotten after an error, takes nothing away until it has
-observed a whole window. One event loop's thread.
+NodeFigures: the work of one node between two answers of its /metrics. Pure.
+
+FleetObserver owns the last answers of each node. Invariants: rates are of one life of a node; a
+node that is ready for less than `warm` adds neither times of steps nor times of prompts; a node
+that does not answer is not taken for one without work: the nodes that answer are scaled up to the
+whole.
+
+PlanLoop owns the observations and no other state: it asks the cluster for its nodes each time. So a
+loop that begins anew takes no node away before it has observed a whole window. One event loop's
+thread.
 """
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tasuki.cli.fleet.node_poll import NodePoll
+from tasuki.dashboard.fleet.samples import Buckets, Samples, buckets_of, by_label, difference, one
+from tasuki.engine.messages.requests import RequestPhase
 from tasuki.routing.planner.fleet_plan import Action, ChangeRole, Drain, FleetPlan, Place, plan
-from tasuki.routing.planner.observation import NodeRole, Observation
+from tasuki.routing.planner.observation import (
+    DecodeObserved,
+    NodeCount,
+    NodeRole,
+    Observation,
+    PrefillObserved,
+)
 from tasuki.routing.planner.policy import PlanPolicy
 
 from .cluster import Cluster, ClusterNode, NodePhase
-from .fleet_observer import FleetObserver, NodesUnseen
+
+_STEP = "tasuki_engine_step_seconds"
+_ROOM = "tasuki_room_prefill_seconds"
+_WAIT = "tasuki_prefill_node_wait_seconds"
+_STARTED = "tasuki_node_start_time_seconds"
+_GENERATED = "tasuki_generated_tokens_total"
+_REQUESTS = "tasuki_requests"
+_POOLS = ("tasuki_cache_pages", "tasuki_cache_slots")
+
+PLANNED_BY = frozenset(
+    {
+        *(f"{name}_{part}" for name in (_STEP, _ROOM) for part in ("sum", "count")),
+        f"{_ROOM}_bucket",
+        *(_WAIT, _STARTED, _GENERATED, _REQUESTS, *_POOLS),
+    }
+)
+"""The samples that figures are made of."""
+
+_HELD = ("working", "pinned", "in_transfer")
+_MEMORY = (RequestPhase.WAITING.value, RequestPhase.RETRACTED.value)
+_MOST_VARIATION = 50.0
+
+
+@dataclass(frozen=True)
+class NodeFigures:
+    """seconds: that they are of. busy: seconds of forwards. steps: forwards. rooms: prompts that
+    were computed for other nodes; variation: of their times, the variance over the mean's square.
+    tokens: given to callers. running: answers that are written; waiting: requests without memory.
+    held: share of its memory that cannot be given to others. waits: by name of a prefill node,
+    seconds of prefill that it has left."""
+
+    seconds: float
+    busy: float
+    steps: float
+    rooms: float
+    variation: float
+    tokens: float
+    running: float
+    waiting: float
+    held: float
+    waits: dict[str, float]
+
+
+def figures(earlier: Samples, later: Samples, seconds: float) -> NodeFigures | None:
+    """None where they are of two lives of the node. seconds: between them, over 0."""
+    if one(earlier, _STARTED) != one(later, _STARTED):
+        return None
+    gained = difference(later, earlier)
+    states = by_label(later, _REQUESTS, "state")
+    return NodeFigures(
+        seconds=seconds,
+        busy=_gained(gained, f"{_STEP}_sum"),
+        steps=_gained(gained, f"{_STEP}_count"),
+        rooms=_gained(gained, f"{_ROOM}_count"),
+        variation=_variation(buckets_of(gained, _ROOM)),
+        tokens=_gained(gained, _GENERATED),
+        running=states.get(RequestPhase.DECODING.value, 0.0),
+        waiting=sum(states.get(state, 0.0) for state in _MEMORY),
+        held=max(_held(by_label(later, pool, "owner")) for pool in _POOLS),
+        waits={name: max(0.0, wait) for name, wait in by_label(later, _WAIT, "peer").items()},
+    )
+
+
+def _gained(gained: Samples, name: str) -> float:
+    return max(0.0, one(gained, name) or 0.0)
+
+
+def _held(owners: dict[str, float]) -> float:
+    total = sum(owners.values())
+    return sum(owners.get(owner, 0.0) for owner in _HELD) / total if total > 0 else 0.0
+
+
+def _variation(buckets: Buckets) -> float:
+    """Each observation counts as the middle of its bucket; 1 without any."""
+    low = below = many = sums = squares = 0.0
+    for bound, count in buckets.items():
+        here = max(0.0, count - below)
+        value = low if bound == float("inf") else (low + bound) / 2
+        many, sums, squares = many + here, sums + here * value, squares + here * value * value
+        low, below = min(bound, 1e9), max(below, count)
+    if many <= 0 or sums <= 0:
+        return 1.0
+    return min(_MOST_VARIATION, max(0.0, squares * many / sums**2 - 1))
+
+
+class NodesUnseen(Exception):
+    """No node of a role has answered twice: nothing is known of what is asked for."""
+
+
+class FleetObserver:
+    def __init__(self, warm: float) -> None:
+        """warm: seconds."""
+        self._warm = warm
+        self._latest: dict[str, tuple[float, Samples]] = {}
+        self._before: dict[str, tuple[float, Samples]] = {}
+        """By the address of HTTP: as it stood at the last observation."""
+        self._ready_since: dict[tuple[str, NodeRole], float] = {}
+        self._figures: dict[str, NodeFigures] = {}
+        self._backlog = 0.0
+        self._observed_at = -math.inf
+
+    def set_members(self, addresses: Iterable[str]) -> None:
+        kept = set(addresses)
+        for known in (self._latest, self._before):
+            for address in [each for each in known if each not in kept]:
+                del known[address]
+
+    def answered(self, address: str, now: float, clock: float, samples: Samples) -> None:
+        self._latest[address] = clock, samples
+
+    def failed(self, address: str, now: float, reason: str) -> None:
+        self._latest.pop(address, None)
+        self._before.pop(address, None)
+
+    def least_busy(self, nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
+        """The one with the least to lose first: of requests it has, then of what it did."""
+
+        def load(node: ClusterNode) -> tuple[float, float]:
+            known = self._figures.get(node.http)
+            return (known.running + known.waiting, known.busy) if known is not None else (0.0, 0.0)
+
+        return sorted(nodes, key=load)
+
+    def observe(self, nodes: Sequence[ClusterNode], now: float) -> Observation:
+        """now: monotonic seconds, later than at the last one. Raises NodesUnseen."""
+        counts = {role: _count(nodes, role) for role in NodeRole}
+        ready = [node for node in nodes if node.phase is NodePhase.READY]
+        standing = {(node.name, node.role) for node in ready}
+        self._ready_since = {
+            key: self._ready_since.get(key, now) for key in sorted(standing, key=str)
+        }
+        self._figures = self._take()
+        seen = {
+            role: [
+                (node, self._figures[node.http])
+                for node in ready
+                if node.role is role and node.http in self._figures
+            ]
+            for role in NodeRole
+        }
+        missing = [role for role in NodeRole if not seen[role]]
+        if missing:
+            raise NodesUnseen(f"no {missing[0]} node has answered twice at /metrics")
+        prefill = self._prefill(seen[NodeRole.PREFILL], seen[NodeRole.DECODE], counts, now)
+        decode = self._decode(seen[NodeRole.DECODE], counts, now)
+        return Observation(now, counts, prefill, decode)
+
+    def _take(self) -> dict[str, NodeFigures]:
+        found = {}
+        for address, (at, samples) in self._latest.items():
+            before = self._before.get(address)
+            if before is not None and at > before[0]:
+                made = figures(before[1], samples, at - before[0])
+                if made is not None:
+                    found[address] = made
+            if before is None or at > before[0]:
+                self._before[address] = at, samples
+        return found
+
+    def _is_warm(self, node: ClusterNode, now: float) -> bool:
+        return now - self._ready_since[node.name, node.role] >= self._warm
+
+    def _prefill(
+        self,
+        seen: Sequence[tuple[ClusterNode, NodeFigures]],
+        deciders: Sequence[tuple[ClusterNode, NodeFigures]],
+        counts: dict[NodeRole, NodeCount],
+        now: float,
+    ) -> PrefillObserved:
+        made_up = counts[NodeRole.PREFILL].ready / len(seen)
+        busy = sum(each.busy / each.seconds for _, each in seen) * made_up
+        names = {node.name for node, _ in seen}
+        backlog = made_up * sum(
+            max((each.waits.get(name, 0.0) for _, each in deciders), default=0.0) for name in names
+        )
+        since = now - self._observed_at
+        more = (backlog - self._backlog) / since if math.isfinite(since) and since > 0 else 0.0
+        self._backlog, self._observed_at = backlog, now
+        warm = [each for node, each in seen if self._is_warm(node, now) and each.rooms > 0]
+        rooms = sum(each.rooms for each in warm)
+        mean = sum(each.busy for each in warm) / rooms if rooms else 0.0
+        variation = sum(each.variation * each.rooms for each in warm) / rooms if rooms else 0.0
+        # What came is what was done and what is left more than before.
+        work = max(0.0, busy + more)
+        return PrefillObserved(work, mean, mean * mean * (1 + variation), backlog)
+
+    def _decode(
+        self,
+        seen: Sequence[tuple[ClusterNode, NodeFigures]],
+        counts: dict[NodeRole, NodeCount],
+        now: float,
+    ) -> DecodeObserved:
+        made_up = counts[NodeRole.DECODE].ready / len(seen)
+        running = sum(each.running for _, each in seen)
+        warm = [e for node, e in seen if self._is_warm(node, now) and e.steps > 0 and e.tokens > 0]
+        steps = sum(each.steps for each in warm)
+        return DecodeObserved(
+            tokens=made_up * sum(each.tokens / each.seconds for _, each in seen),
+            running=made_up * running,
+            waiting=made_up * sum(each.waiting for _, each in seen),
+            step=sum(each.busy for each in warm) / steps if steps else 0.0,
+            batch=sum(each.tokens for each in warm) / steps if steps else 0.0,
+            held=sum(each.held for _, each in seen) / running if running else 0.0,
+        )
+
+
+def _count(nodes: Sequence[ClusterNode], role: NodeRole) -> NodeCount:
+    phases = [node.phase for node in nodes if node.role is role]
+    return NodeCount(phases.count(NodePhase.READY), phases.count(NodePhase.COMING))
+
 
 log = logging.getLogger(__name__)
 

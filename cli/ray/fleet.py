@@ -32,8 +32,7 @@ from tasuki.cli.fleet.config import Credentials
 from tasuki.cli.fleet.node_poll import NodePoll
 from tasuki.cli.planner.cluster import ClusterNode, PlacedNodes
 from tasuki.cli.planner.config import NodeAccess, PlannerConfig
-from tasuki.cli.planner.fleet_observer import PLANNED_BY, FleetObserver
-from tasuki.cli.planner.plan_loop import PlanLoop
+from tasuki.cli.planner.plan_loop import PLANNED_BY, FleetObserver, PlanLoop
 from tasuki.routing.planner.observation import NodeRole
 
 from .actor import RayNode

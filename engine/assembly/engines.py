@@ -286,8 +286,7 @@ def _runner_here(
     """Of this rank."""
     if parts.arena.bytes.device.type == "cpu":
         return CpuRunner(parts.model, parts.arena, parts.steps, parts.grammars, parts.together)
-    from tasuki.engine.runner.cuda_forward import LayerEvents
-    from tasuki.engine.runner.cuda_runner import CudaRunner
+    from tasuki.engine.runner.cuda_runner import CudaRunner, LayerEvents
 
     return CudaRunner(
         parts.model,

@@ -15,13 +15,13 @@ from tasuki.engine.runner.rows import MOST_ROWS, padded_sizes
 from tasuki.model.config import DenseShape, ModelConfig
 from tasuki.model.config_json import QuantizationConfig
 from tasuki.model.costs import ShapesOnly, WeightSizes
-from tasuki.model.draft_layer import FIRST_IDS
 from tasuki.model.ops.attention.long_context import gathered_bytes
 from tasuki.model.ops.attention.rope import rotary_cache_bytes
 from tasuki.model.ops.attention.tile_groups import turned_bytes
 from tasuki.model.ops.gdn.verify.kept_inputs import kept_bytes
 from tasuki.model.ops.sampling.prompt_scores import SCORED_LOGIT_BYTES, SCORED_ROWS
-from tasuki.model.quantise.recipe import RECIPES, QuantisedSource
+from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource
+from tasuki.model.qwen3_5 import FIRST_IDS
 from tasuki.model.weights.safetensors_files import StoredShapes
 from tasuki.model.weights.safetensors_folder import Checkpoint
 from tasuki.model.weights.source import TensorSource
@@ -265,7 +265,7 @@ def _drafts(
 
 def _guesses(model: ModelConfig, config: EngineConfig, layout: CacheLayout, rows: int) -> int:
     """Of the draft layer's graphs, likewise, and the part of the head that drafts
-    are drawn from (model/draft_layer.py)."""
+    are drawn from (model/qwen3_5.py)."""
     head = min(model.vocab, FIRST_IDS) * model.hidden * itemsize(config.compute_dtype)
     logits = 2 * rows * model.vocab * itemsize(config.compute_dtype)
     attention = 4 * (_SHARES + rows) * model.query_heads * model.head_dim

@@ -1,11 +1,13 @@
-"""What an engine is built of: weights, model, arena, and the memory below it.
+"""The parts of an engine: weights, model, arena, the memory below it, and the data plane of a
+pair.
 
 The device is chosen here, once: on a GPU the model gets Triton's operators. Only then are those
 modules imported, so that a machine without Triton never needs them.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -36,24 +38,28 @@ from tasuki.engine.tiers.tier import (
     Copier,
     TierPrices,
 )
-from tasuki.model.backends.base import Backend, Gather, Reduce, one_rank
+from tasuki.model.backends.base import Backend
 from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.config import ModelConfig
 from tasuki.model.costs import PrefillFlops
-from tasuki.model.draft_layer import DraftHead, draft_ids
+from tasuki.model.forward import Gather, Reduce, one_rank
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.known_models import with_draft_layer
-from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.qwen3_5 import DraftHead, Qwen35Model, draft_ids
 from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.safetensors_folder import check_kernels, load_weights, multiplies_fp8
 from tasuki.pycache._cpp_cache import TierConfig
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import FP8_ROWS, CacheLayout
+from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.protocol.contract import Contract
+from tasuki.transfer.settings import WireSettings
+from tasuki.transfer.transports.base import Transport
+from tasuki.transfer.transports.factory import build_transport
 from tasuki.transfer.windows.descriptors import UnitSizes
 from tasuki.transfer.windows.window import StepCounter
-from tasuki.utils.logs import Progress, no_progress
+from tasuki.utils.logs import Progress, no_progress, progress_bar
 from tasuki.utils.signatures import Clock
 
 from .memory_plan import arena_slabs
@@ -287,3 +293,57 @@ def build_model(
 
         backend = TritonBackend(config, weights.dtype, device, reduce)
     return Qwen35Model(config, weights, backend, gather, drafts)
+
+
+@contextmanager
+def pair_parts(
+    config: EngineConfig,
+    build: BuildParts,
+    role: Role,
+    *,
+    transport: str,
+    name: str,
+    wire: WireSettings,
+) -> Iterator[tuple[EngineParts, DataPlane]]:
+    """The transport ends with the block. transport: a kind of transports/factory.py. name: the
+    node's, as peers see it."""
+    if config.tensor_parallel > 1 and not wire.precision.exact:
+        raise EngineConfigError(
+            "what several ranks hand over travels as it lies, as yet: give --wire-kv and "
+            "--wire-state exact, or --tensor-parallel 1"
+        )
+    parts = build(config, progress_bar("weights"), role)
+    try:
+        mover = build_transport(transport, name, parts.arena.bytes.device)
+        try:
+            yield parts, _plane(config, parts, mover, transport, name, wire)
+        finally:
+            mover.close()
+    finally:
+        if parts.ranks is not None:
+            parts.ranks.close()
+
+
+def _plane(
+    config: EngineConfig,
+    parts: EngineParts,
+    mover: Transport,
+    transport: str,
+    name: str,
+    wire: WireSettings,
+) -> DataPlane:
+    digest = digest_of_weights(config.model, config.disk_cache)
+    constants, formats = parts.model_config.constants, parts.model.weights.formats
+    shared = parts.shared
+    if shared is None:
+        memory = parts.arena.bytes
+        return DataPlane.over(
+            *(memory, parts.layout, digest, mover, transport, name, wire),
+            constants=constants,
+            weights_format=formats,
+        )
+    return DataPlane.of_ranks(
+        *(shared.region, shared.spans, digest, mover, transport, name),
+        constants=constants,
+        weights_format=formats,
+    )

@@ -24,7 +24,7 @@ class RankSilent(DeviceLost):
 
 class Collectives(Protocol):
     """What ranks exchange inside a forward: one interface, whatever carries it. A rank that has all
-    of the model needs none (model/backends/base.py, one_rank).
+    of the model needs none (model/forward.py, one_rank).
 
     Of one rank. Every rank calls the same ones in the same order, on the thread of its forward,
     with tensors of one shape and dtype; each ends with the same bits on every rank. Raises what its

@@ -1,9 +1,11 @@
 """A forward of a request whose prompt, or the beginning of it, is still landing, on a thread of its
 own: the first decode step behind a hand-over, or the prompt's rest behind a load.
 
-Owns that thread, and on a GPU its stream; one step runs at a time. Knows slots and pages as ids and
-what is awaited as a barrier; decides nothing: who begins it does. Its model shares the
-weights with the engine's; calls of both may overlap, since no page or slot is written by both.
+Owns that thread, and on a GPU its stream (OwnStream: work launched there is waited for there; on a
+device without streams all has ended when its call returns). One step runs at a time. Knows slots
+and pages as ids and the awaited bytes as a barrier; decides nothing: its caller begins steps. Its
+model shares the weights with the engine's; calls of both may overlap, since no page or slot is
+written by both.
 Thread rule: the engine loop begins and cancels steps; a step waits and computes on the thread here.
 On a GPU that thread waits for each layer's window on the host and then launches the layer on its
 own stream.
@@ -21,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol, TypedDict
 
@@ -30,7 +33,6 @@ from tasuki.engine.request import Ahead, PlannedCheckpoint, Request
 from tasuki.engine.runner.logits import logit_adjuster
 from tasuki.engine.scheduling.checkpoints import plan_checkpoints
 from tasuki.engine.tiers.copy_job import LoadBarrier
-from tasuki.model.backends.own_stream import OwnStream, own_stream
 from tasuki.model.forward import Batch, LayerHooks, SequenceSlice
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.logit_adjustments import (
@@ -47,6 +49,43 @@ from tasuki.pycache.arena import Arena
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.utils.signatures import Notice
 from tasuki.utils.system import name_this_thread, shorten_lock_turns
+
+
+class OwnStream(Protocol):
+    def entered(self) -> AbstractContextManager[object]:
+        """What is launched inside goes to this stream."""
+
+    def synchronize(self) -> None:
+        """Return once nothing that was launched here runs or will. Raises what the device says
+        where that cannot be known."""
+
+
+class HostStream:
+    def entered(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def synchronize(self) -> None:
+        """Calls have returned, so nothing runs."""
+
+
+class DeviceStream:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def entered(self) -> AbstractContextManager[object]:
+        # The current device belongs to a thread.
+        torch.cuda.set_device(self._device)
+        stream: AbstractContextManager[object] = torch.cuda.stream(self._stream)
+        return stream
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+
+def own_stream(device: torch.device) -> OwnStream:
+    return HostStream() if device.type == "cpu" else DeviceStream(device)
+
 
 log = logging.getLogger(__name__)
 

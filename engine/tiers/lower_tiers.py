@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 from tasuki.engine.messages import TierReport
 from tasuki.engine.runner.base import Event, EventRecorder
 from tasuki.engine.tiers.remote.remote_memory import NO_LOOKUP, Lookup, adopt
+from tasuki.engine.tiers.remote.remote_objects import Manifest
 from tasuki.pycache._cpp_cache import Allocation, TierStats, TierWrite
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.utils.signatures import Clock
 
 from .copy_job import CopyJob, JobEnd, LoadBarrier, WriteLabel, parts_of_load
-from .remote.manifest import Manifest
 from .tier import LowerTier, TierCounters
 
 MOST_WRITES = 2

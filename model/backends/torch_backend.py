@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.config import ModelConfig, MoeShape
-from tasuki.model.forward import Batch
+from tasuki.model.forward import Batch, Reduce, one_rank
 from tasuki.model.ops.attention.reference import (
     AttentionPlan,
     paged_attention,
@@ -31,8 +31,6 @@ from tasuki.model.weights.layers import (
 )
 from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.layout import PAGE_TOKENS
-
-from .base import Reduce, one_rank
 
 
 @dataclass(frozen=True)

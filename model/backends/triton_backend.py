@@ -9,12 +9,11 @@ from copy import copy
 import torch
 
 from tasuki.model.config import ModelConfig
-from tasuki.model.forward import Batch, DecodeBatch, VerifyBatch
+from tasuki.model.forward import Batch, DecodeBatch, Reduce, VerifyBatch, one_rank
 from tasuki.model.ops.attention.long_context import warm
 from tasuki.model.ops.attention.rope import rotary_cache
 from tasuki.model.ops.linear.gemv import MOST_ROWS
 
-from .base import Reduce, one_rank
 from .triton_decode import DecodeScratch, TritonDecode, TritonRowDecode
 from .triton_prefill import PrefillPlan, TritonPrefill
 from .triton_verify import TritonVerify, VerifyScratch

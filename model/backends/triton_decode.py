@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.config import ModelConfig
-from tasuki.model.forward import DecodeBatch, Phase
+from tasuki.model.forward import DecodeBatch, Phase, Reduce
 from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.attention.verify import paged_attention_verify
@@ -37,7 +37,7 @@ from tasuki.model.weights.layers import (
 )
 from tasuki.model.weights.matrix import Matrix
 
-from .base import Operators, Reduce
+from .base import Operators
 from .triton_entries import Product, StepEntries
 
 

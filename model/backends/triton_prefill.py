@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.config import ModelConfig
-from tasuki.model.forward import Batch, Phase
+from tasuki.model.forward import Batch, Phase, Reduce
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
@@ -25,7 +25,6 @@ from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix
 
-from .base import Reduce
 from .triton_entries import PromptCarry, PromptEntries
 
 

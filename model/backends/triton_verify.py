@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.config import ModelConfig
-from tasuki.model.forward import DecodeBatch, VerifyBatch
+from tasuki.model.forward import DecodeBatch, Reduce, VerifyBatch
 from tasuki.model.ops.attention.decode import DecodeWorkspace
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.attention.verify import paged_attention_verify
@@ -22,7 +22,6 @@ from tasuki.model.ops.gdn.verify.rows import RowFolds, gdn_verify
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights
 from tasuki.pycache.layout import LayerKind
 
-from .base import Reduce
 from .triton_decode import DecodeScratch, TritonDecode
 from .triton_entries import VerifyEntries
 

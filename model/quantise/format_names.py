@@ -1,4 +1,4 @@
-"""The names of formats that `tasuki quantise` makes; recipe.py has what each means."""
+"""The names of formats that `tasuki quantise` makes; checkpoint.py has what each means."""
 
 FORMATS = ("fp8", "fp8-channel", "fp8-tensor", "nvfp4", "nvfp4-ct", "mixed")
 

@@ -16,7 +16,7 @@ from tasuki.utils.logs import Progress, no_progress
 
 from .kernel_layout import for_kernels
 from .matrix import Kind, Matrix, named_kinds
-from .source import TensorSource
+from .source import RandomSource, TensorSource
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,13 @@ def assemble(
     """Read every tensor the config asks for, one at a time; progress counts layers. Raises
     WeightsError."""
     return _Assembler(config, source, dtype, torch.device(device)).model(progress)
+
+
+def random_weights(
+    config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> ModelWeights:
+    """Weights that keep activations near unit size; logits spread widely, so that ties are rare."""
+    return assemble(config, RandomSource(seed, device), dtype, device)
 
 
 def tensors(holder: object) -> Iterator[Tensor]:

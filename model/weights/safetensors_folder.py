@@ -1,9 +1,13 @@
-"""The safetensors files of one checkpoint folder: which there are, what they hold, their digest.
+"""The safetensors files of one checkpoint folder: their names, their tensors, their digest.
 
 Owns names and files: single file or shards with an index, nested and flat prefixes. Does not know
 what a tensor means. The vision tower is never read, the draft layer where the config has one.
 Reading is lazy, one slice of a tensor at a time, from files that stay open until the `Checkpoint`
 is closed; one thread uses it.
+
+check_left_over() refuses a scale or a coded tensor that no reader asked for: the weight that it
+belongs to was then read in another format than its own. Plain tensors may be left over: the vision
+tower, a draft layer that is not served, buffers.
 """
 
 import gc
@@ -27,7 +31,6 @@ from tasuki.model.config_json import QuantizationConfig, check_draft_layer_confi
 from tasuki.utils.logs import Progress, no_progress
 
 from .layers import ModelWeights, assemble, tensors
-from .left_over import Elsewhere, check_left_over, is_of_draft_layer, is_of_text_model, nowhere_else
 from .matrix import WHOLE, Kind, Matrix, Part, WeightsError
 from .published_matrix import MissingWeight, PublishedMatrix, is_coded
 from .safetensors_files import StoredTensors
@@ -36,6 +39,83 @@ from .source import ShardedSource, stacked
 from .stacked_tensors import Companions, StackedTensors
 
 log = logging.getLogger(__name__)
+
+_CODED = re.compile(r"scale|zero_point|qzeros|qweight|packed|g_idx|bitmask|absmax|weight_shape")
+_OF_CACHE = re.compile(r"(^|[._])([qkv]|kv|attn|prob|output)_scale$")
+"""Scales of keys, values and queries: the cache is kept in the model's own dtype."""
+_OF_LAYER = re.compile(r"(^|\.)(language_model|model)\.layers\.\d+\.")
+"""Of a text model's layer, under whatever prefix: one that is not this checkpoint's is read by
+nobody."""
+
+
+Elsewhere = Callable[[str], bool]
+"""Whether another rank reads the tensor of that name."""
+
+
+def nowhere_else(name: str) -> bool:
+    """Return that no other rank reads the tensor: there is one rank."""
+    return False
+
+
+def check_left_over(
+    tensors: StoredTensors,
+    prefix: str,
+    elsewhere: Elsewhere = nowhere_else,
+    *,
+    drafts: bool,
+) -> None:
+    """prefix: of the text model's names. elsewhere: whether another rank reads it. drafts: the
+    draft layer was read too. Call it after everything was read. Raises WeightsError."""
+    of_cache = 0
+    for name in tensors.unread():
+        if elsewhere(name) or not (
+            is_of_text_model(name, prefix)
+            or _OF_LAYER.search(name)
+            or (drafts and is_of_draft_layer(name))
+        ):
+            continue
+        leaf = name.rpartition(".")[2]
+        if _OF_CACHE.search(leaf):
+            of_cache += 1
+        elif _CODED.search(leaf) or is_coded(tensors.dtype(name)):
+            raise WeightsError(
+                f"{tensors.path(name)}: tensor {name} ({tensors.dtype(name)}) is read by nobody; "
+                f"beside it {_beside(tensors, name)}: fetch config.json and all shards from the "
+                "same model, or convert the checkpoint to BF16"
+            )
+    if of_cache:
+        log.info(
+            "%d scales of a quantised KV cache are not used: it has the model's dtype", of_cache
+        )
+
+
+def is_of_text_model(name: str, prefix: str) -> bool:
+    """Not of the vision tower and not of a draft layer, which is not always read."""
+    if name.startswith(("lm_head.", "language_model.lm_head.")):
+        return True
+    inner = name.removeprefix(prefix)
+    return inner != name and not inner.startswith(("visual.", "vision", "mtp.", "language_model."))
+
+
+def is_of_draft_layer(name: str) -> bool:
+    return name.startswith(("mtp.", "language_model.mtp."))
+
+
+def _beside(tensors: StoredTensors, name: str) -> str:
+    """Of the same module, in words."""
+    module = name.rpartition(".")[0]
+    near = [f"{other} ({tensors.dtype(other)})" for other in tensors if _is_near(other, name)]
+    return f"are {', '.join(near[:4])}" if near else f"{module} holds nothing"
+
+
+def _is_near(other: str, name: str) -> bool:
+    module, leaf = name.rpartition(".")[::2]
+    if other == name or other.rpartition(".")[0] != module:
+        return False
+    # Fused experts are tensors of one module, distinct by how their names begin.
+    beside = other.rpartition(".")[2]
+    return beside.startswith("weight") or leaf.startswith(beside)
+
 
 _OUTER = {"model.language_model.": "", "language_model.model.": "language_model.", "model.": ""}
 """By what the text model's names begin with, what those of its head do."""

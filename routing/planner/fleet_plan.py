@@ -1,4 +1,4 @@
-"""What is to be done about a fleet's nodes: a pure function of what was lately observed.
+"""The changes that a fleet's nodes need, and how many nodes of each role a load needs. Pure.
 
 States of a fleet, as a plan sees it:
   short     a role has fewer nodes than it needs: spare ones of the other role change theirs, the
@@ -12,13 +12,282 @@ nothing; nothing is taken away before the window is full; a role that would be s
 gives no node away; at most `most` nodes are ready or coming.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import NormalDist
+from typing import Self
 
-from .node_need import FleetNeed, need_of
-from .observation import NodeCount, NodeRole, Observation
-from .policy import PlanPolicy
+import numpy as np
+
+from .observation import NodeCount, NodeRole, Observation, level_of, trend_of
+from .policy import PlanPolicy, ServiceTargets
+
+_EDGES = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.92, 0.96, 0.98, 0.99, 0.995, 0.999, 1.0)
+_NORMAL = NormalDist()
+_POINTS = tuple((_NORMAL.inv_cdf((low + high) / 2), high - low) for low, high in pairwise(_EDGES))
+"""Of a normal distribution: values, and how much of it each stands for."""
+
+
+@dataclass(frozen=True)
+class ServiceTimes:
+    """How long prompts wait for one of several nodes: M/G/n by Erlang's C and Allen and Cunneen.
+
+    Exact for exponential prompts on one queue, an approximation for others. Pure.
+
+    Log-normal. mean: seconds, over 0. variation: the variance over the mean's square.
+    """
+
+    mean: float
+    variation: float
+
+    def points(self) -> list[tuple[float, float]]:
+        """Seconds, and the share of prompts that they stand for."""
+        sigma = math.sqrt(math.log1p(self.variation))
+        middle = math.log(self.mean) - sigma * sigma / 2
+        return [(math.exp(middle + sigma * z), share) for z, share in _POINTS]
+
+    def over(self, seconds: float) -> float:
+        """Share of the prompts that take longer, with nobody before them."""
+        return sum(share for each, share in self.points() if each > seconds)
+
+
+def waiting_share(nodes: int, work: float) -> float:
+    """Erlang's C: of the prompts that wait at all. work: nodes' worth of it that is asked for."""
+    if work >= nodes:
+        return 1.0
+    blocked = 1.0
+    for node in range(1, nodes + 1):
+        blocked = work * blocked / (node + work * blocked)
+    return blocked / (1 - work / nodes * (1 - blocked))
+
+
+def late_share(nodes: int, work: float, service: ServiceTimes, target: float) -> float:
+    """Of the prompts whose wait and own time exceed the target, seconds."""
+    if work >= nodes:
+        return 1.0
+    waits = waiting_share(nodes, work)
+    mean_wait = service.mean * (1 + service.variation) / 2 / (nodes - work)
+    late = 0.0
+    for seconds, share in service.points():
+        left = target - seconds
+        late += share * (1.0 if left < 0 else waits * math.exp(-left / mean_wait))
+    return late
+
+
+BUSY_AT_MOST = 0.8
+"""Where no number of nodes meets the target: more would be held for nothing."""
+_OWN_SHARE = 0.9
+"""Of the prompts that may be late, those that are so by themselves."""
+
+
+def prefill_feasible(service: ServiceTimes, targets: ServiceTargets) -> bool:
+    """Whether prompts that nobody is before meet the target, with something left for waits."""
+    return service.over(targets.first_token) <= _OWN_SHARE * (1 - targets.share)
+
+
+def prefill_nodes(
+    work: float, service: ServiceTimes | None, targets: ServiceTargets, most: int
+) -> int:
+    """How many prefill nodes a load needs, so that wait and prefill keep within a target. Pure.
+
+    The least that meets the targets, at most `most`; where they cannot be met, the least that are
+    busy for BUSY_AT_MOST of their time. work: nodes' worth. service: None where it is not known.
+    """
+    if work <= 0:
+        return 0
+    if work >= most:
+        return most
+    if service is None or not prefill_feasible(service, targets):
+        return min(most, math.ceil(work / BUSY_AT_MOST))
+    nodes = math.floor(work) + 1
+    while (
+        nodes < most and late_share(nodes, work, service, targets.first_token) > 1 - targets.share
+    ):
+        nodes += 1
+    return nodes
+
+
+FULL = 0.9
+"""Of a node's memory that answers may hold; the rest is for what grows."""
+
+
+_DOUBLED = 32.0
+"""Of so many answers a step is guessed to take twice as long as of none: weights and caches are
+read side by side. It decides only until batches of two sizes were seen."""
+_PRIOR = 0.02
+"""Weight of that guess, in squares of the mean batch."""
+_STRETCHED = 2.0
+"""Where no batch meets the target: a step takes at most that many times the shortest one."""
+
+
+@dataclass(frozen=True)
+class StepLine:
+    """How many decode nodes a load needs: by the time of a step, and by memory. Pure.
+
+    Seconds of a step: fixed, and for each answer in the batch.
+    """
+
+    fixed: float
+    each: float
+
+    @classmethod
+    def fitted(cls, points: Sequence[tuple[float, float]]) -> Self | None:
+        """points: batch and seconds of a step. None without a point."""
+        known = [(batch, step) for batch, step in points if batch > 0 and step > 0]
+        if not known:
+            return None
+        many = len(known)
+        batch = sum(each for each, _ in known) / many
+        step = sum(each for _, each in known) / many
+        squares = sum((each - batch) ** 2 for each, _ in known) / many
+        products = sum((b - batch) * (s - step) for b, s in known) / many
+        prior = _PRIOR * batch * batch
+        slope = (products + prior * step / (batch + _DOUBLED)) / (squares + prior)
+        slope = min(max(slope, 0.01 * step / batch), 0.95 * step / batch)
+        return cls(step - slope * batch, slope)
+
+    def seconds(self, batch: float) -> float:
+        return self.fixed + self.each * batch
+
+    def batch(self, tokens: float) -> float:
+        """Of a node that is asked for so many tokens a second; infinite where it cannot keep up."""
+        free = 1 - tokens * self.each
+        return tokens * self.fixed / free if free > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class DecodeLoad:
+    """tokens: asked for, a second. answers: that run or wait. held: of a node's memory, by one."""
+
+    tokens: float
+    answers: float
+    held: float
+
+
+def step_target(line: StepLine, targets: ServiceTargets) -> float:
+    """What a step may take: the target, or where no batch meets it as much as is of use."""
+    shortest = line.seconds(1)
+    return targets.per_token if shortest <= targets.per_token else _STRETCHED * shortest
+
+
+def decode_feasible(line: StepLine, targets: ServiceTargets) -> bool:
+    return line.seconds(1) <= targets.per_token
+
+
+def decode_nodes(
+    load: DecodeLoad, line: StepLine | None, targets: ServiceTargets, most: int
+) -> int:
+    """The least that meets the targets, at most `most`. line: None where no step was
+    observed yet: by memory alone."""
+    if load.tokens <= 0 and load.answers <= 0:
+        return 0
+    # Fewer have not the memory, or cannot keep up at all.
+    least = max(1.0, load.answers * load.held / FULL, load.tokens * line.each if line else 0.0)
+    nodes = math.floor(min(least, most))
+    while nodes < most and not _enough(nodes, load, line, targets):
+        nodes += 1
+    return nodes
+
+
+def _enough(nodes: int, load: DecodeLoad, line: StepLine | None, targets: ServiceTargets) -> bool:
+    batch = load.answers / nodes
+    if line is not None:
+        batch = max(batch, line.batch(load.tokens / nodes))
+    if math.isinf(batch):
+        return False
+    # New answers go to the smallest batch, so that batches vary as their sum does.
+    most = batch + _NORMAL.inv_cdf(targets.share) * math.sqrt(batch / nodes)
+    if line is not None and most > 1 and line.seconds(most) > step_target(line, targets):
+        return False
+    return most * load.held <= FULL or batch <= 1
+
+
+_LEAST_VARIATION = 0.05
+_LONG_WAIT = 0.5
+"""Of the target, by which prompts that come now are late where they are long."""
+
+
+@dataclass(frozen=True)
+class FleetNeed:
+    """How many nodes of each role the observations ask for. Pure.
+
+    By role. now: nodes without which targets are missed, now or before another could start. keep:
+    those that must stay where nodes are taken away. feasible: whether any number meets the targets.
+    """
+
+    now: dict[NodeRole, int]
+    keep: dict[NodeRole, int]
+    feasible: dict[NodeRole, bool]
+
+
+def need_of(history: Sequence[Observation], policy: PlanPolicy) -> FleetNeed:
+    """history: at least one, of the policy's window at most."""
+    prefill, decode = _of_prefill(history, policy), _of_decode(history, policy)
+    roles = {NodeRole.PREFILL: prefill, NodeRole.DECODE: decode}
+    bounds = policy.bounds
+    least = {NodeRole.PREFILL: bounds.prefill, NodeRole.DECODE: bounds.decode}
+    now = {role: max(least[role], need[0]) for role, need in roles.items()}
+    return FleetNeed(
+        now=now,
+        keep={role: max(now[role], need[1]) for role, need in roles.items()},
+        feasible={role: need[2] for role, need in roles.items()},
+    )
+
+
+def _of_prefill(history: Sequence[Observation], policy: PlanPolicy) -> tuple[int, int, bool]:
+    targets, pace, most = policy.targets, policy.pace, policy.bounds.most
+    times = np.array([each.at for each in history])
+    trend = trend_of(times, np.array([each.prefill.work for each in history]), pace)
+    service = _service(history)
+    late = _late_work(history, policy)
+    # It must be worked off beside what comes.
+    behind = min(most, math.ceil(trend.now + late / pace.clear)) if late else 0
+    feasible = service is None or prefill_feasible(service, targets)
+    now = max(prefill_nodes(trend.soon, service, targets, most), behind)
+    keep = prefill_nodes(trend.settled * (1 + pace.room), service, targets, most)
+    return now, max(now, keep), feasible
+
+
+def _late_work(history: Sequence[Observation], policy: PlanPolicy) -> float:
+    """Seconds of prefill that wait, where they make prompts late; else 0."""
+    times = np.array([each.at for each in history])
+    backlog = np.array([each.prefill.backlog for each in history])
+    waiting = level_of(times, backlog, policy.pace.quick)
+    ready = max(1, history[-1].nodes[NodeRole.PREFILL].ready)
+    return waiting if waiting > _LONG_WAIT * policy.targets.first_token * ready else 0.0
+
+
+def _service(history: Sequence[Observation]) -> ServiceTimes | None:
+    """Of the prompts that ended; each observation counts by its work."""
+    known = [each.prefill for each in history if each.prefill.mean > 0 and each.prefill.work > 0]
+    prompts = sum(each.work / each.mean for each in known)
+    if not prompts:
+        return None
+    mean = sum(each.work for each in known) / prompts
+    square = sum(each.square * each.work / each.mean for each in known) / prompts
+    return ServiceTimes(mean, max(_LEAST_VARIATION, square / mean**2 - 1))
+
+
+def _of_decode(history: Sequence[Observation], policy: PlanPolicy) -> tuple[int, int, bool]:
+    targets, pace, most = policy.targets, policy.pace, policy.bounds.most
+    times = np.array([each.at for each in history])
+    seen = [each.decode for each in history]
+    line = StepLine.fitted([(each.batch, each.step) for each in seen])
+    tokens = trend_of(times, np.array([each.tokens for each in seen]), pace)
+    answers = trend_of(times, np.array([each.running + each.waiting for each in seen]), pace)
+    held = level_of(times, np.array([each.held for each in seen]), pace.level)
+    # What is worked off of prefill's queue is asked of these nodes beside what comes.
+    work = level_of(times, np.array([each.prefill.work for each in history]), pace.quick)
+    passed_on = 1 + _late_work(history, policy) / (pace.clear * work) if work > 0 else 1.0
+    soon = max(tokens.soon, tokens.now * passed_on)
+    now = decode_nodes(DecodeLoad(soon, answers.now, held), line, targets, most)
+    more = 1 + pace.room
+    settled = DecodeLoad(tokens.settled * more, answers.settled * more, held)
+    keep = decode_nodes(settled, line, targets, most)
+    return now, max(now, keep), line is None or decode_feasible(line, targets)
+
 
 _FULL_SHARE = 0.95
 """Of the window: observations come a little late."""

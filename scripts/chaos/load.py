@@ -19,9 +19,8 @@ from scripts.common.probe import resident
 from scripts.common.tally import MemoryTrail, Tally
 from tasuki.client.aio import AsyncClient, AsyncSession
 from tasuki.client.answer import Answer
-from tasuki.client.errors import ClientError
+from tasuki.client.errors import ClientError, RetryPolicy, is_transient
 from tasuki.client.prompt import Prompt
-from tasuki.client.retry import RetryPolicy, is_transient
 from tasuki.utils.options import option
 from tests.harness.daemons import flags
 

@@ -18,9 +18,8 @@ from scripts.common.command import seed_option
 from scripts.common.tally import Tally
 from tasuki.cli.demo import TIE_MARGIN
 from tasuki.client.aio import AsyncClient
-from tasuki.client.errors import ClientError
+from tasuki.client.errors import ClientError, RetryPolicy
 from tasuki.client.prompt import Prompt
-from tasuki.client.retry import RetryPolicy
 from tasuki.client.session import Client
 from tasuki.engine.messages.reports import Usage
 from tasuki.utils.options import option

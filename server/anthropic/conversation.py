@@ -23,7 +23,7 @@ from tasuki.server.openai.messages import message_items
 from tasuki.server.openai.request_fields import RequestFields, is_among, required
 from tasuki.server.openapi.anthropic_fields import ABSENT, DISPLAYS
 from tasuki.server.text.chat_message import ChatMessage, ConversationBuilder, ToolCall
-from tasuki.server.text.token_options import effort_of_budget
+from tasuki.server.text.chat_renderer import effort_of_budget
 
 _CARRIED = "tasuki.text."
 _SIGNED = "tasuki.sha256."

@@ -4,13 +4,12 @@ Owns the answer so far. Has no part in HTTP. One answer, one thread. Invariant: 
 one is open at a time, and each is closed before the next begins.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tasuki.engine.messages import FinishReason
 from tasuki.server.http.errors import anthropic_error, error_body, error_status
-from tasuki.server.http.reply import TextEvent, named_event
+from tasuki.server.http.reply import BodyOf, TextEvent, named_event
 from tasuki.server.openai.token_details import hybrid_hit
 from tasuki.server.text.json_reading import read_whole_arguments
 from tasuki.server.text.parsing.answer_parser import AnswerParser
@@ -49,7 +48,7 @@ class MessageHead:
 class _Block:
     """The open block. texts: pieces of its text, or of a call's input as JSON."""
 
-    def __init__(self, start: dict[str, Any], delta: Callable[[str], dict[str, Any]]) -> None:
+    def __init__(self, start: dict[str, Any], delta: BodyOf) -> None:
         self.start = start
         self.delta = delta
         self.texts = GrowingText()

@@ -29,13 +29,12 @@ from tasuki.server.openai.sampling import AnswerOptions, AskedThinking, read_opt
 from tasuki.server.openai.token_details import wants_hit
 from tasuki.server.openapi.anthropic_fields import DIRECT, EFFORTS, MAX_USER_ID, OF_MESSAGES
 from tasuki.server.request_checks import check_stops
-from tasuki.server.text.chat_renderer import MAX_TOOLS, ChatRenderer
+from tasuki.server.text.chat_renderer import EFFORT, MAX_TOOLS, ChatRenderer, effort_of_template
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, of_schema
 from tasuki.server.text.grammars.call_grammar import OfferedTool, ToolChoice, answer_grammar
 from tasuki.server.text.rendering.chat_template import RenderedPrompt
 from tasuki.server.text.text_answer import Thinking
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.text.token_options import EFFORT, effort_of_template
 
 from .conversation import ThinkingChoice, read_conversation, read_thinking_choice
 from .message_writer import MessageHead, MessageWriter

@@ -37,8 +37,8 @@ from tasuki.server.errors import (
     ServerError,
     WatcherLimit,
 )
-from tasuki.utils.free_memory import FreeMemory
 from tasuki.utils.signatures import Clock
+from tasuki.utils.system import FreeMemory
 
 from .callers import Caller, Scope
 

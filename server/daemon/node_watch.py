@@ -1,19 +1,18 @@
-"""A node's health, as its front sees it: for GET /metrics, which answers whatever the engine does.
+"""Reports a node's health for GET /metrics, which answers even while the engine does not.
 
-NodeWatch owns what asks the engine and looks at disks. One event loop's thread. Invariant: a report
-comes within two patiences.
+NodeWatch asks the engine and looks at disks. Invariant: a report comes within two patiences.
 
-NodeFiles: Files and folders that a node lives on, by the settings that name them: certificates with
-an end, and folders whose disk may fill up. Immutable, any thread.
+LatestCounters keeps the engine's counters, so that a scrape does not wait for a long step. It owns
+the question in progress. Invariants: one question at a time, for any number of scrapes; a scrape
+waits no longer than it says; an engine that has died is asked nothing more.
 
-DiskRooms: How much room the file systems of a node's folders have. Owns the look that is under way.
-One event loop's thread; the look itself, which a file system of another host may hold up for ever,
-has a thread of its own. Invariants: one look at a time; nobody waits for one longer than they say,
-and then gets what the last one saw.
+DiskRooms keeps the free space of the file systems of a node's folders. It owns the look in
+progress. A file system of another host may hold a look up for ever, so the look has a thread of its
+own. Invariants: one look at a time; a caller waits no longer than it says, and then gets the last
+result.
 
-LatestCounters: The engine's counters for a scrape, which must not wait for a step that takes long.
-Owns the question that is under way. One event loop's thread. Invariants: one question at a time,
-however many ask; nobody waits longer than they say; an engine that has died is asked nothing more.
+NodeFiles names the files and folders that a node lives on, by setting: certificates with an end,
+and folders whose disk may fill up. Immutable, any thread; all else is one event loop's thread.
 """
 
 import asyncio

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from tasuki.engine.assembly.pair_parts import pair_parts
-from tasuki.engine.assembly.parts import BuildParts, EngineParts
+from tasuki.engine.assembly.parts import BuildParts, EngineParts, pair_parts
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.server.config import ServerConfig
 from tasuki.server.role_change import NextRole, RoleChange, become

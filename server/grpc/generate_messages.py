@@ -36,7 +36,12 @@ from tasuki.server.request_checks import (
     check_vocabulary,
 )
 from tasuki.server.text.chat_message import ChatMessage
-from tasuki.server.text.chat_renderer import MAX_MESSAGES, ChatRenderer
+from tasuki.server.text.chat_renderer import (
+    MAX_MESSAGES,
+    ChatRenderer,
+    placed_budget,
+    read_bad_words,
+)
 from tasuki.server.text.grammars.asked_grammar import (
     AskedGrammar,
     check_followable,
@@ -48,7 +53,6 @@ from tasuki.server.text.grammars.asked_grammar import (
 )
 from tasuki.server.text.rendering.chat_template import RenderedPrompt
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.text.token_options import placed_budget, read_bad_words
 from tasuki.server.text.tokenizer import IncrementalDetokenizer
 from tasuki.server.unread_answer import AnswerPart
 

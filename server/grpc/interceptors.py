@@ -1,15 +1,17 @@
 """Checks of each gRPC call before its method: keys, typed errors, unserved methods.
 
-RequireScope: Checks each gRPC call against surfaces.py before the method's message is read. Uses
-methods' names alone. A key is never logged. One event loop's thread.
+RequireScope checks the caller's scope by the method's name (auth/surfaces.py), before the message
+is read. A key is never logged.
 
-MalformedRequests: Ends a call by the status of the ServerError that its method raises, and answers
-bytes that are not the expected message with INVALID_ARGUMENT instead of UNKNOWN. gRPC itself
-reports both as a crash of the method, with a traceback. Reads no message's fields.
+MalformedRequests ends a call by the status of the ServerError that its method raises, and answers
+bytes that are not the expected message with INVALID_ARGUMENT. gRPC itself reports both as a crash
+of the method, with a traceback. Reads no message's fields.
 
-UnimplementedMethods: Refuses, with the mend, tasuki's methods that this node does not serve, and
-OpenAI's paths on a node that answers no clients. gRPC's own refusal names no mend. Uses services'
-names alone. One event loop's thread.
+UnimplementedMethods refuses tasuki's methods that this node does not serve, and OpenAI's paths on a
+node that answers no clients. It names the mend, which gRPC's own refusal does not. Uses services'
+names alone.
+
+One event loop's thread.
 """
 
 import inspect

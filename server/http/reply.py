@@ -1,17 +1,16 @@
-"""An answer's way to its HTTP client: as one JSON object, or as events while it is made.
+"""Sends an answer to its HTTP client: as one JSON object, or as events while it is made.
 
-The shapes of both are an AnswerWriter's. One event loop's thread.
+An AnswerWriter gives the bodies of both; WholeReply and StreamedReply send them. TextEvent is an
+event with a name, which is its body's type.
 
-send_json(): A reply of one JSON body, whose memory is its request's until the client has read it.
-One event loop's thread. aiohttp ends a handler before its client has read the reply, and what waits
-in the connection would be counted nowhere.
+The memory of a reply counts as its request's until the client has read it: aiohttp ends a handler
+earlier, and would count the bytes of the connection's buffer nowhere.
 
-EventStream: A reply of server-sent events, written as its connection takes them. One event loop's
-thread. Invariants: a client that reads too slowly is waited for, once its transport's buffer is
-over _HIGH_WATER_BYTES; the buffer takes at most _WRITE_BYTES more; while nothing else is written,
-something is every KEEP_ALIVE_SECONDS.
+EventStream writes server-sent events as its connection takes them. Invariants: once its transport's
+buffer is over _HIGH_WATER_BYTES it waits for the client; the buffer takes at most _WRITE_BYTES
+more; while no other event is written, something is every KEEP_ALIVE_SECONDS.
 
-TextEvent: Events with a name, which is their body's type. Immutable values.
+One event loop's thread.
 """
 
 import asyncio
@@ -47,10 +46,14 @@ def bodies_of(events: bytes) -> Iterator[bytes]:
         yield event.partition(b"\ndata: ")[2]
 
 
+BodyOf = Callable[[str], dict[str, Any]]
+"""Returns the JSON object that holds a text."""
+
+
 class TextEvent:
     """Events that differ in one text. Each is, byte by byte, what named_event() makes of it."""
 
-    def __init__(self, body: Callable[[str], dict[str, Any]]) -> None:
+    def __init__(self, body: BodyOf) -> None:
         """body: the one that holds a text. REQUIRES: no other string in it is empty."""
         self._before, self._after = named_event(body("")).split(b'""')
 

@@ -1,14 +1,12 @@
-"""The HTTP server beside a daemon's gRPC server: probes, version, the description of its routes,
-and the routes it is given.
+"""The HTTP server beside a daemon's gRPC server: probes, version, and the routes of its caller.
 
 One event loop's thread. A client that leaves cancels its handler. Invariant: a stranger's request
 costs no more than its header: connections are counted, then a request's Host, its encoding and
 expectation, its key and its caller's limits are checked in this order, and only then is its body
 read. A browser's preflight is answered after its Host was checked.
 
-HttpLog: aiohttp's own log: a malformed request head is logged at debug level, without a traceback.
-Anybody may send such a head, without a key; a traceback for each would let a stranger fill the log.
-Thread rule: any thread.
+HttpLog logs a malformed request head at debug level, without a traceback. Such a head needs no key;
+a traceback for each would let a stranger fill the log. Any thread may log.
 """
 
 import asyncio
@@ -30,16 +28,17 @@ from tasuki.server.openapi.document import ApiDescription
 from tasuki.utils.program import package_version
 
 from .access import AllowedOrigins, http_caller, require_host, require_scope, surface_of
-from .body import (
+from .bounded_reading import (
     BODY_TURNS,
     BodyTurns,
+    HttpConnections,
+    MakeProtocol,
     end_with_unread_bodies,
     leave_later,
     may_send,
     refuse_encodings,
     refuse_expectations,
 )
-from .connections import HttpConnections, MakeProtocol
 from .errors import CALLS, CHARGED, HttpRefusal, TypedRequestHandler, typed_errors
 from .headers import (
     http_request_id,
@@ -272,7 +271,7 @@ class _Application:
             "logger": HttpLog(),
             "auto_decompress": False,
             "keepalive_timeout": _KEEP_ALIVE_SECONDS,
-            # server/http/body.py drains unread bodies, within bounds of bytes too.
+            # server/http/bounded_reading.py drains unread bodies, within bounds of bytes too.
             "lingering_time": 0.0,
         }
         loop = asyncio.get_running_loop()

@@ -19,7 +19,7 @@ from tasuki.server.auth.callers import Caller
 from tasuki.server.auth.limits import ConcurrencyCaps, Hold
 from tasuki.server.errors import ServerError, SocketLimit
 
-from .connections import HttpConnections
+from .bounded_reading import HttpConnections
 from .errors import HttpRefusal
 from .headers import add_header
 

@@ -1,6 +1,6 @@
-"""POST /v1/chat/completions: what a chat asks, and its answer in OpenAI's shape.
+"""POST /v1/chat/completions: reads a chat request, and writes its answer in OpenAI's shape.
 
-ChatReply: Reasoning, content, tool calls, logprobs. Owns the answer so far. Has no part in HTTP.
+ChatReply owns the answer so far: reasoning, content, tool calls, logprobs. It has no part in HTTP.
 One answer, one thread.
 """
 
@@ -37,7 +37,6 @@ from tasuki.server.text.text_answer import (
 )
 from tasuki.server.text.text_codec import TextCodec
 
-from .answer_format import read_answer_format
 from .generation import (
     AskedReply,
     ServedModel,
@@ -60,6 +59,7 @@ from .request_fields import RequestFields, check_account_fields
 from .sampling import (
     SHOWN_IDS,
     AnswerOptions,
+    read_answer_format,
     read_options,
     read_prompt_logprobs,
     read_token_names,

@@ -1,7 +1,7 @@
-"""POST /v1/completions: what a completion asks, and its answer in OpenAI's shape.
+"""POST /v1/completions: reads a completion request, and writes its answer in OpenAI's shape.
 
-CompletionReply: Text and logprobs, the prompt's before it where they are asked for. Owns the answer
-so far. Has no part in HTTP. One answer, one thread.
+CompletionReply owns the answer so far: text and logprobs, the prompt's before it on request. It has
+no part in HTTP. One answer, one thread.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ from tasuki.server.text.rendering.chat_template import RenderedPrompt
 from tasuki.server.text.text_answer import Ending, GrowingText, Piece, Thinking
 from tasuki.server.text.text_codec import TextCodec
 
-from .answer_format import read_answer_format
 from .generation import AskedReply, ServedModel, name_unknown, read_submit, shown_prompts
 from .reply import ReplyHead, TextChoice, to_json
 from .request_fields import RequestFields, check_account_fields
 from .sampling import (
     SHOWN_IDS,
     AskedThinking,
+    read_answer_format,
     read_options,
     read_prompt_logprobs,
     read_token_names,

@@ -21,7 +21,7 @@ from tasuki.server.auth.tenants import salt_of
 from tasuki.server.engine_client import Answering
 from tasuki.server.errors import InvalidField
 from tasuki.server.http.access import http_caller, http_request_context
-from tasuki.server.http.body import read_body
+from tasuki.server.http.bounded_reading import read_body
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.http.headers import add_header, http_request_id
 from tasuki.server.http.reply import AnswerWriter, Choice, StreamedReply, WholeReply

@@ -1,10 +1,10 @@
-"""What a chat request gives a chat template: `messages`, `tools`, and the template's variables.
+"""Reads the parts of a chat request that its template takes: `messages`, `tools`, and variables.
 
 Pure functions; an error names the place of the wrong value.
 
-Variables: vLLM's and SGLang's `chat_template_kwargs`, and the fields that stand for one of them.
-Which variables there are, and which values they take, is the template's: a value that it refuses is
-refused with its words, one that it does not ask for changes no prompt.
+Variables are vLLM's and SGLang's `chat_template_kwargs`, and the fields that stand for one of them.
+The template decides their names and values: it refuses a value in its own words, and a variable
+that it does not use changes no prompt.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import Any
 from tasuki.server.errors import InvalidField, PromptTooLong
 from tasuki.server.openapi.openai_fields import REASONING, TAKEN_VARIABLES, THINKING, THINKING_TYPES
 from tasuki.server.text.chat_message import ROLES, ChatMessage, ConversationBuilder, ToolCall
-from tasuki.server.text.chat_renderer import MAX_MESSAGES, MAX_TOOLS
+from tasuki.server.text.chat_renderer import MAX_MESSAGES, MAX_TOOLS, effort_of_budget
 from tasuki.server.text.grammars.call_grammar import OfferedTool, ToolChoice
 from tasuki.server.text.json_reading import (
     MAX_DEPTH,
@@ -21,7 +21,6 @@ from tasuki.server.text.json_reading import (
     nested_too_deeply,
     read_arguments,
 )
-from tasuki.server.text.token_options import effort_of_budget
 
 from .request_fields import RequestFields, optional
 

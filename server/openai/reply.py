@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tasuki.server.http.errors import error_body
-from tasuki.server.http.reply import KEEP_ALIVE_COMMENT
+from tasuki.server.http.reply import KEEP_ALIVE_COMMENT, BodyOf
 from tasuki.server.text.text_answer import Ending, Piece
 
 from .token_details import TokenIds, usage, usage_so_far
@@ -43,7 +43,7 @@ def with_fields(choice: bytes, fields: Mapping[str, Any]) -> bytes:
 class TextChoice:
     """A chunk's choice that holds text, in one place or more, and nothing else that differs."""
 
-    def __init__(self, choice: Callable[[str], dict[str, Any]]) -> None:
+    def __init__(self, choice: BodyOf) -> None:
         """choice: the choice that holds a text. REQUIRES: no other string in it is empty."""
         self.around = to_json(choice("")).split(b'""')
 

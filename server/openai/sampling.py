@@ -1,21 +1,26 @@
-"""The options of an OpenAI-shaped request: sampling, stops, streaming, and their defaults.
+"""The options of an OpenAI-shaped request: sampling, stops, streaming, format, and their defaults.
 
 Pure functions. A field that would change the answer and that this engine cannot honour is refused,
 never ignored; fields about accounts, storage and routing are ignored, and so are those that no
 server of this API has, as vLLM does.
 
-SamplingDefaults: How a request is sampled where it does not say: the checkpoint's
+SamplingDefaults: the sampling of a request that does not set it: the checkpoint's
 generation_config.json, as vLLM reads it, or OpenAI's defaults. Owns the choice between them.
 Immutable; read once, before a node serves.
+
+read_answer_format(): the grammar of an answer: `response_format`, vLLM's `structured_outputs` and
+its older guided fields, SGLang's json_schema, regex, ebnf, structural_tag. Of all these fields one
+may be given; an error names the place of the wrong value.
 """
 
 import json
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tasuki.model.grammar.grammar import GrammarKind
 from tasuki.model.ops.sampling.params import MAX_BIAS, MAX_BIASES, MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.model.ops.sampling.thinking_budget import MAX_THINKING_TOKENS
 from tasuki.server.errors import InvalidField
@@ -28,14 +33,128 @@ from tasuki.server.request_checks import (
     check_vocabulary,
     to_tokens,
 )
-from tasuki.server.text.grammars.asked_grammar import AskedGrammar, placed
+from tasuki.server.text.chat_renderer import placed_budget, read_bad_words
+from tasuki.server.text.grammars.asked_grammar import (
+    AskedGrammar,
+    of_any_object,
+    of_choices,
+    of_schema,
+    of_text,
+    placed,
+)
+from tasuki.server.text.grammars.structural_tag import of_structural_tag
 from tasuki.server.text.stop_strings import NO_STOPS, StopPlace, StopRule
 from tasuki.server.text.text_answer import Thinking
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.text.token_options import placed_budget, read_bad_words
 
 from .request_fields import RequestFields
 from .token_details import TokenNames
+
+_Read = Callable[[str, Any], AskedGrammar]
+
+
+def _regex(field: str, source: Any) -> AskedGrammar:
+    return of_text(field, GrammarKind.REGEX, source)
+
+
+def _rules(field: str, source: Any) -> AskedGrammar:
+    return of_text(field, GrammarKind.LARK, source)
+
+
+def _choice_texts(field: str, choices: Any) -> AskedGrammar:
+    if not isinstance(choices, list):
+        raise InvalidField(field, "must be a list of strings")
+    return of_choices(field, choices)
+
+
+_STRUCTURED: Mapping[str, _Read] = {
+    "json": of_schema,
+    "regex": _regex,
+    "choice": _choice_texts,
+    "grammar": _rules,
+    "structural_tag": of_structural_tag,
+}
+_FIELDS: Mapping[str, _Read] = {
+    "guided_json": of_schema,
+    "guided_regex": _regex,
+    "guided_choice": _choice_texts,
+    "guided_grammar": _rules,
+    "json_schema": of_schema,
+    "regex": _regex,
+    "ebnf": _rules,
+    "structural_tag": of_structural_tag,
+}
+
+
+def read_answer_format(fields: RequestFields) -> AskedGrammar | None:
+    """None where any text will do. Raises InvalidField."""
+    found = [
+        _of_response_format(fields),
+        _of_structured_outputs(fields),
+        *(read(name, fields.get(name)) for name, read in _FIELDS.items() if _given(fields, name)),
+    ]
+    asked = [item for item in found if item is not None]
+    if len(asked) > 1:
+        raise InvalidField(asked[1].field, f"cannot be given beside {asked[0].field}")
+    return asked[0] if asked else None
+
+
+def read_format(
+    field: str,
+    form: RequestFields,
+    schema: Any,
+    types: str = "text, json_object or json_schema",
+) -> AskedGrammar | None:
+    """Of OpenAI's object with a type. schema: where that API has the one of its type json_schema;
+    an object of any schema may have one too, as llama.cpp's clients send. types: that it has, for
+    who asks for another. Raises InvalidField."""
+    kind = form.text("type")
+    if kind == "text":
+        return None
+    if kind == "json_object" and schema is None:
+        return of_any_object(field)
+    if kind not in ("json_schema", "json_object"):
+        raise InvalidField(f"{field}.type", f"must be {types}")
+    if schema is None:
+        raise InvalidField(f"{field}.json_schema", "must have a schema")
+    return of_schema(field, schema)
+
+
+def _of_response_format(fields: RequestFields) -> AskedGrammar | None:
+    name = "response_format"
+    if fields.get(name) is None:
+        return None
+    form = fields.fields(name)
+    if form.text("type") == "structural_tag":
+        return of_structural_tag(name, fields.get(name))
+    inner = form.get("json_schema")
+    schema = (inner if isinstance(inner, dict) else form).get("schema")
+    return read_format(name, form, schema, "text, json_object, json_schema or structural_tag")
+
+
+def _of_structured_outputs(fields: RequestFields) -> AskedGrammar | None:
+    name = "structured_outputs"
+    given = {key: value for key, value in fields.items_by_name(name).items() if value is not None}
+    found = []
+    for key, value in given.items():
+        place = f"{name}.{key}"
+        read = _STRUCTURED.get(key)
+        if read is not None:
+            found.append(read(place, value))
+        elif key == "json_object" and value is True:
+            found.append(of_any_object(place))
+        elif value is not False:
+            raise InvalidField(place, "is not supported here: leave it out")
+    if len(found) > 1:
+        raise InvalidField(found[1].field, f"cannot be given beside {found[0].field}")
+    return found[0] if found else None
+
+
+def _given(fields: RequestFields, name: str) -> bool:
+    """No choices are no wish."""
+    value = fields.get(name)
+    return value is not None and not (name == "guided_choice" and value == [])
+
 
 CHECKPOINT = "auto"
 NONE = "vllm"

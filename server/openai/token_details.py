@@ -1,21 +1,21 @@
 """Details of tokens in replies: counts, ids and logprobs.
 
-TokenIds: The token ids of one choice and of its prompt, as vLLM's `return_token_ids` shows them.
-Owns the choice's ids so far. One answer, one thread. Invariant: of a stream's choices each id is in
-one, in their order, whether its text came with it or later.
-
-token_logprob(): A token's logprob and those of the likeliest in its place, as chats and responses
-show them. Pure functions and immutable values.
-
-LogprobColumns: A completion's logprobs in OpenAI's shape, by columns, as the tokens come. One
-answer, one thread. Invariant: they are kept as JSON, a fifth of the memory of objects.
-
-ScoredPrompt: How likely a prompt's tokens were, as it becomes known piece by piece, and as vLLM
-shows it. Owns the pieces. One event loop's thread until all have come, then any.
-
-usage(): Usage in OpenAI's shape. Pure functions. `cached_tokens` counts usable tokens: those that
-were not computed again. Requests with the header `x-tasuki-hit: 1` get the whole hit breakdown as
+usage() counts tokens in OpenAI's shape. `cached_tokens` are usable tokens, which were not computed
+again. Requests with the header `x-tasuki-hit: 1` get the whole hit breakdown as
 `prompt_tokens_details.hybrid`.
+
+TokenIds owns the token ids of one choice and of its prompt, as vLLM's `return_token_ids` shows
+them. Invariant: each id is in one chunk of a stream, in order, whether its text came with it or
+later.
+
+token_logprob() gives a token's logprob and those of the likeliest in its place, as chats and
+responses show them. LogprobColumns has a completion's logprobs in OpenAI's shape, by columns, as
+the tokens come. Invariant: they are kept as JSON, a fifth of the memory of objects.
+
+ScoredPrompt owns the log-probabilities of a prompt's tokens, which come piece by piece, in vLLM's
+shape. One event loop's thread until all have come, then any.
+
+One answer, one thread; functions are pure.
 """
 
 import math

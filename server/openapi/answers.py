@@ -6,7 +6,7 @@ release.
 
 from collections.abc import Sequence
 
-from .shapes import (
+from .common_fields import (
     NULL,
     OBJECT,
     STRING,

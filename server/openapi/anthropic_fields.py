@@ -6,11 +6,15 @@ from typing import Any
 
 from tasuki.server.text.chat_renderer import MAX_MESSAGES, MAX_TOOLS
 
-from .common_fields import DRAWS, PRIORITY, SALT, SCHEMA, STOP_TEXTS
-from .shapes import (
+from .common_fields import (
     ANY,
+    DRAWS,
     FLAG,
     NULL,
+    PRIORITY,
+    SALT,
+    SCHEMA,
+    STOP_TEXTS,
     STRING,
     TEXT,
     Fields,

@@ -1,15 +1,15 @@
-"""Fields of several APIs: sampling, ends, grammars, accounts, and those that are refused. Pure.
+"""Shapes of fields, and the fields of several APIs: sampling, ends, grammars, accounts. Pure.
 
-Accounts: With their APIs' bounds, as check_account_fields() of server/openai/request_fields.py
-reads them.
+Shapes are JSON Schemas in draft 2020-12. A field that is null counts as absent, so every shape of
+an optional field takes null.
 
-Grammars: What an answer has to follow, as server/openai/answer_format.py reads it.
-
-Refused fields: With the values that change nothing. Null asks for that in every one of them.
+Accounts have the bounds that check_account_fields() of server/openai/request_fields.py reads.
+Grammars are as server/openai/sampling.py reads them. Refused fields are listed with the values
+that change nothing; null changes nothing in each of them.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from tasuki.model.ops.sampling.params import (
     MAX_ALLOWED_TOKENS,
@@ -29,28 +29,77 @@ from tasuki.server.request_checks import (
     MAX_STOP_TOKENS,
     MAX_STOPS,
 )
+from tasuki.server.text.chat_renderer import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS
 from tasuki.server.text.grammars.asked_grammar import MAX_TEXTS
-from tasuki.server.text.token_options import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS
 
-from .shapes import (
-    ANY,
-    FLAG,
-    NULL,
-    STRING,
-    TEXT,
-    TOKEN_ID,
-    Fields,
-    Schema,
-    array,
-    either,
-    integer,
-    nonnull_array,
-    number,
-    object_of,
-    one_of,
-    or_null,
-    text,
-)
+Schema: TypeAlias = Mapping[str, Any]
+Fields: TypeAlias = Mapping[str, Schema]
+"""By the name of a field of an object: the schema of its value."""
+
+NULL: Schema = {"type": "null"}
+ANY: Schema = {}
+"""Whatever it is, no answer depends on it."""
+NOTHING: Schema = {"not": {}}
+"""No value is taken, null neither."""
+TEXT: Schema = {"type": ["string", "null"]}
+FLAG: Schema = {"type": ["boolean", "null"]}
+OBJECT: Schema = {"type": ["object", "null"]}
+STRING: Schema = {"type": "string"}
+TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
+
+
+def text(most: int) -> Schema:
+    """most: characters."""
+    return {**TEXT, "maxLength": most}
+
+
+def integer(least: int = -(2**63), most: int = 2**63 - 1) -> Schema:
+    return {"type": ["integer", "null"], "minimum": least, "maximum": most}
+
+
+def number(least: float | None = None, most: float | None = None) -> Schema:
+    bounds = {"minimum": least, "maximum": most}
+    given = {name: bound for name, bound in bounds.items() if bound is not None}
+    return {"type": ["number", "null"], **given}
+
+
+def array(items: Schema = ANY, *, least: int = 0, most: int | None = None) -> Schema:
+    """Also null."""
+    return {**nonnull_array(items, least=least, most=most), "type": ["array", "null"]}
+
+
+def nonnull_array(items: Schema = ANY, *, least: int = 0, most: int | None = None) -> Schema:
+    bounds = {} if most is None else {"maxItems": most}
+    least_items = {"minItems": least} if least else {}
+    of_items = {"items": items} if items else {}
+    return {"type": "array", **of_items, **least_items, **bounds}
+
+
+def one_of(values: Iterable[Any]) -> Schema:
+    """One of these values."""
+    return {"enum": list(values)}
+
+
+def either(*schemas: Schema) -> Schema:
+    return {"anyOf": list(schemas)}
+
+
+def object_of(
+    fields: Fields, required: Sequence[str] = (), others: Schema | bool | None = None
+) -> Schema:
+    """An object with these fields. others: what a field of any other name may be; None: anything.
+    REQUIRES: a required field's schema says itself whether it takes null."""
+    shape: dict[str, Any] = {"type": "object", "properties": dict(fields)}
+    if required:
+        shape["required"] = list(required)
+    if others is not None:
+        shape["additionalProperties"] = others
+    return shape
+
+
+def or_null(schema: Schema) -> Schema:
+    return either(schema, NULL)
+
 
 # OpenAI documents the bounds of `metadata` and `safety_identifier`. Its service refuses a longer
 # `user` and a longer `prompt_cache_key` too.
@@ -82,7 +131,7 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "use_beam_search": (False,),
-    # Other ways to say what an answer follows (answer_format.py).
+    # Other ways to say what an answer follows (sampling.py).
     "guided_decoding": ({},),
     "guided_whitespace_pattern": (),
     "grammar": (),

@@ -5,14 +5,17 @@
 
 from tasuki.server.text.chat_renderer import MAX_MESSAGES, MAX_TOOLS
 
-from .common_fields import OF_BOTH, REFUSED_OF_CHATS, SALT, TOP_LOGPROBS
-from .shapes import (
+from .common_fields import (
     FLAG,
     NOTHING,
     NULL,
+    OF_BOTH,
+    REFUSED_OF_CHATS,
+    SALT,
     STRING,
     TEXT,
     TOKEN_ID,
+    TOP_LOGPROBS,
     Fields,
     Schema,
     array,

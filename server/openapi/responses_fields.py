@@ -11,27 +11,23 @@ from tasuki.server.text.chat_renderer import MAX_MESSAGES, MAX_TOOLS
 
 from .common_fields import (
     ACCOUNTS,
+    ANY,
     BUDGETS,
     DRAWS,
+    FLAG,
     MAX_ID,
     MIN_P,
+    NULL,
+    OBJECT,
     PENALTIES,
     PRIORITY,
     REPETITION_PENALTY,
     SALT,
     STOP_TOKENS,
-    TEXT_FORMAT,
-    TOP_LOGPROBS,
-    unserved,
-)
-from .openai_fields import MODES, VARIABLES
-from .shapes import (
-    ANY,
-    FLAG,
-    NULL,
-    OBJECT,
     STRING,
     TEXT,
+    TEXT_FORMAT,
+    TOP_LOGPROBS,
     Fields,
     Schema,
     array,
@@ -42,7 +38,9 @@ from .shapes import (
     one_of,
     or_null,
     text,
+    unserved,
 )
+from .openai_fields import MODES, VARIABLES
 
 MAX_NAMESPACE = 256
 """Characters of its name."""

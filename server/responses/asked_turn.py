@@ -1,13 +1,15 @@
-"""The conversation that a Responses request asks to be answered, and its prompt. On any thread.
+"""Reads the conversation that a Responses request continues, and renders its prompt.
 
-turn_prompt(): The prompt of a response: rendered whole, or the exact tokens of the response before
-and what is new behind them. Pure functions; any thread. Invariant: a prompt that goes on from a
-stored turn begins with that turn's tokens, unless instructions, tools or the template's variables
-are others now, or the template writes earlier turns anew: then the whole conversation is rendered.
+A prompt is rendered whole, or is the exact tokens of the previous response with the new items
+behind them. Invariant: a prompt that continues a stored turn begins with that turn's tokens. Three
+changes have the whole conversation rendered: other instructions, tools or template variables; or a
+template that writes earlier turns anew.
+
+Pure functions; any thread.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,14 +28,13 @@ from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.openapi.common_fields import MAX_ID
 from tasuki.server.openapi.responses_fields import PRESERVES
 from tasuki.server.text.chat_message import ChatMessage
-from tasuki.server.text.chat_renderer import ChatRenderer
+from tasuki.server.text.chat_renderer import EFFORT, ChatRenderer, effort_of_template
 from tasuki.server.text.rendering.chat_template import RenderedPrompt
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.text.token_options import EFFORT, effort_of_template
 
 from .conversations import Conversation, ConversationStore, given_items
 from .input_items import read_input
-from .stored_responses import Responses, StoredItems, StoredResponse, StoredTurn
+from .stored_responses import Responses, Store, StoredItems, StoredResponse, StoredTurn
 from .tools import ResponseTools
 
 
@@ -209,7 +210,7 @@ def conversation_id(fields: RequestFields) -> str | None:
 
 def keeper(
     store: Responses, request: web.Request, fields: RequestFields, named: Conversation | None
-) -> Callable[[StoredResponse], object] | None:
+) -> Store | None:
     """Return the call that stores the response at its end; None: it is not stored. named: the
     conversation that it joins."""
     context = http_request_context(request)

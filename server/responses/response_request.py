@@ -14,11 +14,15 @@ from aiohttp import web
 from tasuki.engine.messages import Submit
 from tasuki.server.auth.limits import submit_bytes, value_bytes
 from tasuki.server.errors import InvalidField, PromptTooLong
-from tasuki.server.openai.answer_format import read_format
 from tasuki.server.openai.generation import ServedModel, read_submit
 from tasuki.server.openai.messages import parallel_calls
 from tasuki.server.openai.request_fields import RequestFields, check_account_fields
-from tasuki.server.openai.sampling import AnswerOptions, read_options, read_top_logprobs
+from tasuki.server.openai.sampling import (
+    AnswerOptions,
+    read_format,
+    read_options,
+    read_top_logprobs,
+)
 from tasuki.server.openai.token_details import TokenNames, wants_hit
 from tasuki.server.openapi.common_fields import MAX_ID
 from tasuki.server.openapi.responses_fields import (

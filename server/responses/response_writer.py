@@ -10,7 +10,7 @@ begin and end a response hold them. They may be as long as the body that asked f
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ from .output_items import (
     OutputItem,
     ReasoningItem,
 )
-from .stored_responses import StoredResponse, StoredTurn, TurnRecord, item_id
+from .stored_responses import Store, StoredResponse, StoredTurn, TurnRecord, item_id
 from .tools import ResponseTools
 
 _WITHOUT_ECHOES: dict[str, Any] = {
@@ -122,7 +122,7 @@ class ResponseWriter:
         self._logprobs = logprobs
         self._record: TurnRecord | None = None
         """None where the response is not stored."""
-        self._store: Callable[[StoredResponse], object] | None = None
+        self._store: Store | None = None
         self._is_answered = True
         self._number = 0
         self._kept_bytes = 0
@@ -130,7 +130,7 @@ class ResponseWriter:
         self._open: OutputItem | None = None
         self._end: dict[str, Any] = _not_ended("in_progress")
 
-    def keep(self, record: TurnRecord, store: Callable[[StoredResponse], object]) -> None:
+    def keep(self, record: TurnRecord, store: Store) -> None:
         """Have the response stored at its end. record: of its turn, before the answer. REQUIRES:
         nothing of the answer came."""
         self._record, self._store = record, store

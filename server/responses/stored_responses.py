@@ -45,6 +45,7 @@ from tasuki.server.text.text_answer import (
     GrowingText,
     Reasoning,
 )
+from tasuki.utils.signatures import Clock
 
 _ENTRY_BYTES = 1500
 """Of a response's objects, and of its places in the store's tables."""
@@ -122,6 +123,9 @@ class _Held:
 Keep = Callable[[RequestContext, StoredResponse], object]
 """Takes a response at its end."""
 
+Store = Callable[[StoredResponse], object]
+"""Stores a response of a known caller at its end."""
+
 
 class Responses(Protocol):
     """What a call reads and keeps, as of ResponseStore. Any thread, put() the event loop's.
@@ -140,9 +144,7 @@ class Responses(Protocol):
 class ResponseStore:
     unstored: Keep | None = None
 
-    def __init__(
-        self, clock: Callable[[], float], capacity: int, per_key: int, seconds: float
-    ) -> None:
+    def __init__(self, clock: Clock, capacity: int, per_key: int, seconds: float) -> None:
         """clock: seconds, monotone. capacity: bytes. per_key: responses of one key; 0: no such
         cap. seconds: of a response's life."""
         self._clock = clock

@@ -1,18 +1,16 @@
 """An answer as text: pieces with their tokens, an ending, and the parts of a chat's answer.
 
-Thinking: Whether an answer begins with reasoning, as the end of its prompt shows. Pure; any thread.
+TextAnswer turns an engine's answer to one request into pieces of text with their tokens, then an
+ending. It applies stop strings. Thinking shows from the prompt's end whether an answer begins with
+reasoning. Pure; any thread.
 
-TextAnswer: Turns what an engine answers to one request into pieces of text with their tokens, then
-an ending. Applies stop strings.
+The parts of a chat's answer are reasoning, content and tool calls, in the model's order, without
+any API's JSON. Immutable values; any thread. Invariants of one answer's parts: reasoning comes
+first; the pieces of a call's arguments are together one JSON object's text, and stand between its
+CallBegin and its CallEnd with no other part among them; every call has both; no part is empty text.
 
-Parts: What a chat's answer is made of, apart from any API's JSON: reasoning, content and tool
-calls, in the order in which the model wrote them. Immutable values; any thread. Invariants of the
-parts of one answer: reasoning comes first; the pieces of a call's arguments are together one JSON
-object's text, and stand between its CallBegin and its CallEnd with no other part among them; every
-call has both; no part is empty text.
-
-GrowingText: A text that grows by pieces as short as a token, in little more memory than its letters
-take. A list of its pieces would take some 60 bytes for each. One text, one thread.
+GrowingText grows by pieces as short as a token, in little more memory than its letters take. A list
+of its pieces would take some 60 bytes for each. One text, one thread.
 """
 
 import asyncio

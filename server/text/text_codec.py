@@ -22,9 +22,8 @@ from tasuki.model.grammar.vocabulary import ALL_BYTES
 from tasuki.server.errors import Busy, InvalidRequest
 from tasuki.server.text.rendering.chat_template import DEFAULT_CACHE_BYTES, ChatTemplate
 from tasuki.utils.fair_threads import FairThreads, LinesFull
-from tasuki.utils.free_memory import FreeMemory, map_large_blocks
 from tasuki.utils.signatures import Work
-from tasuki.utils.system import shorten_lock_turns
+from tasuki.utils.system import FreeMemory, map_large_blocks, shorten_lock_turns
 
 from .tokenizer import IncrementalDetokenizer, NamingDetokenizer, Tokenizer
 

@@ -1,19 +1,16 @@
 """Links between the processes of one node with front workers.
 
-NodeSockets: The Unix sockets by which the processes of one node reach each other: a folder of this
-user's.
+NodeSockets are the node's Unix sockets, in a folder of this user's. Frames between a front worker
+and the node's registry are those between a front and its engine (engine/apart/frames.py). Pure; one
+thread at a time for each reader.
 
-Frames: Frames between a front worker and the node's registry, as between a front and its engine
-(engine/apart/frames.py). Pure; one thread at a time for each reader.
+RegistryLink is a worker's end of the socket to the registry. Invariants: an ask ends with its
+reply, typed, or with the socket; an ask that its caller gives up leaves at once, and its reply is
+dropped; messages arrive in the order of sending, so an ask's number is higher than those before it;
+the end of the socket is the end of the process, since the registry is the node.
 
-RegistryLink: A worker's end of the socket to the node's registry. Thread rule: the worker's event
-loop. Invariants: an ask ends with its reply, typed, or with the socket; an ask that its caller
-gives up leaves at once, and its reply is dropped; messages arrive in the order in which they were
-sent, so an ask's number is higher than those before it; the end of the socket is the end of the
-process, since the registry is the node.
-
-EngineSocket: A front worker's own socket to the engine's process. Thread rule: the worker's event
-loop.
+EngineSocket is a worker's own socket to the engine's process. Thread rule of both: the worker's
+event loop.
 """
 
 import asyncio

@@ -1,12 +1,13 @@
-"""The life of a front worker: its links, its servers, what it hands on, its end.
+"""A front worker: its links to the node, its servers, the calls that it hands on, its end.
 
-Worker: Thread rule: one event loop. The registry decides when it ends, and ends with the node; an
-engine that is gone ends it too, once its clients have their errors.
+The registry decides when a worker ends, and ends with the node. A lost engine ends the worker too,
+once its clients have their errors.
 
-Forwarding: Calls that are one per node, handed on by a front worker to the registry, whose answers
-come back as they are. The registry has the same services and routes on Unix sockets
-(NodeSockets) and identifies callers itself. One event loop's thread. Invariant: a client that
-leaves ends its call there too.
+GrpcForwarding and HttpForwarding hand the calls that are one per node on to the registry, and its
+answers back unchanged. The registry has the same services and routes on Unix sockets (NodeSockets)
+and identifies callers itself. Invariant: a client that leaves ends its call there too.
+
+One event loop's thread.
 """
 
 import asyncio

@@ -7,9 +7,9 @@ from itertools import combinations, islice, pairwise, permutations
 import numpy as np
 import pytest
 
-from tasuki.client import prefix_index
+from tasuki.client import cache_events
 from tasuki.client.answer import Answer
-from tasuki.client.prefix_index import PrefixIndex
+from tasuki.client.cache_events import PrefixIndex
 from tasuki.client.prompt import Prompt
 from tasuki.pycache._cpp_cache import PrefixCache, prefix_hashes
 from tasuki.pycache.packed import pack_events
@@ -69,7 +69,7 @@ def test_names_that_collide_cost_a_router_its_estimate_and_no_more(
     assert index.usable_tokens(other) == 0
     # A name has sixteen bytes.
     monkeypatch.setattr(
-        prefix_index,
+        cache_events,
         "prefix_hashes",
         lambda tokens, salt: [bytes(16) for _ in prefix_hashes(tokens, salt)],
     )

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tasuki.client.prefix_index import PrefixIndex
+from tasuki.client.cache_events import PrefixIndex
 from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
     Allocation,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tasuki.client.prefix_index import MissedEvents, PrefixIndex
+from tasuki.client.cache_events import MissedEvents, PrefixIndex
 from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
     CacheEvent,

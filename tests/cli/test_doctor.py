@@ -10,13 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tasuki.cli.doctor import machine_checks
-from tasuki.cli.doctor.checks import model, peer, port, weights
-from tasuki.cli.doctor.finding import Verdict
+from tasuki.cli.doctor import checks
+from tasuki.cli.doctor.checks import Verdict, model, peer, port, weights
 from tasuki.cli.doctor.main import main
 from tasuki.model.named_checkpoints import embedded_model
-from tasuki.model.quantise.folder import quantise_folder
-from tasuki.model.quantise.recipe import RECIPES
+from tasuki.model.quantise.checkpoint import RECIPES, quantise_folder
 from tasuki.server.config import ServerConfig
 from tests.harness.certificates import Authority
 from tests.harness.goldens import reference_dir
@@ -61,25 +59,25 @@ def test_little_room_is_warned_of_and_a_far_hub_is_only_said(
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "none" / "yet"))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    assert str(tmp_path / "none" / "yet" / "hub") in machine_checks.disk().found
+    assert str(tmp_path / "none" / "yet" / "hub") in checks.disk().found
     small = os.statvfs_result((4096, 4096, 100, 10, 10, 0, 0, 0, 0, 255))
-    monkeypatch.setattr(machine_checks.os, "statvfs", lambda folder: small)
-    assert machine_checks.disk().verdict is Verdict.WARNING
-    monkeypatch.setattr(machine_checks, "available_bytes", lambda: 2**20)
-    assert machine_checks.memory().verdict is Verdict.WARNING
+    monkeypatch.setattr(checks.os, "statvfs", lambda folder: small)
+    assert checks.disk().verdict is Verdict.WARNING
+    monkeypatch.setattr(checks, "available_bytes", lambda: 2**20)
+    assert checks.memory().verdict is Verdict.WARNING
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     # Nobody listens there, and nothing is asked of anybody else.
-    monkeypatch.setattr(machine_checks, "_HUB", "127.0.0.1")
-    found = machine_checks.hub()
+    monkeypatch.setattr(checks, "_HUB", "127.0.0.1")
+    found = checks.hub()
     assert found.verdict is Verdict.OK and "serve a model from a folder" in found.found
 
 
 def test_a_gpu_s_node_needs_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine_checks.compiler().verdict is Verdict.OK
-    monkeypatch.setattr(machine_checks.torch.cuda, "is_available", lambda: True)
+    assert checks.compiler().verdict is Verdict.OK
+    monkeypatch.setattr(checks.torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CC", raising=False)
-    found = machine_checks.compiler()
+    found = checks.compiler()
     assert found.verdict is Verdict.FAILURE and "apt-get install gcc" in found.mend
 
 
@@ -130,14 +128,14 @@ def test_rdma_cards_need_memory_that_may_be_locked(
         ((2**20, 2**20), Verdict.FAILURE),
         ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), Verdict.OK),
     ):
-        monkeypatch.setattr(machine_checks.resource, "getrlimit", lambda _, limit=limit: limit)
-        assert machine_checks.locked_memory(tmp_path).verdict is verdict
-    assert machine_checks.locked_memory(tmp_path / "none").verdict is Verdict.OK
+        monkeypatch.setattr(checks.resource, "getrlimit", lambda _, limit=limit: limit)
+        assert checks.locked_memory(tmp_path).verdict is verdict
+    assert checks.locked_memory(tmp_path / "none").verdict is Verdict.OK
 
 
 def test_little_shared_memory_and_few_files_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     small = os.statvfs_result((4096, 4096, 100, 10, 10, 0, 0, 0, 0, 255))
-    monkeypatch.setattr(machine_checks.os, "statvfs", lambda folder: small)
-    assert machine_checks.shared_memory().verdict is Verdict.WARNING
-    monkeypatch.setattr(machine_checks.resource, "getrlimit", lambda _: (256, 256))
-    assert machine_checks.open_files().verdict is Verdict.WARNING
+    monkeypatch.setattr(checks.os, "statvfs", lambda folder: small)
+    assert checks.shared_memory().verdict is Verdict.WARNING
+    monkeypatch.setattr(checks.resource, "getrlimit", lambda _: (256, 256))
+    assert checks.open_files().verdict is Verdict.WARNING

@@ -17,12 +17,10 @@ from tasuki.cli.fleet.config import Credentials, PollLimits
 from tasuki.cli.fleet.node_poll import NodePoll
 from tasuki.cli.planner.cluster import ClusterNode, NodePhase, PlacedNodes
 from tasuki.cli.planner.config import NodeAccess
-from tasuki.cli.planner.fleet_observer import PLANNED_BY, FleetObserver
-from tasuki.cli.planner.plan_loop import PlanLoop
+from tasuki.cli.planner.plan_loop import PLANNED_BY, FleetObserver, PlanLoop
 from tasuki.cli.ray.actor import RayNode
-from tasuki.client.errors import ClientError
+from tasuki.client.errors import ClientError, RetryPolicy, is_transient
 from tasuki.client.prompt import Prompt
-from tasuki.client.retry import RetryPolicy, is_transient
 from tasuki.client.session import Client
 from tasuki.routing.planner.observation import NodeRole
 from tasuki.routing.planner.policy import NodeBounds, Pace, PlanPolicy, ServiceTargets

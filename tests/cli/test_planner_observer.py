@@ -5,7 +5,7 @@ import pytest
 
 from tasuki.cli.planner.cluster import ClusterNode, NodePhase
 from tasuki.cli.planner.config import PlannerConfig
-from tasuki.cli.planner.fleet_observer import PLANNED_BY, FleetObserver, NodesUnseen, figures
+from tasuki.cli.planner.plan_loop import PLANNED_BY, FleetObserver, NodesUnseen, figures
 from tasuki.dashboard.fleet.samples import Samples, read_samples
 from tasuki.routing.planner.observation import NodeRole, Observation
 from tasuki.utils.flags import FlagError, read_configs

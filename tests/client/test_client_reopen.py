@@ -7,9 +7,8 @@ import grpc
 import pytest
 
 from tasuki.client.aio import AsyncClient
-from tasuki.client.errors import ClientError
+from tasuki.client.errors import ClientError, RetryPolicy
 from tasuki.client.prompt import Prompt
-from tasuki.client.retry import RetryPolicy
 from tasuki.client.session import Client, Session
 from tasuki.client.session_protocol import Call, Conversation, Over, Pause, SessionLife, advance
 from tasuki.engine import messages as m

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.client.errors import ClientError
+from tasuki.client.errors import ClientError, RetryPolicy
 from tasuki.client.fleet import AsyncFleet, Fleet
 from tasuki.client.moving_session import Move, SessionTargets
 from tasuki.client.prompt import Prompt
-from tasuki.client.retry import RetryPolicy
 from tasuki.engine import messages as m
 from tests.harness.grpc_fixtures import Front, running_front, text_codec
 

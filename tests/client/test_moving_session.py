@@ -8,11 +8,15 @@ import grpc
 import pytest
 
 from tasuki.client.answer import Answer
-from tasuki.client.decode_nodes import MOST_ASKED, DecodeNodes
-from tasuki.client.errors import ClientError
-from tasuki.client.moving_session import Move, MovingSession, SessionTargets
+from tasuki.client.errors import ClientError, RetryPolicy
+from tasuki.client.moving_session import (
+    MOST_ASKED,
+    DecodeNodes,
+    Move,
+    MovingSession,
+    SessionTargets,
+)
 from tasuki.client.prompt import Prompt
-from tasuki.client.retry import RetryPolicy
 from tasuki.client.session_protocol import Call, Conversation, Over, Pause, Steps, advance
 from tasuki.engine.messages import FinishReason, Usage
 from tasuki.proto import inference_pb2 as pb

@@ -5,12 +5,12 @@ from typing import cast
 
 import pytest
 
-from tasuki.engine.scheduling.chunks import ChunkLimit
 from tasuki.engine.scheduling.scheduled_forward import (
     AnswerRows,
     ScheduledForward,
     ScheduledSequence,
 )
+from tasuki.engine.scheduling.scheduler import ChunkLimit
 from tasuki.pycache.layout import PAGE_TOKENS
 from tests.harness.engines import prompt, submit, tiny_engine
 

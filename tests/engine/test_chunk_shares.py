@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasuki.engine.scheduling.chunks import Demand, owed_after, share_chunk
+from tasuki.engine.scheduling.scheduler import Demand, owed_after, share_chunk
 from tasuki.pycache.layout import PAGE_TOKENS
 
 CHUNK = 512

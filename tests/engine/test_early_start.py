@@ -19,7 +19,7 @@ from tasuki.engine.roles.early_steps import EarlySteps
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.random_weights import random_weights
+from tasuki.model.weights.layers import random_weights
 from tasuki.pycache.arena import Arena
 from tasuki.transfer.transports.loopback import Fault, Faults, no_faults
 from tasuki.transfer.windows.window import StepCounter

@@ -130,7 +130,7 @@ def test_a_tier_is_full_before_it_drops_whatever_it_holds(length: int) -> None:
 def test_names_are_the_same_in_every_process() -> None:
     """Failure 10: a hash seed for each process, and no reuse after a restart."""
     program = (
-        "import numpy as np; from tasuki.engine.tiers.remote.manifest import name_of; "
+        "import numpy as np; from tasuki.engine.tiers.remote.remote_objects import name_of; "
         "print(name_of(b'salt', np.arange(300, dtype=np.int32)))"
     )
     names = {

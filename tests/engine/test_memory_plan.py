@@ -19,15 +19,13 @@ from tasuki.model.costs import WeightSizes
 from tasuki.model.known_models import PUBLISHED, published_or_folder
 from tasuki.model.ops.attention.long_context import gathered_bytes
 from tasuki.model.ops.attention.tile_groups import turned_bytes
-from tasuki.model.quantise.folder import quantise_folder
+from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource, quantise_folder
 from tasuki.model.quantise.format_names import SERVED_ON_GPUS
-from tasuki.model.quantise.recipe import RECIPES, QuantisedSource
 from tasuki.model.weights.kernel_layout import for_kernels
-from tasuki.model.weights.layers import ModelWeights, assemble, matrices, tensors
-from tasuki.model.weights.random_weights import RandomSource, random_weights
+from tasuki.model.weights.layers import ModelWeights, assemble, matrices, random_weights, tensors
 from tasuki.model.weights.safetensors_folder import Checkpoint
 from tasuki.model.weights.shard import Shard
-from tasuki.model.weights.source import ShardedSource
+from tasuki.model.weights.source import RandomSource, ShardedSource
 from tasuki.server.daemon.serve_config import GPUS
 from tests.harness.engines import TINY, tiny_parts
 from tests.harness.goldens import QUANTISED, reference_dir

@@ -8,13 +8,8 @@ import pytest
 
 from scripts.chaos.tier_turns import LAYOUT
 from tasuki.engine.config import EngineConfigError
-from tasuki.engine.tiers.gpu import pinned_memory
-from tasuki.engine.tiers.gpu.pinned_memory import (
-    MOST_SECONDS,
-    piece_bytes,
-    pinned,
-    pinned_passage,
-)
+from tasuki.engine.tiers import host_memory
+from tasuki.engine.tiers.host_memory import MOST_SECONDS, piece_bytes, pinned, pinned_passage
 
 SLABS = 40
 
@@ -35,7 +30,7 @@ class Pinning:
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinned_memory, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(host_memory, "_PIECE_BYTES", 1)
 
 
 def test_no_slab_is_in_two_pieces_and_no_page_of_the_system_either() -> None:

@@ -3,7 +3,8 @@
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.routing import ASSUMED, REPORT_SECONDS, Line, PrefillLoad, PrefillSpeed
+from tasuki.engine.accounting import Line
+from tasuki.engine.routing import ASSUMED, REPORT_SECONDS, PrefillLoad, PrefillSpeed
 
 ONE, TWO = m.RoomId(1), m.RoomId(2)
 

@@ -6,13 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasuki.engine.accounting import FRESH, LEAST, Line, LineFit
 from tasuki.engine.messages import Choice
 from tasuki.engine.routing import (
-    FRESH,
-    LEAST,
     CostLearner,
-    Line,
-    LineFit,
     Rates,
     RoutingDecision,
     choose_prefill_place,

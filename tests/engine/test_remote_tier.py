@@ -20,17 +20,6 @@ from tasuki.engine.tiers.remote.bucket import (
     open_bucket,
     read_credentials,
 )
-from tasuki.engine.tiers.remote.manifest import (
-    LEAST_TOKENS,
-    MOST_BYTES,
-    Keys,
-    Manifest,
-    Pages,
-    decoded,
-    encoded,
-    name_of,
-    runs_of,
-)
 from tasuki.engine.tiers.remote.remote_memory import (
     LOOKUP_SECONDS,
     NO_LOOKUP,
@@ -39,7 +28,18 @@ from tasuki.engine.tiers.remote.remote_memory import (
     probe,
     remote_memory,
 )
-from tasuki.engine.tiers.remote.remote_objects import RemoteObjects
+from tasuki.engine.tiers.remote.remote_objects import (
+    LEAST_TOKENS,
+    MOST_BYTES,
+    Keys,
+    Manifest,
+    Pages,
+    RemoteObjects,
+    decoded,
+    encoded,
+    name_of,
+    runs_of,
+)
 from tasuki.engine.tiers.store import MOST_FAILURES, Patience
 from tasuki.engine.tiers.tier import CPU_LINK
 from tests.harness.engines import alone, prompt, submit, tiny_parts

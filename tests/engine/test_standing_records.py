@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scripts.chaos.tier_turns import LAYOUT
-from tasuki.engine.tiers.disk.standing import DIGEST_BYTES, Kept, Standing, Taken
+from tasuki.engine.tiers.disk.kept_index import DIGEST_BYTES, Kept, Standing, Taken
 from tasuki.pycache.layout import PAGE_TOKENS
 
 SLABS = 8

@@ -22,8 +22,15 @@ from tasuki.engine.messages.reports import LOAD_FAILED
 from tasuki.engine.tiers.digests import DigestKind
 from tasuki.engine.tiers.disk import kept_folder, kept_index
 from tasuki.engine.tiers.disk.kept_folder import DiskFailed, KeptFolder
-from tasuki.engine.tiers.disk.kept_index import KeptIndex
-from tasuki.engine.tiers.disk.standing import Heading, Kept, Standing, Taken, encoded, records_in
+from tasuki.engine.tiers.disk.kept_index import (
+    Heading,
+    Kept,
+    KeptIndex,
+    Standing,
+    Taken,
+    encoded,
+    records_in,
+)
 from tasuki.engine.tiers.tier import CPU_LINK
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.windows.digest import word_keys

@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from tasuki.client.errors import ClientError
 from tasuki.model.named_checkpoints import embedded_model
-from tasuki.model.quantise.folder import quantise_folder
-from tasuki.model.quantise.recipe import RECIPES
+from tasuki.model.quantise.checkpoint import RECIPES, quantise_folder
 from tasuki.proto import inference_pb2 as pb
 from tests.harness.daemons import Node, Pair, Question, asked, flags, questions, random_prompt
 from tests.harness.pair_moments import (

@@ -11,7 +11,7 @@ from tasuki.engine.assembly.parts import EngineParts, build_arena, build_model
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import assemble
-from tasuki.model.weights.random_weights import RandomSource
+from tasuki.model.weights.source import RandomSource
 from tasuki.pycache._cpp_cache import StepCounter
 from tests.harness import model_shapes
 from tests.harness.engines import GrammarsAtOnce

@@ -22,7 +22,7 @@ class Between:
 
     def __init__(self) -> None:
         from tasuki.engine.tiers.gpu.gpu_copies import GpuCopies
-        from tasuki.engine.tiers.gpu.pinned_memory import pinned
+        from tasuki.engine.tiers.host_memory import pinned
 
         model = CONFIGS["dense"]
         self.layout: CacheLayout = model.cache_layout("bfloat16", "bfloat16", "float32")

@@ -15,11 +15,10 @@ import torch
 from tasuki.engine.assembly.parts import EngineParts, build_arena, build_model
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
-from tasuki.model.quantise.folder import quantise_folder
+from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource, quantise_folder
 from tasuki.model.quantise.format_names import SERVED_ON_GPUS
-from tasuki.model.quantise.recipe import RECIPES, QuantisedSource
 from tasuki.model.weights.layers import assemble
-from tasuki.model.weights.random_weights import RandomSource
+from tasuki.model.weights.source import RandomSource
 from tasuki.transfer.windows.window import StepCounter
 from tests.gpu.one_sequence import LENGTH, TOKENS, OneSequence, divergence
 from tests.gpu.shapes import dense_raw, moe_raw

@@ -58,7 +58,7 @@ def test_rows_keep_their_seats_and_their_pages() -> None:
 @pytest.mark.parametrize("draft_layers", [0, 1])
 @pytest.mark.parametrize("shape", sorted(CONFIGS))
 def test_the_counter_ticks_once_a_layer_after_its_work(shape: str, draft_layers: int) -> None:
-    from tasuki.engine.runner.cuda_forward import LayerEvents
+    from tasuki.engine.runner.cuda_runner import LayerEvents
 
     config = EngineConfig(dtype="bfloat16", device="cuda", arena_mib=128)
     parts = parts_of(shape, config, draft_layers)

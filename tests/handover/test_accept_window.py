@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.engine.accounting import FRESH, LEAST
 from tasuki.engine.config import Role
-from tasuki.engine.routing import FRESH, LEAST
 from tasuki.engine.scheduling.admission import AcceptWindow
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.prefill_node.rooms import OutgoingRoom

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from tasuki.model.config import ModelConfig, MoeShape
-from tasuki.model.rope_settings import Yarn
+from tasuki.model.config_json import Yarn
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.pycache.layout import CacheLayout

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.engine.accounting import LEAST
 from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import Role
 from tasuki.engine.handover.decode_side import DecodeHandover
 from tasuki.engine.handover.prefill_side import PrefillHandover
-from tasuki.engine.routing import LEAST, CostLearner
+from tasuki.engine.routing import CostLearner
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.sending.link import SourceArena

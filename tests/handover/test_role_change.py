@@ -14,9 +14,8 @@ from tasuki.cli.role import change_role
 from tasuki.cli.role import main as role_command
 from tasuki.client.answer import Answer
 from tasuki.client.channel import bearing, open_channel
-from tasuki.client.errors import ClientError
+from tasuki.client.errors import ClientError, RetryPolicy, is_transient
 from tasuki.client.prompt import Prompt
-from tasuki.client.retry import RetryPolicy, is_transient
 from tasuki.client.session import Client
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.engine.config import EngineConfig

@@ -22,7 +22,7 @@ from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.ops.sampling.reference import Sampled, sample
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.random_weights import random_weights
+from tasuki.model.weights.layers import random_weights
 from tasuki.pycache.arena import Arena
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.client_front import ClientFront

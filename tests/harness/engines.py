@@ -27,7 +27,7 @@ from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.random_weights import random_weights
+from tasuki.model.weights.layers import random_weights
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, TierWrite
 from tasuki.pycache.arena import Arena, CopyKind
 from tasuki.pycache.layout import ArenaKey, CacheLayout, Place

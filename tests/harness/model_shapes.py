@@ -6,7 +6,7 @@ import torch
 
 from tasuki.model.config import ModelConfig
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.random_weights import random_weights
+from tasuki.model.weights.layers import random_weights
 
 
 def dense_raw() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tasuki.cli import demo as demo_script
 from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import assemble
 from tasuki.model.weights.matrix import WHOLE, Part
-from tasuki.model.weights.random_weights import RandomSource
+from tasuki.model.weights.source import RandomSource
 
 _SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _VOCABULARY = 1024

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from tasuki.engine.tiers import host_memory
 from tasuki.engine.tiers.copy_job import Moves, run_moves
-from tasuki.engine.tiers.gpu import gpu_copies, pinned_memory
+from tasuki.engine.tiers.gpu import gpu_copies
 from tasuki.engine.tiers.gpu import gpu_copies as gpu_loads
 
 
@@ -81,7 +82,7 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch) -> LateCopies:
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(torch, "empty", empty)
-    monkeypatch.setattr(pinned_memory, "CudaPinning", NoPinning)
+    monkeypatch.setattr(host_memory, "CudaPinning", NoPinning)
     for module in (gpu_copies, gpu_loads):
         monkeypatch.setattr(module, "batched_moves", lambda: copies.ask)
     return copies

@@ -28,8 +28,8 @@ from tasuki.model.ops.norm.reference import rms_norm
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.layers import DraftWeights, assemble
 from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.random_weights import RandomSource
 from tasuki.model.weights.safetensors_folder import load_weights
+from tasuki.model.weights.source import RandomSource
 from tasuki.pycache.arena import Arena
 from tests.harness import model_shapes
 from tests.harness.covering import slow_behind

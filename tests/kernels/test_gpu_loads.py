@@ -16,7 +16,7 @@ from tasuki.engine.tiers.digests import DigestKind, page_bytes, slot_bytes
 from tasuki.engine.tiers.disk.disk_memory import DiskMemory, disk_memory
 from tasuki.engine.tiers.disk.kept_folder import DiskFailed
 from tasuki.engine.tiers.gpu import gpu_copies
-from tasuki.engine.tiers.gpu.pinned_memory import pinned
+from tasuki.engine.tiers.host_memory import pinned
 from tasuki.engine.tiers.store import PassingRows
 from tasuki.engine.tiers.tier_copiers import tier_copiers
 from tasuki.pycache.arena import Arena

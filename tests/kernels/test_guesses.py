@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasuki.model.backends.base import one_rank
 from tasuki.model.backends.triton_decode import DecodeScratch, TritonDecode, TritonRowDecode
 from tasuki.model.config import ModelConfig
-from tasuki.model.forward import DecodeBatch
+from tasuki.model.forward import DecodeBatch, one_rank
 from tasuki.model.ops.attention.decode import DecodeWorkspace
 from tasuki.model.ops.attention.rope import rotary_cache
 from tasuki.model.ops.draft.carry import carry_folded
@@ -22,7 +21,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.sample import Draws, sample
 from tasuki.model.qwen3_5 import DraftStart, Qwen35Model, draft_tokens
 from tasuki.model.weights.layers import assemble
-from tasuki.model.weights.random_weights import RandomSource
+from tasuki.model.weights.source import RandomSource
 from tasuki.pycache.arena import Arena
 from tests.harness import model_shapes
 

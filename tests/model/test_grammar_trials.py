@@ -19,8 +19,7 @@ from tasuki.model.grammar.grammar import (
     GrammarsUnavailable,
 )
 from tasuki.model.grammar.trials import trial
-from tasuki.model.grammar.trials.client import DRAINS, GrammarTrials
-from tasuki.model.grammar.trials.host import TrialHost
+from tasuki.model.grammar.trials.client import DRAINS, GrammarTrials, TrialHost
 from tasuki.model.grammar.trials.messages import Outcome, Verdict
 from tasuki.model.grammar.trials.queue import QueueBounds, Source
 from tasuki.model.grammar.trials.server import TrialServer

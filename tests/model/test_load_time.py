@@ -11,13 +11,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tasuki.model.config import ModelConfig
-from tasuki.model.quantise.folder import quantise_folder
-from tasuki.model.quantise.recipe import RECIPES
+from tasuki.model.quantise.checkpoint import RECIPES, quantise_folder
 from tasuki.model.weights.layers import assemble
 from tasuki.model.weights.matrix import WHOLE, Part
-from tasuki.model.weights.random_weights import RandomSource
 from tasuki.model.weights.safetensors_files import SafetensorsFile
 from tasuki.model.weights.safetensors_folder import load_weights
+from tasuki.model.weights.source import RandomSource
 from tests.harness.model_shapes import moe_raw
 
 LAYERS, EXPERTS = 40, 256

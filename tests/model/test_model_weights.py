@@ -13,9 +13,8 @@ from torch import Tensor
 from tasuki.model.config import ModelConfig
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights import safetensors_files
-from tasuki.model.weights.layers import ModelWeights, assemble
+from tasuki.model.weights.layers import ModelWeights, assemble, random_weights
 from tasuki.model.weights.matrix import WHOLE, Part, WeightsError
-from tasuki.model.weights.random_weights import RandomSource, random_weights
 from tasuki.model.weights.safetensors_files import SafetensorsFile
 from tasuki.model.weights.safetensors_folder import (
     Checkpoint,
@@ -24,7 +23,7 @@ from tasuki.model.weights.safetensors_folder import (
     weight_files,
     weights_digest,
 )
-from tasuki.model.weights.source import PlainSource
+from tasuki.model.weights.source import PlainSource, RandomSource
 from tests.harness.goldens import Request, Workspace
 from tests.harness.model_shapes import DENSE, MOE
 

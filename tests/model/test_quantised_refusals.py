@@ -16,8 +16,7 @@ from torch import Tensor
 
 from tasuki.model.config import ModelConfig
 from tasuki.model.config_json import ModelConfigError
-from tasuki.model.quantise.folder import quantise_folder
-from tasuki.model.quantise.recipe import RECIPES
+from tasuki.model.quantise.checkpoint import RECIPES, quantise_folder
 from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.matrix import WeightsError
 from tasuki.model.weights.safetensors_folder import UnservedKind, check_kernels, load_weights

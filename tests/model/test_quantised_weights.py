@@ -19,8 +19,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.forward import Batch
 from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.ops.linear.reference import product
-from tasuki.model.quantise.folder import quantise_folder
-from tasuki.model.quantise.recipe import RECIPES, fp8_block, nvfp4_modelopt
+from tasuki.model.quantise.checkpoint import RECIPES, fp8_block, nvfp4_modelopt, quantise_folder
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.layers import ModelWeights, matrices
 from tasuki.model.weights.matrix import WHOLE, Kind, Matrix, Part, WeightsError

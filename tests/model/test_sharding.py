@@ -10,8 +10,7 @@ from torch import Tensor
 
 from tasuki.model.config import ModelConfig, MoeShape
 from tasuki.model.known_models import PUBLISHED, published_or_folder
-from tasuki.model.quantise.folder import quantise_folder
-from tasuki.model.quantise.recipe import RECIPES
+from tasuki.model.quantise.checkpoint import RECIPES, quantise_folder
 from tasuki.model.weights.layers import MoeWeights, assemble, tensors
 from tasuki.model.weights.matrix import WHOLE, BlockCut, Matrix, Part, WeightsError
 from tasuki.model.weights.safetensors_folder import Checkpoint, load_weights

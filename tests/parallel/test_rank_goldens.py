@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from tasuki.model.config import ModelConfig, MoeShape
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.model.quantise.recipe import fp8_block
+from tasuki.model.quantise.checkpoint import fp8_block
 from tasuki.model.weights.safetensors_folder import rows_together
 from tasuki.model.weights.shard import ExpertCut, fitting_sizes
 from tests.harness.engines import Lone, engine_config, submit

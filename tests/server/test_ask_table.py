@@ -5,7 +5,7 @@ from itertools import permutations, product
 
 import pytest
 
-from tasuki.server.workers.ask_table import AskOrderError, AskState, AskTable
+from tasuki.server.workers.registry import AskOrderError, AskState, AskTable
 
 CALL = 7
 

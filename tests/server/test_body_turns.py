@@ -11,7 +11,7 @@ from aiohttp import web
 from tasuki.server.auth.callers import ANYBODY
 from tasuki.server.auth.limits import HeldBytes
 from tasuki.server.errors import InvalidRequest
-from tasuki.server.http.body import BODY_TURNS, BodyTurns, read_body
+from tasuki.server.http.bounded_reading import BODY_TURNS, BodyTurns, read_body
 from tasuki.server.openai.request_fields import read_fields
 
 MIB = 2**20

@@ -22,7 +22,7 @@ from tasuki.server.openai.generation import ServedModel
 from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.openai.routes import detokenized, tokenized
 from tasuki.server.openapi.anthropic_fields import COUNTED_MESSAGE, MESSAGE, OF_COUNTS, OF_MESSAGES
-from tasuki.server.openapi.common_fields import FORMATS
+from tasuki.server.openapi.common_fields import FORMATS, Fields, Schema
 from tasuki.server.openapi.openai_fields import (
     CHAT,
     COMPLETION,
@@ -41,7 +41,6 @@ from tasuki.server.openapi.responses_fields import (
     OF_RESPONSES,
     RESPONSE,
 )
-from tasuki.server.openapi.shapes import Fields, Schema
 from tasuki.server.responses.endpoints.compaction import read_compact_request
 from tasuki.server.responses.response_request import count_response_tokens, read_response_request
 from tasuki.server.responses.stored_responses import ResponseStore

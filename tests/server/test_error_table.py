@@ -9,8 +9,7 @@ import pytest
 from scripts.docs.error_table import rows
 from tasuki.cli.role import change_role
 from tasuki.client.channel import open_channel
-from tasuki.client.errors import ClientError
-from tasuki.client.retry import is_transient
+from tasuki.client.errors import ClientError, is_transient
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.errors import RETRY_KEY, Retry

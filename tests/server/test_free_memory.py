@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from tasuki.server.auth.callers import OWNER
 from tasuki.server.auth.limits import HeldBytes
-from tasuki.utils.free_memory import FreeMemory
+from tasuki.utils.system import FreeMemory
 from tests.harness.waiting import ManualClock
 
 TRIM_SECONDS = 0.05

@@ -20,7 +20,7 @@ from tasuki.server.auth.callers import ANYBODY
 from tasuki.server.auth.limits import HeldBytes
 from tasuki.server.config import ServerConfig
 from tasuki.server.grpc.services import grpc_services
-from tasuki.server.http.body import BODY_TURNS, BodyTurns, read_body
+from tasuki.server.http.bounded_reading import BODY_TURNS, BodyTurns, read_body
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.unread_answer import UnreadAnswer

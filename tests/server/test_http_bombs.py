@@ -93,7 +93,7 @@ def test_an_encoding_is_refused_by_its_header(
     http: HttpFront, encoding: str, more: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No byte of the body has been sent when the answer is there."""
-    monkeypatch.setattr("tasuki.server.http.body._SKIM_SECONDS", 0.1)
+    monkeypatch.setattr("tasuki.server.http.bounded_reading._SKIM_SECONDS", 0.1)
     answer, closed = say(http, head_of(f"Content-Encoding: {encoding}", more))
     assert answer.split()[1] == b"415" and closed
 
@@ -155,7 +155,7 @@ def test_a_body_over_the_size_is_refused_by_its_header(
     http: HttpFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nothing of the body comes.
-    monkeypatch.setattr("tasuki.server.http.body._CALLER_SKIM_SECONDS", 0.1)
+    monkeypatch.setattr("tasuki.server.http.bounded_reading._CALLER_SKIM_SECONDS", 0.1)
     answer, closed = say(http, head_of(f"Content-Length: {LIMIT + 1}"))
     assert answer.split()[1] == b"413" and closed
 

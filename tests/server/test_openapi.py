@@ -11,8 +11,7 @@ import pytest
 
 from tasuki.server.auth.surfaces import ANY_METHOD, HTTP
 from tasuki.server.config import ServerConfig
-from tasuki.server.openapi.document import document
-from tasuki.server.openapi.operations import OPERATIONS, SOCKETS
+from tasuki.server.openapi.document import OPERATIONS, SOCKETS, document
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import CALL, AgentFront, running_agent_front
 from tests.harness.http_calls import Reply

@@ -18,7 +18,7 @@ from tasuki.server.auth.tenants import ANONYMOUS
 from tasuki.server.config import ServerConfig
 from tasuki.server.http.server import HttpServer
 from tasuki.server.responses.endpoints import response_socket as served
-from tasuki.server.responses.endpoints.socket_turns import SocketTurns
+from tasuki.server.responses.endpoints.response_socket import SocketTurns
 from tasuki.server.responses.stored_responses import ResponseStore, StoredResponse, StoredTurn
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.text_codec import TextCodec

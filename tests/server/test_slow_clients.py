@@ -17,7 +17,7 @@ from aiohttp import web
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.config import ServerConfig
-from tasuki.server.http import body as http_body
+from tasuki.server.http import bounded_reading as http_body
 from tasuki.server.http import server as http_server
 from tests.harness.api_keys import headers
 from tests.harness.grpc_calls import GrpcCalls, ids

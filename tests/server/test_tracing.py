@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tasuki.dashboard.metrics.compat_names import ERROR, LABELS, METRICS
+from tasuki.dashboard.metrics.exposition import ERROR, LABELS, METRICS
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.traces import NoTracing, TracingUnavailable, open_tracing
 from tests.harness import http_calls

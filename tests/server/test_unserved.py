@@ -5,9 +5,8 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from tasuki.client.errors import ClientError
+from tasuki.client.errors import ClientError, RetryPolicy
 from tasuki.client.prompt import Prompt
-from tasuki.client.retry import RetryPolicy
 from tasuki.client.session import Client
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.config import ServerConfig

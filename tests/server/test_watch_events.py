@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tasuki.client.aio import AsyncClient
-from tasuki.client.prefix_index import PrefixIndex
+from tasuki.client.cache_events import PrefixIndex
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig

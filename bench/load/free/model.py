@@ -10,7 +10,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.forward import Batch, LayerHooks
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.random_weights import random_weights
+from tasuki.model.weights.layers import random_weights
 from tasuki.pycache.arena import Arena
 
 from .step_cost import StepCost

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from tasuki.engine.tiers.copy_job import CopyJob, Moves, Piece, layer_pieces, slot_moves
+from tasuki.engine.tiers.host_memory import pinned_passage
 from tasuki.engine.tiers.store import Rows, TierSource, row_bytes
 from tasuki.pycache.arena import Arena, PagePairs
 from tasuki.pycache.layout import CacheLayout
 from tasuki.utils.signatures import Work
 
 from .moves import FIRST, LAST, RunMoves, batched_moves, recorded, settle, stream_of
-from .pinned_memory import pinned_passage
 from .word_digest import ArenaSums, add_rows, rows_of_piece, rows_of_state
 
 _PIECE_BYTES = 256 << 20

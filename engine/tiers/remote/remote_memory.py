@@ -25,8 +25,7 @@ from tasuki.utils.signatures import Clock
 from tasuki.utils.system import name_this_thread
 
 from .bucket import Bucket, RemoteFailed, open_bucket, read_credentials
-from .manifest import MOST_BYTES, Keys, Manifest, Tokens, decoded
-from .remote_objects import RemoteObjects
+from .remote_objects import MOST_BYTES, Keys, Manifest, RemoteObjects, Tokens, decoded
 
 log = logging.getLogger(__name__)
 

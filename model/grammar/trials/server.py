@@ -23,8 +23,7 @@ import msgspec
 
 from tasuki.model.grammar.grammar import GrammarsUnavailable
 from tasuki.model.grammar.vocabulary import Vocabulary
-from tasuki.utils.free_memory import FreeMemory
-from tasuki.utils.system import die_with_parent
+from tasuki.utils.system import FreeMemory, die_with_parent
 
 from .messages import Ask, BrokenFrame, FrameBuffer, Leave, Outcome, Reply, Verdict, frame_of
 from .queue import Action, Answer, Asker, Kill, QueueBounds, Source, Start, TrialId, TrialQueue

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.config import ModelConfig
-from tasuki.model.rope_settings import Yarn
+from tasuki.model.config_json import Yarn
 
 
 @dataclass(frozen=True)

@@ -2,27 +2,37 @@
 
 ResponseSocket owns the socket's turn in progress. One event loop's thread. Invariants: one response
 is made at a time; each is let in, counted and named as a request of its own; a client that leaves
-ends what is made for it; every wait for a client has a bound.
+ends the response that is made for it; every wait for a client has a bound.
 
-SocketReply: A response on its way to its WebSocket: the events of a stream, each a message. One
-event loop's thread. Invariant: while nothing else is sent, something is every KEEP_ALIVE_SECONDS,
-since some clients count no pings.
+SocketReply: a response on its way to its WebSocket, each event of its stream a message. One event
+loop's thread. Invariant: while nothing else is sent, something is every KEEP_ALIVE_SECONDS, since
+some clients count no pings.
 
-read_create(): What a client's message on a WebSocket asks: a response, or that a prompt be computed
-beforehand. On any thread.
+SocketTurns: the last response of a WebSocket, which the next one goes on from though it is not
+stored. Owns that response, and its count against its caller. Any thread reads; the event loop's
+writes. Invariant: one response at most is kept, by its own bytes; where these are too many for its
+caller, none is.
+
+read_create() reads a client's message: a response, or a prompt to be computed beforehand.
+read_warm_up() reads such a prompt (`generate: false`). Both on any thread. The computed part is the
+beginning of every next prompt: up to the end of the conversation's last message. A template need
+not take a conversation without a question, so it is rendered with one.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 from aiohttp import WSCloseCode, web
 
 from tasuki.engine.messages import Finished, RequestId
-from tasuki.server.auth.limits import Hold
+from tasuki.server.auth.limits import Hold, submit_bytes
+from tasuki.server.auth.tenants import RequestContext
 from tasuki.server.engine_client import Answering
 from tasuki.server.errors import InvalidField, ServerError
 from tasuki.server.http.access import http_caller, http_request_context
@@ -43,19 +53,128 @@ from tasuki.server.http.reply import (
     bodies_of,
 )
 from tasuki.server.http.web_sockets import OPEN_SOCKETS, TextSocket
-from tasuki.server.openai.generation import ServedModel, asked_choices
+from tasuki.server.openai.generation import ServedModel, asked_choices, read_submit
 from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.request_checks import MAX_REQUEST_ID
+from tasuki.server.responses.asked_turn import AskedTurn, keeper, read_turn
 from tasuki.server.responses.response_request import (
     AskedResponse,
     TooLongResponse,
+    read_response_options,
     read_response_request,
+    refuse_unserved,
+    response_head,
 )
-from tasuki.server.responses.stored_responses import Responses
-from tasuki.server.text.text_answer import first_looks
+from tasuki.server.responses.response_writer import ResponseWriter
+from tasuki.server.responses.stored_responses import (
+    NO_CONTEXT,
+    Responses,
+    StoredResponse,
+    StoredValues,
+    TurnRecord,
+)
+from tasuki.server.responses.tools import read_response_tools
+from tasuki.server.text.chat_message import ChatMessage
+from tasuki.server.text.parsing.answer_parser import AnswerParser
+from tasuki.server.text.rendering.chat_template import RenderedPrompt
+from tasuki.server.text.text_answer import Thinking, first_looks
+from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.unread_answer import AnswerPart
 
-from .socket_turns import EmptyResponse, SocketTurns, read_warm_up
+
+class SocketTurns:
+    """As Responses, of which it has all."""
+
+    def __init__(self, store: Responses, hold: Hold) -> None:
+        """hold: of the response that is kept."""
+        self._store = store
+        self._hold = hold
+        self._last: StoredResponse | None = None
+
+    @property
+    def values(self) -> StoredValues | None:
+        return self._store.values
+
+    def put(self, context: RequestContext, response: StoredResponse) -> None:
+        self._store.put(context, response)
+        self.unstored(context, response)
+
+    def unstored(self, context: RequestContext, response: StoredResponse) -> None:
+        """Keep it here alone."""
+        self._last = None
+        try:
+            self._hold.resize(response.size)
+        except ServerError:
+            # The client sends the whole conversation then, as it would over a new socket.
+            self._hold.resize(0)
+        else:
+            self._last = response
+
+    def get(self, context: RequestContext, response_id: str) -> StoredResponse | None:
+        last = self._last
+        if last is not None and last.id == response_id:
+            return last
+        return self._store.get(context, response_id)
+
+    def drop(self, response_id: str | None) -> None:
+        """Forget the last response, if it has this id: the one behind it failed."""
+        if self._last is not None and self._last.id == response_id:
+            self._last = None
+            self._hold.resize(0)
+
+
+_QUESTIONS = (ChatMessage("user", "?"), ChatMessage("user", "What"))
+"""Any two that differ from their first letter on."""
+
+
+@dataclass(frozen=True)
+class EmptyResponse:
+    """There is nothing to compute yet."""
+
+    writer: ResponseWriter
+
+
+def read_warm_up(
+    model: ServedModel, turns: SocketTurns, request: web.Request, fields: RequestFields
+) -> AskedResponse | EmptyResponse:
+    """Raises InvalidRequest, PromptTooLong, PermissionDenied, HttpRefusal."""
+    refuse_unserved(fields)
+    tools = read_response_tools(fields)
+    if fields.get("input") is None:
+        fields = fields.changed(input=[])
+    turn = read_turn(model, turns, request, fields, tools)
+    begun = _beginning(model.codec, turn)
+    options = read_response_options(model, fields, model.max_tokens)
+    sampling = replace(options.sampling, max_new_tokens=0, min_tokens=0)
+    options = replace(options, sampling=sampling)
+    head = response_head(model, request, fields, options)
+    writer = ResponseWriter(head, AnswerParser(Thinking.NEVER, ()), tools)
+    writer.leave_unanswered()
+    size = head.kept_bytes
+    keep = keeper(turns, request, fields, turn.named)
+    if keep is not None:
+        record = TurnRecord(begun.tokens, turn.messages, NO_CONTEXT)
+        writer.keep(record, keep)
+        size += record.kept_bytes
+    if not len(begun.tokens):
+        return EmptyResponse(writer)
+    submit = read_submit(request, fields, begun, options, model)
+    return AskedResponse(submit, options, writer, size + submit_bytes(submit))
+
+
+def _beginning(codec: TextCodec, turn: AskedTurn) -> RenderedPrompt:
+    """Return the tokens that prompts with any question begin with, up to the last message's end
+    where that is marked; no tokens where nothing stands before the question."""
+    settings = turn.settings
+    if not turn.messages and settings.instructions is None and not settings.tools:
+        return RenderedPrompt(np.empty(0, dtype=np.int32))
+    first, second = (turn.prompt(codec, question) for question in _QUESTIONS)
+    length = min(len(first.tokens), len(second.tokens))
+    differ = np.flatnonzero(first.tokens[:length] != second.tokens[:length])
+    common = int(differ[0]) if len(differ) else length
+    marks = tuple(mark for mark in first.marks if mark <= common)
+    return RenderedPrompt(first.tokens[: marks[-1] if marks else common], marks)
+
 
 log = logging.getLogger(__name__)
 

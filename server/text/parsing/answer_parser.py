@@ -41,8 +41,7 @@ from tasuki.server.text.text_answer import (
     Thinking,
 )
 
-from .reasoning_splitter import HeldSpace, ReasoningSplitter, Split
-from .tool_call_scanner import ToolCallScanner
+from .answer_splitter import HeldSpace, ReasoningSplitter, Split, ToolCallScanner
 
 
 class ContentStops:

@@ -116,8 +116,8 @@ def _parser(thinking: Thinking) -> Answer:
         return _reader_of(parser)
 
     classes = (
-        *("answer_parser.py:AnswerParser.push", "reasoning_splitter.py:ReasoningSplitter.push"),
-        *("tool_call_scanner.py:ToolCallScanner.push", "json_call.py:JsonCall.push"),
+        *("answer_parser.py:AnswerParser.push", "answer_splitter.py:ReasoningSplitter.push"),
+        *("answer_splitter.py:ToolCallScanner.push", "json_call.py:JsonCall.push"),
         "function_call.py:FunctionCall.push",
     )
     functions = tuple(f"{_PARSING}/{name}" for name in classes)

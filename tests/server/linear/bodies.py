@@ -27,8 +27,7 @@ from tasuki.server.openai.routes import detokenized, tokenized
 from tasuki.server.responses.asked_turn import PromptSettings
 from tasuki.server.responses.conversations import Conversation, checked_items
 from tasuki.server.responses.endpoints.compaction import read_compact_request
-from tasuki.server.responses.endpoints.response_socket import read_create
-from tasuki.server.responses.endpoints.socket_turns import SocketTurns
+from tasuki.server.responses.endpoints.response_socket import SocketTurns, read_create
 from tasuki.server.responses.input_items import compaction_item
 from tasuki.server.responses.response_request import count_response_tokens, read_response_request
 from tasuki.server.responses.stored_responses import (

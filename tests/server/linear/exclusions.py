@@ -49,8 +49,8 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "model/grammar/trials/client.py:_Link.ask",
         "model/grammar/trials/client.py:_Waiting.__init__",
         "model/grammar/trials/client.py:_is_text",
-        "model/grammar/trials/host.py:TrialHost.__init__",
-        "model/grammar/trials/host.py:_Watch._give_job",
+        "model/grammar/trials/client.py:TrialHost.__init__",
+        "model/grammar/trials/client.py:_Watch._give_job",
         "model/grammar/trials/messages.py:FrameBuffer.feed",
         "model/grammar/trials/queue.py:TrialQueue._drop",
         "model/grammar/trials/queue.py:TrialQueue._line_bytes",
@@ -127,7 +127,7 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
     _SHORT: (
         "server/grpc/generate_messages.py:read_targets",
         "server/text/text_codec.py:WorkThreads.run",
-        "server/text/token_options.py:placed_budget",
+        "server/text/chat_renderer.py:placed_budget",
         "server/responses/endpoints/routes.py:_not_found",
         "server/responses/stored_responses.py:ResponseStore.delete",
         "server/responses/endpoints/background.py:not_in_background",
@@ -136,7 +136,7 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/responses/conversations.py:Conversation.without",
         "server/responses/conversations.py:ConversationStore.delete",
         "server/responses/endpoints/response_socket.py:previous_id",
-        "server/responses/endpoints/socket_turns.py:SocketTurns.drop",
+        "server/responses/endpoints/response_socket.py:SocketTurns.drop",
         "server/responses/stored_responses.py:ResponseStore._drop",
     ),
     "reads values of over 16 KiB, which small inputs are not; test_growth.py has larger ones": (
@@ -144,8 +144,8 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/text/parsing/parameter_types.py:_long_holder",
     ),
     "renders and reads conversations of its own, once for each set of variables": (
-        "server/text/rendering/resume_points.py:TurnEnds._*",
-        "server/text/rendering/resume_points.py:_goes_on*",
+        "server/text/rendering/chat_template.py:TurnEnds._*",
+        "server/text/rendering/chat_template.py:_goes_on*",
     ),
     "looks at the roles of messages, and halves their number": (
         "server/responses/endpoints/compaction.py:_newer_half",

@@ -19,7 +19,7 @@ from itertools import pairwise
 from types import FrameType
 from typing import TypeAlias
 
-from tasuki.utils.free_memory import map_large_blocks
+from tasuki.utils.system import map_large_blocks
 
 Run: TypeAlias = Callable[[], object]
 Prepare: TypeAlias = Callable[[int], Run]

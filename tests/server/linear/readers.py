@@ -24,10 +24,10 @@ from tasuki.server.responses.listed_items import AskedPage, listed_items
 from tasuki.server.responses.stored_responses import StoredResponse, StoredTurn
 from tasuki.server.sessions import Tail
 from tasuki.server.text.chat_message import ChatMessage, ToolCall
+from tasuki.server.text.chat_renderer import read_bad_words
 from tasuki.server.text.grammars.call_grammar import CallGrammar, OfferedTool
 from tasuki.server.text.json_reading import holds_too_many_values, nested_too_deeply, read_arguments
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.text.token_options import read_bad_words
 
 from .bodies import Served
 from .entries import Entry, Input, Whole, some
@@ -374,7 +374,7 @@ def _grpc(codec: TextCodec) -> list[Entry]:
         ),
         Whole(
             "bad words",
-            ("server/text/token_options.py:read_bad_words",),
+            ("server/text/chat_renderer.py:read_bad_words",),
             {name: _as_words(make) for name, make in TEXTS.items() if name in _HARD},
             _refusable(lambda words: read_bad_words("bad_words", words, codec)),
         ),

@@ -1,30 +1,43 @@
-"""Published formats by name: which modules are quantised, how, and what config.json says of it.
+"""Published formats by name, and a checkpoint quantised into one of them.
 
-What decays the state (in_proj_a, in_proj_b), routers, gates, norms, embeddings, the head and the
-vision tower stay as they are in all of them.
+A recipe says which modules are quantised, how, and the text of config.json. The decay projections
+(in_proj_a, in_proj_b), routers, gates, norms, embeddings, the head and the vision tower stay as
+they are in all of them.
 
 A codec gives a plain matrix as the tensors that a published format has for it, by the end of their
-names. Scales are rounded to their own dtype first and codes are taken from what they then are, so
-that a code is the nearest one to what its reader will make of it. A block of zeros, or of what is
-next to zero, has scale 1.
+names. Scales are rounded to their own dtype first and codes are taken from the rounded scales, so
+that a code is the nearest one to its reader's value. A block of zeros, or nearly zeros, has scale
+1.
 
 `QuantisedSource`: another source's tensors, quantised by a recipe as they are read: weights of any
 format and shapes without a checkpoint, for benchmarks and memory plans. Numbers are made where the
-other source makes them; one that makes shapes alone gives shapes of what would be stored. A tensor
+other source makes them; a source of shapes alone gives shapes of the stored tensors. A tensor
 stands on its own, so fused experts are quantised one by one and their scales stacked.
+
+quantise_folder() goes file by file, so that memory holds one output file at most. The target
+appears under its name when it is whole.
 """
 
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
+from tasuki.model.config_json import QuantizationConfig
 from tasuki.model.weights.matrix import WHOLE, Kind, Matrix, Part, Segment, WeightsError
+from tasuki.model.weights.published_matrix import is_coded
 from tasuki.model.weights.quantised_segments import BLOCK, GROUP, Fp8, NvFp4
+from tasuki.model.weights.safetensors_files import StoredTensors
+from tasuki.model.weights.safetensors_folder import INDEX, weight_files
 from tasuki.model.weights.source import TensorSource, stacked
+from tasuki.utils.logs import Progress, no_progress
 
 _MOST_E4M3 = 448.0
 _MOST_E2M1 = 6.0
@@ -267,3 +280,117 @@ def _segment(made: dict[str, Tensor]) -> Fp8 | NvFp4:
     if scales.numel() == 1:
         return Fp8(codes, scales.reshape(1, 1), rows, columns, Kind.FP8_TENSOR)
     return Fp8(codes, scales, 1, columns, Kind.FP8_CHANNEL)
+
+
+_WEIGHT = ".weight"
+
+
+def quantise_folder(
+    source: Path, target: Path, recipe: Recipe, progress: Progress = no_progress
+) -> None:
+    """progress: counts files. Raises QuantiseError, WeightsError, ModelConfigError, OSError; then
+    target is not there."""
+    if target.exists():
+        raise QuantiseError(f"{target}: is there already; name a folder that is not")
+    path = source / "config.json"
+    config = _read_config(path)
+    if QuantizationConfig.from_dict(config, str(path)).method is not None:
+        raise QuantiseError(f"{source}: is quantised already; give a BF16 checkpoint")
+    partial = target.with_name(f"{target.name}.partial")
+    if partial.exists():
+        raise QuantiseError(f"{partial}: is left of a run that was stopped; delete it")
+    partial.mkdir(parents=True)
+    try:
+        _write(source, partial, config, recipe, progress)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write(
+    source: Path, target: Path, config: dict[str, Any], recipe: Recipe, progress: Progress
+) -> None:
+    files = weight_files(source)
+    where: dict[str, str] = {}
+    plain: list[str] = []
+    size = 0
+    for done, path in enumerate(files, 1):
+        made: dict[str, Tensor] = {}
+        for module, tensor in _modules(path):
+            codec = recipe.codec(module.removesuffix(_WEIGHT)) if tensor.ndim == 2 else None
+            if codec is None:
+                made[module] = tensor
+                if module.endswith(_WEIGHT) and tensor.ndim == 2 and "embed" not in module:
+                    plain.append(module.removesuffix(_WEIGHT))
+                continue
+            made.update(_coded(path, module, tensor, codec))
+        save_file(made, target / path.name, metadata={"format": "pt"})
+        where.update(dict.fromkeys(made, path.name))
+        size += sum(tensor.nbytes for tensor in made.values())
+        progress(done, len(files))
+    quantization = recipe.config(sorted(plain))
+    _write_json(target / "config.json", config | {"quantization_config": quantization})
+    if quantization["quant_method"] == "modelopt":
+        said = {name: value for name, value in quantization.items() if name != "quant_method"}
+        producer = {"producer": {"name": "modelopt"}, "quantization": said}
+        _write_json(target / "hf_quant_config.json", producer)
+    if (source / INDEX).exists():
+        index = {"metadata": {"total_size": size}, "weight_map": where}
+        _write_json(target / INDEX, index)
+    written = {path.name for path in target.iterdir()}
+    for path in source.iterdir():
+        if path.is_file() and path.suffix != ".safetensors" and path.name not in written:
+            shutil.copyfile(path, target / path.name)
+
+
+def _coded(path: Path, name: str, tensor: Tensor, codec: Codec) -> dict[str, Tensor]:
+    if not tensor.isfinite().all():
+        raise QuantiseError(f"{path}: tensor {name} is not finite; fetch the checkpoint again")
+    try:
+        made = codec(tensor)
+    except QuantiseError as error:
+        raise QuantiseError(f"{path}: tensor {name}: {error}") from error
+    stem = name.removesuffix(_WEIGHT)
+    return {f"{stem}.{leaf}": part for leaf, part in made.items()}
+
+
+def _modules(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Published names and tensors of a file; fused experts one by one, as others publish them."""
+    tensors = StoredTensors([path])
+    try:
+        for name in tensors:
+            if is_coded(tensors.dtype(name)):
+                raise QuantiseError(
+                    f"{path}: tensor {name} has dtype {tensors.dtype(name)}: it is quantised "
+                    "already; give a BF16 checkpoint"
+                )
+            tensor = tensors.read(name)
+            if name.endswith(".experts.gate_up_proj"):
+                stem = name.removesuffix("gate_up_proj")
+                for expert, both in enumerate(tensor):
+                    for leaf, part in zip(("gate_proj", "up_proj"), both.chunk(2), strict=True):
+                        yield f"{stem}{expert}.{leaf}{_WEIGHT}", part.clone()
+            elif name.endswith(".experts.down_proj"):
+                stem = name.removesuffix("down_proj")
+                for expert, part in enumerate(tensor):
+                    yield f"{stem}{expert}.down_proj{_WEIGHT}", part.clone()
+            else:
+                yield name, tensor
+    finally:
+        tensors.close()
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise QuantiseError(
+            f"{path}: cannot be read ({error}); give a checkpoint folder"
+        ) from error
+    if not isinstance(raw, dict):
+        raise QuantiseError(f"{path}: holds no JSON object; give a checkpoint folder")
+    return raw
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1), encoding="utf-8")

@@ -1,0 +1,314 @@
+"""Bounds on reading from an HTTP server's clients: connections, headers and bodies.
+
+HttpConnections bounds how many connections there are, and how long each may take to send a header.
+It owns the table of open connections; finds the end of a header and reads nothing else. Invariants:
+a connection over a cap is answered 503 and closed before anything of it is read; one that has not
+sent a whole header within HEADER_SECONDS of being accepted is closed.
+
+read_body() owns the deadline of a body. Invariants: no byte of a body is read before read_body(),
+nor is the client given leave to send it (100 Continue); a body is never decompressed; each byte
+that was read is counted in its request's hold; an unread body is drained within bounds and ends its
+connection.
+
+BodyTurns owns the readers of large bodies that wait in line. Invariants: a round of the event loop
+begins one turn at most, which reads one piece; turns begin in the order of asking; a reader that
+left takes no turn; nothing runs without readers in line.
+
+One event loop's thread.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from tasuki.server.auth.limits import Hold
+
+from .errors import HttpRefusal
+
+HEADER_SECONDS = 10.0
+_END_OF_HEADER = b"\r\n\r\n"
+_FULL_BODY = (
+    b'{"error": {"message": "too many connections: ask again in a moment, or close some", '
+    b'"type": "service_unavailable_error", "param": null, "code": "busy"}}'
+)
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+    b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(_FULL_BODY), _FULL_BODY)
+)
+
+
+MakeProtocol = Callable[[], asyncio.Protocol]
+"""Makes the protocol of a new connection."""
+
+Wanted = Callable[[int], bool]
+"""Takes the bytes that a read brings. Returns whether they are to be looked at."""
+
+
+class HttpConnections:
+    def __init__(
+        self, most: int, most_strangers: int, header_seconds: float = HEADER_SECONDS
+    ) -> None:
+        """most: at a time, in all. most_strangers: of one address, among connections without an
+        admitted request."""
+        self._most = most
+        self._most_strangers = most_strangers
+        self.header_seconds = header_seconds
+        self._open: dict[asyncio.BaseTransport, _Connection] = {}
+        self._strangers: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def bounded(self, make: MakeProtocol) -> MakeProtocol:
+        """A factory of protocols for `create_server`: those that `make` makes, within bounds."""
+        return lambda: _Connection(self, make())
+
+    def let_in(self, transport: asyncio.BaseTransport | None) -> None:
+        """A request over it was admitted: the connection is no stranger's from now on."""
+        connection = None if transport is None else self._open.get(transport)
+        if connection is not None and connection.stranger_at is not None:
+            self._forget_stranger(connection)
+
+    def count_received(self, transport: asyncio.BaseTransport | None, wanted: Wanted) -> None:
+        """From now on `wanted` gets the size of what each read brings, before it is looked at, and
+        says whether it is: what is not wanted is thrown away."""
+        connection = None if transport is None else self._open.get(transport)
+        if connection is not None:
+            connection.wanted = wanted
+
+    def enter(self, transport: asyncio.BaseTransport, connection: "_Connection") -> bool:
+        """Whether it may stay."""
+        peer = transport.get_extra_info("peername")
+        address = str(peer[0]) if isinstance(peer, tuple) and peer else "unknown"
+        if len(self._open) >= self._most or self._strangers[address] >= self._most_strangers:
+            return False
+        self._open[transport] = connection
+        self._strangers[address] += 1
+        connection.stranger_at = address
+        return True
+
+    def leave(self, transport: asyncio.BaseTransport, connection: "_Connection") -> None:
+        if self._open.pop(transport, None) is not None and connection.stranger_at is not None:
+            self._forget_stranger(connection)
+
+    def _forget_stranger(self, connection: "_Connection") -> None:
+        address = connection.stranger_at
+        connection.stranger_at = None
+        if address is not None:
+            self._strangers[address] -= 1
+            if not self._strangers[address]:
+                del self._strangers[address]
+
+
+class _Connection(asyncio.Protocol):
+    """Passes everything on to the server's own protocol. stranger_at: the address that it counts
+    against; None once it was let in, or where it never was."""
+
+    def __init__(self, connections: HttpConnections, inner: asyncio.Protocol) -> None:
+        self._connections = connections
+        self._inner = inner
+        self._transport: asyncio.BaseTransport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._tail = b""
+        self.stranger_at: str | None = None
+        self.wanted: Wanted | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        if not self._connections.enter(transport, self):
+            transport.write(_FULL)
+            transport.close()
+            return
+        self._transport = transport
+        self._deadline = asyncio.get_running_loop().call_later(
+            self._connections.header_seconds, transport.abort
+        )
+        self._inner.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None:
+            return
+        if self._deadline is not None:
+            seen = self._tail + data
+            self._tail = seen[1 - len(_END_OF_HEADER) :]
+            if _END_OF_HEADER in seen:
+                self._deadline.cancel()
+                self._deadline = None
+        if self.wanted is not None and not self.wanted(len(data)):
+            return
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return None if self._transport is None else self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        if self._transport is not None:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._inner.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._transport is None:
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._connections.leave(self._transport, self)
+        self._inner.connection_lost(error)
+
+
+class BodyTurns:
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._scheduled = False
+
+    async def turn(self) -> None:
+        """Return when it is this caller's turn."""
+        loop = asyncio.get_running_loop()
+        mine = loop.create_future()
+        self._waiting.append(mine)
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_soon(self._next)
+        await mine
+
+    def _next(self) -> None:
+        while self._waiting:
+            first = self._waiting.popleft()
+            if not first.done():
+                first.set_result(None)
+                break
+        self._scheduled = bool(self._waiting)
+        if self._scheduled:
+            asyncio.get_running_loop().call_soon(self._next)
+
+
+# A body must end within the first, plus the time that its bytes take at the second.
+_GRACE_SECONDS = 30.0
+_BYTES_PER_SECOND = 1 << 16
+
+# Clients that send a short body before they read the answer then see the refusal.
+_SKIMMED_BYTES = 1 << 18
+_SKIM_SECONDS = 1.0
+_CALLER_SKIM_SECONDS = 10.0
+
+_LARGE_BYTES = 1 << 18
+"""Behind so much of it a body takes turns with others."""
+
+BODY_TURNS = web.AppKey("body_turns", BodyTurns)
+"""Of all large bodies that this application reads."""
+
+_MAY_SEND = web.RequestKey("may_send", bool)
+
+
+async def read_body(request: web.Request, hold: Hold) -> bytearray:
+    """Return the body, and count its bytes in the hold.
+
+    Raises HttpRefusal where the body comes too slowly, HTTPRequestEntityTooLarge, and Busy where
+    the requests of this caller, or of all callers, hold too much memory.
+    """
+    size = request.client_max_size
+    announced = request.content_length or 0
+    if announced > size:
+        raise web.HTTPRequestEntityTooLarge(max_size=size, actual_size=announced)
+    # A body that does not fit now is refused before the client sends it.
+    hold.check(announced)
+    if _waits_for_leave(request):
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # It is no part of the answer, which has yet to begin.
+        request.writer.output_size = 0
+    body = bytearray()
+    begun = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(begun + _GRACE_SECONDS) as deadline:
+            async for piece in request.content.iter_any():
+                received = len(body) + len(piece)
+                if received > size:
+                    raise web.HTTPRequestEntityTooLarge(max_size=size, actual_size=received)
+                hold.resize(received)
+                # It grows by an eighth at a time, and a large one is moved without a copy.
+                body += piece
+                deadline.reschedule(begun + _GRACE_SECONDS + received / _BYTES_PER_SECOND)
+                if received > _LARGE_BYTES:
+                    await request.app[BODY_TURNS].turn()
+    except BaseException as error:
+        received = len(body)
+        # The error keeps this frame, perhaps until the next collection.
+        body.clear()
+        if not isinstance(error, TimeoutError):
+            raise
+        request[_MAY_SEND] = False
+        raise HttpRefusal(
+            408, "slow_body", f"the body stopped after {received} bytes: send it faster"
+        ) from error
+    return body
+
+
+async def leave_later(request: web.Request) -> None:
+    """For a route's `expect_handler`: read_body() gives the leave to send the body, and
+    refuse_expectations() refuses what else is expected, neither does the route."""
+
+
+@web.middleware
+async def refuse_expectations(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Middleware: what a client expects beside the leave to send its body, nobody does."""
+    expected = request.headers.get("Expect", "")
+    if expected and not _waits_for_leave(request):
+        raise HttpRefusal(
+            417,
+            "unknown_expectation",
+            f"Expect {expected:.40}: send the body without Expect, or with 100-continue",
+        )
+    return await handler(request)
+
+
+@web.middleware
+async def refuse_encodings(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Middleware: a compressed body could expand to any size."""
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise HttpRefusal(
+            415, "unsupported_encoding", f"Content-Encoding {encoding:.40}: send the body plain"
+        )
+    return await handler(request)
+
+
+@web.middleware
+async def end_with_unread_bodies(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The outermost middleware: after the answer, closes a connection whose body was not read."""
+    response = await handler(request)
+    if not request.content.is_eof() and not response.prepared:
+        response.force_close()
+        await response.prepare(request)
+        await response.write_eof()
+        if not _waits_for_leave(request):
+            await _skim(request)
+    return response
+
+
+def may_send(request: web.Request) -> None:
+    """Mark the caller as admitted: more of a body that is too large is read before the cut."""
+    request[_MAY_SEND] = True
+
+
+def _waits_for_leave(request: web.Request) -> bool:
+    return request.headers.get("Expect", "").lower() == "100-continue"
+
+
+async def _skim(request: web.Request) -> None:
+    most, seconds = _SKIMMED_BYTES, _SKIM_SECONDS
+    if request.get(_MAY_SEND):
+        most, seconds = 2 * request.client_max_size, _CALLER_SKIM_SECONDS
+    skimmed = 0
+    try:
+        async with asyncio.timeout(seconds):
+            while skimmed < most and not request.content.is_eof():
+                skimmed += len(await request.content.readany())
+                if skimmed > _LARGE_BYTES:
+                    await request.app[BODY_TURNS].turn()
+    except (TimeoutError, web.RequestPayloadError):
+        return
