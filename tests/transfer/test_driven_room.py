@@ -57,80 +57,63 @@ async def started(room: Room) -> LiveRooms[int, Room]:
     return rooms
 
 
-def test_events_that_come_before_the_first_are_taken_behind_it() -> None:
-    async def scenario() -> None:
-        room = Room(HANG_SECONDS)
-        rooms = await started(room)
-        room.put(on.Leased())
-        assert not room.asked
-        await asyncio.sleep(0)
-        assert room.asked == [do.Reserve(), do.Say(say.Accepted())]
-        room.put(on.ReceiverLost())
-        room.put(on.Drained(Drain.DRAINED))
-        room.put(on.Leased())
-        assert said(room)[-1] == say.Ended(Drain.DRAINED, None, 1)
-        assert room.is_closed == 1 and room.is_over and not len(rooms)
-
-    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+async def test_events_that_come_before_the_first_are_taken_behind_it() -> None:
+    room = Room(HANG_SECONDS)
+    rooms = await started(room)
+    room.put(on.Leased())
+    assert not room.asked
+    await asyncio.sleep(0)
+    assert room.asked == [do.Reserve(), do.Say(say.Accepted())]
+    room.put(on.ReceiverLost())
+    room.put(on.Drained(Drain.DRAINED))
+    room.put(on.Leased())
+    assert said(room)[-1] == say.Ended(Drain.DRAINED, None, 1)
+    assert room.is_closed == 1 and room.is_over and not len(rooms)
 
 
-def test_what_is_refused_comes_back_and_nothing_behind_it_is_done() -> None:
-    async def scenario() -> None:
-        room = Room(HANG_SECONDS, refuses=do.Reserve)
-        await started(room)
-        await asyncio.sleep(0)
-        assert room.state is SenderState.DRAINING and room.asked == [do.DrainNow()]
-        room.put(on.Drained(Drain.DRAINED))
-        assert said(room) == [say.Ended(Drain.DRAINED, "not here", 1)]
-
-    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+async def test_what_is_refused_comes_back_and_nothing_behind_it_is_done() -> None:
+    room = Room(HANG_SECONDS, refuses=do.Reserve)
+    await started(room)
+    await asyncio.sleep(0)
+    assert room.state is SenderState.DRAINING and room.asked == [do.DrainNow()]
+    room.put(on.Drained(Drain.DRAINED))
+    assert said(room) == [say.Ended(Drain.DRAINED, "not here", 1)]
 
 
-def test_it_is_looked_at_within_look_seconds_however_many_events_come() -> None:
+async def test_it_is_looked_at_within_look_seconds_however_many_events_come() -> None:
     look = 0.05
-
-    async def scenario() -> None:
-        room = Room(look)
-        await started(room)
-        begun = time.monotonic()
-        while len(room.looks) < 3:
-            room.put(on.Moved(len(room.asked)))
-            await asyncio.sleep(0.01)
-        assert room.looks[0] - begun >= look * 0.9
-        room.end()
-
-    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+    room = Room(look)
+    await started(room)
+    begun = time.monotonic()
+    while len(room.looks) < 3:
+        room.put(on.Moved(len(room.asked)))
+        await asyncio.sleep(0.01)
+    assert room.looks[0] - begun >= look * 0.9
+    room.end()
 
 
-def test_an_event_costs_no_task_and_no_timer() -> None:
+async def test_an_event_costs_no_task_and_no_timer() -> None:
     """What a room costs the loop is counted."""
-
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        timers: list[float] = []
-        call_at = loop.call_at
-        loop.call_at = lambda when, *rest, **named: (  # type: ignore[method-assign]
-            timers.append(when),
-            call_at(when, *rest, **named),
-        )[1]
-        room = Room(HANG_SECONDS)
-        known = asyncio.all_tasks()
-        await started(room)
-        await asyncio.sleep(0)
-        before = len(timers)
-        for position in range(100):
-            room.put(on.Moved(position))
-        assert asyncio.all_tasks() <= known and len(timers) == before
-        room.end()
-
-    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+    loop = asyncio.get_running_loop()
+    timers: list[float] = []
+    call_at = loop.call_at
+    loop.call_at = lambda when, *rest, **named: (  # type: ignore[method-assign]
+        timers.append(when),
+        call_at(when, *rest, **named),
+    )[1]
+    room = Room(HANG_SECONDS)
+    known = asyncio.all_tasks()
+    await started(room)
+    await asyncio.sleep(0)
+    before = len(timers)
+    for position in range(100):
+        room.put(on.Moved(position))
+    assert asyncio.all_tasks() <= known and len(timers) == before
+    room.end()
 
 
-def test_rooms_that_do_not_end_are_dropped_after_the_patience() -> None:
-    async def scenario() -> None:
-        room = Room(HANG_SECONDS)
-        rooms = await started(room)
-        await rooms.end(0.05)
-        assert room.is_over and room.is_closed == 1 and not len(rooms)
-
-    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+async def test_rooms_that_do_not_end_are_dropped_after_the_patience() -> None:
+    room = Room(HANG_SECONDS)
+    rooms = await started(room)
+    await rooms.end(0.05)
+    assert room.is_over and room.is_closed == 1 and not len(rooms)
