@@ -24,7 +24,7 @@ require_smg()
 STORY = "Tell me a story about the runner and the sash. " * 20
 NEW_TOKENS = 8
 # Of an answer in whose middle a node is killed.
-MANY_TOKENS = 300
+MANY_TOKENS = 120
 # The gateway's own checks: it looks for a node once a minute otherwise.
 WATCHFUL = (
     *("--health-check-interval-secs", "1", "--health-check-timeout-secs", "5"),

@@ -87,13 +87,6 @@ def test_a_pull_that_cannot_be_opened_is_refused() -> None:
     assert pull.state is SenderState.REFUSED
 
 
-def test_a_grant_of_another_generation_opens_nothing() -> None:
-    one = room()
-    for event in (on.Begin(), on.Leased()):
-        one.step(event, 0.0)
-    assert one.step(say.Grant(2, TARGET), 0.0) == [do.DrainNow()]
-
-
 def test_a_stop_drains_and_keeps_its_first_reason() -> None:
     one = streaming()
     assert one.step(on.Stopped("first"), 0.0) == [do.DrainNow()]
