@@ -3,17 +3,26 @@ hundreds of rooms can pay."""
 
 import asyncio
 import time
+from typing import Any
 
-from tasuki.transfer.control.driven_room import DrivenRoom
+import pytest
+
+from tasuki.transfer.control.driven_room import DrivenRoom, ReceivingRoom
 from tasuki.transfer.control.live_rooms import LiveRooms
-from tasuki.transfer.errors import TransferError
+from tasuki.transfer.control.writer_life import WriterLife
+from tasuki.transfer.errors import DigestMismatch, TransferError, WindowsMissing
+from tasuki.transfer.node_identity import ProcessIdentity
 from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms import actions as do
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
-from tasuki.transfer.rooms.deadlines import SenderDeadlines
+from tasuki.transfer.rooms.actions import Loss
+from tasuki.transfer.rooms.deadlines import ReceiverDeadlines, SenderDeadlines
+from tasuki.transfer.rooms.fence import FenceReason
+from tasuki.transfer.rooms.receiving import Receiving, ReceivingTerms
 from tasuki.transfer.rooms.sending import Sending, SendingTerms
 from tasuki.transfer.rooms.states import HANDOVER, SenderState
+from tasuki.transfer.windows.window import Destination
 from tests.harness.waiting import HANG_SECONDS
 
 
@@ -45,6 +54,90 @@ class Room(DrivenRoom):
 
     def closed(self) -> None:
         self.is_closed += 1
+
+
+class Landed:
+    """A receiver whose bytes are compared at once, later, or are wrong."""
+
+    def __init__(self, at_once: bool | TransferError, later: TransferError | None = None) -> None:
+        self.at_once = at_once
+        self.later = later
+        self.forgotten: list[int] = []
+
+    def verify_landed(self, room: int, generation: int, sent: object) -> bool:
+        if isinstance(self.at_once, TransferError):
+            raise self.at_once
+        return self.at_once
+
+    def verify(self, room: int, generation: int, sent: object, timeout: float) -> None:
+        assert (room, generation, timeout) == (7, 1, 3.0)
+        if self.later is not None:
+            raise self.later
+
+    def windows_landed(self, room: int) -> int:
+        return 5
+
+    def expect(self, *_: object) -> None: ...
+
+    def forget(self, room: int) -> None:
+        self.forgotten.append(room)
+
+
+class Severing:
+    def __init__(self) -> None:
+        self.ended: list[FenceReason] = []
+
+    async def end(self, writer: WriterLife, reason: FenceReason) -> None:
+        self.ended.append(reason)
+
+
+class Receiver(ReceivingRoom):
+    def __init__(self, landed: Landed) -> None:
+        writer = WriterLife(ProcessIdentity.own(), 1.0, 0.5, 0.0)
+        self.severing = Severing()
+        fence = writer.terms(acknowledge=1.0, patience=1.0)
+        terms = ReceivingTerms(ReceiverDeadlines(), fence)
+        side = Receiving(HANDOVER, 7, 1, terms, time.monotonic())
+        doubles: Any = landed, self.severing
+        super().__init__(side, *doubles, writer, 3.0, "room 7", {})
+        self.asked: list[do.Action] = []
+
+    def act(self, action: do.Action) -> on.Event | None:
+        self.asked.append(action)
+        return on.Prepared("read") if isinstance(action, do.Prepare) else None
+
+
+@pytest.mark.parametrize(
+    ("landed", "loss"),
+    [
+        (Landed(True), None),
+        (Landed(False), None),
+        (Landed(DigestMismatch("bits")), Loss.DIGEST),
+        (Landed(WindowsMissing("two")), Loss.MISSING),
+        (Landed(False, DigestMismatch("bits")), Loss.DIGEST),
+        (Landed(False, WindowsMissing("two")), Loss.MISSING),
+    ],
+)
+async def test_what_landed_is_compared_at_once_or_beside_the_rooms_events(
+    landed: Landed, loss: Loss | None
+) -> None:
+    room = Receiver(landed)
+    over = asyncio.Event()
+    room.start(lambda failure: over.set())
+    room.put(say.Accepted())
+    room.put(say.Grant(1, Destination(0, (3,), 9)))
+    room.put(say.Ready(1))
+    room.put(say.Done(1, ()))
+    await over.wait()
+    told = [action.loss for action in room.asked if isinstance(action, do.TellLost)]
+    commits = [action.payload for action in room.asked if isinstance(action, do.Commit)]
+    assert landed.forgotten and room.facts().progress == 5
+    if loss is None:
+        assert (told, commits, room.severing.ended) == ([], ["read"], [])
+        return
+    drained = FenceReason.DRAIN_ACKNOWLEDGED
+    assert (told, commits, room.severing.ended) == ([loss], [], [drained])
+    assert room.asked[-1] == do.TellFenced(drained)
 
 
 def said(room: Room) -> list[say.Message]:
