@@ -57,6 +57,7 @@ def test_a_hand_over_opens_at_its_grant_and_ends_with_its_report() -> None:
     assert one.step(on.Leased(), 0.0) == [do.Say(say.Accepted())]
     assert one.step(GRANT, 0.0) == [do.Open(TARGET)]
     assert one.step(on.Opened(), 0.0) == [do.Start("grant")]
+    assert one.step(on.Opened(), 0.0) == [], "once"
     assert said(one.step(on.Announced("token"), 0.0)) == [say.Ready(1, "token")]
     (done,) = said(one.step(on.Sent(REPORT), 0.0))
     assert isinstance(done, say.Done) and one.is_over and one.drain is Drain.DRAINED
@@ -203,6 +204,7 @@ def test_each_phase_is_marked_when_it_is_passed(
         (HANDOVER, (*LEASED, GRANT, on.Failed(do.Open(TARGET), "far", False)), True, "far"),
         (PULL, (*BEGUN, on.Stopped("left")), True, "left"),
         (PULL, (*PINNED, on.Failed(do.Plan("source"), "gone", False)), True, "gone"),
+        (PULL, (*PINNED, on.Pinned("again")), True, "STREAMING knows no PINNED"),
     ],
 )
 def test_each_stop_drains_and_says_its_reason(
