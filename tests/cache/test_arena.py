@@ -78,6 +78,18 @@ def test_what_a_side_lacks_is_weighed_in_bytes_of_every_layer(
     assert router.state_bytes(held, tokens) == pages * 2 * layout.block_bytes + states
 
 
+def test_a_pull_takes_by_its_tokens_what_was_measured_by_its_bytes() -> None:
+    layout = small_layout((FULL, GDN, FULL, GDN, GDN))
+    router = Router(EngineConfig(model=""), layout, layout)
+    assert router.pull_seconds() is None
+    for size in range(1, 40):
+        router.costs.pulled.add(1000.0 * size, 0.5 + 1e-6 * 1000.0 * size)
+    line = router.pull_seconds()
+    assert line is not None
+    assert line.each == pytest.approx(1e-6 * 2 * layout.block_bytes / 64)
+    assert line.fixed == pytest.approx(0.5 + 1e-6 * 3 * layout.state_layer_bytes)
+
+
 @each_layout
 def test_regions_are_the_blocks_of_a_page_and_columns_fill_a_slot(layout: CacheLayout) -> None:
     kinds = layout.layer_kinds

@@ -111,6 +111,13 @@ def test_who_is_refused_may_ask_again_once_what_is_too_much_is_over() -> None:
     assert error is not None and error.retry_after == 3.0
     late.targets = m.Targets(first_token=5.0)
     assert refusals.reason(late, (), lambda _: 0.0) is None
+    # Beside others its tokens come every 10 ms.
+    steps = SimpleNamespace(seconds=lambda rows: 0.01, fitting=lambda target: 1)
+    seats = SimpleNamespace(steps=steps, count=4)
+    refusals = EarlyRefusal(m.Targets(), outlook, seats)  # type: ignore[arg-type]
+    for target, taken in ((0.02, True), (0.01, True), (0.009, False)):
+        late.targets = m.Targets(per_token=target)
+        assert (refusals.reason(late, [late], lambda _: 0.0) is None) is taken
 
 
 NOW = 1e-9

@@ -3,16 +3,18 @@ hundreds of rooms can pay."""
 
 import asyncio
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from tasuki.transfer.control.driven_room import DrivenRoom, ReceivingRoom
+from tasuki.transfer.control.driven_room import DrivenRoom, ReceivingRoom, SendingRoom
 from tasuki.transfer.control.live_rooms import LiveRooms
 from tasuki.transfer.control.writer_life import WriterLife
 from tasuki.transfer.errors import DigestMismatch, TransferError, WindowsMissing
 from tasuki.transfer.node_identity import ProcessIdentity
-from tasuki.transfer.reports import Drain
+from tasuki.transfer.reports import Drain, RoomBroke, RoomEnd, RoomSent, SendReport
 from tasuki.transfer.rooms import actions as do
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
@@ -138,6 +140,72 @@ async def test_what_landed_is_compared_at_once_or_beside_the_rooms_events(
     drained = FenceReason.DRAIN_ACKNOWLEDGED
     assert (told, commits, room.severing.ended) == ([loss], [], [drained])
     assert room.asked[-1] == do.TellFenced(drained)
+
+
+class Outgoing:
+    """A sender whose bytes end on a thread of its own, as the test says."""
+
+    def __init__(self) -> None:
+        self.drain: Future[Drain] = Future()
+        self.on_end: Callable[[RoomEnd], None] = lambda end: None
+
+    def open(self, room: int, generation: int, peer: str, *rest: Any) -> None:
+        assert (room, generation, peer, rest[0].pages) == (7, 1, "peer", (3,))
+        self.on_end = rest[1]
+
+    def progress(self, room: int) -> int:
+        return 10 * room
+
+    def abort(self, room: int, peer: str) -> "Future[Drain]":
+        assert (room, peer) == (7, "peer")
+        return self.drain
+
+
+class Sender(SendingRoom):
+    def __init__(self, outgoing: Outgoing) -> None:
+        side = Sending(HANDOVER, 7, 1, SendingTerms(SenderDeadlines(), 1.0), time.monotonic())
+        double: Any = outgoing
+        super().__init__(side, "peer", double, "room 7", {})
+        self.asked: list[do.Action] = []
+
+    def act(self, action: do.Action) -> on.Event | None:
+        self.asked.append(action)
+        return None
+
+    def closed(self) -> None: ...
+
+
+REPORT = SendReport(0, 0, 0, 0.0, 0.0, (), ())
+
+
+@pytest.mark.parametrize(
+    ("end", "last"),
+    [
+        (RoomSent(7, REPORT), say.Done),
+        (RoomBroke(7, "the wire", Drain.FORCED, endpoint_failed=True), say.Ended),
+        (None, say.Ended),
+    ],
+    ids=["sent", "broke", "stopped"],
+)
+async def test_what_becomes_of_a_rooms_bytes_is_heard_from_their_thread(
+    end: RoomEnd | None, last: type
+) -> None:
+    outgoing, over = Outgoing(), asyncio.Event()
+    room = Sender(outgoing)
+    room.start(lambda failure: over.set())
+    room.put(on.Leased())
+    room.put(say.Grant(1, Destination(0, (3,), 9)))
+    room.put(on.Announced())
+    await asyncio.sleep(0)
+    assert room.facts() == on.Look(70) and not room.endpoint_failed
+    if end is None:
+        room.put(on.Stopped("left"))
+        await asyncio.to_thread(outgoing.drain.set_result, Drain.DRAINED)
+    else:
+        await asyncio.to_thread(outgoing.on_end, end)
+    await over.wait()
+    assert isinstance(room.asked[-1], do.Say) and isinstance(room.asked[-1].message, last)
+    assert room.endpoint_failed is isinstance(end, RoomBroke)
 
 
 def said(room: Room) -> list[say.Message]:
