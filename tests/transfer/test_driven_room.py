@@ -133,7 +133,8 @@ async def test_what_landed_is_compared_at_once_or_beside_the_rooms_events(
     await over.wait()
     told = [action.loss for action in room.asked if isinstance(action, do.TellLost)]
     commits = [action.payload for action in room.asked if isinstance(action, do.Commit)]
-    assert landed.forgotten and room.facts().progress == 5
+    assert landed.forgotten == [7, 7], "when it is told, and when it is over"
+    assert room.facts().progress == 5
     if loss is None:
         assert (told, commits, room.severing.ended) == ([], ["read"], [])
         return
@@ -271,6 +272,19 @@ async def test_an_event_costs_no_task_and_no_timer() -> None:
         room.put(on.Moved(position))
     assert asyncio.all_tasks() <= known and len(timers) == before
     room.end()
+
+
+async def test_the_end_of_all_rooms_is_the_end_of_the_last_one() -> None:
+    room, other = Room(HANG_SECONDS), Room(HANG_SECONDS)
+    rooms = await started(room)
+    rooms.start(8, other)
+    ending = asyncio.create_task(rooms.end(10 * HANG_SECONDS))
+    room.end()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not ending.done() and [*rooms] == [other]
+    other.end()
+    await asyncio.wait_for(ending, HANG_SECONDS)
 
 
 async def test_rooms_that_do_not_end_are_dropped_after_the_patience() -> None:

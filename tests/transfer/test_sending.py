@@ -221,6 +221,7 @@ def test_each_stop_drains_and_says_its_reason(
         done = one.step(on.Drained(Drain.DRAINED), 0.0)
     (ended,) = said(done)
     assert isinstance(ended, say.Ended) and ended.drain is Drain.DRAINED
+    assert done == [do.Say(ended)], "it has no pull"
     assert ended.generation == 1 and one.is_over and one.given_up is None
     assert ended.reason is None if reason is None else reason in str(ended.reason)
 

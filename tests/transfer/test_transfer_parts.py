@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tasuki.prefill_node.gateway_rooms import Rendezvous, Side
 from tasuki.pycache.layout import LayerKind
 from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, WindowPlanError
+from tasuki.transfer.liveness.link_status import NodeProgress, PrefillNodeState, PrefillNodeStatus
 from tasuki.transfer.protocol.contract import ContractMismatch, Difference
 from tasuki.transfer.reports import WindowTiming, split_time
 from tasuki.transfer.sending.window_sizing import fixed_runs
@@ -343,6 +344,14 @@ def test_the_code_of_a_notification_is_one_of_those_that_are_taken() -> None:
 def test_a_mismatch_says_what_mends_it(fields: tuple[str, ...], advice: str) -> None:
     differences = tuple(Difference(field, "a", "b") for field in fields)
     assert str(ContractMismatch(differences)).endswith(f"; {advice}")
+
+
+def test_a_node_that_is_not_connected_tells_no_times() -> None:
+    status = PrefillNodeStatus("10.0.0.1:1", None, PrefillNodeState.LOST)
+    told = status.message()
+    assert not told.HasField("engine_seconds") and not told.HasField("front_seconds")
+    told = replace(status, progress=NodeProgress(2.0, 3.0)).message()
+    assert (told.engine_seconds, told.front_seconds) == (2.0, 3.0)
 
 
 def test_keys_of_words_are_the_definitions() -> None:
