@@ -242,6 +242,44 @@ async def test_what_is_refused_comes_back_and_nothing_behind_it_is_done() -> Non
     assert said(room) == [say.Ended(Drain.DRAINED, "not here", 1)]
 
 
+async def test_what_an_action_brings_is_taken_behind_the_step_under_way() -> None:
+    class Lost(Room):
+        def perform(self, action: do.Action) -> on.Event | None:
+            if isinstance(action, do.Reserve):
+                self.put(on.ReceiverLost())
+            return super().perform(action)
+
+    room = Lost(HANG_SECONDS)
+    await started(room)
+    await asyncio.sleep(0)
+    assert room.asked == [do.Reserve(), do.DrainNow()]
+
+
+async def test_a_side_that_breaks_twice_is_over_with_its_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    room, failures = Room(HANG_SECONDS), list[Exception | None]()
+    room.start(failures.append)
+    await asyncio.sleep(0)
+    monkeypatch.setattr(room._side, "step", lambda event, now: 1 // 0)
+    room.put(on.Leased())
+    assert room.is_over and isinstance(failures[0], ZeroDivisionError)
+
+
+async def test_a_look_that_is_due_sooner_takes_the_place_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    room = Room(HANG_SECONDS)
+    await started(room)
+    await asyncio.sleep(0)
+    before = room._timer
+    monkeypatch.setattr(room._side, "wake", lambda now: 1.0)
+    room.put(on.Moved(1))
+    assert before is not None and before.cancelled() and room._timer is not before
+    room.end()
+    assert room._timer is None
+
+
 async def test_it_is_looked_at_within_look_seconds_however_many_events_come() -> None:
     look = 0.05
     room = Room(look)
