@@ -27,7 +27,14 @@ from tasuki.transfer.windows.descriptors import (
     window_pieces,
 )
 from tasuki.transfer.windows.digest import WindowDigester, splitmix64, word_keys
-from tasuki.transfer.windows.window import FinishedLayers, StepCounter, WindowHeader, code_of, cut
+from tasuki.transfer.windows.window import (
+    Destination,
+    FinishedLayers,
+    StepCounter,
+    WindowHeader,
+    code_of,
+    cut,
+)
 from tests.harness.loopback_pair import small_layout
 from tests.harness.waiting import HANG_SECONDS, ManualClock
 
@@ -352,6 +359,19 @@ def test_a_node_that_is_not_connected_tells_no_times() -> None:
     assert not told.HasField("engine_seconds") and not told.HasField("front_seconds")
     told = replace(status, progress=NodeProgress(2.0, 3.0)).message()
     assert (told.engine_seconds, told.front_seconds) == (2.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("pages", "slot", "named"),
+    [((1, 1), 3, "given twice"), ((0, 1), 0, "overlaps the slab"), ((0, 1), 1, None)],
+)
+def test_a_grant_gives_no_id_twice(pages: tuple[int, ...], slot: int, named: str | None) -> None:
+    granted = Destination(0, pages, slot)
+    if named is None:
+        granted.check(small_layout(), 4)
+        return
+    with pytest.raises(OutOfBounds, match=named):
+        granted.check(small_layout(), 4)
 
 
 def test_keys_of_words_are_the_definitions() -> None:
