@@ -70,9 +70,7 @@ ALLOWED = (
     AllowedSkip(
         "tests/cli/test_ray.py*", "Ray is not installed*", NO_RAY, "an environment of its own"
     ),
-    AllowedSkip(
-        "tests/faults/test_*_hosts.py*", "*network namespaces*", NO_NAMESPACES, "needs root"
-    ),
+    AllowedSkip("tests/faults/test_hosts.py*", "*network namespaces*", NO_NAMESPACES, "needs root"),
     AllowedSkip(
         "tests/bench/test_replay_agreement.py*",
         "*shared*is not there",

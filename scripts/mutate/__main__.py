@@ -23,7 +23,9 @@ _MOST_BYTES = 8 << 30
 
 def main(argv: Sequence[str]) -> int:
     campaign = settings_of("scripts.mutate", "Small wrong changes, one at a time.", Campaign, argv)
+    areas = campaign.areas.split()
     found = [aim for aim in aims(ROOT) if aim.mutant.key.startswith(campaign.only)]
+    found = [aim for aim in found if not areas or aim.target.area in areas]
     if campaign.list:
         for aim in found:
             print(f"{aim.mutant.key}: {aim.mutant.edit.shown((ROOT / aim.path).read_bytes())}")

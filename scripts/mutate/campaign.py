@@ -34,6 +34,7 @@ class Campaign:
     workers: int = option(2, "mutants at a time")
     results: str = option(str(_FOLDER / "results.jsonl"), "file of verdicts")
     only: str = option("", "keys that begin with this")
+    areas: str = option("", "areas to draw from, with blanks between; all without")
     list: bool = option(False, "show the mutants, try none")
 
 

@@ -3,11 +3,14 @@ state's bytes are those that the layout names."""
 
 import ctypes
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.messages import Choice
 from tasuki.engine.routing import Router
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import ArenaKey, CacheLayout, Place, Span, itemsize
@@ -76,6 +79,26 @@ def test_what_a_side_lacks_is_weighed_in_bytes_of_every_layer(
     router = Router(EngineConfig(model=""), layout, layout)
     states = 3 * layout.state_layer_bytes
     assert router.state_bytes(held, tokens) == pages * 2 * layout.block_bytes + states
+
+
+def test_a_pull_takes_by_its_tokens_what_was_measured_by_its_bytes() -> None:
+    layout = small_layout((FULL, GDN, FULL, GDN, GDN))
+    router = Router(EngineConfig(model=""), layout, layout)
+    assert router.pull_seconds() is None
+    for size in range(1, 40):
+        router.costs.pulled.add(1000.0 * size, 0.5 + 1e-6 * 1000.0 * size)
+    line = router.pull_seconds()
+    assert line is not None
+    assert line.each == pytest.approx(1e-6 * 2 * layout.block_bytes / 64)
+    assert line.fixed == pytest.approx(0.5 + 1e-6 * 3 * layout.state_layer_bytes)
+
+
+def test_a_pull_is_of_what_is_lacking_and_long_enough() -> None:
+    layout = small_layout()
+    router = Router(EngineConfig(model="", pull_tokens=100), layout, layout)
+    match: Any = SimpleNamespace(kv_tokens=500, usable_tokens=500)
+    for offered, choice in ((599, Choice.THERE), (600, Choice.PULLED)):
+        assert router.pull(match, offered, ahead=0.0).choice is choice
 
 
 @each_layout

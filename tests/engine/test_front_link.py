@@ -181,10 +181,14 @@ def test_a_front_that_is_gone_is_noticed_behind_what_it_had_sent() -> None:
 
 
 def test_a_front_that_sends_what_is_no_frame_is_gone() -> None:
-    with a_link() as (_, front, come):
+    with a_link() as (link, front, come):
         front.sendall(b"\x01\x00\x00\x00\xff")
         ended = come()
         assert isinstance(ended, Ended) and "no frame" in str(ended)
+        link.send([token(0)])
+        front.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            front.recv(1)
 
 
 def test_what_was_sent_before_the_link_closes_arrives() -> None:

@@ -16,6 +16,7 @@ def learnt(each: float = 1e-3, fixed: float = 0.0, attention: float = 0.0) -> Pr
         last = first + 50 + 25 * (chunk % 3)
         work = (last - first) + attention * (last * last - first * first) / 2
         speed.add([(first, last)], fixed + each * work)
+        speed.add([(last, last)], 9.0)
     return speed
 
 

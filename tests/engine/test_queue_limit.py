@@ -1,6 +1,7 @@
 """A request that is not begun in time ends with a typed error, wherever it waits; one that was
 begun never does."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -42,6 +43,12 @@ def test_who_waits_too_long_is_due_once_and_in_order() -> None:
     assert limit.idle_seconds == 30.0
     clock.now += 30
     assert limit.passed([second]) == [second]
+    assert limit.idle_seconds is None
+
+
+def test_who_may_wait_for_ever_is_never_looked_at() -> None:
+    limit = QueueLimit(math.inf, ManualClock())
+    limit.entered(request("patient"))
     assert limit.idle_seconds is None
 
 

@@ -31,6 +31,13 @@ def test_without_rates_the_constants_decide() -> None:
         assert should_pull(known, 31, 10**6, at_least=32) == RoutingDecision(Choice.THERE)
 
 
+def test_a_pull_of_which_one_rate_is_known_is_decided_by_the_constants() -> None:
+    line = Line(0.0, 1e-3)
+    for known in (Rates(), Rates(forwarded=line), Rates(pulled=line)):
+        assert should_pull(known, 100, 1000, at_least=100).choice is Choice.PULLED
+        assert should_pull(known, 99, 1000, at_least=100).choice is Choice.THERE
+
+
 def test_the_threshold_follows_the_rates() -> None:
     """Here 10 ms + 1 ms a token, there 50 ms + 0.1 ms: equal at 44 tokens, and at more over a slow
     link."""

@@ -1,6 +1,7 @@
 """A prompt whose first token would come behind its target is refused at once, and no other is."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.config import Role
 from tasuki.engine.request import Request
 from tasuki.engine.scheduling import admission
-from tasuki.engine.scheduling.admission import FirstTokenOutlook
+from tasuki.engine.scheduling.admission import EarlyRefusal, FirstTokenOutlook
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engines import Lone, engine_config, prompt, submit, tiny_parts
 from tests.harness.waiting import ManualClock
@@ -99,6 +100,24 @@ def test_who_left_without_an_answer_counts_for_no_speed() -> None:
     node.answer(2)
     node.enter(request())
     assert node.outlook.seconds(request()) == pytest.approx(200 / 40)
+
+
+def test_who_is_refused_may_ask_again_once_what_is_too_much_is_over() -> None:
+    outlook = SimpleNamespace(seconds=lambda *_: 5.0)
+    refusals = EarlyRefusal(m.Targets(), outlook, None)  # type: ignore[arg-type]
+    late = Request(m.RequestId("r"), np.ones(4, dtype=np.int32), SamplingParams())
+    late.targets = m.Targets(first_token=2.0)
+    error = refusals.reason(late, (), lambda _: 0.0)
+    assert error is not None and error.retry_after == 3.0
+    late.targets = m.Targets(first_token=5.0)
+    assert refusals.reason(late, (), lambda _: 0.0) is None
+    # Beside others its tokens come every 10 ms.
+    steps = SimpleNamespace(seconds=lambda rows: 0.01, fitting=lambda target: 1)
+    seats = SimpleNamespace(steps=steps, count=4)
+    refusals = EarlyRefusal(m.Targets(), outlook, seats)  # type: ignore[arg-type]
+    for target, taken in ((0.02, True), (0.01, True), (0.009, False)):
+        late.targets = m.Targets(per_token=target)
+        assert (refusals.reason(late, [late], lambda _: 0.0) is None) is taken
 
 
 NOW = 1e-9

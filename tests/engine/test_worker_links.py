@@ -67,6 +67,13 @@ def linked() -> Iterator[Linked]:
             worker.close()
 
 
+def test_what_is_of_no_worker_goes_to_the_front() -> None:
+    with linked() as both:
+        answer = [m.TokenOut(m.RequestId("front's"), 5, -0.5, 1.0, 0)]
+        both.links.split(answer)
+        assert both.front == answer
+
+
 def test_a_worker_that_ends_at_the_door_keeps_no_other_out(tmp_path: Path) -> None:
     async def come(links: WorkerLinks) -> None:
         path = str(tmp_path / "engine")

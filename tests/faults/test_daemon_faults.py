@@ -5,9 +5,7 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -24,7 +22,6 @@ from tests.harness.pair_moments import (
     handed_over,
     in_first_chunk,
     in_transfer,
-    queued_behind,
     read,
 )
 from tests.harness.processes import gone
@@ -67,17 +64,6 @@ def kill_prefill(pair: Pair) -> None:
     until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed")
 
 
-def test_prefill_dies_while_one_prompt_is_in_its_first_chunk_and_one_queues(pair: Pair) -> None:
-    first = in_first_chunk(pair, LONG)
-    second = queued_behind(pair, SHORT)
-    assert pair.decode.requests("AwaitingPrefill") == 1
-    kill_prefill(pair)
-    for number, stream in ((LONG, first), (SHORT, second)):
-        usage = pair.right(number, stream).usage
-        assert usage.local_fallback and usage.prefilled_on == "local" and usage.transfer is None
-    pair.decode.assert_at_rest()
-
-
 def test_prefill_dies_in_the_middle_of_the_transfer_and_is_found_again(pair: Pair) -> None:
     stream = in_transfer(pair, LONG)
     kill_prefill(pair)
@@ -89,34 +75,6 @@ def test_prefill_dies_in_the_middle_of_the_transfer_and_is_found_again(pair: Pai
 
     pair.mend()
     handed_over(pair, SHORT)
-
-
-@pytest.mark.parametrize("tokens", [1, 2])
-def test_prefill_dies_after_the_first_token(pair: Pair, tokens: int) -> None:
-    stream = pair.ask(MIDDLE)
-    read(stream, tokens)
-    kill_prefill(pair)
-    usage = pair.right(MIDDLE, stream).usage
-    if tokens > 1:
-        # The second token comes after Done: everything needed is here.
-        assert usage.prefilled_on == "prefill" and not usage.local_fallback
-    pair.decode.assert_at_rest()
-
-
-def test_prefill_dies_under_many_requests(pair: Pair) -> None:
-    numbers = [MIDDLE, LONG, MIDDLE, SHORT, SHORT]
-    with ThreadPoolExecutor(len(numbers)) as pool:
-        streams = [pair.ask(numbers[0])]
-        until(lambda: pair.prefill.requests("Prefilling") == 1, pair.prefill.story)
-        # The first decodes while another is handed over and others queue.
-        streams += [pair.ask(number) for number in numbers[1:]]
-        answers = [pool.submit(pair.right, n, s) for n, s in zip(numbers, streams, strict=True)]
-        until(lambda: pair.decode.requests("Decoding") > 0, pair.decode.story)
-        until(lambda: pair.decode.requests("Receiving") > 0, pair.decode.story)
-        kill_prefill(pair)
-        lost = [answer.result().usage.local_fallback for answer in answers]
-    assert lost[0] is False and lost.count(True) >= 3
-    pair.decode.assert_at_rest()
 
 
 def test_a_frozen_prefill_node_is_fenced_by_its_lease_and_may_come_back(pair: Pair) -> None:
@@ -149,19 +107,6 @@ def test_decode_dies_in_the_middle_of_a_hand_over(pair: Pair) -> None:
     handed_over(pair, MIDDLE)
 
 
-def test_a_client_leaves_while_its_prompt_is_queued(pair: Pair) -> None:
-    leased = pair.prefill.stats().tree["leased_requests"]
-    first = in_first_chunk(pair, LONG)
-    second = queued_behind(pair, MIDDLE, ENDLESS)
-    second.cancel()
-    until(lambda: pair.prefill.requests("Waiting") == 0, pair.prefill.story)
-    until(lambda: pair.decode.requests("AwaitingPrefill") == 0, pair.decode.story)
-    # Whoever was not cancelled is not disturbed.
-    assert not pair.right(LONG, first).usage.local_fallback
-    pair.assert_at_rest()
-    assert pair.prefill.stats().tree["leased_requests"] == leased + 1
-
-
 def test_a_client_leaves_while_its_prompt_is_handed_over(pair: Pair) -> None:
     before = pair.prefill.stats().pages["tree"]
     stream = in_transfer(pair, ENDED_EARLY, 2 * LAYERS, ENDLESS)
@@ -170,24 +115,6 @@ def test_a_client_leaves_while_its_prompt_is_handed_over(pair: Pair) -> None:
     # It did not go on to the prompt's end, and what it had computed stays.
     assert 0 < pair.prefill.stats().pages["tree"] - before < pair.pages(ENDED_EARLY)
     until(pair.decode.at_rest, pair.decode.story)
-
-
-def test_a_client_leaves_while_its_answer_is_made(pair: Pair) -> None:
-    stream = pair.ask(SHORT, ENDLESS)
-    read(stream, 3)
-    assert pair.decode.requests("Decoding") == 1
-    stream.cancel()
-    until(pair.decode.at_rest, pair.decode.story)
-    pair.prefill.assert_at_rest()
-
-
-def test_clients_leave_at_many_moments(pair: Pair) -> None:
-    for moment in range(16):
-        stream = pair.ask(SHORT, ENDLESS)
-        time.sleep(0.004 * moment)
-        stream.cancel()
-    pair.assert_at_rest()
-    handed_over(pair, SHORT)
 
 
 def test_sigterm_lets_what_is_in_flight_end(pair: Pair) -> None:

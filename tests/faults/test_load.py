@@ -15,7 +15,6 @@ from scripts.chaos.faults import Fault
 from scripts.chaos.load import LoadSettings, load
 from scripts.chaos.load import nodes as nodes_of
 from scripts.chaos.world import World
-from scripts.common.tally import MemoryTrail, Tally
 from tests.harness.daemons import asked, random_prompt
 from tests.harness.http_calls import JSON, connect
 from tests.harness.running_nodes import require_nixl
@@ -87,17 +86,3 @@ def test_nodes_that_are_killed_or_restarted_under_load_lose_no_turn(nodes: World
     assert tally.good, str(tally)
     assert len(tally.memory) == 6, "two nodes, and four more lives"
     nodes.assert_at_rest()
-
-
-def test_what_grows_is_not_flat_and_what_is_lost_is_not_good() -> None:
-    flat, growing = MemoryTrail(), MemoryTrail()
-    for step in range(100):
-        flat.add(400 + min(step, 30))
-        growing.add(400 + step)
-    assert flat.is_flat() and flat.growth == 0
-    assert not growing.is_flat() and growing.growth == 40
-    tally = Tally()
-    tally.count("turns")
-    assert tally.good
-    tally.trouble("lost", "UNAVAILABLE")
-    assert not tally.good and tally["lost"] == 1

@@ -49,11 +49,34 @@ def ends_in_order(node: Node, why: str, break_it: Callable[[], object]) -> float
     return taken
 
 
-def test_a_follower_that_is_killed_ends_its_node_and_every_request_typed() -> None:
-    with node_of_ranks() as (node, _, follower):
-        why = rf"rank 1 \(process {follower}\) was ended by SIGKILL; restart this node"
-        ends_in_order(node, why, lambda: os.kill(follower, signal.SIGKILL))
-        assert any("was ended by SIGKILL" in line for line in node.last_words)
+@pytest.mark.parametrize(
+    ("rank", "number", "why", "last_word"),
+    [
+        (1, signal.SIGKILL, "was ended by SIGKILL; restart this node", "was ended by SIGKILL"),
+        pytest.param(0, signal.SIGKILL, "SIGKILL; restart", "", marks=pytest.mark.slow),
+        pytest.param(
+            *(1, signal.SIGSTOP, r"said nothing for 2 s \(--rank-timeout\); restart this node", ""),
+            marks=pytest.mark.slow,
+        ),
+        # Its followers see that it reads nothing; nobody else would.
+        pytest.param(
+            *(0, signal.SIGSTOP, "SIGKILL; restart", "has read nothing for 2 s (--rank-timeout)"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["follower killed", "leader killed", "follower stands still", "leader stands still"],
+)
+def test_a_rank_that_is_lost_ends_its_node_and_every_request_typed(
+    rank: int, number: int, why: str, last_word: str
+) -> None:
+    more = ("--rank-timeout", "2") if number == signal.SIGSTOP else ()
+    with node_of_ranks(*more) as (node, engine, follower):
+        if rank:
+            why = rf"rank 1 \(process {follower}\) .*{why}"
+        process = follower if rank else engine
+        taken = ends_in_order(node, why, lambda: os.kill(process, number))
+        assert taken < HANG_SECONDS
+        assert any(last_word in line for line in node.last_words)
 
 
 @pytest.mark.slow
@@ -65,32 +88,9 @@ def test_a_follower_that_is_killed_while_nothing_runs_ends_its_node() -> None:
 
 
 @pytest.mark.slow
-def test_a_leader_that_is_killed_takes_its_followers_along() -> None:
-    with node_of_ranks() as (node, engine, _):
-        ends_in_order(node, "SIGKILL; restart", lambda: os.kill(engine, signal.SIGKILL))
-
-
-@pytest.mark.slow
 def test_a_front_that_is_killed_leaves_no_rank() -> None:
     with node_of_ranks() as (node, _, _):
         node.kill()
-
-
-@pytest.mark.slow
-def test_a_follower_that_stands_still_ends_its_node_within_the_bound() -> None:
-    with node_of_ranks("--rank-timeout", "2") as (node, _, follower):
-        why = r"rank 1 .* has said nothing for 2 s \(--rank-timeout\); restart this node"
-        taken = ends_in_order(node, why, lambda: os.kill(follower, signal.SIGSTOP))
-        assert taken < HANG_SECONDS
-
-
-@pytest.mark.slow
-def test_a_leader_that_stands_still_ends_its_node_within_the_bound() -> None:
-    """Its followers see that it reads nothing; nobody else would."""
-    with node_of_ranks("--rank-timeout", "2") as (node, engine, _):
-        taken = ends_in_order(node, "SIGKILL; restart", lambda: os.kill(engine, signal.SIGSTOP))
-        assert taken < HANG_SECONDS
-        assert any("has read nothing for 2 s (--rank-timeout)" in line for line in node.last_words)
 
 
 @pytest.mark.slow

@@ -35,6 +35,10 @@ def test_a_peer_that_is_heard_in_time_is_never_lost() -> None:
         silence.received(now)
 
 
+def test_a_silence_is_looked_at_ten_times_where_nobody_says_how_often() -> None:
+    assert Silence(5.0, 0.0).period == 0.5
+
+
 def test_a_gap_of_our_own_is_not_the_peers() -> None:
     silence = Silence(LIMIT, 0.0, PERIOD)
     assert ticked(silence, 0.0, 0.75) is None

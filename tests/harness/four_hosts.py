@@ -1,6 +1,6 @@
 """Two prefill and two decode nodes on four hosts that etcd joins, as a program on the first.
 
-`python -m tests.harness.four_hosts FOLDER HOST_NAMESPACE ...`; test_four_hosts.py starts it. A
+`python -m tests.harness.four_hosts FOLDER HOST_NAMESPACE ...`; test_hosts.py starts it. A
 process of its own, because gRPC's threads stay in the namespace where they began; on a host with
 the nodes' link, because what it starts sees its /sys, where UCX looks.
 """

@@ -22,13 +22,6 @@ def in_first_chunk(pair: Pair, number: int) -> AnswerStream:
     return stream
 
 
-def queued_behind(pair: Pair, number: int, new_tokens: int = NEW_TOKENS) -> AnswerStream:
-    """REQUIRES: another prompt is computed."""
-    stream = pair.ask(number, new_tokens)
-    until(lambda: pair.prefill.requests("Waiting") == 1, pair.prefill.story)
-    return stream
-
-
 def in_transfer(
     pair: Pair, number: int, windows: int = 5 * LAYERS, new_tokens: int = NEW_TOKENS
 ) -> AnswerStream:

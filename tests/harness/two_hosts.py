@@ -1,6 +1,6 @@
 """A prefill and a decode node on two hosts, as a program that runs on the decode node's host.
 
-`python -m tests.harness.two_hosts PREFILL_NAMESPACE DECODE_NAMESPACE SCENARIO`; test_two_hosts.py
+`python -m tests.harness.two_hosts PREFILL_NAMESPACE DECODE_NAMESPACE SCENARIO`; test_hosts.py
 starts it. A process of its own, because gRPC's threads stay in the namespace where they began.
 """
 

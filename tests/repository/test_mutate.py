@@ -96,7 +96,8 @@ def test_every_target_stands_for_mutants_and_for_tests_that_are_there() -> None:
         assert all((ROOT / run).exists() for run in aim.target.runs), aim.target
         assert (CPP_TESTS in aim.target.tests) <= aim.is_cpp
     assert {aim.target.area for aim in found} == {
-        *("fences", "digests", "allocation", "admission", "auth", "sampling")
+        *("fences", "digests", "allocation", "admission", "auth", "sampling"),
+        *("transfers", "merged"),
     }
 
 

@@ -43,6 +43,7 @@ def test_one_is_chosen_whatever_it_says() -> None:
     ("here", "there", "moves"),
     [
         (load(step=0.05), load(step=0.02), True),
+        (load(step=0.05), load(step=0.04), True),
         (load(step=0.05), load(step=0.045), False),
         (load(step=0.2), load(step=0.1), False),
         (load(step=0.05), load(step=0.02, draining=True), False),
@@ -52,7 +53,18 @@ def test_one_is_chosen_whatever_it_says() -> None:
         (load(step=None, busy=2.0), load(step=0.02, busy=0.5), True),
         (load(step=0.05, busy=0.25), load(step=None, busy=0.25), False),
     ],
-    ids=["well", "little", "late too", "draining", "full", "memory", "turns", "new", "as full"],
+    ids=[
+        "well",
+        "just",
+        "little",
+        "late too",
+        "draining",
+        "full",
+        "memory",
+        "turns",
+        "new",
+        "as full",
+    ],
 )
 def test_a_move_is_for_clearly_better(here: DecodeLoad, there: DecodeLoad, moves: bool) -> None:
     assert is_worth_a_move(here, there, target=0.04) is moves

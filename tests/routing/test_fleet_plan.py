@@ -213,6 +213,19 @@ def test_noise_is_no_burst_and_a_crowd_is_one() -> None:
     assert now(len(values)) == values[-3:].mean()
 
 
+def test_a_trend_of_one_look_of_little_and_of_less() -> None:
+    pace = Pace()
+    one = trend_of(np.array([5.0]), np.array([3.0]), pace)
+    assert (one.now, one.soon, one.settled) == (3.0, 3.0, 3.0)
+    times = EVERY * np.arange(round(pace.window / EVERY))
+    little = trend_of(times, np.full(len(times), 0.1), pace)
+    assert little.now == little.soon == pytest.approx(0.1)
+    # What was asked for within `settle` counts for whether a node may go.
+    fewer = np.where(times < times[-1] - pace.level, 4.0, 2.0)
+    assert trend_of(times, fewer, pace).settled == pytest.approx(4.0)
+    assert NodeCount(2, 1).all == 3
+
+
 def test_a_role_change_comes_before_a_new_node_where_the_other_role_has_room() -> None:
     fleet = Fleet(3, 8)
     fleet.looks(650, lambda now: (1.5, 20_000.0))

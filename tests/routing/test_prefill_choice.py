@@ -91,6 +91,13 @@ def test_what_was_sent_counts_until_a_report_that_is_younger() -> None:
     assert load.wait(20.0) == 0.0
 
 
+def test_a_report_counts_for_as_long_as_it_is_fresh() -> None:
+    load = NodeLoad()
+    load.report(40.0, at=100.0)
+    assert load.wait(100.0 + STALE_SECONDS) == pytest.approx(10.0)
+    assert load.wait(100.1 + STALE_SECONDS) == 0.0
+
+
 def test_without_reports_what_was_sent_here_counts_alone() -> None:
     load = NodeLoad()
     load.report(100.0, at=0.0)

@@ -14,6 +14,7 @@ from tasuki.routing.node_choice import (
     by_hash,
     by_rooms,
     choose,
+    copy_pays,
     looked_at,
     reason_of,
 )
@@ -80,3 +81,23 @@ def test_a_hash_goes_on_to_another_node_where_one_is_crowded() -> None:
 
 def test_the_fewest_rooms_and_of_equals_the_lowest() -> None:
     assert by_rooms([3, 1, 2], {1: 2, 2: 1, 3: 1}) == 2
+
+
+@pytest.mark.parametrize(
+    ("usable", "held", "pull", "pays"),
+    [
+        # Not measured yet: twice as many tokens as are pulled at least.
+        (900, 1099, None, False),
+        (900, 1100, None, True),
+        (1100, 900, None, False),
+        # A second of computing beside 2 x (fixed + tokens x each).
+        (0, 1000, (0.1, 0.0004), True),
+        (0, 1000, (0.1, 0.0005), False),
+        (1000, 2000, (0.0, 0.0004), True),
+        (0, 0, (0.0, 0.0), False),
+    ],
+)
+def test_a_copy_pays_where_two_ways_are_quicker_than_computing(
+    usable: int, held: int, pull: tuple[float, float] | None, pays: bool
+) -> None:
+    assert copy_pays(usable, held, SECONDS, pull, at_least=100) is pays

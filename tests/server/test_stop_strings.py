@@ -95,6 +95,7 @@ def test_each_piece_is_given_out_as_by_the_definition(pieces: list[str], stops: 
         assert scanner.found == naive.found
         if naive.found:
             return
+        assert scanner.held == len(naive.held)
     assert scanner.finish() == naive.held
 
 

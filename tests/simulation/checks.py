@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms.actions import Action
 from tasuki.transfer.rooms.events import Event
-from tasuki.transfer.rooms.fence import FenceReason
+from tasuki.transfer.rooms.fence import ALIVE, FenceReason
 from tasuki.transfer.rooms.messages import Done, Ended, Message, Refused
 from tasuki.transfer.rooms.receiving import Receiving
-from tasuki.transfer.rooms.states import PULL, ReceiverState
+from tasuki.transfer.rooms.states import PULL, DrainBy, ReceiverState
 
 from .bytes import LEASE
 from .sides import SimulatedSide
@@ -49,6 +49,8 @@ class Checks:
         self.requests: list[Request] = []
         self.by_room: dict[int, Request] = {}
         """The last request of each number."""
+        self.last_words: dict[int, list[Message]] = {}
+        """Final messages of rooms by their number, for the next room of that number."""
         self.doubles = False
         """Whether numbers are used again at once, and many messages come again later."""
         self._living: set[SimulatedSide] = set()
@@ -130,6 +132,8 @@ class Checks:
         """A side took an event."""
         self.world.steps += 1
         machine = side.side
+        if isinstance(machine, Receiving) and not side.drain_believed:
+            self._look_at_drain(side, machine)
         if machine.is_over:
             return
         now, state = side.now(), machine.state
@@ -143,6 +147,19 @@ class Checks:
 
     def performs(self, side: SimulatedSide, action: Action) -> None:
         """A side performs an action. Subclasses record it."""
+
+    def _look_at_drain(self, side: SimulatedSide, machine: Receiving) -> None:
+        """A drain that a receiver believes has happened."""
+        if machine.fence.reason(ALIVE, side.now()) is not FenceReason.DRAIN_ACKNOWLEDGED:
+            return
+        side.drain_believed = True
+        writer = side.connection.other(side.peer)
+        out = writer.leaving.rooms.get(side.room)
+        writes = out is not None and out.generation == machine.generation
+        self.require(
+            not (writes and side.connection.is_same_life(writer)),
+            f"{side.name} believes a drain of a writer that has not drained",
+        )
 
     def said(self, side: SimulatedSide, message: Message) -> None:
         """A sender says one final message, and nothing behind it."""
@@ -171,6 +188,11 @@ class Checks:
         elif side.side.kind is not PULL:
             since = self.world.now - side.stream_over_at
             self.require(since < _NOTICED, f"{side.name} goes on for nobody")
+
+    def gives_up(self, side: SimulatedSide, asked: bool) -> None:
+        """All rooms of a connection are lost for one drain: it was asked for. asked: whether."""
+        can_ask = side.side.kind.drain_by is DrainBy.CALL
+        self.require(asked or not can_ask, f"{side.name} never asked for the drain that it awaits")
 
     def severing(self, side: SimulatedSide, reason: FenceReason) -> None:
         """What the fence says must be so."""

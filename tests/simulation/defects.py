@@ -115,6 +115,11 @@ def connection_kept(whole: Any) -> Any:
     return look
 
 
+@defect(Receiving, "_ask", "nobody asks for the drain")
+def drain_not_asked(whole: Any) -> Any:
+    return lambda self, quarantine, now: []
+
+
 @defect(Receiving, "wake", "a quarantine is never looked at")
 def quarantine_not_looked_at(whole: Any) -> Any:
     return lambda self, now: 1e9 if self.is_lost else whole(self, now)
@@ -209,6 +214,31 @@ def loss_told_twice(whole: Any) -> Any:
 def stream_end_ignored(whole: Any) -> Any:
     def take(self: Any, event: Any, now: float) -> Any:
         return [] if isinstance(event, on.StreamBroke) else whole(self, event, now)
+
+    return take
+
+
+@defect(Receiving, "_take_quarantined", "what landed is committed after the room was lost")
+def commit_after_loss(whole: Any) -> Any:
+    def take(self: Any, event: Any, quarantine: Any, now: float) -> Any:
+        if isinstance(event, on.Verified) and event.failure is None:
+            return [do.Commit(self._done)]
+        return whole(self, event, quarantine, now)
+
+    return take
+
+
+@defect(Receiving, "_finished", "the final status of another grant is taken")
+def stale_done(whole: Any) -> Any:
+    return lambda self, done, now: whole(self, replace(done, generation=self.generation), now)
+
+
+@defect(Receiving, "_take_quarantined", "the final status of another grant ends the fence")
+def stale_done_fences(whole: Any) -> Any:
+    def take(self: Any, event: Any, quarantine: Any, now: float) -> Any:
+        if isinstance(event, say.Done):
+            event = replace(event, generation=self.generation)
+        return whole(self, event, quarantine, now)
 
     return take
 
@@ -364,42 +394,46 @@ def no_quarantine(whole: Any) -> Any:
 FOUND_BY = MappingProxyType(
     {
         "dropped_fence": 1,
-        "lease_cut_short": 3,
+        "lease_cut_short": 12,
         "forced_is_drained": 1,
-        "death_without_severing": 7,
         "lease_without_end": 2,
-        "lease_without_severing": 1,
-        "connection_kept": 93,
+        "lease_without_severing": 2,
+        "death_without_severing": 7,
+        "connection_kept": 11,
+        "drain_not_asked": 1,
         "quarantine_not_looked_at": 2,
-        "lease_from_the_answer": 66,
-        "lease_for_nothing": 379,
-        "lease_ignored": 66,
-        "early_commit": 1,
-        "digest_ignored": 1,
+        "lease_from_the_answer": 3,
+        "lease_for_nothing": 25,
+        "lease_ignored": 3,
+        "early_commit": 3,
+        "digest_ignored": 2,
         "missing_ignored": 4,
         "committed_twice": 1,
-        "stale_ready": 83,
+        "stale_ready": 183,
         "ready_twice": 1,
-        "silent_loss": 1,
+        "silent_loss": 2,
         "loss_told_twice": 1,
         "stream_end_ignored": 1,
-        "reused_id": 297,
-        "forced_forgotten": 1,
-        "stranger_answered": 161,
-        "stale_grant": 201,
+        "commit_after_loss": 5,
+        "stale_done": 45,
+        "stale_done_fences": 393,
+        "reused_id": 106,
+        "forced_forgotten": 4,
+        "stranger_answered": 17,
+        "stale_grant": 224,
         "stale_end": 354,
         "lost_drain": 1,
-        "forced_told_as_drained": 2,
+        "forced_told_as_drained": 6,
         "broken_told_as_drained": 2,
         "end_said_twice": 1,
         "receiver_loss_ignored": 2,
         "over_while_it_drains": 1,
-        "done_with_the_token": 1,
-        "lease_held_for_ever": 44,
-        "windows_awaited_for_ever": 98,
-        "pin_awaited_for_ever": 98,
-        "standstill_ignored": 3,
-        "sender_never_gives_up": 40,
+        "done_with_the_token": 2,
+        "lease_held_for_ever": 177,
+        "windows_awaited_for_ever": 181,
+        "pin_awaited_for_ever": 267,
+        "standstill_ignored": 4,
+        "sender_never_gives_up": 4,
         "no_quarantine": 1,
     }
 )

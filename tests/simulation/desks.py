@@ -111,7 +111,7 @@ class DecodeDesk:
         self.rooms[request.room] = room
         stream.join(request.room, room.put)
         if any(fault is Fault.CANCEL for fault, _ in request.faults):
-            peer.node.after(peer.world.between(0.0, 0.3), lambda: self._cancel(request))
+            peer.node.after(peer.world.between(0.0, 0.5), lambda: self._cancel(request))
 
     def _tell(self, request: Request, stream: Stream, action: Action) -> Event | None:
         peer, room = self.peer, request.room

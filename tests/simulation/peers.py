@@ -7,6 +7,7 @@ The machines are the real ones: sides, heartbeat, leases, ended rooms. The engin
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tasuki.transfer.control.writer_life import WriterLife
@@ -259,8 +260,14 @@ class Stream:
         return not any(self.over.values())
 
     def join(self, room: int, hear: Callable[[say.Message | on.StreamBroke], None]) -> None:
-        """The decode node's end of a room."""
+        """The decode node's end of a room. At times its number brings words of an earlier room."""
         self._lines[room] = _Line(room, hear)
+        decode = self.connection.decode
+        random = decode.world.random
+        for message in decode.checks.last_words.pop(room, ()):
+            if decode.checks.doubles and random.random() < 0.5:
+                deliver = partial(self._heard, room, message, "")
+                decode.node.take(decode.world.now + random.uniform(0.05, 0.5), deliver)
 
     def leave(self, room: int) -> None:
         """The decode node listens no more."""
@@ -291,6 +298,8 @@ class Stream:
         if fault is Fault.DUPLICATION and isinstance(message, say.PullAsked):
             # A Pull names no ticket: who repeats its own ask is written to as it asked.
             fault = None
+        if isinstance(message, say.Done | say.Ended):
+            connection.decode.checks.last_words[room] = [message]
         self._to[connection.decode].send(lambda: self._heard(room, message, reason), fault)
 
     def _heard(self, room: int, message: say.Message | None, reason: str) -> None:

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from .peers import Connection, Peer, Stream
 
 LANDING = 2.0
+_BUSY_SHARE, _BUSY = 0.25, 0.3
+"""How often other work of a node holds up an answer of its own, and for how many seconds."""
 Tell = Callable[[Action], Event | None]
-Speak = Callable[[say.Message], None]
 
 
 class SimulatedSide(SteppedSide):
@@ -54,6 +55,8 @@ class SimulatedSide(SteppedSide):
         self.born = peer.world.now
         self.finals = 0
         """Final messages that it has said."""
+        self.drain_believed = False
+        """Whether its writer's drain was believed, and looked at."""
         self._closed = closed
         self._life = peer.node.life
         peer.checks.began(self)
@@ -120,6 +123,7 @@ class _LookAt:
 
 class ReceivingSide(SimulatedSide):
     _side: Receiving
+    asked_to_drain = False
 
     @property
     def progress(self) -> int:
@@ -138,23 +142,37 @@ class ReceivingSide(SimulatedSide):
             case do.Forget():
                 peer.landing.forget(self.room)
             case do.Verify():
-                verified = peer.landing.verify(self.room, self._side.generation, action.sent)
-                if verified is not None:
-                    return verified
-                peer.node.after(0.01, lambda: self._verify_later(action, peer.node.clock()))
+                return self._verify(action)
             case do.Prepare(payload=payload):
                 return on.Prepared(payload)
             case do.Sever(reason=reason):
                 self._sever(reason)
             case do.CallForDrain():
+                self.asked_to_drain = True
                 self.connection.call_for_drain(self)
             case do.GiveUp():
+                peer.checks.gives_up(self, self.asked_to_drain)
                 self.connection.lose(peer)
             case do.EndPull(reason=reason):
                 if self.pull is not None:
                     self.pull.put(on.Stopped(reason))
+            case do.Say(message=say.Abort() | say.StopPull()):
+                self.asked_to_drain = True
+                return self.tell(action)
             case _:
                 return self.tell(action)
+        return None
+
+    def _verify(self, action: do.Verify) -> Event | None:
+        """Compare at once. Of a busy node the answer comes later than the comparison."""
+        peer = self.peer
+        verified = peer.landing.verify(self.room, self._side.generation, action.sent)
+        if verified is None:
+            peer.node.after(0.01, lambda: self._verify_later(action, peer.node.clock()))
+        elif peer.world.random.random() < _BUSY_SHARE:
+            peer.node.after(peer.world.between(0.0, _BUSY), lambda: self.put(verified))
+        else:
+            return verified
         return None
 
     def _verify_later(self, action: do.Verify, since: float) -> None:
@@ -169,7 +187,8 @@ class ReceivingSide(SimulatedSide):
     def _sever(self, reason: FenceReason) -> None:
         self.peer.checks.severing(self, reason)
         if reason is FenceReason.DRAIN_ACKNOWLEDGED:
-            self.peer.node.after(0.0, lambda: self.put(on.Severed(reason)))
+            is_busy = self.peer.world.random.random() < _BUSY_SHARE
+            self.peer.node.after(_BUSY * is_busy, lambda: self.put(on.Severed(reason)))
             return
         self.peer.sever(only_dead=reason is FenceReason.WRITER_DEAD)
         self.peer.node.after(0.02, lambda: self.put(on.Severed(reason)))

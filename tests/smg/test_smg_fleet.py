@@ -1,4 +1,4 @@
-"""The unmodified smg gateway in front of six nodes: by the nodes' own events alone it sends every
+"""The unmodified smg gateway in front of four nodes: by the nodes' own events alone it sends every
 session to the node that holds it, also after that has changed behind its back, and after its own
 restart."""
 
@@ -18,8 +18,8 @@ from tests.harness.waiting import until
 
 require_smg()
 
-NODES = 6
-SESSIONS = 8
+NODES = 4
+SESSIONS = 6
 TURNS = 3
 ANSWER = 8
 ARENA_MIB = 128

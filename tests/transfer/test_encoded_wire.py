@@ -278,26 +278,6 @@ def test_windows_fit_their_cells_and_leave_when_their_own_layers_are_finished(
     assert sent_states == [layer for layer in range(layers) if kinds[layer].keeps_state]
 
 
-def test_aborts_leave_no_staging_behind() -> None:
-    generator = np.random.default_rng(3)
-    kinds = [Fault.NONE, Fault.NONE, Fault.HOLD, Fault.BREAK, Fault.REFUSE, Fault.LOSE]
-
-    def faults(index: int) -> Fault:
-        return kinds[generator.integers(len(kinds))] if index % 3 == 0 else Fault.NONE
-
-    quick = SenderSettings(lease_seconds=1e9, stall_seconds=0.05, drain_seconds=0.05)
-    with fp8_pair(slabs=24, faults=faults, settings=quick) as pair:
-        for number in range(40):
-            room = 100 + number
-            pair.compute(pair.open(4, room, seed=number))
-            if generator.integers(2):
-                time.sleep(float(generator.random()) * 0.003)
-            drain = pair.sender.abort(room, "peer").result(timeout=HANG_SECONDS)
-            assert drain in (Drain.DRAINED, Drain.FORCED)
-            pair.receiver.forget(room)
-        assert cells_in_use(pair.source) == 0
-
-
 def test_a_room_that_is_given_up_is_not_over_before_its_windows_are_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

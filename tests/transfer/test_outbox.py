@@ -8,7 +8,6 @@ import pytest
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.control import outbox
 from tasuki.transfer.control.outbox import MOST_BYTES, MOST_MESSAGES, Outbox
-from tests.harness.waiting import HANG_SECONDS
 
 
 def queued(position: int) -> pb.SenderMessage:
@@ -19,54 +18,43 @@ def reserve(size: int) -> pb.ReceiverMessage:
     return pb.ReceiverMessage(reserve=pb.Reserve(prompt=bytes(size)))
 
 
-def test_what_has_gathered_leaves_at_once_and_in_order() -> None:
-    async def scenario() -> None:
-        said: Outbox[pb.SenderMessage] = Outbox()
-        taking = asyncio.ensure_future(said.take())
-        await asyncio.sleep(0)
-        for position in range(MOST_MESSAGES + 10):
-            said.put(queued(position))
-        # One that was awaited leaves with what was said in the same turn of the loop.
-        batches = [await taking, await said.take()]
-        assert [len(batch) for batch in batches] == [MOST_MESSAGES, 10]
-        positions = [message.queued.position for batch in batches for message in batch]
-        assert positions == list(range(MOST_MESSAGES + 10))
-
-    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+async def test_what_has_gathered_leaves_at_once_and_in_order() -> None:
+    said: Outbox[pb.SenderMessage] = Outbox()
+    taking = asyncio.ensure_future(said.take())
+    await asyncio.sleep(0)
+    for position in range(MOST_MESSAGES + 10):
+        said.put(queued(position))
+    # One that was awaited leaves with what was said in the same turn of the loop.
+    batches = [await taking, await said.take()]
+    assert [len(batch) for batch in batches] == [MOST_MESSAGES, 10]
+    positions = [message.queued.position for batch in batches for message in batch]
+    assert positions == list(range(MOST_MESSAGES + 10))
 
 
-def test_a_batch_is_bounded_in_bytes_by_its_last_message() -> None:
-    async def scenario() -> None:
-        said: Outbox[pb.ReceiverMessage] = Outbox()
-        for size in (MOST_BYTES // 2, MOST_BYTES // 3, MOST_BYTES, 4 * MOST_BYTES, 10):
-            said.put(reserve(size))
-        batches = [await said.take() for _ in range(3)]
-        assert [len(batch) for batch in batches] == [3, 1, 1]
-        for batch in batches:
-            assert sum(message.ByteSize() for message in batch[:-1]) <= MOST_BYTES
-
-    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+async def test_a_batch_is_bounded_in_bytes_by_its_last_message() -> None:
+    said: Outbox[pb.ReceiverMessage] = Outbox()
+    for size in (MOST_BYTES // 2, MOST_BYTES // 3, MOST_BYTES, 4 * MOST_BYTES, 10):
+        said.put(reserve(size))
+    batches = [await said.take() for _ in range(3)]
+    assert [len(batch) for batch in batches] == [3, 1, 1]
+    for batch in batches:
+        assert sum(message.ByteSize() for message in batch[:-1]) <= MOST_BYTES
 
 
-def test_a_closed_outbox_gives_what_it_has_and_takes_no_more() -> None:
-    async def scenario() -> None:
-        said: Outbox[pb.SenderMessage] = Outbox()
-        said.put(queued(1))
-        said.close()
-        said.put(queued(2))
-        assert await said.take() == [queued(1)] and await said.take() == []
-
-    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+async def test_a_closed_outbox_gives_what_it_has_and_takes_no_more() -> None:
+    said: Outbox[pb.SenderMessage] = Outbox()
+    said.put(queued(1))
+    said.close()
+    said.put(queued(2))
+    assert await said.take() == [queued(1)] and await said.take() == []
 
 
-def test_a_process_that_is_to_fail_says_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_is_to_fail_says_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """So that what comes before a failpoint has left."""
     monkeypatch.setattr(outbox, "_AT_ONCE", 1)
-
-    async def scenario() -> None:
-        said: Outbox[pb.SenderMessage] = Outbox()
-        for position in range(3):
-            said.put(queued(position))
-        assert [len(await said.take()) for _ in range(3)] == [1, 1, 1]
-
-    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+    said: Outbox[pb.SenderMessage] = Outbox()
+    for position in range(3):
+        said.put(queued(position))
+    assert [len(await said.take()) for _ in range(3)] == [1, 1, 1]

@@ -117,20 +117,17 @@ def test_what_is_on_its_way_has_the_transports_time_to_arrive(reason: FenceReaso
     assert len(waited) == 1 and waited[0] - begun >= 0.1, "settled before it could be there"
 
 
-def test_a_fence_of_a_writer_that_drains_nothing_breaks_what_led_here() -> None:
-    async def scenario() -> None:
-        transport, receiver = Watched(), SlowReceiver()
-        receiver.go.set()
-        elsewhere = replace(ProcessIdentity.own(), boot_id="another host")
-        writer = WriterLife(elsewhere, 0.0, 0.0, 0.0)
-        breaker = ConnectionBreaker(transport, receiver, list)  # type: ignore[arg-type]
-        fence = Fence(writer.terms(acknowledge=0.0, patience=0.0))
-        assert fence.reason(writer.facts(), time.monotonic()) is None
-        writer.lose()
-        time.sleep(0.001)
-        reason = fence.reason(writer.facts(), time.monotonic())
-        assert reason is FenceReason.LEASE_EXPIRED
-        await breaker.end(writer, reason)
-        assert writer.severed and transport.did == ["sever"]
-
-    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+async def test_a_fence_of_a_writer_that_drains_nothing_breaks_what_led_here() -> None:
+    transport, receiver = Watched(), SlowReceiver()
+    receiver.go.set()
+    elsewhere = replace(ProcessIdentity.own(), boot_id="another host")
+    writer = WriterLife(elsewhere, 0.0, 0.0, 0.0)
+    breaker = ConnectionBreaker(transport, receiver, list)  # type: ignore[arg-type]
+    fence = Fence(writer.terms(acknowledge=0.0, patience=0.0))
+    assert fence.reason(writer.facts(), time.monotonic()) is None
+    writer.lose()
+    time.sleep(0.001)
+    reason = fence.reason(writer.facts(), time.monotonic())
+    assert reason is FenceReason.LEASE_EXPIRED
+    await breaker.end(writer, reason)
+    assert writer.severed and transport.did == ["sever"]

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.pycache.layout import LayerKind
+from tasuki.transfer.control.link_status import NodeProgress, PrefillNodeState, PrefillNodeStatus
 from tasuki.transfer.errors import OutOfBounds, WindowPlanError
-from tasuki.transfer.protocol.contract import Contract, ContractMismatch, diff
+from tasuki.transfer.protocol.contract import ContractMismatch, Difference
 from tasuki.transfer.reports import WindowTiming, split_time
 from tasuki.transfer.sending.window_sizing import fixed_runs
 from tasuki.transfer.windows.descriptors import (
@@ -25,7 +26,14 @@ from tasuki.transfer.windows.descriptors import (
     window_pieces,
 )
 from tasuki.transfer.windows.digest import WindowDigester, splitmix64, word_keys
-from tasuki.transfer.windows.window import FinishedLayers, StepCounter, WindowHeader, cut
+from tasuki.transfer.windows.window import (
+    Destination,
+    FinishedLayers,
+    StepCounter,
+    WindowHeader,
+    code_of,
+    cut,
+)
 from tests.harness.loopback_pair import small_layout
 from tests.harness.waiting import HANG_SECONDS
 
@@ -77,19 +85,6 @@ def test_windows_of_no_layers_are_refused() -> None:
 )
 def test_headers_survive_the_wire(room: int, generation: int, header: WindowHeader) -> None:
     assert WindowHeader.unpack(header.pack(room, generation)) == (room, generation, header)
-
-
-@given(st.data())
-def test_merged_runs_move_the_same_bytes_as_single_blocks(data: st.DataObject) -> None:
-    count = data.draw(st.integers(0, 12))
-    local = data.draw(st.permutations(range(16)))[:count]
-    remote = data.draw(st.permutations(range(16)))[:count]
-    pieces = merge_runs(np.array(local, dtype=np.int64), np.array(remote, dtype=np.int64), 1)
-    moved = [(a + i, b + i) for a, b, length in pieces.tolist() for i in range(length)]
-    assert moved == list(zip(local, remote, strict=True))
-    for first, second in pairwise(pieces):
-        joined = first[0] + first[2] == second[0] and first[1] + first[2] == second[1]
-        assert not joined, "two pieces that are one"
 
 
 def test_pieces_go_past_two_gigabytes() -> None:
@@ -223,19 +218,6 @@ def test_digest_is_fast_enough_to_be_on_by_default() -> None:
     assert len(pages) * layout.page_bytes / best > 0.3e9
 
 
-def test_contract_names_every_difference() -> None:
-    ours = Contract("abc", small_layout())
-    assert diff(ours.flat(), Contract("abc", small_layout()).flat()) == ()
-    theirs = Contract("abd", replace(small_layout(), ssm_dtype="bfloat16"), tensor_parallel=2)
-    differences = diff(ours.flat(), theirs.flat())
-    fields = [difference.field for difference in differences]
-    # Nodes of any numbers of ranks hand over to each other.
-    assert fields == ["ssm_dtype", "weights_digest"]
-    assert "ours float32, theirs bfloat16" in str(ContractMismatch(differences))
-    kinds = small_layout((LayerKind.FULL, LayerKind.GDN))
-    assert [d.field for d in diff(ours.flat(), Contract("abc", kinds).flat())] == ["layer_kinds"]
-    older = {k: v for k, v in ours.flat().items() if k != "page_tokens"}
-    assert diff(ours.flat(), older)[0].theirs == "(absent)"
 
 
 def test_time_is_split_at_the_forwards_end_and_overlaps_count_once() -> None:
@@ -326,6 +308,51 @@ def test_a_window_without_anything_to_send_has_no_pieces() -> None:
     check_bounds(np.empty((0, 3), dtype=np.int64), 100, 100)
     with pytest.raises(OutOfBounds, match="piece 0: remote bytes at 100 of length 1 are outside"):
         check_bounds(np.array([(0, 100, 1)]), 100, 100)
+
+
+def test_the_code_of_a_notification_is_one_of_those_that_are_taken() -> None:
+    header = WindowHeader(0, 0, 1, 0, 1, True)
+    for code, found in ((0, 0), (10, 10), (5, 0)):
+        assert code_of(header.pack(1, 1, code), (0, 10)) == found
+    assert code_of(b"", (10, 0)) == 10, "unpack() refuses it"
+
+
+@pytest.mark.parametrize(
+    ("fields", "advice"),
+    [
+        (("weights_digest", "kv_dtype"), "start both nodes with one version, checkpoint and wire"),
+        (("ssm_dtype",), "give both nodes the same --ssm-dtype, a or b"),
+        # A dtype has others follow it, and what is stored is no flag's value.
+        (("conv_dtype", "carry_dtype", "kv_dtype"), "give both nodes the same --dtype, a or b"),
+        (("kv_dtype",), "give both nodes the same --kv-dtype"),
+        (("wire_kv", "wire_state"), "give both nodes the same --wire-kv and --wire-state"),
+        (("carry_dtype",), "start both nodes with one version, checkpoint and wire"),
+    ],
+)
+def test_a_mismatch_says_what_mends_it(fields: tuple[str, ...], advice: str) -> None:
+    differences = tuple(Difference(field, "a", "b") for field in fields)
+    assert str(ContractMismatch(differences)).endswith(f"; {advice}")
+
+
+def test_a_node_that_is_not_connected_tells_no_times() -> None:
+    status = PrefillNodeStatus("10.0.0.1:1", None, PrefillNodeState.LOST)
+    told = status.message()
+    assert not told.HasField("engine_seconds") and not told.HasField("front_seconds")
+    told = replace(status, progress=NodeProgress(2.0, 3.0)).message()
+    assert (told.engine_seconds, told.front_seconds) == (2.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("pages", "slot", "named"),
+    [((1, 1), 3, "given twice"), ((0, 1), 0, "overlaps the slab"), ((0, 1), 1, None)],
+)
+def test_a_grant_gives_no_id_twice(pages: tuple[int, ...], slot: int, named: str | None) -> None:
+    granted = Destination(0, pages, slot)
+    if named is None:
+        granted.check(small_layout(), 4)
+        return
+    with pytest.raises(OutOfBounds, match=named):
+        granted.check(small_layout(), 4)
 
 
 def test_keys_of_words_are_the_definitions() -> None:

@@ -3,7 +3,6 @@ wire's precision makes of what was sent, and what each fault leads to."""
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -373,11 +372,3 @@ def test_notifications_of_no_room_or_an_old_generation_change_nothing() -> None:
         until(lambda: counters.malformed == 2, "waited in vain")
         assert (counters.unknown_room, counters.stale_generation) == (1, 1)
         assert pair.receiver.windows_landed(ROOM) == 0
-
-
-def test_stop_drains_what_is_open() -> None:
-    with loopback_pair() as pair:
-        pair.open(2)
-        drained: Future[Drain] = pair.sender.abort(ROOM, "peer")
-        assert drained.result(HANG_SECONDS) is Drain.DRAINED
-        assert pair.sender.abort(ROOM, "peer").result(0) is Drain.DRAINED

@@ -163,8 +163,7 @@ class Sending:
         return [] if self._terms.awaits_gateway else self._meet(now)
 
     def _meet(self, now: float) -> list[Action]:
-        if self._machine.apply(SenderEvent.MEET) is not SenderState.QUEUED:
-            return []
+        self._machine.apply(SenderEvent.MEET)
         self._repeated_at = now
         return [do.Reserve()]
 
