@@ -4,7 +4,7 @@ forgotten."""
 import pytest
 
 from tasuki.transfer.reports import Drain
-from tasuki.transfer.rooms.accounts import EndedRooms
+from tasuki.transfer.rooms.connections import EndedRooms
 
 DRAINED, FORCED = Drain.DRAINED, Drain.FORCED
 
