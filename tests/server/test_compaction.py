@@ -141,26 +141,6 @@ def test_an_item_that_was_not_made_here_is_refused(front: AgentFront) -> None:
             assert refused.error["param"] in ("input[0].encrypted_content", None)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({}, "input"),
-        ({"input": []}, "input"),
-        ({"input": 7}, "input"),
-        ({"input": "so", "stream": True}, "stream"),
-        ({"input": "so", "max_output_tokens": 7}, "max_output_tokens"),
-        ({"input": "so", "tools": [7]}, "tools[0]"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_compacted_is_refused(
-    front: AgentFront, fields: dict[str, Any], param: str
-) -> None:
-    refused = compacted(front, **fields)
-    assert (refused.status, refused.error["param"]) == (400, param)
-    assert not front.submits()
-
-
 def test_a_summary_that_is_cut_by_its_length_is_one(front: AgentFront) -> None:
     engine = front.http.engine
     finish = engine._finish

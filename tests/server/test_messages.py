@@ -412,54 +412,14 @@ def test_what_claude_code_sends(front: AgentFront) -> None:
 
 # --- Refusals
 
-IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
-
 
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
         ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
-        ({"messages": [{"role": {}, "content": "x"}]}, "messages[0]"),
-        ({"messages": [{"role": [], "content": "x"}]}, "messages[0]"),
-        ({"messages": [{"role": "user", "content": [{"type": {}}]}]}, "messages[0].content[0]"),
-        ({"tools": [{**TOOL, "type": {}}]}, "tools[0].type"),
-        ({"cache_control": {"type": []}}, "cache_control"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]"),
-        ({"messages": [*USER, {"role": "assistant", "content": "so"}]}, "must not end"),
-        (
-            {"messages": [*USER, {"role": "assistant", "content": [IMAGE]}, *USER]},
-            "messages[1].content[0]",
-        ),
-        ({"system": [IMAGE]}, "system[0]"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{**TOOL, "strict": "yes"}]}, "tools[0].strict"),
-        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
-        ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "every"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "none"}}, "tool_choice"),
-        ({"temperature": -1}, "temperature"),
-        ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
-        ({"thinking": {"type": "deep"}}, "thinking.type"),
-        ({"thinking": {"type": "adaptive", "display": "all"}}, "thinking.display"),
-        ({"output_config": {"effort": "huge"}}, "output_config.effort"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
-        ({"output_config": {"task_budget": {}}}, "output_config.task_budget"),
-        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "edits[0]"),
         ({"container": "c"}, "container"),
-        ({"mcp_servers": [{}]}, "mcp_servers"),
-        ({"guided_json": {}}, "guided_json"),
-        ({"cache_control": {"type": "forever"}}, "cache_control"),
-        (
-            {"system": [{"type": "text", "text": "x", **EPHEMERAL}] * 5},
-            "a maximum of 4",
-        ),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ],
 )
 def test_what_is_not_honoured_is_refused_by_name(

@@ -56,26 +56,6 @@ def test_usage_has_what_held_in_openais_fields() -> None:
     assert "completion_tokens_details" not in usage([plain], 9, None, [plain], with_hit=False)
 
 
-@pytest.mark.parametrize(
-    ("prediction", "field"),
-    [
-        ("text", "prediction"),
-        ({"type": "content"}, "prediction.content"),
-        ({"type": "else", "content": "x"}, "prediction.type"),
-        ({"type": "content", "content": 5}, "prediction.content"),
-        ({"type": "content", "content": [{"type": "image_url"}]}, "prediction.content[0]"),
-        ({"type": "content", "content": "fine " * 100_000}, "prediction"),
-    ],
-)
-def test_what_is_no_prediction_is_refused_by_name(
-    http: HttpFront, prediction: object, field: str
-) -> None:
-    reply = http.chat(prediction=prediction)
-    assert reply.status == 400
-    assert field in reply.json["error"]["message"]
-    assert not http.engine.of(m.Submit)
-
-
 def test_generate_takes_tokens(front: Front) -> None:
     list(front.calls.generate(1, 2, prediction=[3, 4, 0]))
     (submit,) = front.engine.of(m.Submit)

@@ -71,27 +71,6 @@ def test_usage_in_each_chunk_alone_asks_for_nothing(http: HttpFront, kind: str) 
     assert events and all("usage" not in event for event in events)
 
 
-@pytest.mark.parametrize("kind", ["chat", "text"])
-@pytest.mark.parametrize(
-    ("fields", "place"),
-    [
-        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
-        (
-            {"stream": True, "stream_options": {"include_usage": 1}},
-            "stream_options.include_usage",
-        ),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream": False, "stream_options": {"include_usage": False}}, "stream_options"),
-    ],
-)
-def test_an_option_that_is_not_honoured_is_refused_by_name(
-    http: HttpFront, kind: str, fields: dict[str, Any], place: str
-) -> None:
-    reply = ask(http, kind, **fields)
-    assert (reply.status, reply.error["param"]) == (400, place)
-    assert reply.error["message"].startswith(place)
-
-
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": None, "later": None}])
 def test_options_that_ask_for_nothing_are_taken(http: HttpFront, options: object) -> None:
     assert http.chat(stream_options=options).status == 200

@@ -93,10 +93,3 @@ def test_logprobs_may_name_tokens_by_their_ids(
     assert {name for part in parts for top in part["top_logprobs"] for name in top} >= {*names}
     offsets = [offset for part in parts for offset in part["text_offset"]]
     assert offsets[1] == len(first.decode())
-
-
-@pytest.mark.parametrize("field", ["return_token_ids", "return_tokens_as_token_ids"])
-def test_a_wrong_value_is_refused_by_the_field_s_name(http: HttpFront, field: str) -> None:
-    for ask in (http.chat, http.complete):
-        reply = ask(**{field: "yes"})
-        assert (reply.status, reply.error["param"]) == (400, field)
