@@ -1,6 +1,6 @@
 """Every route of a node as an operation of OpenAPI: what it is for, its body, its answer. Values.
 
-tests/server/test_openapi.py compares the routes with server/auth/surfaces.py.
+test_openapi.py compares the routes with server/auth/surfaces.py.
 """
 
 from collections.abc import Mapping

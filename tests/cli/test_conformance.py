@@ -46,6 +46,12 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         yield started
 
 
+@pytest.fixture(scope="module")
+def known() -> dict[tuple[str, str, bytes | None], Reply]:
+    """What the node replied to the checks' requests."""
+    return {}
+
+
 def _checks(name: str) -> list[Check]:
     if name == main.MODELS:
         return [*main.MODEL_CHECKS]
@@ -157,6 +163,11 @@ TWO, TWO_STREAMED = "two answers to one prompt", "two streamed answers to one pr
 LOGPROBS = "logprobs have one entry a token"
 STREAMED_LOGPROBS = "streamed logprobs have one entry a token"
 
+STORED = "a stored response is the reply"
+GOES_ON = "a conversation goes on by previous_response_id"
+DELETED = "a deleted response is gone"
+OF_STORED_RESPONSES = (STORED, GOES_ON, DELETED)
+
 _WRONG_JSON = '{"name": 3, "age": 1, "days": []}'
 _CHUNKS: list[tuple[str, Damage, str]] = [
     (WHOLE, bodies(without("created")), "reply.created"),
@@ -264,13 +275,13 @@ DAMAGES: list[tuple[str, str, Damage, str]] = [
     ("responses", PARSE, both(broken_responses_calls), "arguments"),
     ("responses", FLAT, wrong_json_in_responses, "a value of the schema"),
     ("responses", NESTED, wrong_json_in_responses, "a value of the schema"),
-    ("responses", "a stored response is the reply", another_when_retrieved, "model: expected"),
+    ("responses", STORED, another_when_retrieved, "model: expected"),
     (
-        *("responses", "a conversation goes on by previous_response_id"),
+        *("responses", GOES_ON),
         bodies(set_keys(input_tokens=1)),
         "input_tokens of the next turn",
     ),
-    ("responses", "a deleted response is gone", status(200), "status of GET afterwards"),
+    ("responses", DELETED, status(200), "status of GET afterwards"),
     *[
         (api.name, check.name, damage, note)
         for api in main.APIS.values()
@@ -290,13 +301,19 @@ DAMAGES: list[tuple[str, str, Damage, str]] = [
     ids=[f"{name}, {check}: {note}" for name, check, _, note in DAMAGES],
 )
 def test_a_check_fails_where_what_it_looks_at_is_wrong(
-    node: Node, name: str, check: str, damage: Damage, note: str
+    node: Node,
+    known: dict[tuple[str, str, bytes | None], Reply],
+    name: str,
+    check: str,
+    damage: Damage,
+    note: str,
 ) -> None:
     (asked,) = [each for each in _checks(name) if each.name == check]
+    replies = None if check in OF_STORED_RESPONSES else known
 
     async def row() -> Row:
         async with open_endpoint(f"http://{node.http_address}") as whole:
-            damaged = DamagedEndpoint(whole.url, whole.seconds, whole.session, damage)
+            damaged = DamagedEndpoint(whole.url, whole.seconds, whole.session, damage, replies)
             api = main.APIS["chats" if name == main.MODELS else name]
             return await asked.row(name, Caller(damaged, api, "model"))
 

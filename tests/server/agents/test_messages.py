@@ -2,7 +2,6 @@
 
 import base64
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,12 +23,6 @@ FUNCTION = {
 }
 THINKS = {"thinking": {"type": "adaptive"}}
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
-
-
-@pytest.fixture
-def front(codec: TextCodec) -> Iterator[AgentFront]:
-    with running_agent_front(codec) as running:
-        yield running
 
 
 def ask(front: AgentFront, headers: dict[str, str] | None = None, **fields: Any) -> Reply:
@@ -126,9 +119,7 @@ def test_a_stop_sequence_is_told(front: AgentFront) -> None:
     ("max_tokens", "reason"), [(7, "max_tokens"), (1 << 20, "model_context_window_exceeded")]
 )
 def test_an_answer_that_is_cut(front: AgentFront, max_tokens: int, reason: str) -> None:
-    engine = front.http.engine
-    finish = engine._finish
-    engine._finish = lambda submit, _, tokens: finish(submit, m.FinishReason.LENGTH, tokens)
+    front.end_by_length()
     assert answered(front, max_tokens=max_tokens)["stop_reason"] == reason
     submit = front.submits()[-1]
     room = (1 << 15) - len(submit.prompt)
@@ -209,8 +200,7 @@ def test_a_turn_that_comes_back_is_resumed_at_its_end(front: AgentFront) -> None
         asked = {"tools": [TOOL], "thinking": {"type": "adaptive", "display": display}}
         content = ask(front, **asked).json["content"]
         assert (content[0]["thinking"] == "") == (display == "omitted")
-        submit = front.submits()[-1]
-        turn = [*submit.prompt, *front.http.engine.answer(submit)]
+        turn = front.turn()
         result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "rain"}
         again = [*USER, {"role": "assistant", "content": content}]
         ask(front, messages=[*again, {"role": "user", "content": [result]}], **asked)
