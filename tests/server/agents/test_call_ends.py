@@ -142,3 +142,15 @@ def test_whole_calls_come_at_once_and_never_cut_off(codec: TextCodec) -> None:
         front.end_by_length()
         front.say(BEGUN + PATH + OPEN_CONTENT)
         assert chats(front) == messages(front) == responses(front) == []
+
+
+def test_a_call_in_a_thought_that_never_closes_is_a_call(front: AgentFront) -> None:
+    front.say("I will look.\n" + BEGUN.partition("</think>\n\n")[2] + PATH + OPEN_CONTENT + END)
+    thinks = {"thinking": {"type": "adaptive"}}
+    assert chats(front) == [Ended("write_file", WHOLE, "tool_calls")]
+    assert messages(front, **thinks) == [Ended("write_file", WHOLE, "tool_use")]
+    assert responses(front) == [Ended("write_file", WHOLE, "completed", "completed")]
+    asked = {"max_tokens": 2000, "messages": USER, "tools": [MESSAGE_TOOL], **thinks}
+    told = front.http.post("/v1/messages", asked).json["content"][0]
+    item = front.http.post("/v1/responses", {"input": "it was", "tools": [RESPONSE_TOOL]}).json
+    assert told["thinking"] == item["output"][0]["content"][0]["text"] == "I will look."

@@ -101,13 +101,6 @@ def test_the_model_is_called_as_it_was_asked_for(front: AgentFront) -> None:
     assert answered(front, model="other")["model"] == "other"
 
 
-def test_a_call_that_the_answer_s_end_cuts_off(front: AgentFront) -> None:
-    front.say(f"{THOUGHT}{CALL[: CALL.index('Bath') + 2]}")
-    told = ask(front, tools=[TOOL]).json
-    assert told["content"][-1]["type"] == "tool_use"
-    assert told["content"][-1]["input"] in ({}, {"city": "Ba"})
-
-
 def test_a_stop_sequence_is_told(front: AgentFront) -> None:
     front.say(f"{THOUGHT}fine morning start")
     told = answered(front, stop_sequences=["never", " start"], **THINKS)
@@ -296,14 +289,6 @@ def test_thinking_is_a_choice_of_the_template_s(front: AgentFront) -> None:
     for choice in ({"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}):
         ask(front, thinking=choice)
         assert front.prompt.endswith("<think>\n")
-
-
-def test_a_call_in_a_thought_that_never_closes_is_a_block(front: AgentFront) -> None:
-    front.say(f"I will look.\n{CALL}")
-    told = answered(front, tools=[TOOL], **THINKS)
-    thinking, call = told["content"]
-    assert (thinking["thinking"], call["input"]) == ("I will look.", {"city": "Bath", "days": 2})
-    assert told["stop_reason"] == "tool_use"
 
 
 @pytest.mark.parametrize("fields", [{}, {"thinking": {"type": "disabled"}}], ids=str)

@@ -140,17 +140,6 @@ def test_echoed_functions_have_every_field_of_the_schema(front: AgentFront) -> N
     assert given == {**TOOL, "strict": True}
 
 
-def test_a_call_in_a_thought_that_never_closes_is_an_item(front: AgentFront) -> None:
-    front.say(f"I will look.\n{CALL}")
-    told = answered(front, tools=[TOOL])
-    reasoning, call = told["output"]
-    assert reasoning["content"][0]["text"] == "I will look."
-    assert (call["type"], json.loads(call["arguments"])) == (
-        "function_call",
-        {"city": "Bath", "days": 2},
-    )
-
-
 def test_an_answer_that_is_cut_is_incomplete(front: AgentFront) -> None:
     front.end_by_length()
     front.say(f"{THOUGHT}fine")
