@@ -1,6 +1,6 @@
 """JSON Schemas of the bodies that routes answer with. Pure.
 
-tests/server/test_openapi.py compares each with real answers. Further fields may come with a
+test_openapi.py compares each with real answers. Further fields may come with a
 release.
 """
 

@@ -6,15 +6,17 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scripts.conformance import node as saying
 from tasuki.cli.conformance import main
 from tasuki.cli.conformance.check import Caller, Check
 from tasuki.cli.conformance.checks.service import refusals
-from tasuki.cli.conformance.endpoint import Reply, open_endpoint
+from tasuki.cli.conformance.endpoint import Endpoint, Reply, open_endpoint
 from tasuki.cli.conformance.main import api_rows
 from tasuki.cli.conformance.outcome import Outcome, Row
 from tasuki.server.config import ServerConfig
@@ -33,6 +35,7 @@ from tests.harness.damaged_endpoint import (
     text,
     without,
 )
+from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.http_fixtures import running_http
 from tests.harness.programs import error_line, exit_status
 from tests.harness.running_nodes import HTTP, running
@@ -44,6 +47,12 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     folder = tool_caller(tmp_path_factory.mktemp("conformance") / "model", "qwen3_8")
     with running(Node("serve", "--model", str(folder), "--arena-mib", "96", *HTTP)) as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[tuple[str, str, bytes | None], Reply]:
+    """What the node replied to the checks' requests."""
+    return {}
 
 
 def _checks(name: str) -> list[Check]:
@@ -157,6 +166,12 @@ TWO, TWO_STREAMED = "two answers to one prompt", "two streamed answers to one pr
 LOGPROBS = "logprobs have one entry a token"
 STREAMED_LOGPROBS = "streamed logprobs have one entry a token"
 
+STORED = "a stored response is the reply"
+GOES_ON = "a conversation goes on by previous_response_id"
+DELETED = "a deleted response is gone"
+ASKED_EACH_TIME = (IDS, STORED, GOES_ON, DELETED)
+"""Checks whose replies depend on what was asked before."""
+
 _WRONG_JSON = '{"name": 3, "age": 1, "days": []}'
 _CHUNKS: list[tuple[str, Damage, str]] = [
     (WHOLE, bodies(without("created")), "reply.created"),
@@ -264,13 +279,13 @@ DAMAGES: list[tuple[str, str, Damage, str]] = [
     ("responses", PARSE, both(broken_responses_calls), "arguments"),
     ("responses", FLAT, wrong_json_in_responses, "a value of the schema"),
     ("responses", NESTED, wrong_json_in_responses, "a value of the schema"),
-    ("responses", "a stored response is the reply", another_when_retrieved, "model: expected"),
+    ("responses", STORED, another_when_retrieved, "model: expected"),
     (
-        *("responses", "a conversation goes on by previous_response_id"),
+        *("responses", GOES_ON),
         bodies(set_keys(input_tokens=1)),
         "input_tokens of the next turn",
     ),
-    ("responses", "a deleted response is gone", status(200), "status of GET afterwards"),
+    ("responses", DELETED, status(200), "status of GET afterwards"),
     *[
         (api.name, check.name, damage, note)
         for api in main.APIS.values()
@@ -290,13 +305,19 @@ DAMAGES: list[tuple[str, str, Damage, str]] = [
     ids=[f"{name}, {check}: {note}" for name, check, _, note in DAMAGES],
 )
 def test_a_check_fails_where_what_it_looks_at_is_wrong(
-    node: Node, name: str, check: str, damage: Damage, note: str
+    node: Node,
+    known: dict[tuple[str, str, bytes | None], Reply],
+    name: str,
+    check: str,
+    damage: Damage,
+    note: str,
 ) -> None:
     (asked,) = [each for each in _checks(name) if each.name == check]
+    replies = None if check in ASKED_EACH_TIME else known
 
     async def row() -> Row:
         async with open_endpoint(f"http://{node.http_address}") as whole:
-            damaged = DamagedEndpoint(whole.url, whole.seconds, whole.session, damage)
+            damaged = DamagedEndpoint(whole.url, whole.seconds, whole.session, damage, replies)
             api = main.APIS["chats" if name == main.MODELS else name]
             return await asked.row(name, Caller(damaged, api, "model"))
 
@@ -400,3 +421,64 @@ def test_what_cannot_be_asked_is_one_line(
 ) -> None:
     assert exit_status(["conformance", *argv]) == 1
     assert part in error_line(capsys)
+
+
+WITH_CALLS = ("chats", "messages", "responses")
+TORN_NAME = "a name that is cut off is text"
+NO_STOPS = "a stop string in a call does not count"
+
+
+@pytest.fixture(scope="module")
+def saying_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    folder = tool_caller(tmp_path_factory.mktemp("saying") / "model", "qwen3_8")
+    launch = partial(ForkedDaemon, main=saying.main)
+    with running(Node("serve", "--model", str(folder), *HTTP, launch=launch)) as started:
+        yield started
+
+
+def test_a_node_reads_calls_as_its_rules_say(
+    saying_node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.json"
+    url = f"http://{saying_node.http_address}"
+    status = exit_status(["conformance", url, "--dictated", "--json", str(file)])
+    shown = capsys.readouterr().out
+    assert status == 0, shown
+    rows = json.loads(file.read_text())["rows"]
+    apis = [main.APIS[name] for name in WITH_CALLS]
+    assert len(rows) == sum(len(main.dictated_checks_of(api)) for api in apis)
+    others = [(row["api"], row["check"]) for row in rows if row["outcome"] != "passed"]
+    assert others == [("responses", NO_STOPS)], shown
+
+
+class WithoutTools(Endpoint):
+    """A server that reads no calls: it is asked without tools."""
+
+    async def _ask(self, method: str, path: str, body: bytes | None) -> Reply:
+        asked = json.loads(body or b"{}")
+        asked.pop("tools", None)
+        return await super()._ask(method, path, json.dumps(asked).encode())
+
+
+@pytest.mark.parametrize("name", WITH_CALLS)
+def test_each_check_fails_at_a_server_that_reads_no_calls(saying_node: Node, name: str) -> None:
+    async def rows() -> list[Row]:
+        async with open_endpoint(f"http://{saying_node.http_address}") as whole:
+            api = main.APIS[name]
+            caller = Caller(WithoutTools(whole.url, whole.seconds, whole.session), api, "model")
+            return [await check.row(name, caller) for check in main.dictated_checks_of(api)]
+
+    passed = {row.check for row in asyncio.run(rows()) if row.outcome is not Outcome.FAILED}
+    assert passed == ({TORN_NAME, NO_STOPS} if name == "responses" else {TORN_NAME})
+
+
+def test_a_torn_name_that_is_lost_is_found(saying_node: Node) -> None:
+    async def row() -> Row:
+        async with open_endpoint(f"http://{saying_node.http_address}") as whole:
+            damage = said("content", "x")
+            damaged = DamagedEndpoint(whole.url, whole.seconds, whole.session, damage)
+            api = main.APIS["chats"]
+            (torn,) = [check for check in main.dictated_checks_of(api) if check.name == TORN_NAME]
+            return await torn.row("chats", Caller(damaged, api, "model"))
+
+    assert asyncio.run(row()).outcome is Outcome.FAILED

@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,22 @@ from tests.harness.waiting import until
 FIRST_ANSWER_SECONDS = 10.0
 
 
-def test_a_start_says_what_it_loads_and_then_where_it_is_served() -> None:
+@pytest.fixture(scope="module")
+def alpha() -> Iterator[Node]:
     with running(Node("serve", *flags(), *HTTP, "--name", "alpha")) as node:
-        overview = json.loads(fetched(node.http_address, "/debug/overview"))
-        assert overview["about"]["node"] == "alpha"
-        page = f"http://{node.http_address}/"
-    words = node.last_words
+        until(lambda: shown_by(node), "no curl is shown")
+        yield node
+
+
+def shown_by(node: Node) -> list[str]:
+    return [line for line in node.last_words if line.startswith("  try")]
+
+
+def test_a_start_says_what_it_loads_and_then_where_it_is_served(alpha: Node) -> None:
+    overview = json.loads(fetched(alpha.http_address, "/debug/overview"))
+    assert overview["about"]["node"] == "alpha"
+    page = f"http://{alpha.http_address}/"
+    words = alpha.last_words
     loading = next(n for n, line in enumerate(words) if "loading " in line)
     weights = next(n for n, line in enumerate(words) if "weights: " in line)
     ready = words.index("alpha (fused) is ready: embedded")
@@ -36,22 +47,16 @@ def test_a_start_says_what_it_loads_and_then_where_it_is_served() -> None:
     said = {line.split("  ")[1].strip(): line for line in words[ready + 1 : ready + 5]}
     assert set(said) == {"page", "OpenAI, Anthropic", "gRPC", "try"}
     assert said["page"].endswith(page) and said["OpenAI, Anthropic"].endswith(f"{page}v1")
-    assert said["gRPC"].endswith(node.address)
+    assert said["gRPC"].endswith(alpha.address)
     assert not any("peer_copy" in line for line in words)
 
 
-def shown_by(node: Node) -> list[str]:
-    return [line for line in node.last_words if line.startswith("  try")]
-
-
-def test_the_curl_that_is_shown_is_answered() -> None:
-    with running(Node("serve", *flags(), *HTTP)) as node:
-        until(lambda: shown_by(node), "no curl is shown")
-        (shown,) = shown_by(node)
-        command = shlex.split(shown.partition("curl")[2])
-        done = subprocess.run(
-            ["curl", "-sS", "-m", "60", *command], capture_output=True, check=True, timeout=90
-        )
+def test_the_curl_that_is_shown_is_answered(alpha: Node) -> None:
+    (shown,) = shown_by(alpha)
+    command = shlex.split(shown.partition("curl")[2])
+    done = subprocess.run(
+        ["curl", "-sS", "-m", "60", *command], capture_output=True, check=True, timeout=90
+    )
     assert json.loads(done.stdout)["choices"][0]["message"]["content"]
 
 

@@ -1,7 +1,6 @@
 """A session outlives the node's memory of it; the same rules for both clients."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import pytest
@@ -14,19 +13,13 @@ from tasuki.client.session_protocol import Call, Conversation, Over, Pause, Sess
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
 from tests.harness.daemons import random_prompt
-from tests.harness.grpc_fixtures import Front, running_front, text_codec
+from tests.harness.grpc_fixtures import Front
 from tests.harness.refusals import refused_as
 from tests.harness.running_nodes import fused_node
 
 HELLO = Prompt(messages=[{"role": "user", "content": "it was"}])
 MORE = Prompt(messages=[{"role": "user", "content": "fine"}])
 FAST = RetryPolicy(attempts=3, first_pause=0.001)
-
-
-@pytest.fixture
-def front(tmp_path: Path) -> Iterator[Front]:
-    with running_front(text_codec(tmp_path)) as running:
-        yield running
 
 
 @pytest.fixture

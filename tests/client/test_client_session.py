@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import pytest
@@ -21,14 +20,8 @@ from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
-from tests.harness.grpc_fixtures import Front, running_front, text_codec, usage
+from tests.harness.grpc_fixtures import Front, usage
 from tests.harness.waiting import HANG_SECONDS
-
-
-@pytest.fixture
-def front(tmp_path: Path) -> Iterator[Front]:
-    with running_front(text_codec(tmp_path)) as running:
-        yield running
 
 
 @pytest.fixture

@@ -126,7 +126,12 @@ def node(request: pytest.FixtureRequest) -> Node:
     return found
 
 
-@pytest.mark.parametrize("thinks", (True, False), ids=("thinking", "at_once"))
+@pytest.mark.parametrize(
+    ("node", "thinks"),
+    [("fused", True), ("fused", False), ("pair", True)],
+    indirect=["node"],
+    ids=["fused-thinking", "fused-at_once", "pair-thinking"],
+)
 def test_it_calls_the_tool_that_is_asked_for_with_the_values_of_the_request(
     node: Node, thinks: bool
 ) -> None:

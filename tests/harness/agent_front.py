@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from tasuki.engine import messages as m
 from tasuki.server.auth.limits import HeldBytes
@@ -55,6 +56,17 @@ class AgentFront:
         added = {tag: [tokenizer.added_tokens[tag]] for tag in THINKING_TAGS}
         return [id_ for piece in pieces for id_ in added.get(piece) or tokenizer.encode(piece)]
 
+    def end_by_length(self) -> None:
+        """Each answer ends by its length from now on."""
+        engine = self.http.engine
+        finish = engine._finish
+        engine._finish = lambda submit, _, tokens: finish(submit, m.FinishReason.LENGTH, tokens)
+
+    def turn(self) -> list[int]:
+        """Return the tokens of the last request and its answer."""
+        submit = self.submits()[-1]
+        return [*submit.prompt.tolist(), *self.http.engine.answer(submit)]
+
     def submits(self) -> list[m.Submit]:
         return self.http.engine.of(m.Submit)
 
@@ -70,7 +82,9 @@ class AgentFront:
         return self.text(self.submits()[-1].prompt)
 
 
+@cache
 def agent_codec(codec: TextCodec, source: str = AGENT_TEMPLATE) -> TextCodec:
+    """Return one codec for all fronts of a source: to look through a template takes a while."""
     template = ChatTemplate(source, codec.require_tokenizer(), {})
     return replace(codec, template=template, max_tokens=1 << 16)
 

@@ -100,3 +100,12 @@ def collected(items: Sequence[AnswerItem]) -> Parsed:
                 cut_off.append(is_cut)
     assert all(ended)
     return Parsed(reasoning, content, tuple(map(Call, calls, arguments, cut_off)))
+
+
+def every_cut(text: str, tools: Sequence[Mapping[str, Any]], **asked: Any) -> Parsed:
+    """Return the same parts, whether the text comes whole, letter by letter, or in any two."""
+    whole = parsed([text], tools, **asked)
+    assert parsed(list(text), tools, **asked) == whole
+    for place in range(len(text)):
+        assert parsed([text[:place], text[place:]], tools, **asked) == whole, text[:place]
+    return whole

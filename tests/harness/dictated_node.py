@@ -76,11 +76,13 @@ def write_text_files(folder: Path, template: str) -> None:
 
 
 def tiny_parts_of(codec: TextCodec, arena_mib: int) -> EngineParts:
-    """Random weights for that vocabulary."""
+    """Random weights for that vocabulary: a layer of each kind. Nobody reads what it says."""
     end = codec.require_tokenizer().added_tokens["<|im_end|>"]
     config = ModelConfig.from_dict(
         {
             **TINY,
+            "num_hidden_layers": 2,
+            "full_attention_interval": 2,
             "vocab_size": codec.vocab_size,
             "max_position_embeddings": codec.max_tokens,
             "eos_token_id": end,

@@ -1,6 +1,7 @@
 """An answer's reasoning, content and tool calls, wherever its text is cut."""
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tasuki.server.text.text_answer import (
     Reasoning,
     Thinking,
 )
+from tests.harness import answer_pieces
 from tests.harness.answer_pieces import (
     BY_ITSELF,
     BY_LENGTH,
@@ -41,6 +43,7 @@ AS_XML = (
     "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>"
 )
 CUTS = st.lists(st.integers(0, 999), max_size=12)
+every_cut = partial(answer_pieces.every_cut, tools=TOOLS)
 
 
 def written(*values: tuple[str, str], name: str = "weather") -> str:
@@ -51,15 +54,6 @@ def written(*values: tuple[str, str], name: str = "weather") -> str:
 
 def hermes(arguments: str, name: str = "weather") -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-
-
-def every_cut(text: str, **asked: Any) -> Parsed:
-    """What the parser makes of it, whether it comes whole, letter by letter, or in any two."""
-    whole = parsed([text], TOOLS, **asked)
-    assert parsed(list(text), TOOLS, **asked) == whole
-    for place in range(len(text)):
-        assert parsed([text[:place], text[place:]], TOOLS, **asked) == whole, place
-    return whole
 
 
 # --- Reasoning
@@ -144,20 +138,6 @@ def test_a_call_in_a_thought_that_closes_later_is_thought(cuts: list[int]) -> No
         found = parsed(cut(f"{thought}\n</think>\n\n{behind}", cuts), TOOLS, Thinking.OPENED)
         assert found.reasoning == thought
         assert len(found.calls) == (behind == AS_XML)
-
-
-@given(
-    text=st.lists(
-        st.sampled_from([AS_XML, AS_JSON[:40], "<tool_call>", "\n", " ", "so", "{", "<"]),
-        max_size=9,
-    ).map("".join),
-    cuts=CUTS,
-)
-def test_an_open_thought_is_read_alike_wherever_it_is_cut(text: str, cuts: list[int]) -> None:
-    found = parsed(cut(text, cuts), TOOLS, Thinking.OPENED)
-    assert found == parsed([text], TOOLS, Thinking.OPENED)
-    if AS_XML not in text:
-        assert found.reasoning == text.lstrip() or found.calls
 
 
 def test_tokens_of_a_call_in_an_open_thought_are_no_reasoning() -> None:
@@ -347,18 +327,6 @@ def test_a_string_survives_whatever_it_holds(value: str) -> None:
 def test_a_string_in_json_survives_whatever_it_holds(value: str) -> None:
     arguments = json.dumps({"city": value}, ensure_ascii=False)
     assert every_cut(hermes(arguments)).calls == (Call("weather", arguments),)
-
-
-@given(
-    value=st.lists(st.sampled_from([*NASTY, "</parameter>", "\n", "<"]), max_size=5).map("".join),
-    cuts=CUTS,
-)
-def test_the_result_does_not_depend_on_how_the_text_was_cut(value: str, cuts: list[int]) -> None:
-    for text in (written(("city", value)), hermes(json.dumps({"a": value})), value + AS_XML):
-        text = f"so\n</think>\n\n{text}\n{AS_XML} {value}"
-        assert parsed(cut(text, cuts), TOOLS, Thinking.OPENED) == parsed(
-            [text], TOOLS, Thinking.OPENED
-        )
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ parts are the same, arguments parse, and no parameter holds the tag of another.
 import json
 import os
 import random
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -53,12 +54,17 @@ def _begins(part: Any, whole: Any) -> bool:
 def test_a_call_is_whole_json_wherever_it_is_cut(seed: int) -> None:
     call = _made(seed)
     for ending in (BY_LENGTH, BY_STOP, BY_ITSELF) if ALL else (BY_LENGTH, BY_ITSELF):
+        longest = 0
         for end in range(len(call.text) + 1):
             found = _parsed(call.text[:end], call, ending, end)
             for each in found.calls:
                 assert not found.content
                 if ending is not BY_ITSELF:
                     assert _begins(each.value, call.arguments), (call.text[:end], each)
+                    assert len(each.arguments) >= longest, "what came before is there still"
+                    longest = len(each.arguments)
+            if not found.calls:
+                assert found.content.rstrip() in ("", call.text[:end].rstrip())
         assert [each.value for each in found.calls] == [call.arguments]
 
 
@@ -105,6 +111,13 @@ _FRAGMENTS = (
         "</Parameter",
         "</tool_c",
     ),
+    *(
+        '<tool_call>{"x": ["',
+        '<tool_call>{"name": "act", "arguments": ',
+        "\n</tool_call>",
+        " " * 250,
+    ),
+    *("n" * 250, "<parameter=other>\n", "see\n<parameter=path>\nBath\n</parameter>\n"),
     *(" ", "a", "x y", "3", "{", "}", '"', '{"name": "act", "arguments": {"path": "', '"}}', "</"),
     *("<think>", "</think>", "null", "[1]", "\\", "\\ud83d", "tru", ":", ",", '"arguments": '),
 )
@@ -115,7 +128,7 @@ def test_any_text_is_read_alike_however_it_comes(seed: int) -> None:
     """Torn tags in every order, behind thoughts and in them."""
     rng = random.Random(seed)
     tool = random_call(rng, in_tags=True).tool
-    for _ in range(20):
+    for _ in range(40):
         text = "".join(rng.choice(_FRAGMENTS) for _ in range(rng.randrange(1, 26)))
         asked: dict[str, Any] = {
             "thinking": rng.choice(list(Thinking)),
@@ -127,6 +140,9 @@ def test_any_text_is_read_alike_however_it_comes(seed: int) -> None:
         assert parsed(list(text), [tool], **asked) == whole, text
         place = rng.randrange(len(text) + 1)
         assert parsed([text[:place], text[place:]], [tool], **asked) == whole, (text, place)
+        is_open = asked["thinking"] is Thinking.OPENED and not re.search("</|<think|<fun", text)
+        if is_open and not whole.calls:
+            assert whole.reasoning == text.lstrip()
         assert all(isinstance(call.value, dict) for call in whole.calls)
         # No tag comes out more often than it went in.
         shown = whole.reasoning + whole.content

@@ -1,12 +1,12 @@
 """Tool calls whose tags a model left out, damaged or doubled, and answers that end in a call."""
 
-import json
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.harness.answer_pieces import BY_ITSELF, BY_LENGTH, BY_STOP, Parsed, parsed
+from tests.harness import answer_pieces
+from tests.harness.answer_pieces import BY_ITSELF, BY_LENGTH, Parsed
 from tests.harness.written_calls import WRITE_FILE
 
 TOOLS = [
@@ -16,18 +16,7 @@ TOOLS = [
 PATH = "<parameter=path>\na.txt\n</parameter>\n"
 CONTENT = "<parameter=content>\nhi\n</parameter>\n"
 WHOLE = {"path": "a.txt", "content": "hi"}
-
-
-def every_cut(text: str, last: int | None = None, **asked: Any) -> Parsed:
-    """Return the same parts, whether the text comes whole, letter by letter, or in any two.
-
-    last: how many letters of the text's end are cut; None: all.
-    """
-    whole = parsed([text], TOOLS, **asked)
-    assert parsed(list(text), TOOLS, **asked) == whole
-    for place in range(0 if last is None else max(0, len(text) - last), len(text)):
-        assert parsed([text[:place], text[place:]], TOOLS, **asked) == whole, text[:place]
-    return whole
+every_cut = partial(answer_pieces.every_cut, tools=TOOLS)
 
 
 def block(body: str, name: str = "write_file") -> str:
@@ -117,34 +106,3 @@ def test_a_value_may_hold_tags(value: str) -> None:
 def test_an_integer_is_one_though_its_closing_tag_is_missing() -> None:
     text = block("<parameter=mode>\n3\n" + PATH + CONTENT)
     assert values(every_cut(text)) == [{"mode": 3, **WHOLE}]
-
-
-@pytest.mark.parametrize("ending", [BY_ITSELF, BY_LENGTH, BY_STOP])
-@pytest.mark.parametrize("as_json", [False, True])
-def test_a_call_is_closed_wherever_the_answer_ends(ending: Any, as_json: bool) -> None:
-    """Arguments parse, each value is one of the whole call or begins a string of it, and no more
-    comes where more of the answer came before."""
-    whole = {"mode": 12, "path": "a.txt", "content": 'h"i\n</b> ü'}
-    if as_json:
-        arguments = json.dumps(whole)
-        text = f'<tool_call>\n{{"name": "write_file", "arguments": {arguments}}}\n</tool_call>'
-    else:
-        text = block(
-            "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in whole.items())
-        )
-    every_cut(text, ending=ending)
-    # A cut further from the end is one of the whole text's: what was read there is the same.
-    found = [every_cut(text[:end], last=24, ending=ending) for end in range(len(text) + 1)]
-    for end, each in enumerate(found):
-        for call in each.calls:
-            assert not each.content
-            for key, value in call.value.items():
-                assert str(whole[key]).startswith(str(value)), (text[:end], call)
-        if not each.calls:
-            assert each.content.rstrip() == text[:end].rstrip() or not each.content
-    assert found[-1].calls[0].value == whole
-    counts = [sum(map(len, map(str, each.calls))) for each in found if each.calls]
-    if ending is not BY_ITSELF:
-        assert all(each.calls[0].value.get("mode", 12) == 12 for each in found if each.calls)
-        lengths = [len(each.calls[0].arguments) for each in found if each.calls]
-        assert all(after >= before for before, after in pairwise(lengths)) and counts

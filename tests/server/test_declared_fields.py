@@ -1,5 +1,6 @@
 """The declared schema of every field and what its reader takes are one: each reader gets values of
-every type in each field, and refuses what the schema refuses."""
+every type in each field, and refuses what the schema refuses, by the field's name. What a schema
+does not say, or says of a part of a field, is refused by its place."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -78,6 +79,8 @@ PLAIN: list[Any] = [
     *("", "a", " ", "a" * 65, "a" * 300, "b" * 1025, "auto", "none", "text", "required"),
     *([], [1], [2], [-1], [1.5], [True], ["a"], [""], [[]], [["a"]], [None], [{}], ["a"] * 20),
     *({}, {"a": 1}, {"a": None}, {"1": 1}, {"1": True}, {"1": 200}, {"a": "b"}, {"a": "b" * 513}),
+    *({"1": "b"}, {"1": -(10**400)}, {str(number): 1 for number in range(301)}, [5], ["a" * 1025]),
+    *(10**400, ["a"] * 129),
     *({"type": "text"}, {"type": "json_object"}, {"type": "json_schema"}, {"type": "enabled"}),
     *({"type": "disabled"}, {"type": "any"}, {"type": "ephemeral"}, {"type": "odd"}, {"type": 1}),
     *({"include_usage": True}, {"include_usage": 1}, {"effort": "low"}, {"effort": 1}),
@@ -211,6 +214,12 @@ TEXTS_OF_GRAMMARS = (
     "must be an object",
     "cannot be followed",
 )
+# Of a field in an object, which they do not name.
+OF_A_PART = (
+    "type must be a string",
+    "effort must be a string",
+    "disable_parallel_tool_use must be true or false",
+)
 
 
 @pytest.fixture(scope="module")
@@ -269,6 +278,8 @@ def reader_faults(model: ServedModel, path: str, name: str) -> Iterator[str]:
         if not validator.is_valid(body):
             if complaint is None:
                 yield f"{name}: {value!r} is taken"
+            elif not complaint.startswith(name) and complaint not in OF_A_PART:
+                yield f"{name}: {value!r} is refused by another name: {complaint}"
         elif complaint is None:
             taken += 1
         elif not is_of_another_rule(name, value, complaint):
@@ -301,3 +312,188 @@ def test_unknown_fields_are_refused_as_the_schema_says(model: ServedModel, path:
         body = {**base, "temprature": value}
         assert validator.is_valid(body) is is_taken
         assert (refusal(model, path, body) is None) is is_taken
+
+
+def called_with(arguments: object) -> dict[str, Any]:
+    """A chat in which a tool was called so."""
+    call = {"function": {"name": "f", "arguments": arguments}}
+    return {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+
+
+def asked(content: object, role: object = "user") -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content}]}
+
+
+def item(**fields: Any) -> dict[str, Any]:
+    return {"input": [fields]}
+
+
+def formatted(**fields: Any) -> dict[str, Any]:
+    return {"text": {"format": fields}}
+
+
+FLAT = {"type": "function", "name": "weather"}
+TOOL = {"name": "weather", "input_schema": PARAMETERS}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+ANSWER = {"role": "assistant", "content": "so"}
+CACHED = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
+# By path: fields, and how the complaint begins.
+PLACES: Mapping[str, list[tuple[dict[str, Any], str]]] = {
+    CHATS: [
+        ({"messages": [1]}, "messages[0] "),
+        ({"messages": [{"role": "user"}]}, "messages[0].content "),
+        (asked([{"type": "image_url"}]), "messages[0].content[0] "),
+        ({"messages": [{**USER[0], "tool_calls": [{}]}]}, "messages[0].tool_calls "),
+        (called_with(["a"]), "messages[0].tool_calls[0].function.arguments "),
+        (called_with("[" + "1," * (1 << 20)), "messages[0].tool_calls[0].function.arguments "),
+        (
+            {"messages": [{"role": "assistant", "reasoning_content": 5}]},
+            "messages[0].reasoning_content ",
+        ),
+        ({"messages": [{"role": "assistant", "reasoning": ["a"]}]}, "messages[0].reasoning "),
+        ({"messages": [*USER, {"role": "root", "content": "x"}]}, "messages[1].role "),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages "),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools "),
+        ({"logit_bias": {"320": 1}}, "logit_bias "),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens "),
+        ({"allowed_token_ids": [320]}, "allowed_token_ids "),
+        ({"top_logprobs": 5}, "top_logprobs needs"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type "),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema "),
+        ({"response_format": {"type": "structural_tag", "format": 5}}, "response_format.format "),
+        ({"guided_json": "{"}, "guided_json "),
+        ({"guided_json": 5}, "guided_json "),
+        ({"guided_choice": ["a"] * 4097}, "guided_choice "),
+        ({"regex": "a" * (1 + (256 << 10))}, "regex "),
+        ({"regex": "a", "guided_json": {}}, "regex "),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs.json "),
+        (
+            {"structured_outputs": {"structural_tag": "{}"}},
+            "structured_outputs.structural_tag ",
+        ),
+        ({"tools": [1]}, "tools[0] "),
+        ({"tools": [{}]}, "tools[0].function "),
+        ({"tools": [{**FUNCTION, "type": "custom"}]}, "tools[0] "),
+        ({"tool_choice": "required"}, "tool_choice "),
+        (
+            {
+                "tools": [FUNCTION],
+                "tool_choice": {"type": "function", "function": {"name": "no"}},
+            },
+            "tool_choice names",
+        ),
+        ({"thinking": {"type": "deep"}}, "thinking.type "),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens "),
+        ({"thinking": {"type": "enabled", "keep": 9}}, "thinking.keep "),
+        ({"thinking_token_budget": 5, "thinking_budget": 6}, "thinking_budget "),
+        ({"thinking_budget": 5, "thinking": {"budget_tokens": 2000}}, "thinking.budget_tokens "),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a "),
+        ({"metadata": {"x-session-id": 5}}, "metadata.x-session-id "),
+        ({"n": 2, "best_of": 3}, "best_of "),
+        ({"n": 3, "best_of": 1}, "best_of "),
+        ({"prediction": {"type": "content"}}, "prediction.content "),
+        ({"prediction": {"type": "else", "content": "x"}}, "prediction.type "),
+        (
+            {"prediction": {"type": "content", "content": [{"type": "image_url"}]}},
+            "prediction.content[0] ",
+        ),
+        ({"prediction": {"type": "content", "content": "fine " * 100_000}}, "prediction"),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage "),
+        (
+            {"stream": True, "stream_options": {"include_usage": 1}},
+            "stream_options.include_usage ",
+        ),
+        ({"stream_options": {"include_usage": True}}, "stream_options needs"),
+        ({"stream": False, "stream_options": {"include_usage": False}}, "stream_options needs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs "),
+    ],
+    COMPLETIONS: [
+        ({"best_of": 3}, "best_of "),
+        ({"n": 2, "best_of": 3}, "best_of "),
+        ({"n": 3, "best_of": 1}, "best_of "),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs "),
+        ({"prompt": [[5] * 500] * 100, "prompt_logprobs": 20}, "prompt "),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage "),
+        ({"stream_options": {"include_usage": True}}, "stream_options needs"),
+    ],
+    MESSAGES: [
+        (asked("x", "tool"), "messages[0] "),
+        (asked("x", {}), "messages[0] "),
+        (asked("x", []), "messages[0] "),
+        (asked([{"type": {}}]), "messages[0].content[0] "),
+        (asked(3), "messages[0].content "),
+        (asked([IMAGE]), "messages[0].content[0] "),
+        ({"messages": [*USER, ANSWER]}, "messages must not end"),
+        (
+            {"messages": [*USER, {"role": "assistant", "content": [IMAGE]}, *USER]},
+            "messages[1].content[0] ",
+        ),
+        ({"system": [IMAGE]}, "system[0] "),
+        ({"system": [CACHED] * 5}, "cache_control is in 5 blocks: a maximum of 4"),
+        ({"tools": [{**TOOL, "type": {}}]}, "tools[0].type "),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type "),
+        ({"tools": [{**TOOL, "strict": "yes"}]}, "tools[0].strict "),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading "),
+        ({"tools": [{"name": "x"}]}, "tools[0].input_schema "),
+        ({"tool_choice": {"type": "any"}}, "tool_choice "),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "none"}}, "tool_choice names"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens "),
+        ({"thinking": {"type": "deep"}}, "thinking.type "),
+        ({"thinking": {"type": "adaptive", "display": "all"}}, "thinking.display "),
+        ({"output_config": {"effort": "huge"}}, "output_config.effort "),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format "),
+        ({"output_config": {"task_budget": {}}}, "output_config.task_budget "),
+        (
+            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+            "context_management.edits[0] ",
+        ),
+        ({"cache_control": {"type": []}}, "cache_control "),
+        ({"mcp_servers": [{}]}, "mcp_servers "),
+        ({"guided_json": {}}, "guided_json "),
+    ],
+    RESPONSES: [
+        ({"input": [3]}, "input[0] "),
+        (item(type="item_reference", id="x"), "input[0].id "),
+        (item(role="tool", content="x"), "input[0].role "),
+        (
+            item(role="user", content=[{"type": "input_image", "image_url": "data:"}]),
+            "input[0].content[0] ",
+        ),
+        ({"input": [ANSWER]}, "input must not end"),
+        (item(type="function_call", name="x"), "input[0].arguments "),
+        (item(type="function_call", arguments="{}"), "input[0].name "),
+        ({"tools": [{"type": "file_search"}]}, "tools[0].type "),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type "),
+        ({"tools": [{"type": "function"}]}, "tools[0] "),
+        ({"tools": [{**FLAT, "defer_loading": True}]}, "tools[0].defer_loading "),
+        ({"tools": [FLAT], "tool_choice": {"type": "function", "name": "none"}}, "tool_choice "),
+        (formatted(type="json_schema"), "text.format.json_schema "),
+        (formatted(type="yaml"), "text.format.type "),
+        ({"text": {"verbosity": "low"}}, "text.verbosity "),
+        ({"background": True, "store": False}, "store "),
+        ({"reasoning": {"context": "some"}}, "reasoning.context "),
+        ({"reasoning": {"effort": "x" * 65}}, "reasoning.effort "),
+        ({"metadata": {str(number): "x" for number in range(17)}}, "metadata has 17 pairs"),
+        ({"metadata": {"x" * 65: "x"}}, "metadata has a name of 65"),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a "),
+        ({"metadata": {"a": {"b": "c"}}}, "metadata.a "),
+        ({"prompt": {"id": "p"}}, "prompt "),
+        ({"moderation": {}}, "moderation "),
+        ({"guided_json": {}}, "guided_json "),
+    ],
+    COMPACT: [
+        ({"stream": True}, "stream "),
+        ({"max_output_tokens": 7}, "max_output_tokens "),
+        ({"tools": [7]}, "tools[0] "),
+    ],
+}
+
+
+@pytest.mark.parametrize("path", PLACES)
+def test_what_no_schema_says_is_refused_by_its_place(model: ServedModel, path: str) -> None:
+    faults = []
+    for fields, beginning in PLACES[path]:
+        complaint = refusal(model, path, {**TABLES[path][2], **fields})
+        if complaint is None or not complaint.startswith(beginning):
+            faults.append(f"{str(fields)[:200]}: {complaint}")
+    assert not faults, "\n".join(faults)

@@ -12,16 +12,14 @@ import pytest
 from tasuki.model.grammar.constraint import allows
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
-from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.server.errors import InvalidField
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, of_schema
 from tasuki.server.text.grammars.call_grammar import CallGrammar, OfferedTool
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_answer import CallArguments, CallBegin, Content, Piece, Thinking
 from tests.harness.answer_pieces import BY_ITSELF
+from tests.harness.byte_grammars import END, byte_compiler, follows
 
-END = 256
-BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (END,))
 COLOUR = {"enum": ["red", "dark blue"], "type": "string"}
 SCHEMAS: dict[str, dict[str, Any]] = {
     "none": {"type": "object", "properties": {}},
@@ -102,7 +100,7 @@ def answer(grammars: GrammarCompiler, grammar: Grammar, seed: int, most: int = 6
 @pytest.mark.parametrize("many", [True, False], ids=["many", "one"])
 def test_what_the_grammar_lets_through_is_read_as_valid_calls(in_tags: bool, many: bool) -> None:
     tools = [tool(name) for name in SCHEMAS]
-    grammars = GrammarCompiler(BYTES)
+    grammars = byte_compiler()
     shown = [OfferedTool(item) for item in tools]
     asked = CallGrammar("tool_choice", shown, in_tags, many).forced()
     grammar, called, ended = Grammar(asked.kind, asked.source), set(), 0
@@ -129,7 +127,7 @@ def test_a_text_may_stand_in_place_of_calls() -> None:
     form = of_schema("response_format", {"type": "integer", "minimum": 0, "maximum": 9})
     calls = CallGrammar("response_format", [offered("none")], in_tags=True, many=False)
     asked = calls.or_else(form)
-    grammars = GrammarCompiler(BYTES)
+    grammars = byte_compiler()
     texts = {answer(grammars, Grammar(asked.kind, asked.source), seed) for seed in range(30)}
     assert "<tool_call>\n<function=none>\n</function>\n</tool_call>" in texts
     assert any(text.isdigit() for text in texts)
@@ -152,18 +150,6 @@ def test_what_no_text_can_be_held_to_is_named(schema: dict[str, Any], keyword: s
     definition = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     with pytest.raises(InvalidField, match=keyword):
         CallGrammar("tool_choice", [OfferedTool(definition)], in_tags=True, many=False).forced()
-
-
-def follows(asked: AskedGrammar, text: str) -> bool:
-    """Whether the text is a whole answer."""
-    constraint = GrammarCompiler(BYTES).constraint(Grammar(asked.kind, asked.source), ())
-    for byte in text.encode():
-        mask = constraint.mask()
-        if mask is None or not allows(mask, byte):
-            return False
-        constraint.append(byte)
-    mask = constraint.mask()
-    return mask is not None and allows(mask, END)
 
 
 def written(in_tags: bool, name: str, arguments: str) -> str:

@@ -133,33 +133,3 @@ def test_a_server_that_ends_says_so_to_health_checks_and_still_answers() -> None
 
 def test_who_has_a_key_of_a_file_is_one_of_many() -> None:
     assert Caller("ann").is_one_of_many and not OWNER.is_one_of_many
-
-
-@pytest.mark.parametrize(
-    ("key", "status"),
-    [("a-key", grpc.StatusCode.UNIMPLEMENTED), ("", grpc.StatusCode.UNAUTHENTICATED)],
-)
-def test_a_method_that_no_table_names_is_served_to_nobody(
-    key: str, status: grpc.StatusCode
-) -> None:
-    async def answer(request: bytes, context: object) -> bytes:
-        return b"served"
-
-    def register(server: grpc.aio.Server) -> None:
-        method = grpc.unary_unary_rpc_method_handler(answer)
-        named = grpc.method_handlers_generic_handler("a.Service", {"Ask": method})
-        server.add_generic_rpc_handlers((named,))
-
-    async def ask() -> grpc.StatusCode:
-        access = Access(api_key="a-key")
-        server = await start_server("127.0.0.1:0", [Service("a.Service", register)], access)
-        metadata = (("authorization", f"Bearer {key}"),) if key else ()
-        try:
-            async with grpc.aio.insecure_channel(server.address) as channel:
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await channel.unary_unary("/a.Service/Ask")(b"", metadata=metadata)
-                return caught.value.code()
-        finally:
-            await server.drain(0)
-
-    assert asyncio.run(ask()) is status

@@ -1,11 +1,9 @@
 """What requests hold in memory: it is counted by its bytes, and it is no more than they need."""
 
 import asyncio
-import gc
 import json
 import socket
 import time
-import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -29,6 +27,7 @@ from tests.harness.api_keys import headers, keys_file
 from tests.harness.grpc_fixtures import running_front
 from tests.harness.http_calls import Reply, named_events
 from tests.harness.http_fixtures import HttpFront, running_http
+from tests.harness.traced_memory import growing
 from tests.harness.waiting import HANG_SECONDS, until
 
 MIB = 2**20
@@ -69,16 +68,9 @@ def test_a_stream_does_not_keep_its_body(codec: TextCodec, path: str) -> None:
         small = {name: value for name, value in BODIES[path].items() if value is not LARGE}
         with begun_stream(front, path, small):
             pass
-        tracemalloc.start()
-        try:
-            before = tracemalloc.get_traced_memory()[0]
-            with begun_stream(front, path, BODIES[path]):
-                time.sleep(0.2)
-                gc.collect()
-                kept = tracemalloc.get_traced_memory()[0] - before
-        finally:
-            tracemalloc.stop()
-    assert kept < MOST_KEPT_BYTES
+        with growing() as grown, begun_stream(front, path, BODIES[path]):
+            time.sleep(0.2)
+            assert grown() < MOST_KEPT_BYTES
 
 
 # --- Bodies
@@ -173,16 +165,10 @@ def test_body_of_many_small_pieces_takes_little_more_than_its_bytes() -> None:
             assert hold.size == 2 * count
         return body
 
-    gc.collect()
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
+    with growing() as grown:
         body = asyncio.run(script())
-        kept = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
+        assert grown() < 1.25 * 2 * count + 50_000
     assert (len(body), body[:6]) == (2 * count, b"011223")
-    assert kept < 1.25 * 2 * count + 50_000
 
 
 def test_messages_of_grpc_are_counted_against_the_key_s_half(tmp_path: Path) -> None:
@@ -322,16 +308,10 @@ async def test_tokens_that_wait_take_few_bytes_and_come_as_they_were(top: int, m
     count = 4000
 
     unread = UnreadAnswer(count)
-    gc.collect()
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
+    with growing() as grown:
         for index in range(count):
             assert unread.put(drawn(index, top))
-        held = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-    assert held < most * count + 50_000 * (1 + top)
+        assert grown() < most * count + 50_000 * (1 + top)
     assert not unread.put(drawn(count, top)), "one too many"
     read: list[m.TokenOut] = []
     while len(read) < count:

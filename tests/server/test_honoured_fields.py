@@ -35,20 +35,6 @@ FOLLOWED: dict[str, tuple[Any, str, str]] = {
     "ebnf": (RULES, "lark", RULES),
     "structural_tag": ('{"format": {"type": "regex", "pattern": "a"}}', "lark", "start: /a/"),
 }
-REFUSED: dict[str, Any] = {
-    "use_beam_search": True,
-    "guided_decoding": {"json": SCHEMA},
-    "guided_whitespace_pattern": " ",
-    "grammar": "root ::= 'a'",
-    "logits_processors": ["a.b"],
-    "stop_regex": "a+",
-    "chat_template": "{{ messages }}",
-    "documents": [{"text": "a"}],
-    "truncate_prompt_tokens": 5,
-    "suffix": "a",
-    "return_hidden_states": True,
-    "return_prompt_text": True,
-}
 HARMLESS: dict[str, Any] = {
     "presence_penalty": 0.0,
     "repetition_penalty": 1.0,
@@ -67,21 +53,6 @@ HARMLESS: dict[str, Any] = {
     "user": "ann",
     "a_field_of_tomorrow": {"x": 1},
 }
-
-
-@pytest.mark.parametrize("path", [CHAT, COMPLETION])
-@pytest.mark.parametrize("field", REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_name(http: HttpFront, path: str, field: str) -> None:
-    reply = http.post(path, ASKED[path] | {field: REFUSED[field]})
-    error = reply.error
-    assert (reply.status, error["param"]) == (400, field), error
-    assert error["message"].startswith(f"{field} is not supported here: leave it out")
-    assert not http.engine.of(m.Submit)
-
-
-def test_a_chat_has_no_echo(http: HttpFront) -> None:
-    assert http.chat(echo=False).status == 200
-    assert http.chat(echo=True).error["param"] == "echo"
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])

@@ -337,7 +337,8 @@ def test_a_history_as_agents_send_it_is_taken(http: HttpFront, message: dict[str
 def test_arguments_of_the_history_are_rendered_whatever_they_are(
     http: HttpFront, codec: TextCodec, arguments: Any, rendered: str
 ) -> None:
-    body = called_with(arguments)
+    call = {"function": {"name": "f", "arguments": arguments}}
+    body = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
     assert http.post("/v1/chat/completions", body).status == 200
     text = codec.require_tokenizer().decode(submitted(http).prompt.tolist())
     assert f'"arguments": {rendered}}}' in text
@@ -372,99 +373,12 @@ def test_an_answer_of_one_call_ends_with_it(http: HttpFront, codec: TextCodec) -
     assert len(choice["message"]["tool_calls"]) == 2
 
 
-def called_with(arguments: object) -> dict[str, Any]:
-    """A conversation in which a tool was called so."""
-    call = {"function": {"name": "f", "arguments": arguments}}
-    return {"messages": [{"role": "assistant", "tool_calls": [call]}]}
-
-
 @pytest.mark.parametrize(
     ("fields", "place"),
     [
-        ({"messages": []}, "messages"),
-        ({"messages": "hello"}, "messages"),
-        ({"messages": [1]}, "messages[0]"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content[0]",
-        ),
-        ({"messages": [{**USER[0], "tool_calls": [{}]}]}, "messages[0].tool_calls"),
-        (called_with(["a"]), "messages[0].tool_calls[0].function.arguments"),
-        (called_with("[" + "1," * (1 << 20)), "messages[0].tool_calls[0].function.arguments"),
-        (
-            {"messages": [{"role": "assistant", "reasoning_content": 5}]},
-            "messages[0].reasoning_content",
-        ),
-        ({"messages": [{"role": "assistant", "reasoning": ["a"]}]}, "messages[0].reasoning"),
-        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
-        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
-        ({"enable_thinking": "no"}, "enable_thinking"),
-        ({"preserve_thinking": 1}, "preserve_thinking"),
-        ({"reasoning_effort": 5}, "reasoning_effort"),
-        ({"n": 0}, "n"),
-        ({"logit_bias": {"5": 101}}, "logit_bias"),
-        ({"logit_bias": {"5": -(10**400)}}, "logit_bias"),
-        ({"logit_bias": {"5": "much"}}, "logit_bias"),
-        ({"logit_bias": {"five": 1}}, "logit_bias"),
-        ({"logit_bias": {"320": 1}}, "logit_bias"),
-        ({"logit_bias": {str(token): 1 for token in range(301)}}, "logit_bias"),
-        ({"logit_bias": [5]}, "logit_bias"),
-        ({"min_p": 1.5}, "min_p"),
-        ({"presence_penalty": -2.5}, "presence_penalty"),
-        ({"frequency_penalty": 3}, "frequency_penalty"),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"min_tokens": -1}, "min_tokens"),
-        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
-        ({"bad_words": [""]}, "bad_words"),
-        ({"bad_words": [5]}, "bad_words"),
-        ({"bad_words": "x"}, "bad_words"),
-        ({"bad_words": ["x" * 257]}, "bad_words"),
-        ({"bad_words": ["x"] * 129}, "bad_words"),
-        ({"allowed_token_ids": []}, "allowed_token_ids"),
-        ({"allowed_token_ids": 5}, "allowed_token_ids"),
-        ({"allowed_token_ids": [320]}, "allowed_token_ids"),
-        ({"response_format": {"type": "yaml"}}, "response_format.type"),
-        ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
-        ({"temperature": 10**400}, "temperature"),
-        ({"temperature": 1e300}, "temperature"),
-        ({"temperature": 100.5}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"top_k": -2}, "top_k"),
-        ({"seed": 2**70}, "seed"),
-        ({"seed": True}, "seed"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"messages": [*USER, {"role": "root", "content": "x"}]}, "messages[1].role"),
-        ({"stop": ""}, "stop"),
-        ({"stop": ["a"] * 17}, "stop"),
-        ({"stop": 5}, "stop"),
-        ({"stream": "yes"}, "stream"),
-        ({"stream_options": []}, "stream_options"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
-        ({"top_logprobs": 5}, "top_logprobs"),
         ({"tools": [1]}, "tools[0]"),
-        ({"tools": [{}]}, "tools[0].function"),
-        ({"tools": [{**TOOL, "type": "custom"}]}, "tools[0]"),
-        ({"thinking": {"type": "deep"}}, "thinking.type"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
-        ({"thinking": {"type": "enabled", "keep": 9}}, "thinking.keep"),
-        ({"thinking": True}, "thinking"),
-        ({"max_tokens": 7.5}, "max_tokens"),
-        ({"max_tokens": 1e300}, "max_tokens"),
-        ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
-        ({"prompt_cache_key": 5}, "prompt_cache_key"),
-        ({"prompt_cache_key": "x" * 65}, "prompt_cache_key"),
-        ({"user": "x" * 65}, "user"),
-        ({"safety_identifier": "x" * 65}, "safety_identifier"),
-        ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
-        ({"metadata": {"a": "x" * 513}}, "metadata.a"),
-        ({"metadata": {"x-session-id": 5}}, "metadata.x-session-id"),
     ],
     ids=lambda value: str(value)[:40],
 )

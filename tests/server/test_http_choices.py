@@ -122,27 +122,6 @@ def test_each_choice_counts_against_the_cap(codec: TextCodec, tmp_path: Path) ->
         assert http.chat(headers=bearer, n=3).status == 200
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"n": 0}, "n"),
-        ({"n": 129}, "n"),
-        ({"n": True}, "n"),
-        ({"n": "2"}, "n"),
-        ({"best_of": 2}, "best_of"),
-        ({"n": 2, "best_of": 3}, "best_of"),
-        ({"n": 3, "best_of": 1}, "best_of"),
-    ],
-)
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_cannot_be_honoured_is_refused(
-    http: HttpFront, kind: str, fields: dict[str, Any], named: str
-) -> None:
-    reply = getattr(http, kind)(**fields)
-    assert reply.status == 400 and reply.error["param"] == named
-    assert not http.engine.of(m.Submit)
-
-
 def test_best_of_as_many_as_are_given_asks_for_nothing(http: HttpFront) -> None:
     assert len(http.complete(n=2, best_of=2, seed=40).json["choices"]) == 2
     assert http.complete(prompt=[[5]] * 100, n=11).error["param"] == "n"

@@ -281,24 +281,6 @@ def test_the_likeliest_tokens_and_the_drawn_one(http: HttpFront, codec: TextCode
     assert set(told["top_logprobs"][0]) == set(named)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"best_of": 3},
-        {"logprobs": 21},
-        {"suffix": "x"},
-        {"prompt_logprobs": 21},
-        {"prompt_logprobs": -1},
-        {"prompt_logprobs": 1, "stream": True},
-        {"prompt": [[5] * 500] * 100, "prompt_logprobs": 20},
-        {"echo": "yes"},
-    ],
-)
-def test_what_cannot_be_honoured_is_refused(http: HttpFront, fields: dict[str, Any]) -> None:
-    reply = http.complete(**fields)
-    assert reply.status == 400 and reply.error["param"] == next(iter(fields))
-
-
 def test_without_a_tokenizer_token_ids_still_work() -> None:
     with running_http() as http:
         assert http.complete(prompt=[5]).status == 200

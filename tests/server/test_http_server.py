@@ -1,22 +1,19 @@
 """The HTTP server and what every route shares: probes, keys, refusals, clients that leave."""
 
-import asyncio
 import json
 import socket
-from http.client import HTTPConnection
 
 import pytest
-from aiohttp import web
 
 from tasuki.engine import messages as m
-from tasuki.server.auth.callers import ANYBODY, Access
+from tasuki.server.auth.callers import ANYBODY
 from tasuki.server.config import ServerConfig
-from tasuki.server.http.server import HttpLog, start_http_server
+from tasuki.server.http.server import HttpLog
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.api_keys import headers
 from tests.harness.http_calls import JSON
 from tests.harness.http_fixtures import HttpFront, running_http
-from tests.harness.waiting import HANG_SECONDS, until
+from tests.harness.waiting import until
 
 KEY = "a-key-of-this-test"
 
@@ -280,31 +277,3 @@ def test_a_head_that_is_no_http_is_refused_in_openais_shape(http: HttpFront, hea
     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid")
     assert error["message"].startswith("the request is no HTTP/1.1: ")
     assert len(error["message"]) < 300
-
-
-def test_a_route_that_no_table_names_is_served_to_nobody() -> None:
-    async def serve(request: web.Request) -> web.Response:
-        return web.Response(text="served")
-
-    def fetch(port: int, path: str, borne: dict[str, str]) -> int:
-        connection = HTTPConnection("127.0.0.1", port, timeout=HANG_SECONDS)
-        try:
-            connection.request("GET", path, headers=borne)
-            return connection.getresponse().status
-        finally:
-            connection.close()
-
-    async def ask() -> list[int]:
-        server = await start_http_server(
-            "127.0.0.1:0", [web.get("/forgotten", serve)], lambda: None, Access(api_key=KEY)
-        )
-        found = []
-        try:
-            for path in ("/forgotten", "/nowhere"):
-                for borne in (headers(KEY), {}):
-                    found.append(await asyncio.to_thread(fetch, server.port, path, borne))
-        finally:
-            await server.drain()
-        return found
-
-    assert asyncio.run(ask()) == [501, 401, 404, 401]

@@ -3,10 +3,8 @@
 import gc
 import subprocess
 import sys
-import tracemalloc
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable
 
 import numpy as np
 import pytest
@@ -25,6 +23,7 @@ from tasuki.server.text.text_answer import Ending, Piece, Thinking
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.unread_answer import AnswerPart
 from tests.harness.grpc_fixtures import usage
+from tests.harness.traced_memory import growing
 from tests.harness.waiting import HANG_SECONDS
 
 TOKENS = 20_000
@@ -34,18 +33,6 @@ ONCE_BYTES = 50_000
 """What is made at first use."""
 A = m.RequestId("a")
 ENDING = Ending(m.FinishReason.STOP, 1, usage(5, 1))
-
-
-@contextmanager
-def growing() -> Iterator[Callable[[], int]]:
-    """How many bytes more are held than at the beginning."""
-    gc.collect()
-    tracemalloc.start()
-    begun = tracemalloc.get_traced_memory()[0]
-    try:
-        yield lambda: tracemalloc.get_traced_memory()[0] - begun
-    finally:
-        tracemalloc.stop()
 
 
 def drawn(index: int) -> m.TokenOut:

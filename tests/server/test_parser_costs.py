@@ -2,19 +2,15 @@
 
 import json
 import tracemalloc
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tasuki.server.text.json_reading import MAX_DEPTH
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.parsing.parameter_types import ANY, ParameterTypes, json_types
 from tasuki.server.text.text_answer import Piece, Thinking
-from tests.harness.answer_pieces import BY_ITSELF, Call, Parsed, cut, parsed
-from tests.harness.cpu_growth import MOST_RATIO, cpu_ratios
+from tests.harness.answer_pieces import Call, Parsed, parsed
 
 PROPERTIES = {
     "city": {"type": "string"},
@@ -59,22 +55,6 @@ SHAPES = {
 def pushed(parser: AnswerParser, before: str, unit: str, count: int) -> None:
     for text in (before, *[unit] * count):
         parser.push(Piece(text, None))
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_token_costs_the_same_however_much_is_held_back(shape: str) -> None:
-    before, unit = SHAPES[shape]
-
-    def prepare(size: int) -> Callable[[], object]:
-        parser = AnswerParser(Thinking.OPENED if "reasoning" in shape else Thinking.NEVER, TOOLS)
-
-        def work() -> None:
-            pushed(parser, before, unit, size)
-            parser.finish(BY_ITSELF)
-
-        return work
-
-    assert max(cpu_ratios(prepare, 500)) <= MOST_RATIO
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -158,53 +138,7 @@ def test_tags_far_from_each_other_are_part_of_a_value(spaces: int) -> None:
     assert call.value == {"city": "Bath" if spaces == 256 else f"Bath{between}"}
 
 
-@given(
-    words=st.lists(
-        st.sampled_from(
-            [
-                '<tool_call>{"name": "f", "arguments": ',
-                '<tool_call>{"x": ["',
-                "<tool_call>",
-                "</tool_call>",
-                "\n</tool_call>",
-                '{"a": "b"}',
-                '"',
-                "\\",
-                "[",
-                "}",
-                ",",
-                " ",
-                "null",
-                "n" * 250,
-                " " * 250,
-                f"{XML}<parameter=note>",
-                "</parameter>",
-                "</function>",
-            ]
-        ),
-        max_size=14,
-    ),
-    cuts=st.lists(st.integers(0, 9999), max_size=12),
-)
-def test_text_that_is_no_call_comes_out_the_same_wherever_it_is_cut(
-    words: list[str], cuts: list[int]
-) -> None:
-    text = "".join(words)
-    whole = parsed([text], TOOLS)
-    assert parsed(cut(text, cuts), TOOLS) == whole
-    assert parsed(list(text), TOOLS) == whole
-
-
 # --- Types
-
-
-def test_references_that_lead_to_each_other_are_followed_a_bounded_number_of_times() -> None:
-    def prepare(size: int) -> Callable[[], object]:
-        looped = {"anyOf": [{"$ref": "#/$defs/A"}] * size}
-        schemas = {"": {"$defs": {"A": looped}}}
-        return lambda: json_types({"$ref": "#/$defs/A"}, schemas)
-
-    assert max(cpu_ratios(prepare, 3)) <= MOST_RATIO
 
 
 def test_a_schema_too_large_to_be_looked_at_allows_every_type() -> None:

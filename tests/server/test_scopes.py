@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ from tests.harness.waiting import HANG_SECONDS
 SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
 KEYS = {scope: f"a-key-good-for-{scope.value}-alone" for scope in Scope}
 WRONG = "a-key-of-nobody"
-LET_IN_SECONDS = 3.0
+LET_IN_SECONDS = 0.5
 # What ends the walk, or outlives it.
 UNDONE_BY = {"/tasuki.v1.CacheAdmin/Drain": "/tasuki.v1.CacheAdmin/Undrain"}
 
@@ -93,16 +94,28 @@ def call(
     message: bytes,
     seconds: float = HANG_SECONDS,
 ) -> Outcome:
-    """What the first answer says; OK where there is one. seconds: for which it is waited for."""
+    """Return what the first answer says; OK where there is one. seconds: for which it is waited for
+    behind the headers, which every stream sends at once."""
     borne = () if key is None else metadata(key)
-    asked = channel.stream_stream(method)(iter([message]), metadata=borne, timeout=seconds)
+    asked = channel.stream_stream(method)(iter([message]), metadata=borne, timeout=HANG_SECONDS)
+    over = threading.Event()
+
+    def end_silence() -> None:
+        asked.initial_metadata()
+        if not over.wait(seconds):
+            asked.cancel()
+
+    ending = threading.Thread(target=end_silence)
+    ending.start()
     try:
         next(asked, None)
     except grpc.RpcError as error:
         trailing = dict(error.trailing_metadata() or ())
         return Outcome(error.code(), str(trailing.get("tasuki-error-kind")), str(error.details()))
     finally:
+        over.set()
         asked.cancel()
+        ending.join()
     return Outcome(grpc.StatusCode.OK, "", "")
 
 
@@ -240,7 +253,7 @@ def test_what_is_not_in_the_table_is_served_to_nobody() -> None:
     async def serve(request: web.Request) -> web.Response:
         return web.Response(text="served")
 
-    async def ask(access: Access, key: str | None) -> None:
+    async def ask(access: Access, key: str | None, known: bool = True) -> None:
         services = [Service(name, partial(register, name)) for name in forgotten]
         server = await start_server("127.0.0.1:0", services, access)
         http_server = await start_http_server(
@@ -250,16 +263,22 @@ def test_what_is_not_in_the_table_is_served_to_nobody() -> None:
             with grpc.insecure_channel(server.address) as channel:
                 for name in forgotten:
                     got = await asyncio.to_thread(call, channel, f"/{name}/Ask", key, b"")
+                    if not known:
+                        assert got.status is grpc.StatusCode.UNAUTHENTICATED, got
+                        continue
                     assert got.status is grpc.StatusCode.UNIMPLEMENTED, got
                     assert got.kind == "not_served_here"
-            reply = await asyncio.to_thread(fetch, http_server.address, "GET", "/forgotten", key)
-            assert reply[0] == 501 and b"not_served_here" in reply[1]
+            for path, status in (("/forgotten", 501), ("/nowhere", 404)):
+                reply = await asyncio.to_thread(fetch, http_server.address, "GET", path, key)
+                assert reply[0] == (status if known else 401), reply
+                assert not known or status == 404 or b"not_served_here" in reply[1]
         finally:
             await server.drain(0)
             await http_server.drain()
 
     asyncio.run(ask(Access(), None))
     asyncio.run(ask(Access(api_key="secret"), "secret"))
+    asyncio.run(ask(Access(api_key="secret"), None, known=False))
 
 
 @pytest.mark.parametrize(

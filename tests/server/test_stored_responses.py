@@ -1,9 +1,7 @@
 """The store of responses: whose they are, how many, how large, for how long."""
 
-import gc
 import json
 import random
-import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -23,6 +21,7 @@ from tasuki.server.responses.stored_responses import (
 )
 from tasuki.server.text.chat_message import ChatMessage, ToolCall
 from tasuki.server.text.text_answer import CallArguments, CallBegin, Content
+from tests.harness.traced_memory import growing
 from tests.harness.waiting import ManualClock
 
 ANN, BOB = (RequestContext(Caller(name, tenant=name), tenant=name) for name in ("ann", "bob"))
@@ -164,16 +163,10 @@ def test_store_holds_little_more_memory_than_it_counts(shape: str) -> None:
 
     put(count)
     before_used = found.used
-    gc.collect()
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
+    with growing() as grown:
         for number in range(count):
             put(number)
-        gc.collect()
-        held = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
+        held = grown()
     counted = found.used - before_used
     assert held <= 1.25 * counted + 10_000
     assert counted <= 2 * held
@@ -183,33 +176,20 @@ def test_answer_of_a_call_of_nested_arguments_is_counted_by_its_bytes() -> None:
     record = TurnRecord(np.zeros(1, dtype=np.int32), (), b"")
     record.add(CallBegin(0, "call_1", "f"))
     record.add(CallArguments(0, f'{{"a": {_NESTED}}}'))
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
+    with growing() as grown:
         turn = record.turn()
-        gc.collect()
-        held = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-    assert held <= 1.25 * StoredResponse("resp", b"", turn).size
+        assert grown() <= 1.25 * StoredResponse("resp", b"", turn).size
 
 
 def test_response_that_left_the_store_leaves_nothing_there() -> None:
     found = store(entries=10, seconds=1e6)
     for number in range(20):
         found.put(ANN, response(f"before{number}"))
-    gc.collect()
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
+    with growing() as grown:
         for number in range(5000):
             found.put(ANN, response(f"r{number}"))
             found.delete(ANN, f"r{number}")
-        gc.collect()
-        held = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-    assert held < 20_000
+        assert grown() < 20_000
 
 
 def test_response_put_twice_is_counted_once() -> None:

@@ -5,15 +5,10 @@ from typing import Any
 
 import pytest
 
-from tasuki.model.grammar.constraint import allows
-from tasuki.model.grammar.grammar import Grammar
-from tasuki.model.grammar.grammar_compiler import GrammarCompiler
-from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.server.errors import InvalidField
 from tasuki.server.text.grammars.structural_tag import of_structural_tag
+from tests.harness.byte_grammars import follows
 
-END = 256
-BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (END,))
 DAYS = {
     "type": "object",
     "properties": {"days": {"enum": [1, 2]}},
@@ -72,29 +67,22 @@ FORMATS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
 }
 
 
-def follows(tag: Any, text: str) -> bool:
-    asked = of_structural_tag("structural_tag", tag)
-    constraint = GrammarCompiler(BYTES).constraint(Grammar(asked.kind, asked.source), text.encode())
-    mask = constraint.mask()
-    return not constraint.failed and mask is not None and allows(mask, END)
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_lets_through_what_it_says_and_nothing_else(name: str) -> None:
     form, right, wrong = FORMATS[name]
     tag = json.dumps({"type": "structural_tag", "format": form})
     for texts, expected in ((right, True), (wrong, False)):
         for text in texts:
-            assert follows(tag, text) is expected, text
+            assert follows(of_structural_tag("structural_tag", tag), text) is expected, text
 
 
 def test_the_older_shape_is_the_same() -> None:
     structure = {"begin": "<call>", "schema": DAYS, "end": "</call>"}
     tag = {"type": "structural_tag", "structures": [structure], "triggers": ["<call"]}
     for text in ("", f"So: {RIGHT}", f"{RIGHT} and {RIGHT}"):
-        assert follows(tag, text), text
-    assert not follows(tag, f"So: {WRONG}")
-    assert not follows({**tag, "at_least_one": True}, "fine")
+        assert follows(of_structural_tag("structural_tag", tag), text), text
+    assert not follows(of_structural_tag("structural_tag", tag), f"So: {WRONG}")
+    assert not follows(of_structural_tag("structural_tag", {**tag, "at_least_one": True}), "fine")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ is let through."""
 
 import json
 import random
+import time
+from functools import partial
 from typing import Any
 
 import jsonschema
@@ -11,22 +13,24 @@ import pytest
 
 from tasuki.model.grammar.constraint import allows
 from tasuki.model.grammar.grammar import Grammar, GrammarError
-from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.held_schema import MOST_HELD_LETTERS
-from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.server.errors import InvalidField
 from tasuki.server.text.grammars.call_grammar import CallGrammar, OfferedTool
 from tasuki.server.text.parsing.answer_parser import AnswerParser
+from tasuki.server.text.parsing.parameter_types import (
+    ANY,
+    ParameterTypes,
+    json_types,
+    parameter_schemas,
+)
 from tasuki.server.text.text_answer import CallArguments, Piece, Thinking
 from tests.harness.answer_pieces import BY_ITSELF
+from tests.harness.byte_grammars import byte_compiler, follows, tagged_call
 
 # Of Python's own reading of a pattern.
 pytestmark = pytest.mark.filterwarnings("ignore:Possible (set|nested):FutureWarning")
-
-END = 256
-BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (END,))
-GRAMMARS = GrammarCompiler(BYTES)
 STRING = {"type": "string"}
+call = partial(tagged_call, "f")
 
 
 def grammar_of(parameters: dict[str, Any], *, in_tags: bool = True) -> Grammar:
@@ -34,24 +38,6 @@ def grammar_of(parameters: dict[str, Any], *, in_tags: bool = True) -> Grammar:
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     asked = CallGrammar("tool_choice", [OfferedTool(tool)], in_tags, many=False).forced()
     return Grammar(asked.kind, asked.source)
-
-
-def takes(grammar: Grammar, text: str) -> bool:
-    """Whether the text is a whole answer. Raises GrammarError."""
-    constraint = GRAMMARS.constraint(grammar, ())
-    tokens = [*text.encode()]
-    if constraint.allowed(tokens) < len(tokens):
-        return False
-    for token in tokens:
-        constraint.append(token)
-    mask = constraint.mask()
-    return mask is not None and allows(mask, END)
-
-
-def call(**arguments: str) -> str:
-    """arguments: as they stand between tags."""
-    inner = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in arguments.items())
-    return f"<tool_call>\n<function=f>\n{inner}</function>\n</tool_call>"
 
 
 def read(parameters: dict[str, Any], text: str) -> Any:
@@ -63,7 +49,7 @@ def read(parameters: dict[str, Any], text: str) -> Any:
 
 def accepted(parameters: dict[str, Any], text: str) -> bool:
     """Whether the grammar takes the call. What it takes must be valid."""
-    if not takes(grammar_of(parameters), text):
+    if not follows(grammar_of(parameters), text):
         return False
     jsonschema.validate(read(parameters, text), parameters)
     return True
@@ -177,7 +163,7 @@ def test_a_reference_to_the_whole_is_followed() -> None:
 @pytest.mark.parametrize("most", [1000, 3000, MOST_HELD_LETTERS])
 def test_a_string_of_a_high_bound_comes_to_its_end(most: int) -> None:
     text = call(a="x</p> a < b\n</para")
-    constraint = GRAMMARS.constraint(grammar_of(required({**STRING, "maxLength": most})), ())
+    constraint = byte_compiler().constraint(grammar_of(required({**STRING, "maxLength": most})), ())
     for token in text.encode():
         mask = constraint.mask()
         assert mask is not None and allows(mask, token)
@@ -226,7 +212,7 @@ def test_what_is_let_through_of_random_schemas_is_valid(in_tags: bool) -> None:
             parameters = {"$defs": {**definitions, "T": parameters}, "$ref": "#/$defs/T"}
         try:
             grammar = grammar_of(parameters, in_tags=in_tags)
-            GRAMMARS.constraint(grammar, ())
+            byte_compiler().constraint(grammar, ())
         except (InvalidField, GrammarError):
             continue
         for value in TEXTS:
@@ -234,7 +220,108 @@ def test_what_is_let_through_of_random_schemas_is_valid(in_tags: bool) -> None:
             if not in_tags:
                 inner = value if value[:1] in ('"', "[", "{") else json.dumps(value)
                 text = f'<tool_call>\n{{"name": "f", "arguments": {{"a": {inner}}}}}\n</tool_call>'
-            if takes(grammar, text):
+            if follows(grammar, text):
                 let_through += 1
                 jsonschema.validate(read(parameters, text), parameters)
     assert let_through > 200
+
+
+INTEGER = {"type": "integer"}
+TREE = {
+    "type": "object",
+    "properties": {
+        "name": STRING,
+        "size": INTEGER,
+        "inner": {"type": "array", "items": {"$ref": "#/$defs/T"}},
+    },
+    "required": ["name"],
+}
+# As pydantic writes a recursive model.
+RECURSIVE = {"$defs": {"T": TREE}, "$ref": "#/$defs/T"}
+UNION = {
+    "anyOf": [
+        {"type": "object", "properties": {"city": STRING, "days": INTEGER}, "required": ["city"]},
+        {"type": "object", "properties": {"city": STRING, "flag": {"type": "boolean"}}},
+    ]
+}
+ALL_OF = {"allOf": [{"properties": {"a": {}}}, {"properties": {"a": STRING}}]}
+EITHER = {"oneOf": [{"properties": {"a": INTEGER}}, {"properties": {"a": {"type": "boolean"}}}]}
+BESIDE = {"properties": {"b": INTEGER}, "allOf": [{"$ref": "#/$defs/a~1b"}], "$defs": {"a/b": TREE}}
+ITSELF = {"$ref": "#", "properties": {"a": STRING}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "name", "text", "value"),
+    [
+        (RECURSIVE, "name", "7", "7"),
+        (RECURSIVE, "size", "7", 7),
+        (RECURSIVE, "inner", '[{"name": "a"}]', [{"name": "a"}]),
+        (UNION, "city", "7", "7"),
+        (UNION, "days", "7", 7),
+        (UNION, "flag", "true", True),
+        (ALL_OF, "a", "7", "7"),
+        (EITHER, "a", "7", 7),
+        (EITHER, "a", "true", True),
+        (BESIDE, "name", "true", "true"),
+        (BESIDE, "b", "7", 7),
+        (ITSELF, "a", "7", "7"),
+    ],
+)
+def test_a_parameter_is_read_by_its_type(
+    parameters: dict[str, Any], name: str, text: str, value: Any
+) -> None:
+    found = read(parameters, call(**{name: text}))[name]
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments"),
+    [
+        (RECURSIVE, {"name": "7", "size": "7"}),
+        (RECURSIVE, {"name": "true", "inner": '[{"name":"a"}]'}),
+        (UNION, {"city": "7", "days": "7"}),
+        (UNION, {"city": "null", "flag": "true"}),
+    ],
+)
+def test_the_grammar_takes_what_is_read_so(
+    parameters: dict[str, Any], arguments: dict[str, str]
+) -> None:
+    assert accepted(parameters, call(**arguments))
+
+
+def of(parameters: dict[str, Any]) -> ParameterTypes:
+    return ParameterTypes([{"function": {"name": "f", "parameters": parameters}}])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "names", "lacks"),
+    [
+        (RECURSIVE, [], True),
+        (RECURSIVE, ["name"], False),
+        ({"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, [], True),
+        ({"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, ["b"], False),
+        ({"anyOf": []}, [], False),
+        ({"required": ["a"], "allOf": [{"required": ["b"]}]}, ["a"], True),
+        (ITSELF, [], False),
+    ],
+)
+def test_a_required_parameter_is_missed(
+    parameters: dict[str, Any], names: list[str], lacks: bool
+) -> None:
+    assert of(parameters).lacks("f", names) is lacks
+
+
+def test_named_parameters_are_known() -> None:
+    assert of(RECURSIVE).has("f", "size") and not of(RECURSIVE).has("f", "odd")
+
+
+@pytest.mark.parametrize("fan", [2, 6])
+def test_branches_that_lead_on_and_on_cost_no_more_than_a_bound(fan: int) -> None:
+    chain = {f"d{at}": {"anyOf": [{"$ref": f"#/$defs/d{at + 1}"}] * fan} for at in range(60)}
+    parameters = {"$defs": {**chain, "d60": TREE}, "$ref": "#/$defs/d0"}
+    tools = [{"function": {"name": "f", "parameters": parameters}}]
+    begun = time.process_time()
+    schemas = parameter_schemas("f", tools)
+    assert json_types(schemas.get("name", {}), schemas) == ANY
+    assert not of(parameters).lacks("f", [])
+    assert time.process_time() - begun < 0.5

@@ -188,24 +188,6 @@ def test_answer_without_thinking_has_no_budget(node: DictatedNode, opens: bool) 
     assert choice(node.post(CHATS, {**off, "thinking_token_budget": 3}))["token_ids"] == plain
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"thinking_token_budget": -2}, "thinking_token_budget"),
-        ({"thinking_token_budget": True}, "thinking_token_budget"),
-        ({"thinking_token_budget": 2**31}, "thinking_token_budget"),
-        ({"thinking_budget": 1.5}, "thinking_budget"),
-        ({"thinking_token_budget": 5, "thinking_budget": 6}, "thinking_budget"),
-        ({"thinking_budget": 5, "thinking": {"budget_tokens": 2000}}, "thinking.budget_tokens"),
-    ],
-)
-def test_budget_of_no_meaning_is_refused_by_its_name(
-    node: DictatedNode, fields: dict[str, Any], param: str
-) -> None:
-    reply = node.post(CHATS, {**BODY, **fields})
-    assert (reply.status, reply.error["param"]) == (400, param)
-
-
 def test_grpc_takes_the_budget_of_a_prompt_that_opens_a_thought(tmp_path: Path) -> None:
     write_text_files(tmp_path, template_source("qwen3_8"))
     codec = TextCodec.load(tmp_path, 2048, 1 << 14)

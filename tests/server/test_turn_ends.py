@@ -1,16 +1,22 @@
 """Where a template, or a client that leaves out thoughts, loses a turn's exact end: by each
 published Qwen template, and by where the prompt's last message is told to end."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasuki.model.named_checkpoints import embedded_model
+from tasuki.server.openai.generation import ServedModel
 from tasuki.server.text.chat_message import ChatMessage, ToolCall
 from tasuki.server.text.rendering.chat_template import ChatTemplate, RenderedPrompt
+from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer
+from tests.harness.agent_front import AgentFront
 from tests.harness.dictated_node import template_names, template_source
+from tests.harness.http_fixtures import running_http
 
 SYSTEM = ChatMessage("system", "Be brief.")
 USER = ChatMessage("user", "Where?")
@@ -107,3 +113,71 @@ def test_an_answer_that_is_continued_has_none() -> None:
     template = template_of("qwen3_6")
     messages = [SYSTEM, USER, answer(None)]
     assert template.prompt(messages, open_answer=False).message_end is None
+
+
+CHAT = "/v1/chat/completions"
+TEMPLATES = Path(__file__).parents[1] / "harness" / "qwen_templates"
+GOES_ON = {"continue_final_message": True, "add_generation_prompt": False}
+ASKED = [
+    {"role": "user", "content": "it was"},
+    {"role": "assistant", "reasoning_content": "so", "content": "The answer is"},
+]
+
+
+@pytest.fixture(params=["qwen3.jinja", "qwen3_5_think.jinja", "qwen3_6.jinja", "qwen3_8.jinja"])
+def front(codec: TextCodec, request: pytest.FixtureRequest) -> Iterator[AgentFront]:
+    source = (TEMPLATES / request.param).read_text(encoding="utf-8")
+    template = ChatTemplate(source, codec.require_tokenizer(), {})
+    served = replace(codec, template=template)
+    with running_http(served, model=ServedModel("tiny", 1, 4000, served)) as http:
+        found = AgentFront(http, served)
+        found.say(" fine")
+        yield found
+
+
+def test_an_answer_goes_on_at_the_last_token_of_the_message(front: AgentFront) -> None:
+    tokens = front.codec.require_tokenizer().encode("The answer is")
+    reply = front.http.post(CHAT, {"messages": ASKED, **GOES_ON})
+    assert reply.json["choices"][0]["message"]["content"] == " fine"
+    prompt = front.submits()[-1].prompt.tolist()
+    assert prompt[-len(tokens) :] == tokens
+    closed = front.http.post("/tokenize", {"messages": ASKED, "add_generation_prompt": False})
+    whole = closed.json["tokens"]
+    assert whole[: len(prompt)] == prompt
+    assert front.text(whole[len(prompt) :]) == "<|im_end|>\n"
+    assert front.http.post("/tokenize", {"messages": ASKED, **GOES_ON}).json["tokens"] == prompt
+    assert all(mark <= len(prompt) for mark in front.submits()[-1].marks)
+
+
+def test_a_message_goes_on_where_no_generation_prompt_is_asked_for(front: AgentFront) -> None:
+    """SGLang's callers send the one field alone."""
+    both = front.http.post("/tokenize", {"messages": ASKED, **GOES_ON}).json["tokens"]
+    alone = {"messages": ASKED, "continue_final_message": True, "add_generation_prompt": None}
+    assert front.http.post("/tokenize", alone).json["tokens"] == both
+    reply = front.http.post(CHAT, {"messages": ASKED, "continue_final_message": True})
+    assert reply.status == 200, reply
+    assert front.submits()[-1].prompt.tolist() == both
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"continue_final_message": True, "add_generation_prompt": True},
+        {**GOES_ON, "messages": ASKED[:1]},
+        {
+            **GOES_ON,
+            "messages": [
+                ASKED[0],
+                {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]},
+            ],
+        },
+        {"continue_final_message": "yes", "add_generation_prompt": False},
+    ],
+    ids=str,
+)
+def test_a_message_that_cannot_go_on_is_refused_by_the_field_s_name(
+    front: AgentFront, fields: dict[str, Any]
+) -> None:
+    reply = front.http.post(CHAT, {"messages": ASKED, **fields})
+    assert (reply.status, reply.error["param"]) == (400, "continue_final_message")
+    assert not front.submits()

@@ -218,8 +218,6 @@ def test_digest_is_fast_enough_to_be_on_by_default() -> None:
     assert len(pages) * layout.page_bytes / best > 0.3e9
 
 
-
-
 def test_time_is_split_at_the_forwards_end_and_overlaps_count_once() -> None:
     hidden, exposed = split_time(
         [

@@ -60,7 +60,7 @@ _HARD = some(
     *("escapes", "half names", "slashes", "digits", "groups", "dollars", "zeros in an escape"),
 )
 # Those that a reader of JSON in a string may find hard.
-_JSON = some(
+JSON_SHAPES = some(
     *("open brackets", "open braces", "pairs of brackets", "closed brackets", "quotes"),
     *("empty strings", "escapes", "escaped quotes", "escapes of halves", "keys", "commas"),
     *("white space", "digits", "one word", "halves of characters"),
@@ -126,7 +126,7 @@ def bodies(served: Served) -> list[Entry]:
         Whole("chat, content", (chats,), _filled(TEXTS, _content), chat),
         Whole("chat, continued", (chats,), _filled(some("one word"), _continued), chat),
         Whole("chat, unknown fields", (chats,), _unknown(), chat),
-        Whole("chat, arguments", (chats,), _filled(_JSON, _arguments), chat),
+        Whole("chat, arguments", (chats,), _filled(JSON_SHAPES, _arguments), chat),
         Whole("chat, messages", (chats,), _conversations(), chat),
         Whole("chat, a tool's texts", (chats,), _filled(_HARD, _tool_texts), chat),
         Whole("chat, tools", (chats,), _tools(), chat),
@@ -134,7 +134,7 @@ def bodies(served: Served) -> list[Entry]:
         Whole("chat, strict tools in JSON", (chats,), _schemas(), in_json),
         Whole("chat, patterns", (chats,), _filled(_HARD, _pattern), chat),
         Whole("chat, grammars", (chats,), _grammars(), chat),
-        Whole("chat, texts of grammars", (chats,), _filled(_JSON, _schema_text), chat),
+        Whole("chat, texts of grammars", (chats,), _filled(JSON_SHAPES, _schema_text), chat),
         Whole("chat, structural tags", (chats,), _tags(), chat),
         Whole("chat, sampling", (chats,), _samplings(), chat),
         Whole("chat, other fields", (chats,), _others(), chat),
@@ -186,7 +186,7 @@ def bodies(served: Served) -> list[Entry]:
         Whole(
             "response",
             ("server/responses/response_request.py:read_response_request",),
-            {**_filled(_JSON, _function_call), **_items(), **_response_tools()},
+            {**_filled(JSON_SHAPES, _function_call), **_items(), **_response_tools()},
             response,
         ),
         Whole(

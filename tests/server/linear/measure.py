@@ -140,12 +140,13 @@ def processor_seconds(prepare: Prepare, size: int, limit: float) -> float:
 
 def time_growth(prepare: Prepare, most: int, base: float, quick: int | None = None) -> Growth:
     """most: the largest size that is let in. quick: the largest that is measured at first; None:
-    most. A growth that looks steeper than linear is measured again up to the largest size, with the
-    best of three at each size and a base of BASE_SECONDS at least."""
+    most. A growth that looks steeper than linear is measured again, with the best of three at each
+    size: at the same sizes, then up to the largest and with a base of BASE_SECONDS at least."""
     first = _sizes(prepare, most if quick is None else min(most, quick), base)
-    growth = _time_growth(prepare, first, base, 1)
-    if growth.is_linear:
-        return growth
+    for repeats in (1, _REPEATS):
+        growth = _time_growth(prepare, first, base, repeats)
+        if growth.is_linear:
+            return growth
     base = max(base, BASE_SECONDS)
     for _ in range(_CONFIRMATIONS):
         growth = _time_growth(prepare, _sizes(prepare, most, base), base, _REPEATS)

@@ -29,16 +29,11 @@ from tasuki.server.text.grammars.call_grammar import CallGrammar, OfferedTool
 from tasuki.server.text.json_reading import holds_too_many_values, nested_too_deeply, read_arguments
 from tasuki.server.text.text_codec import TextCodec
 
-from .bodies import Served
+from .bodies import JSON_SHAPES, Served
 from .entries import Entry, Input, Whole, some
 from .shapes import TEXTS, repeated
 
 _HARD = some("one word", "white space", "emoji", "half names", "digits")
-_JSON = some(
-    *("open brackets", "open braces", "pairs of brackets", "closed brackets", "quotes"),
-    *("empty strings", "escapes", "escaped quotes", "escapes of halves", "keys", "commas"),
-    *("white space", "digits", "one word", "halves of characters"),
-)
 
 
 def readers(served: Served) -> list[Entry]:
@@ -47,13 +42,13 @@ def readers(served: Served) -> list[Entry]:
         Whole(
             "arguments of a call",
             ("server/text/json_reading.py:read_arguments",),
-            _JSON,
+            JSON_SHAPES,
             read_arguments,
         ),
         Whole(
             "values of a body",
             ("server/text/json_reading.py:holds_too_many_values",),
-            {**_of_bytes(_JSON), "strings behind commas": _strings_behind_commas},
+            {**_of_bytes(JSON_SHAPES), "strings behind commas": _strings_behind_commas},
             holds_too_many_values,
         ),
         Whole(

@@ -92,6 +92,8 @@ TEXTS: Mapping[str, Shape] = {
     "opening tags": repeated("<tool_call>"),
     "open calls": repeated("<tool_call>{"),
     "open functions": repeated("<tool_call><function="),
+    "open lists in calls": repeated('<tool_call>{"x":['),
+    "open texts in calls": repeated('<tool_call>{"x":[\\"'),
     "white space in a tag": repeated(" ", "<tool_call>"),
     "white space before a key": repeated(" ", "<tool_call>{"),
     "white space behind a call": repeated(" ", "<tool_call>{}"),
@@ -102,6 +104,7 @@ TEXTS: Mapping[str, Shape] = {
     # One call of the answer, which grows.
     "arguments": _keys(OPEN_JSON),
     "arguments before the name": repeated("[],", '<tool_call>{"arguments": ['),
+    "a text before the name": repeated("a\\n", '<tool_call>{"arguments": "'),
     "an unknown key's value": repeated("[],", '<tool_call>{"x": ['),
     "a key without end": repeated("a", '<tool_call>{"'),
     "a name without end": repeated("a", '<tool_call>{"name": "'),
@@ -131,6 +134,7 @@ TEXTS: Mapping[str, Shape] = {
     "functions without a call": repeated("\n<function=f>"),
     "ends behind a call": repeated("</function></tool_call>", "<tool_call><function=f>"),
     "behind a value's end": repeated(" ", OPEN_VALUE + "1</parameter>"),
+    "behind a function's end": repeated(" ", OPEN_VALUE + "1</parameter></function>"),
     "a name behind its arguments": _ended(
         '<tool_call>{"arguments": "', "it was ", '", "name": "f"}</tool_call>'
     ),

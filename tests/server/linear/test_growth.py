@@ -1,8 +1,9 @@
 """What reads a caller's or a model's text costs no more than its length, in time and in memory.
 
 Each entry is measured with each of its shapes at n, 4n and 16n. `make test` takes an n of some
-milliseconds. What looks steeper than linear there is measured again with an n of 50 ms, the best of
-three, before it fails. `make test-slow` takes 50 ms at once, and the largest input let in.
+milliseconds. What looks steeper than linear there is measured again, the best of three, and then
+with an n of 50 ms, before it fails. `make test-slow` takes 50 ms at once, and the largest input let
+in.
 
 Where even the largest input takes less than that, it bounds the cost, and the shape passes.
 """
@@ -115,7 +116,9 @@ def _holds(entries: list[Entry], size: int) -> list[str]:
     with no_collections():
         for entry in (entry for entry in entries if isinstance(entry, Answer)):
             for shape in entry.shapes:
-                held = min(entry.longest_push(shape, size) for _ in range(2))
+                held = entry.longest_push(shape, size)
+                if held > MOST_HOLD_SECONDS:
+                    held = min(held, entry.longest_push(shape, size))
                 if held > MOST_HOLD_SECONDS:
                     found.append(f"{entry.name} - {shape}: a token of {held * 1e3:.1f} ms")
     return found

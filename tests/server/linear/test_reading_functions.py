@@ -3,15 +3,18 @@
 The functions are found in the sources. Those that an entry runs are found by running it.
 """
 
+import sys
+from collections.abc import Iterable
+from types import FrameType
+
 import pytest
 
 from .answers import answers
 from .bodies import Served, bodies
-from .entries import Entry, cases_of
+from .entries import Case, Entry, cases_of
 from .exclusions import EXCLUDED, is_excluded, matching
-from .reached import reached_by
 from .readers import readers
-from .walk import Place, Walk
+from .walk import ROOT, Place, Walk
 
 TO_DO = (
     "Give it an entry in tests/server/linear (answers.py, bodies.py or readers.py), or a shape "
@@ -102,3 +105,28 @@ def test_the_walk_sees_functions_methods_and_inner_functions() -> None:
     assert names == ["Reader.push", "_inner", "read"]
     found = walk.uncovered(frozenset({"server/text/new.py:read"}))
     assert [item.shown for item in found] == ["server/text/new.py:11 Reader.push"]
+
+
+SMALL = 1500
+"""Characters: enough for every shape to get to its second part."""
+
+
+def reached_by(cases: Iterable[Case]) -> frozenset[Place]:
+    """Return the places of all functions of this repository that were called."""
+    found: set[tuple[str, str]] = set()
+
+    def see(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            found.add((frame.f_code.co_filename, frame.f_code.co_qualname))
+
+    for case in cases:
+        run = case.prepare(SMALL)
+        sys.setprofile(see)
+        try:
+            run()
+        finally:
+            sys.setprofile(None)
+    root = f"{ROOT}/"
+    return frozenset(
+        f"{file.removeprefix(root)}:{name}" for file, name in found if file.startswith(root)
+    )

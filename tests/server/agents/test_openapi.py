@@ -13,7 +13,7 @@ from tasuki.server.auth.surfaces import ANY_METHOD, HTTP
 from tasuki.server.config import ServerConfig
 from tasuki.server.openapi.document import OPERATIONS, SOCKETS, document
 from tasuki.server.text.text_codec import TextCodec
-from tests.harness.agent_front import CALL, AgentFront, running_agent_front
+from tests.harness.agent_front import CALL, AgentFront
 from tests.harness.http_calls import Reply
 from tests.harness.http_fixtures import HttpFront, running_http
 
@@ -23,13 +23,7 @@ FUNCTION = {"type": "function", "function": {"name": "weather", "parameters": SC
 KEY = {"Authorization": "Bearer a-key-of-a-caller"}
 
 
-@pytest.fixture(scope="module")
-def front(codec: TextCodec) -> Iterator[AgentFront]:
-    with running_agent_front(codec) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def described(front: AgentFront) -> dict[str, Any]:
     found: dict[str, Any] = front.http.ask("GET", "/openapi.json").json
     return found

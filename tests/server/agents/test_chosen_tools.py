@@ -2,22 +2,17 @@
 custom tools, as each API asks for them; what the engine is given lets through no other call."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tasuki.model.grammar.constraint import allows
 from tasuki.model.grammar.grammar import Grammar
-from tasuki.model.grammar.grammar_compiler import GrammarCompiler
-from tasuki.model.grammar.vocabulary import Vocabulary
-from tasuki.server.text.text_codec import TextCodec
-from tests.harness.agent_front import AgentFront, running_agent_front
+from tests.harness.agent_front import AgentFront
+from tests.harness.byte_grammars import follows
+from tests.harness.byte_grammars import tagged_call as call
 from tests.harness.http_calls import Reply
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
-END = 256
-BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (END,))
 SCHEMA = {
     "type": "object",
     "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
@@ -29,12 +24,6 @@ ASKED: dict[str, dict[str, Any]] = {
     MESSAGES: {"messages": USER, "max_tokens": 50},
     RESPONSES: {"input": "it was"},
 }
-
-
-@pytest.fixture(scope="module")
-def front(codec: TextCodec) -> Iterator[AgentFront]:
-    with running_agent_front(codec) as running:
-        yield running
 
 
 def tool(path: str, name: str, **fields: Any) -> dict[str, Any]:
@@ -57,20 +46,6 @@ def asked_grammar(front: AgentFront, path: str, **fields: Any) -> Grammar | None
     return front.submits()[-1].sampling.grammar
 
 
-def follows(grammar: Grammar | None, text: str) -> bool:
-    """Whether the text is a whole answer, behind its thinking."""
-    assert grammar is not None
-    plain = Grammar(grammar.kind, grammar.source)
-    constraint = GrammarCompiler(BYTES).constraint(plain, text.encode())
-    mask = constraint.mask()
-    return not constraint.failed and mask is not None and allows(mask, END)
-
-
-def call(name: str, days: object) -> str:
-    parameter = f"<parameter=days>\n{json.dumps(days)}\n</parameter>\n"
-    return f"<tool_call>\n<function={name}>\n{parameter}</function>\n</tool_call>"
-
-
 @pytest.mark.parametrize("path", ASKED)
 def test_a_strict_tool_s_calls_follow_its_schema(front: AgentFront, path: str) -> None:
     plain = asked_grammar(front, path, tools=[tool(path, "weather")])
@@ -80,8 +55,10 @@ def test_a_strict_tool_s_calls_follow_its_schema(front: AgentFront, path: str) -
     grammar = asked_grammar(front, path, tools=[strict, tool(path, "look")])
     # Messages that ask for no thinking have none.
     assert grammar is not None and (grammar.closing is None) == (path == MESSAGES)
-    assert follows(grammar, "It rains.") and follows(grammar, f"So:\n{call('weather', 3)}")
-    assert follows(grammar, call("look", 30)) and not follows(grammar, call("weather", 30))
+    assert follows(grammar, "It rains.") and follows(grammar, f"So:\n{call('weather', days='3')}")
+    assert follows(grammar, call("look", days="30")) and not follows(
+        grammar, call("weather", days="30")
+    )
     if path != CHAT:  # whose definitions go to the template as they came
         asked_grammar(front, path, tools=[strict])
         assert front.prompt == shown
@@ -103,11 +80,15 @@ def test_of_the_tools_that_are_shown_some_may_be_called(front: AgentFront, path:
     choice = allowed(path, "auto", "weather", "look")
     grammar = asked_grammar(front, path, tools=tools, tool_choice=choice)
     assert front.prompt == shown and "rm" in shown
-    assert follows(grammar, "fine") and follows(grammar, call("look", 3))
-    assert not follows(grammar, call("rm", 3))
+    assert follows(grammar, "fine") and follows(grammar, call("look", days="3"))
+    assert not follows(grammar, call("rm", days="3"))
     must = asked_grammar(front, path, tools=tools, tool_choice=allowed(path, "required", "look"))
-    assert follows(must, call("look", 3)) and follows(must, "\n".join([call("look", 3)] * 2))
-    assert not any(follows(must, text) for text in ("fine", call("weather", 3), call("look", 30)))
+    assert follows(must, call("look", days="3")) and follows(
+        must, "\n".join([call("look", days="3")] * 2)
+    )
+    assert not any(
+        follows(must, text) for text in ("fine", call("weather", days="3"), call("look", days="30"))
+    )
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
@@ -125,16 +106,14 @@ def test_a_wrong_choice_among_tools_is_named(
 
 
 def test_a_custom_tool_s_text_follows_its_grammar(front: AgentFront) -> None:
-    def noted(text: str) -> str:
-        parameter = f"<parameter=input>\n{text}\n</parameter>\n"
-        return f"<tool_call>\n<function=note>\n{parameter}</function>\n</tool_call>"
-
     for syntax, definition in (("lark", 'start: "+" /[0-9]+/'), ("regex", r"\+[0-9]+")):
         form = {"type": "grammar", "syntax": syntax, "definition": definition}
         custom = {"type": "custom", "name": "note", "format": form}
         grammar = asked_grammar(front, RESPONSES, tools=[custom])
         assert json.dumps(definition)[1:-1] in front.prompt
-        assert follows(grammar, f"So: {noted('+12')}") and not follows(grammar, noted("12"))
+        assert follows(grammar, f"So: {call('note', input='+12')}") and not follows(
+            grammar, call("note", input="12")
+        )
 
 
 @pytest.mark.parametrize(

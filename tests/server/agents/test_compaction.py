@@ -1,12 +1,10 @@
 """POST /v1/responses/compact over a scripted engine: what stays, the summary, and its way back."""
 
 import base64
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tasuki.engine import messages as m
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import CALL, SCHEMA, AgentFront, running_agent_front
 from tests.harness.http_calls import Reply
@@ -23,11 +21,9 @@ CONVERSATION = [
 ]
 
 
-@pytest.fixture
-def front(codec: TextCodec) -> Iterator[AgentFront]:
-    with running_agent_front(codec) as running:
-        running.say(SUMMARY)
-        yield running
+@pytest.fixture(autouse=True)
+def answer(front: AgentFront) -> None:
+    front.say(SUMMARY)
 
 
 def compacted(front: AgentFront, **fields: Any) -> Reply:
@@ -94,8 +90,7 @@ def test_a_summary_has_no_thoughts_and_no_calls(front: AgentFront) -> None:
 def test_a_stored_response_is_gone_on_from_token_by_token(front: AgentFront) -> None:
     asked = {"tools": [TOOL], "instructions": "be brief"}
     first = front.http.post("/v1/responses", {"input": "it was", **asked}).json
-    submit = front.submits()[-1]
-    turn = [*submit.prompt.tolist(), *front.http.engine.answer(submit)]
+    turn = front.turn()
     told = made(front, previous_response_id=first["id"], **asked)
     assert front.submits()[-1].prompt[: len(turn)].tolist() == turn
     assert said(told["output"]) == [("user", "it was")]
@@ -141,28 +136,6 @@ def test_an_item_that_was_not_made_here_is_refused(front: AgentFront) -> None:
             assert refused.error["param"] in ("input[0].encrypted_content", None)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({}, "input"),
-        ({"input": []}, "input"),
-        ({"input": 7}, "input"),
-        ({"input": "so", "stream": True}, "stream"),
-        ({"input": "so", "max_output_tokens": 7}, "max_output_tokens"),
-        ({"input": "so", "tools": [7]}, "tools[0]"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_compacted_is_refused(
-    front: AgentFront, fields: dict[str, Any], param: str
-) -> None:
-    refused = compacted(front, **fields)
-    assert (refused.status, refused.error["param"]) == (400, param)
-    assert not front.submits()
-
-
 def test_a_summary_that_is_cut_by_its_length_is_one(front: AgentFront) -> None:
-    engine = front.http.engine
-    finish = engine._finish
-    engine._finish = lambda submit, _, tokens: finish(submit, m.FinishReason.LENGTH, tokens)
+    front.end_by_length()
     assert made(front, input=CONVERSATION)["output"][-1]["type"] == "compaction"

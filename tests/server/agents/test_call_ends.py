@@ -2,13 +2,11 @@
 reason shows whether it may be run."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from tasuki.engine import messages as m
 from tasuki.server.config import ServerConfig
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import AgentFront, running_agent_front
@@ -25,12 +23,6 @@ PATH = "<parameter=path>\na.txt\n</parameter>\n"
 OPEN_CONTENT = "<parameter=content>\nhi"
 END = "\n</parameter>\n</function>\n</tool_call>"
 WHOLE = {"path": "a.txt", "content": "hi"}
-
-
-@pytest.fixture
-def front(codec: TextCodec) -> Iterator[AgentFront]:
-    with running_agent_front(codec) as running:
-        yield running
 
 
 @dataclass(frozen=True)
@@ -90,12 +82,6 @@ def responses(front: AgentFront, **fields: Any) -> list[Ended]:
     ]
 
 
-def ended_by_length(front: AgentFront) -> None:
-    engine = front.http.engine
-    finish = engine._finish
-    engine._finish = lambda submit, _, tokens: finish(submit, m.FinishReason.LENGTH, tokens)
-
-
 def test_a_call_that_the_model_left_open_is_closed_and_may_be_run(front: AgentFront) -> None:
     front.say(BEGUN + PATH + OPEN_CONTENT)
     assert chats(front) == [Ended("write_file", WHOLE, "tool_calls")]
@@ -122,7 +108,7 @@ def test_a_call_without_what_its_schema_requires_awaits_no_result(front: AgentFr
 def test_a_call_that_is_cut_by_its_length_has_what_was_written(
     front: AgentFront, text: str, arguments: dict[str, Any]
 ) -> None:
-    ended_by_length(front)
+    front.end_by_length()
     front.say(BEGUN + text)
     assert chats(front) == [Ended("write_file", arguments, "length")]
     assert messages(front) == [Ended("write_file", arguments, "max_tokens")]
@@ -153,6 +139,18 @@ def test_whole_calls_come_at_once_and_never_cut_off(codec: TextCodec) -> None:
         begun, whole = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
         assert begun["function"]["arguments"] == ""
         assert json.loads(whole["function"]["arguments"]) == WHOLE
-        ended_by_length(front)
+        front.end_by_length()
         front.say(BEGUN + PATH + OPEN_CONTENT)
         assert chats(front) == messages(front) == responses(front) == []
+
+
+def test_a_call_in_a_thought_that_never_closes_is_a_call(front: AgentFront) -> None:
+    front.say("I will look.\n" + BEGUN.partition("</think>\n\n")[2] + PATH + OPEN_CONTENT + END)
+    thinks = {"thinking": {"type": "adaptive"}}
+    assert chats(front) == [Ended("write_file", WHOLE, "tool_calls")]
+    assert messages(front, **thinks) == [Ended("write_file", WHOLE, "tool_use")]
+    assert responses(front) == [Ended("write_file", WHOLE, "completed", "completed")]
+    asked = {"max_tokens": 2000, "messages": USER, "tools": [MESSAGE_TOOL], **thinks}
+    told = front.http.post("/v1/messages", asked).json["content"][0]
+    item = front.http.post("/v1/responses", {"input": "it was", "tools": [RESPONSE_TOOL]}).json
+    assert told["thinking"] == item["output"][0]["content"][0]["text"] == "I will look."

@@ -42,21 +42,9 @@ RESULT = {"type": "function_call_output", "call_id": "c", "output": "rain"}
 
 
 @pytest.fixture
-def front(codec: TextCodec) -> Iterator[AgentFront]:
-    with running_agent_front(codec) as running:
-        yield running
-
-
-@pytest.fixture
 def client(front: AgentFront) -> Iterator[ResponseClient]:
     with response_socket(front.http.server.address) as opened:
         yield opened
-
-
-def turn_of(front: AgentFront) -> list[int]:
-    """The tokens of the last request and its answer."""
-    submit = front.submits()[-1]
-    return [*submit.prompt.tolist(), *front.http.engine.answer(submit)]
 
 
 # --- Turns
@@ -88,7 +76,7 @@ def test_a_turn_goes_on_from_the_tokens_of_the_one_before_though_it_is_not_store
         front.say(answer)
         told = client.response(**asked, input=given, previous_response_id=name)
         assert front.submits()[-1].prompt[: len(turn)].tolist() == turn
-        name, turn = told["id"], turn_of(front)
+        name, turn = told["id"], front.turn()
         assert front.http.ask("GET", f"/v1/responses/{name}").status == 404
     assert front.prompt.endswith("and then<|im_end|>\n<|im_start|>assistant\n<think>\n")
 

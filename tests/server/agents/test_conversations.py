@@ -1,6 +1,5 @@
 """/v1/conversations over a scripted engine: their items, and the responses that add to them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,9 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
 RESULT = {"type": "function_call_output", "call_id": "c", "output": "rain"}
 
 
-@pytest.fixture
-def front(codec: TextCodec) -> Iterator[AgentFront]:
-    with running_agent_front(codec) as running:
-        running.say(f"{THOUGHT}fine")
-        yield running
+@pytest.fixture(autouse=True)
+def answer(front: AgentFront) -> None:
+    front.say(f"{THOUGHT}fine")
 
 
 def begun(front: AgentFront, key: dict[str, str] | None = None, **fields: Any) -> str:
@@ -54,12 +51,6 @@ def items(front: AgentFront, name: str, query: str = "?order=asc&limit=100") -> 
 
 def kinds(found: list[Any]) -> list[str]:
     return [item.get("role") or item["type"] for item in found]
-
-
-def turn_of(front: AgentFront) -> list[int]:
-    """The tokens of the last request and its answer."""
-    submit = front.submits()[-1]
-    return [*submit.prompt.tolist(), *front.http.engine.answer(submit)]
 
 
 # --- Conversations by themselves
@@ -131,7 +122,7 @@ def test_responses_add_to_it_and_go_on_from_its_tokens(front: AgentFront) -> Non
         told = answered(front, name, input=given, tools=[TOOL])
         assert front.submits()[-1].prompt[: len(turn)].tolist() == turn
         assert told["conversation"] == {"id": name} and told["previous_response_id"] is None
-        turn = turn_of(front)
+        turn = front.turn()
     assert kinds(items(front, name)) == [
         *("user", "reasoning", "assistant", "function_call", "function_call_output"),
         *("reasoning", "assistant", "user", "reasoning", "assistant"),
@@ -186,7 +177,7 @@ def test_it_is_named_by_an_object_in_streams_and_on_sockets_too(front: AgentFron
     asked = {"input": "it was", "conversation": {"id": name}}
     streamed = response_of(front.http.post("/v1/responses", {**asked, "stream": True}))
     assert streamed["conversation"] == {"id": name}
-    turn = turn_of(front)
+    turn = front.turn()
     with response_socket(front.http.server.address) as client:
         assert client.response(**asked)["conversation"] == {"id": name}
         assert front.submits()[-1].prompt[: len(turn)].tolist() == turn

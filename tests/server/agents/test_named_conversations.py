@@ -1,13 +1,11 @@
 """A client names its conversation by a header or in the body, on every route: operators see a hash
 of the name, equal for equal names."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tasuki.server.text.text_codec import TextCodec
-from tests.harness.agent_front import AgentFront, running_agent_front
+from tests.harness.agent_front import AgentFront
 
 USER = [{"role": "user", "content": "it was"}]
 ROUTES: dict[str, dict[str, Any]] = {
@@ -17,12 +15,6 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "it was"},
 }
 HEADER = "x-session-id"
-
-
-@pytest.fixture(scope="module")
-def front(codec: TextCodec) -> Iterator[AgentFront]:
-    with running_agent_front(codec) as running:
-        yield running
 
 
 def name(

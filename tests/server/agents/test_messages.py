@@ -2,7 +2,6 @@
 
 import base64
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,12 +23,6 @@ FUNCTION = {
 }
 THINKS = {"thinking": {"type": "adaptive"}}
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
-
-
-@pytest.fixture
-def front(codec: TextCodec) -> Iterator[AgentFront]:
-    with running_agent_front(codec) as running:
-        yield running
 
 
 def ask(front: AgentFront, headers: dict[str, str] | None = None, **fields: Any) -> Reply:
@@ -108,13 +101,6 @@ def test_the_model_is_called_as_it_was_asked_for(front: AgentFront) -> None:
     assert answered(front, model="other")["model"] == "other"
 
 
-def test_a_call_that_the_answer_s_end_cuts_off(front: AgentFront) -> None:
-    front.say(f"{THOUGHT}{CALL[: CALL.index('Bath') + 2]}")
-    told = ask(front, tools=[TOOL]).json
-    assert told["content"][-1]["type"] == "tool_use"
-    assert told["content"][-1]["input"] in ({}, {"city": "Ba"})
-
-
 def test_a_stop_sequence_is_told(front: AgentFront) -> None:
     front.say(f"{THOUGHT}fine morning start")
     told = answered(front, stop_sequences=["never", " start"], **THINKS)
@@ -126,9 +112,7 @@ def test_a_stop_sequence_is_told(front: AgentFront) -> None:
     ("max_tokens", "reason"), [(7, "max_tokens"), (1 << 20, "model_context_window_exceeded")]
 )
 def test_an_answer_that_is_cut(front: AgentFront, max_tokens: int, reason: str) -> None:
-    engine = front.http.engine
-    finish = engine._finish
-    engine._finish = lambda submit, _, tokens: finish(submit, m.FinishReason.LENGTH, tokens)
+    front.end_by_length()
     assert answered(front, max_tokens=max_tokens)["stop_reason"] == reason
     submit = front.submits()[-1]
     room = (1 << 15) - len(submit.prompt)
@@ -209,8 +193,7 @@ def test_a_turn_that_comes_back_is_resumed_at_its_end(front: AgentFront) -> None
         asked = {"tools": [TOOL], "thinking": {"type": "adaptive", "display": display}}
         content = ask(front, **asked).json["content"]
         assert (content[0]["thinking"] == "") == (display == "omitted")
-        submit = front.submits()[-1]
-        turn = [*submit.prompt, *front.http.engine.answer(submit)]
+        turn = front.turn()
         result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "rain"}
         again = [*USER, {"role": "assistant", "content": content}]
         ask(front, messages=[*again, {"role": "user", "content": [result]}], **asked)
@@ -306,14 +289,6 @@ def test_thinking_is_a_choice_of_the_template_s(front: AgentFront) -> None:
     for choice in ({"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}):
         ask(front, thinking=choice)
         assert front.prompt.endswith("<think>\n")
-
-
-def test_a_call_in_a_thought_that_never_closes_is_a_block(front: AgentFront) -> None:
-    front.say(f"I will look.\n{CALL}")
-    told = answered(front, tools=[TOOL], **THINKS)
-    thinking, call = told["content"]
-    assert (thinking["thinking"], call["input"]) == ("I will look.", {"city": "Bath", "days": 2})
-    assert told["stop_reason"] == "tool_use"
 
 
 @pytest.mark.parametrize("fields", [{}, {"thinking": {"type": "disabled"}}], ids=str)
@@ -412,54 +387,14 @@ def test_what_claude_code_sends(front: AgentFront) -> None:
 
 # --- Refusals
 
-IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
-
 
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
         ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
-        ({"messages": [{"role": {}, "content": "x"}]}, "messages[0]"),
-        ({"messages": [{"role": [], "content": "x"}]}, "messages[0]"),
-        ({"messages": [{"role": "user", "content": [{"type": {}}]}]}, "messages[0].content[0]"),
-        ({"tools": [{**TOOL, "type": {}}]}, "tools[0].type"),
-        ({"cache_control": {"type": []}}, "cache_control"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]"),
-        ({"messages": [*USER, {"role": "assistant", "content": "so"}]}, "must not end"),
-        (
-            {"messages": [*USER, {"role": "assistant", "content": [IMAGE]}, *USER]},
-            "messages[1].content[0]",
-        ),
-        ({"system": [IMAGE]}, "system[0]"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{**TOOL, "strict": "yes"}]}, "tools[0].strict"),
-        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
-        ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "every"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "none"}}, "tool_choice"),
-        ({"temperature": -1}, "temperature"),
-        ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
-        ({"thinking": {"type": "deep"}}, "thinking.type"),
-        ({"thinking": {"type": "adaptive", "display": "all"}}, "thinking.display"),
-        ({"output_config": {"effort": "huge"}}, "output_config.effort"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
-        ({"output_config": {"task_budget": {}}}, "output_config.task_budget"),
-        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "edits[0]"),
         ({"container": "c"}, "container"),
-        ({"mcp_servers": [{}]}, "mcp_servers"),
-        ({"guided_json": {}}, "guided_json"),
-        ({"cache_control": {"type": "forever"}}, "cache_control"),
-        (
-            {"system": [{"type": "text", "text": "x", **EPHEMERAL}] * 5},
-            "a maximum of 4",
-        ),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ],
 )
 def test_what_is_not_honoured_is_refused_by_name(

@@ -4,7 +4,7 @@ nothing at all. A field that is none of these is silently ignored."""
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,18 @@ from tasuki.engine import messages as m
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.openapi.openai_fields import OF_CHATS, OF_COMPLETIONS
 from tasuki.server.text.text_codec import TextCodec
-from tests.harness.agent_front import AgentFront, agent_codec, running_agent_front
+from tests.harness.agent_front import AgentFront, agent_codec
 from tests.harness.http_calls import Reply
 from tests.harness.http_fixtures import running_http
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
-DOCUMENT = Path(__file__).parents[2] / "docs" / "compatibility.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "compatibility.md"
+
+
+@pytest.fixture(autouse=True)
+def answer(front: AgentFront) -> None:
+    front.say("it was so\n</think>\n\nfine morning" * 2)
 
 
 class Fate(Enum):
@@ -343,13 +348,6 @@ NO_FIELDS = frozenset(
         *("input_text", "output_text", "image_url", "input_audio", "file"),
     }
 )
-
-
-@pytest.fixture(scope="module")
-def front(codec: TextCodec) -> Iterator[AgentFront]:
-    with running_agent_front(codec) as running:
-        running.say("it was so\n</think>\n\nfine morning" * 2)
-        yield running
 
 
 def bare(reply: Reply) -> str:

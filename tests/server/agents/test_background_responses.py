@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,9 @@ from tests.harness.waiting import until
 PATH = "/v1/responses"
 
 
-@pytest.fixture
-def front(codec: TextCodec) -> Iterator[AgentFront]:
-    with running_agent_front(codec) as running:
-        running.say(f"{THOUGHT}fine")
-        yield running
+@pytest.fixture(autouse=True)
+def answer(front: AgentFront) -> None:
+    front.say(f"{THOUGHT}fine")
 
 
 def begun(front: AgentFront, key: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
@@ -75,8 +72,7 @@ def test_a_response_is_made_though_nobody_waits(front: AgentFront) -> None:
     assert told["output"][-1]["content"][0]["text"] == "fine" and told["usage"]["total_tokens"] > 0
     # It is a stored one like any other.
     front.http.engine.hold = False
-    submit = front.submits()[-1]
-    turn = [*submit.prompt.tolist(), *front.http.engine.answer(submit)]
+    turn = front.turn()
     going_on = {"input": "so", "previous_response_id": first["id"]}
     assert front.http.post(PATH, going_on).status == 200
     assert front.submits()[-1].prompt[: len(turn)].tolist() == turn

@@ -12,7 +12,7 @@ from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import AgentFront, running_agent_front
 
 # Writes a call's arguments as JSON.
-TEMPLATE_OF_JSON = Path(__file__).parents[1] / "harness" / "qwen_templates" / "qwen3.jinja"
+TEMPLATE_OF_JSON = Path(__file__).parents[2] / "harness" / "qwen_templates" / "qwen3.jinja"
 HEADER = "x-tasuki-ignored-formats"
 USER = [{"role": "user", "content": "it was"}]
 STRING = {"type": "string"}
@@ -63,12 +63,6 @@ FREE: list[tuple[str, dict[str, Any]]] = [
     (RESPONSES, {"tools": [FLAT]}),
     (CHAT, {"guided_json": {**STRING, "format": "date"}}),
 ]
-
-
-@pytest.fixture(scope="module")
-def front(codec: TextCodec) -> Iterator[AgentFront]:
-    with running_agent_front(codec) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,46 @@
+"""Grammars over a vocabulary of single bytes, and the texts that they let through."""
+
+from functools import cache
+from typing import Protocol
+
+from tasuki.model.grammar.constraint import allows
+from tasuki.model.grammar.grammar import Grammar, GrammarKind
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.model.grammar.vocabulary import Vocabulary
+
+END = 256
+"""The token that ends an answer."""
+
+
+class _Written(Protocol):
+    """A grammar's source, as a request asks for it or as the engine gets it."""
+
+    @property
+    def kind(self) -> GrammarKind: ...
+
+    @property
+    def source(self) -> str: ...
+
+
+@cache
+def byte_compiler() -> GrammarCompiler:
+    return GrammarCompiler(Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (END,)))
+
+
+def follows(grammar: _Written | None, text: str) -> bool:
+    """Return whether the text is a whole answer, behind its thinking. Raises GrammarError."""
+    assert grammar is not None
+    constraint = byte_compiler().constraint(Grammar(grammar.kind, grammar.source), ())
+    tokens = [*text.encode()]
+    if constraint.allowed(tokens) < len(tokens):
+        return False
+    for token in tokens:
+        constraint.append(token)
+    mask = constraint.mask()
+    return mask is not None and allows(mask, END)
+
+
+def tagged_call(name: str, /, **texts: str) -> str:
+    """Return a call between tags. texts: of its parameters."""
+    inner = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
+    return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"

@@ -1,0 +1,23 @@
+"""How much memory Python's objects take while a block runs."""
+
+import gc
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def growing() -> Iterator[Callable[[], int]]:
+    """Yield a function that returns how many bytes more are held than at the beginning."""
+    gc.collect()
+    tracemalloc.start()
+    begun = tracemalloc.get_traced_memory()[0]
+
+    def grown() -> int:
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - begun
+
+    try:
+        yield grown
+    finally:
+        tracemalloc.stop()
