@@ -84,31 +84,33 @@ class HandoverServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Transfer(self, request_iterator, context):
-        """The rooms of one connection. A batch is only an envelope: a room's messages come in the order in which they were
-        said, and mean what each would alone. The first batch names the connection; a room's first message is Reserve or
-        Fetch.
+        """The rooms of one connection. A batch is only an envelope: a room's messages stay in order, and
+        their meaning does not depend on the batch. The first batch names the connection; a room's
+        first message is Reserve or Fetch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """The abort of a room whose stream broke. Idempotent by (room, generation); the reply comes after the drain.
+        """Aborts a room after its stream broke. Idempotent by (room, generation); the reply comes after
+        the drain.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Usable(self, request, context):
-        """What the sender can resume prompts from: first all of it, then what changes. Ends with the connection.
+        """Prefixes from which the sender can resume prompts: first all, then changes. Ends with the
+        connection.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TakeOver(self, request, context):
-        """A state of a sender that ends, which the receiver is to fetch and to offer to another sender. Asked only while
-        beats say that it leaves.
+        """Asks an ending sender for a state, to fetch it and to offer it to another sender. Allowed only
+        while beats announce the end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -60,7 +60,7 @@ class InferenceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Idempotent: ends the request where it still lives, does nothing otherwise.
+        """Ends the request if it is running. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,7 +147,7 @@ class Inference(object):
 
 
 class SessionStub(object):
-    """Conversations whose token log the server keeps: a turn sends only what is new.
+    """Conversations with a token log on the server: a turn sends new messages only.
     """
 
     def __init__(self, channel):
@@ -194,7 +194,7 @@ class SessionStub(object):
 
 
 class SessionServicer(object):
-    """Conversations whose token log the server keeps: a turn sends only what is new.
+    """Conversations with a token log on the server: a turn sends new messages only.
     """
 
     def Open(self, request, context):
@@ -211,8 +211,8 @@ class SessionServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """Answers the log so far. The answer's tokens join the log when it finishes by STOP or LENGTH; an
-        answer that was cancelled, aborted or failed leaves the log as it was.
+        """Answers the log so far. The answer's tokens join the log if it finishes by STOP or LENGTH; a
+        cancelled, aborted or failed answer leaves the log unchanged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -232,16 +232,17 @@ class SessionServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Load(self, request, context):
-        """How much room this node has for one session more: what one who has several nodes asks before it opens one.
+        """Room of this node for one more session. A client of several nodes asks before it opens one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def HandBack(self, request, context):
-        """Has a prefill node pull what this node's cache holds of the log, so that the next turn may be asked of another
-        decode node and is not computed again. Answered when that node has it; also while this node drains. The session
-        stays open. `not_handed_back` where nothing came of it: the next turn is then computed, wherever it is asked.
+        """Has a prefill node pull this node's cached part of the log, so that the next turn can go to
+        another decode node without computing it again. Answered after the pull; also while this node
+        drains. The session stays open. `not_handed_back` after a failure: the next turn is then
+        computed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -294,7 +295,7 @@ def add_SessionServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Session(object):
-    """Conversations whose token log the server keeps: a turn sends only what is new.
+    """Conversations with a token log on the server: a turn sends new messages only.
     """
 
     @staticmethod
@@ -550,15 +551,15 @@ class CacheAdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Tree(self, request, context):
-        """What the cache's tree holds, in at most `limit` nodes. NOT_FOUND where `under` is gone or nothing of `prefix`
-        is held.
+        """The cache's tree, in at most `limit` nodes. NOT_FOUND if `under` is gone or no part of `prefix`
+        is cached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Flush(self, request, context):
-        """Drops every page and checkpoint that nobody holds.
+        """Drops every unpinned page and checkpoint.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -572,31 +573,31 @@ class CacheAdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Undrain(self, request, context):
-        """Takes new requests again; a Drain that is still waiting ends with ABORTED. Idempotent. UNAVAILABLE once the node is
-        being stopped.
+        """Takes new requests again; a waiting Drain ends with ABORTED. Idempotent. UNAVAILABLE once the
+        node is being stopped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ChangeRole(self, request, context):
-        """Makes a prefill node a decode node, or the reverse. Answered once the settings were found good: the node then
-        refuses new requests, lets those in flight end, and begins again in the new role, as the same process at the
-        same addresses. StatsResponse.role says when it is there. Idempotent.
+        """Makes a prefill node a decode node, or the reverse. Answered once the settings are valid: the
+        node then refuses new requests, lets those in flight end, and restarts in the new role, as the
+        same process at the same addresses. StatsResponse.role shows the new role. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """The story of a request that ended lately; NOT_FOUND where the node remembers none of that id.
+        """The story of a recently ended request; NOT_FOUND if the node remembers none of that id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchEvents(self, request, context):
-        """What the cache keeps, as it changes: a snapshot first, and again after a gap. Has no end.
+        """Changes of the cache: a snapshot first, and again after a gap. Has no end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,7 +1,7 @@
 """The document of OpenAPI 3.1 that describes the routes of a node, at /openapi.json and /docs.
 
 Made of the table of operations, the tables of fields, and the table of routes and scopes. An
-operation says what a route is for, its body and its answers; tests/server/test_openapi.py compares
+operation says what a route is for, its body and its answers; test_openapi.py compares
 the operations with the routes of server/auth/surfaces.py.
 
 ApiDescription makes the document once, when all routes are known. One event loop's thread; the rest

@@ -9,7 +9,7 @@ import pytest
 from tasuki.server.auth.callers import OWNER, Caller
 from tasuki.server.auth.limits import HeldBytes
 from tasuki.server.errors import Busy, InvalidRequest
-from tasuki.utils.free_memory import FreeMemory
+from tasuki.utils.system import FreeMemory
 from tests.harness.waiting import ManualClock
 
 ANN, BOB, CAT = (Caller(name) for name in ("ann", "bob", "cat"))
