@@ -5,6 +5,8 @@ import inspect
 import os
 import random
 import shlex
+import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -57,6 +59,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = pyfuncitem._fixtureinfo.argnames
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
+
+
+@pytest.fixture(autouse=True)
+def _interrupts() -> Iterator[None]:
+    """Restore the handler of SIGINT after a test that replaced it.
+
+    With SIG_DFL or SIG_IGN a later test's interrupt would do nothing.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if signal.getsignal(signal.SIGINT) is not before:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -125,6 +125,7 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/grpc/interceptors.py:_values",
     ),
     _SHORT: (
+        "server/grpc/generate_messages.py:_seconds",
         "server/grpc/generate_messages.py:read_targets",
         "server/text/text_codec.py:WorkThreads.run",
         "server/text/chat_renderer.py:placed_budget",
