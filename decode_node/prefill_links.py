@@ -39,7 +39,7 @@ from tasuki.transfer.protocol.messages import (
     node_to_wire,
 )
 from tasuki.transfer.reports import Drain
-from tasuki.transfer.rooms.connections import Renewing, Silence
+from tasuki.transfer.rooms.heartbeats import Renewing, Silence
 from tasuki.transfer.sending.sender import Sender, connect_within, disconnected_within
 from tasuki.transfer.transports.base import Transport
 

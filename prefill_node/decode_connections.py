@@ -33,7 +33,7 @@ from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as said
-from tasuki.transfer.rooms.connections import Beating, Silence
+from tasuki.transfer.rooms.heartbeats import Beating, Silence
 from tasuki.transfer.sending.sender import Sender, connect_within, disconnected_within
 from tasuki.transfer.transports.base import Transport
 from tasuki.utils.loops import GuardedTasks

@@ -45,8 +45,8 @@ from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
-from tasuki.transfer.rooms.connections import EndedRooms
 from tasuki.transfer.rooms.deadlines import PullReceiverDeadlines, SenderDeadlines
+from tasuki.transfer.rooms.ended_rooms import EndedRooms
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
 

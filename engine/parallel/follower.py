@@ -24,7 +24,7 @@ from typing import Protocol
 from tasuki.engine.forward_plan import decode_plan
 from tasuki.engine.messages.types import Message
 from tasuki.engine.runner.base import InFlightForward, Runner
-from tasuki.transfer.rooms.connections import Silence
+from tasuki.transfer.rooms.heartbeats import Silence
 from tasuki.utils.program import is_expected, line_of
 from tasuki.utils.signatures import Clock, Work
 from tasuki.utils.system import name_this_thread

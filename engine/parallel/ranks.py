@@ -19,7 +19,7 @@ from tasuki.engine.apart.frames import BrokenFrame
 from tasuki.engine.messages.types import Message
 from tasuki.engine.runner.base import DeviceLost
 from tasuki.engine.tiers.copy_job import JobEnd
-from tasuki.transfer.rooms.connections import Silence
+from tasuki.transfer.rooms.heartbeats import Silence
 from tasuki.utils.child_process import Job, start_child_at_once
 from tasuki.utils.program import PACKAGE, line_of
 from tasuki.utils.signatures import Clock, EndNotice

@@ -2,7 +2,7 @@
 memory of rooms that are over."""
 
 from tasuki.transfer.reports import Drain
-from tasuki.transfer.rooms.connections import EndedRooms
+from tasuki.transfer.rooms.ended_rooms import EndedRooms
 from tests.harness.handover_script import handover
 from tests.harness.interaction import Script, play, scripts
 

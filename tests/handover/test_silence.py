@@ -7,7 +7,7 @@ import pytest
 
 from tasuki.transfer.control.writer_life import unless_silent
 from tasuki.transfer.errors import PeerSilent
-from tasuki.transfer.rooms.connections import LATE_TICKS, Silence
+from tasuki.transfer.rooms.heartbeats import LATE_TICKS, Silence
 
 LIMIT, PERIOD = 1.0, 0.1
 

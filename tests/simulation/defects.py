@@ -17,9 +17,10 @@ from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms import actions as do
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
-from tasuki.transfer.rooms.connections import Beating, EndedRooms, Renewing
 from tasuki.transfer.rooms.deadlines import StateDeadlines
+from tasuki.transfer.rooms.ended_rooms import EndedRooms
 from tasuki.transfer.rooms.fence import Fence, FenceReason
+from tasuki.transfer.rooms.heartbeats import Beating, Renewing
 from tasuki.transfer.rooms.receiving import Receiving
 from tasuki.transfer.rooms.sending import Sending
 from tasuki.transfer.rooms.states import ReceiverEvent, ReceiverState, SenderState

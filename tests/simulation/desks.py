@@ -11,13 +11,13 @@ from tasuki.transfer.rooms import actions as do
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
 from tasuki.transfer.rooms.actions import Action
-from tasuki.transfer.rooms.connections import EndedRooms
 from tasuki.transfer.rooms.deadlines import (
     PullReceiverDeadlines,
     PullSenderDeadlines,
     ReceiverDeadlines,
     SenderDeadlines,
 )
+from tasuki.transfer.rooms.ended_rooms import EndedRooms
 from tasuki.transfer.rooms.events import Event
 from tasuki.transfer.rooms.receiving import Receiving, ReceivingTerms
 from tasuki.transfer.rooms.sending import Sending, SendingTerms

@@ -16,8 +16,8 @@ from tasuki.transfer.node_identity import ProcessIdentity
 from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
-from tasuki.transfer.rooms.connections import Beating, Renewing, Silence
 from tasuki.transfer.rooms.fence import FenceTerms, WriterFacts
+from tasuki.transfer.rooms.heartbeats import Beating, Renewing, Silence
 
 from .bytes import LEASE, RETRY, SETTLE, Arena, Landing, Leaving
 from .sides import SimulatedSide

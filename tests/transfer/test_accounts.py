@@ -4,7 +4,7 @@ forgotten."""
 import pytest
 
 from tasuki.transfer.reports import Drain
-from tasuki.transfer.rooms.connections import EndedRooms
+from tasuki.transfer.rooms.ended_rooms import EndedRooms
 
 DRAINED, FORCED = Drain.DRAINED, Drain.FORCED
 

@@ -10,9 +10,9 @@ from tasuki.transfer.rooms import actions as do
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
 from tasuki.transfer.rooms.actions import Loss
-from tasuki.transfer.rooms.connections import Beating, Renewing, Silence
 from tasuki.transfer.rooms.deadlines import PullSenderDeadlines, SenderDeadlines
 from tasuki.transfer.rooms.events import Event
+from tasuki.transfer.rooms.heartbeats import Beating, Renewing, Silence
 from tasuki.transfer.rooms.sending import Sending, SendingTerms
 from tasuki.transfer.rooms.states import FETCH, HANDOVER, PULL, Kind, SenderState
 from tasuki.transfer.windows.window import Destination

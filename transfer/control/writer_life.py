@@ -16,8 +16,8 @@ from typing import Self, TypeVar
 from tasuki.transfer.errors import PeerSilent
 from tasuki.transfer.node_identity import ProcessIdentity, _shares_network, _start_ticks
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.rooms.connections import Silence
 from tasuki.transfer.rooms.fence import FenceReason, FenceTerms, WriterFacts
+from tasuki.transfer.rooms.heartbeats import Silence
 from tasuki.transfer.transports.base import Transport
 
 Result = TypeVar("Result")
