@@ -2,7 +2,7 @@
 
 Tries a seeded sample of small wrong changes, each in a copy of the tree, against the tests next to
 what is changed. Goes on where it was stopped. Exit status 1 where a mutant survives that
-docs/testing.md does not show to be equivalent.
+docs/mutants.md does not show to be equivalent.
 """
 
 import math
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def table(verdicts: list[Verdict]) -> str:
-    """By area, as docs/testing.md shows it."""
+    """By area, as docs/mutants.md shows it."""
     shown = (Status.CAUGHT, Status.TIMEOUT, Status.SURVIVED, Status.EQUIVALENT)
     rows = [head("area", "mutants", *(status.value for status in shown))]
     areas = list(dict.fromkeys(verdict.area for verdict in verdicts))

@@ -47,7 +47,7 @@ class Status(Enum):
     """The tests did not end: caught too, and slowly."""
     SURVIVED = "survived"
     EQUIVALENT = "equivalent"
-    """It survived, and docs/testing.md has the reason why no test could notice."""
+    """It survived, and docs/mutants.md has the reason why no test could notice."""
     INVALID = "invalid"
     """It does not compile: no mutant."""
 

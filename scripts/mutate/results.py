@@ -40,7 +40,7 @@ class Results:
         self._path = path
         self._root = root
         self._lock = threading.Lock()
-        self._equivalents = equivalents(root / "docs" / "testing.md")
+        self._equivalents = equivalents(root / "docs" / "mutants.md")
         *whole, _torn = path.read_text().split("\n") if path.exists() else [""]
         rows = [Verdict(**json.loads(line)) for line in whole]
         self._verdicts = {verdict.key: verdict for verdict in rows}
