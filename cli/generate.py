@@ -38,15 +38,15 @@ class GenerateConfig:
     temperature: float = option(0.0, "0 is greedy")
     top_k: int = option(0, "0 keeps every token")
     top_p: float = option(1.0, "1 keeps every token")
-    seed: int = option(0, "of the sampling noise")
+    seed: int = option(0, "seed of the sampling noise")
     ignore_eos: bool = option(False, "end tokens do not stop an answer")
     arena_mib: int = option(512, "KV pages and state slots of each daemon, MiB")
-    speculate: str = option("auto", "what answers are drafted from", get_args(SpeculateName))
+    speculate: str = option("auto", "source of drafts", get_args(SpeculateName))
     draft_tokens: int = option(4, "drafts of a step and answer at most")
     draft_count: str = option(
         "most",
-        "most: draft_tokens wherever there are as many, so that counts are the same each time; "
-        "measured: as many as gain time",
+        "most: always draft_tokens, for equal counts in each run; measured: only as many "
+        "as save time",
         ("measured", "most"),
     )
     tensor_parallel: int = option(
@@ -59,7 +59,7 @@ class GenerateConfig:
         None, "ranks of the prefill daemon; by default as many as of the other"
     )
     prediction: str | None = option(
-        None, "JSON file: a token-id list for each prompt, which its answer is drafted from"
+        None, "JSON file with a list of token ids for each prompt; answers are drafted from it"
     )
     disaggregated: bool = option(False, "through a prefill and a decode daemon")
     ids: bool = option(False, "print the ids of an answer's tokens under its text")

@@ -58,7 +58,7 @@ class NodeTarget:
         aliases=("--http",),
     )
     ca: str = option("", "PEM file of a CA: connect by TLS and check the node against it")
-    api_key: str = option("", "the node's key, where it requires one")
+    api_key: str = option("", "key of the node, if it requires one")
 
     def grpc_address(self) -> str:
         """HOST:PORT. Raises ClientError."""

@@ -16,9 +16,8 @@ class QuantiseConfig:
     out: str = option("", "folder to make; it may not be there yet")
     format: str = option(
         "fp8",
-        "fp8: blocks of 128 x 128, as Qwen's own; fp8-channel: compressed-tensors; fp8-tensor: "
-        "ModelOpt; nvfp4: ModelOpt, feed-forwards only; nvfp4-ct: compressed-tensors, attention "
-        "too; mixed: ModelOpt, feed-forwards NVFP4 and the rest FP8",
+        "weight format: fp8 as Qwen's; fp8-channel, nvfp4-ct: compressed-tensors; "
+        "fp8-tensor, nvfp4, mixed: ModelOpt",
         FORMATS,
     )
 

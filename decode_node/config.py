@@ -20,10 +20,10 @@ from tasuki.utils.options import Headings, MostAsked, option
 @dataclass(frozen=True)
 class DecodeConfig(WireOptions):
     MOST_ASKED: ClassVar[MostAsked] = {
-        "name": "of this node, as peers and pages show it",
-        "prefill": "prefill nodes; none: prompts are computed here",
+        "name": "name of this node for peers and pages",
+        "prefill": "prefill nodes; none: this node computes prompts",
         "prefill_ca": "CA of prefill nodes' certificates",
-        "etcd": "where prefill nodes register",
+        "etcd": "etcd with the prefill nodes",
     }
     HEADINGS: ClassVar[Headings] = {
         "Prefill nodes": ("prefill", "prefill_file", "etcd", "etcd_prefix", "prefill_ca"),
@@ -43,21 +43,22 @@ class DecodeConfig(WireOptions):
         "", "file with a prefill node's HOST:PORT a line; nodes come and go as it changes"
     )
     etcd: str = option("", "etcd's URL, as http://127.0.0.1:2379: prefill nodes register there")
-    etcd_prefix: str = option("/tasuki/prefill/", "what the keys of prefill nodes begin with")
+    etcd_prefix: str = option("/tasuki/prefill/", "prefix of the keys of prefill nodes")
     prefill_ca: str = option(
         "",
         "PEM file: prefill nodes must show a certificate signed by these; none: plain text, on "
         "loopback alone unless insecure",
     )
     layers_per_window: int | None = option(
-        None, "layers that are sent together of what is pulled; not given: what the link makes best"
+        None,
+        "number of layers in one layer chunk of a pull; not given: by the link's measured speed",
     )
     lease_seconds: float = option(
         4.0,
-        "what a prefill node pulls is posted until that long after its last beat that confirmed us",
+        "seconds from a prefill node's last confirmed heartbeat until writes of its pull stop",
     )
     other_role_config: str = option(
-        "", "TOML file of what this node is to have as a prefill node, should it be asked to be one"
+        "", "TOML file of this node's settings as a prefill node, for a role change"
     )
 
     def __post_init__(self) -> None:

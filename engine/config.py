@@ -57,11 +57,11 @@ class EngineConfig:
         "model": "checkpoint folder, or a name on huggingface.co",
         "device": "cpu, cuda or cuda:N",
         "dtype": "auto, float32 or bfloat16",
-        "kv_dtype": "of cached keys and values: auto, bf16 or fp8",
+        "kv_dtype": "dtype of cached keys and values: auto, bf16 or fp8",
         "max_model_len": "most tokens of a prompt and its answer together",
         "arena_mib": "memory of the prefix cache",
-        "host_cache_gib": "host memory below it; auto: half of what is free",
-        "max_batch": "requests that are computed together",
+        "host_cache_gib": "host memory below it; auto: half of the free memory",
+        "max_batch": "requests in one forward",
         "max_itl_ms": "longest time between two tokens of an answer",
     }
     HEADINGS: ClassVar[Headings] = {
@@ -102,7 +102,7 @@ class EngineConfig:
     )
     max_model_len: int | None = option(
         None,
-        "tokens of a prompt and its answer at most; not given: what the model was made for",
+        "most tokens of a prompt and its answer; not given: the model's own limit",
         aliases=("--context-length",),
     )
     dtype: str = option(
@@ -113,62 +113,57 @@ class EngineConfig:
     )
     kv_dtype: str = option(
         "auto",
-        "keys and values in pages, of the draft layer too; auto: as dtype; fp8: a byte a number "
-        "and one a row, half of bf16, rounded once where they are written; alike on nodes of a "
-        "pair",
+        "dtype of cached keys and values; auto: as dtype; fp8: half the bytes of bf16; "
+        "equal on both nodes of a pair",
         ("auto", "bf16", "fp8"),
     )
     ssm_dtype: str = option("float32", "recurrent state", ("float32", "bfloat16"))
     draft_layer: str = option(
         "auto",
-        "entries of the layer that drafts tokens (mtp.* of a checkpoint) beside KV; auto: where "
-        "there is one; off: none, and no memory for them; alike on nodes of a pair",
+        "cache of the draft layer (mtp.*); auto: if the checkpoint has one; off: no "
+        "memory for it; equal on a pair",
         ("auto", "off"),
     )
     device: str = option(
-        "cpu", "where weights, arena and forwards are: cpu, cuda or cuda:N", unit="DEVICE"
+        "cpu", "device of weights, arena and forwards: cpu, cuda or cuda:N", unit="DEVICE"
     )
     arena_mib: int | Auto = option(
         Auto.AUTO,
-        "KV pages and state slots of a rank together, MiB; auto: of a GPU all that is free beside "
-        "the rest, on a CPU 512",
+        "MiB of KV pages and state slots, for each rank; auto: all free memory of a GPU, "
+        "512 on a CPU",
     )
     gpu_memory_utilization: float | None = option(
         None,
-        "part of the GPU's memory that this process takes at most where arena_mib is auto; not "
-        "given: all that is free; on a CPU it means nothing",
+        "most of the GPU's memory for this process, 0 to 1, if arena_mib is auto; not "
+        "given: all free memory",
         aliases=("--mem-fraction-static",),
     )
     host_cache_gib: float | Auto | None = option(
         None,
-        "host memory below the arena, GiB of all ranks, which keeps what the arena has no room "
-        "for, in any role, a decode node's turn ends included; auto: "
-        "half of what is available; not given: none",
+        "GiB of host memory for evicted cache entries, of all ranks; auto: half of the "
+        "free memory; not given: none",
     )
     disk_cache: str | None = option(
         None,
-        "folder on a disk below host memory, for KV and tokens of prompts, which a restarted node "
-        "with the same model finds again: needs disk_cache_gib and host_cache_gib",
+        "folder of a disk cache; it outlives a restart; needs disk_cache_gib and host_cache_gib",
         unit="DIR",
     )
     disk_cache_gib: float | None = option(None, "room taken in disk_cache, GiB of all ranks")
     disk_write_budget: float | None = option(
         None,
-        "written to disk_cache in the long run, MB/s, as the drive's endurance allows; not given: "
-        "whatever host memory gets",
+        "long-run writes to disk_cache, MB/s, by the drive's endurance; not given: no bound",
     )
     remote_cache: str | None = option(
         None,
-        "s3://BUCKET[/PREFIX] below host memory, and below disk_cache, which nodes of the same "
-        "model share: KV and tokens of prompts; needs remote_cache_gib, host_cache_gib and "
-        "tasuki[s3]",
+        "s3://BUCKET[/PREFIX], a cache for all nodes of a model; needs remote_cache_gib, "
+        "host_cache_gib, tasuki[s3]",
         unit="URL",
     )
     remote_cache_gib: float | None = option(
-        None, "of remote_cache, GiB that this node knows at a time; what others put there it finds"
+        None, "GiB of remote_cache in this node's index; entries of other nodes are found too"
     )
     remote_write_budget: float | None = option(
-        None, "written to remote_cache in the long run, MB/s; not given: whatever comes there"
+        None, "long-run writes to remote_cache, MB/s; not given: no bound"
     )
     remote_endpoint: str | None = option(
         None,
@@ -176,8 +171,8 @@ class EngineConfig:
     )
     remote_credentials: str | None = option(
         None,
-        "file as ~/.aws/credentials, its profile default, that its owner alone may read; not "
-        "given: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the environment",
+        "private file like ~/.aws/credentials, profile default; not given: "
+        "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY",
     )
     max_batch: int | Auto = option(
         Auto.AUTO,
@@ -192,48 +187,39 @@ class EngineConfig:
     )
     max_itl_ms: float | None = option(
         None,
-        "milliseconds between two tokens of an answer: nobody joins those that run where a step of "
-        "them all would take longer, and chunks of prompts beside answers become as small as that "
-        "asks, down to 64 tokens; not given: steps take as long as they take",
+        "most milliseconds between an answer's tokens: bounds the batch and prompt "
+        "chunks; not given: no bound",
     )
     route: str = option(
         "auto",
-        "where a prompt is computed. Here or on a prefill node, and whether that one pulls: by "
-        "measured rates; fixed: always by the two numbers of tokens that follow. On which of "
-        "several: the cheapest in seconds, by what each holds and has to do (cost; auto: by a hash "
-        "of its session while that is not known), the one of that hash (sticky), the one with the "
-        "fewest prompts (fewest-rooms, fixed)",
+        "node of a prompt: auto or cost by estimated seconds, sticky by session, "
+        "fewest-rooms or fixed by load",
         get_args(RouteName),
     )
     local_prefill_tokens: int = option(
         128, "decode role: uncached suffixes up to this long are prefilled here"
     )
     pull_tokens: int = option(
-        32, "prefill role: so many tokens that the decode node has in advance are fetched from it"
+        32, "prefill role: fetch a decode node's cached prefix if it is so many tokens longer"
     )
     queue_timeout: float = option(
-        60.0, "seconds that a request may wait before its prompt is begun, on each node that has it"
+        60.0, "most seconds of a request in a queue before its prompt begins, on each node"
     )
     watchdog_timeout: float = option(
         300.0,
-        "seconds that a step of the engine may take; behind them every request ends with an error, "
-        "and the node refuses new ones and reports that it is ill",
+        "most seconds of an engine step; after them all requests end with an error and "
+        "the node is unhealthy",
     )
     ttft_target: float | None = option(
         None,
-        "seconds: a prompt whose first token is not expected within that is refused at once, with "
-        "the time after which to ask again, while others wait before it; a request may name its "
-        "own; not given: none is refused for that",
+        "refuse a queued prompt at once if its first token would take longer than "
+        "SECONDS; not given: never",
         unit="SECONDS",
     )
     speculate: str = option(
         "auto",
-        "what answers are drafted from, so that a step may give several tokens of one, all of them "
-        "the same as without: prediction, what a request says of its answer; mtp, that and the "
-        "model's own draft layer; tree, that and what stands elsewhere behind the same tokens; "
-        "mtp+tree, all of these, the layer where nothing agrees that stands elsewhere; "
-        "auto: on a GPU as mtp where the checkpoint has such a layer, on a CPU as prediction; off: "
-        "nothing",
+        "source of drafts: prediction (the request's), mtp (draft layer), tree (cached "
+        "texts); auto: mtp if on a GPU",
         get_args(SpeculateName),
     )
     draft_tokens: int = option(
@@ -243,17 +229,18 @@ class EngineConfig:
     )
     draft_count: str = option(
         "measured",
-        "how many drafts a step has, up to draft_tokens; measured: as many as give the most tokens "
-        "a second, by what steps took and which drafts held, and none where they gain nothing; "
-        "most: all there are, whatever they cost",
+        "number of drafts in a step; measured: the fastest number by measured steps; "
+        "most: always draft_tokens",
         ("measured", "most"),
     )
-    cache_policy: str = option("auto", "what the prefix cache evicts", ("lru", "value", "auto"))
+    cache_policy: str = option(
+        "auto", "eviction order of the prefix cache", ("lru", "value", "auto")
+    )
     threads: int = option(1, "CPU threads of the forward, of each rank")
     tensor_parallel: int = option(
         1,
-        "ranks that share the model out among them, each a process with its own slices of the "
-        "weights and its own arena, and on GPUs one of those that are visible",
+        "number of ranks; each is a process with a slice of the weights, its own arena "
+        "and its own visible GPU",
         aliases=("--tensor-parallel-size", "--tp-size"),
     )
     expert_parallel: bool = option(
@@ -262,7 +249,9 @@ class EngineConfig:
         aliases=("--enable-expert-parallel",),
     )
     rank_timeout: float = option(
-        10.0, "seconds of a rank's silence that end the node; its death ends it at once"
+        10.0,
+        "seconds without a sign of life from a rank until the node ends; a rank's death "
+        "ends it at once",
     )
 
     def __post_init__(self) -> None:

@@ -11,10 +11,10 @@ from tasuki.utils.options import Headings, MostAsked, option
 @dataclass(frozen=True)
 class PrefillConfig(WireOptions):
     MOST_ASKED: ClassVar[MostAsked] = {
-        "name": "of this node, as peers and pages show it",
-        "handover_bind": "of hand-overs; none: as --bind",
-        "advertise": "by which decode nodes reach this one",
-        "etcd": "where this node registers",
+        "name": "name of this node for peers and pages",
+        "handover_bind": "HOST:PORT of hand-overs; none: as --bind",
+        "advertise": "HOST:PORT of this node for decode nodes",
+        "etcd": "etcd for this node's registration",
     }
     HEADINGS: ClassVar[Headings] = {
         "Addresses": ("handover_bind", "advertise", "etcd", "etcd_prefix"),
@@ -34,16 +34,16 @@ class PrefillConfig(WireOptions):
         "HOST:PORT of a server for decode nodes alone; none: bind serves them too",
     )
     layers_per_window: int | None = option(
-        None, "layers that are sent together; none: as many as suit the link's measured speed"
+        None, "number of layers in one layer chunk; none: by the link's measured speed"
     )
     etcd: str = option("", "etcd's URL, as http://127.0.0.1:2379, to register there; none: do not")
     etcd_prefix: str = option("/tasuki/prefill/", "the key is this and the name")
-    advertise: str = option("", "HOST:PORT under which decode nodes reach this one; none: as bound")
+    advertise: str = option("", "HOST:PORT of this node for decode nodes; none: as bound")
     lease_seconds: float = option(
-        4.0, "posting for a decode node stops that long after it last answered a heartbeat"
+        4.0, "seconds from a decode node's last heartbeat answer until writes to it stop"
     )
     other_role_config: str = option(
-        "", "TOML file of what this node is to have as a decode node, should it be asked to be one"
+        "", "TOML file of this node's settings as a decode node, for a role change"
     )
 
     def __post_init__(self) -> None:

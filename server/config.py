@@ -28,10 +28,10 @@ MOST_FRONT_WORKERS = 64
 @dataclass(frozen=True)
 class ServerConfig:
     MOST_ASKED: ClassVar[MostAsked] = {
-        "bind": "of gRPC",
-        "http_bind": "of HTTP; port 0 picks one",
-        "api_key": "which callers must bear; none: any local one may ask",
-        "served_model_name": "by which clients name the model",
+        "bind": "HOST:PORT of gRPC",
+        "http_bind": "HOST:PORT of HTTP; port 0 picks one",
+        "api_key": "key of all callers; none: any local caller may ask",
+        "served_model_name": "model name for clients",
     }
     HEADINGS: ClassVar[Headings] = {
         "Addresses": (
@@ -76,7 +76,7 @@ class ServerConfig:
     )
     http_advertise: str = option(
         "",
-        "HOST:PORT under which http_etcd lists this node; none: as bound",
+        "HOST:PORT of this node in http_etcd; none: as bound",
         unit="HOST:PORT",
     )
     etcd_ca: str = option(
@@ -90,21 +90,22 @@ class ServerConfig:
         default="",
         repr=False,
         metadata={
-            "help": "callers of gRPC and HTTP must bear this key, which is good for everything; "
-            "none: all on this host may ask"
+            "help": "key of all callers of gRPC and HTTP, with every scope; none: all callers of "
+            "this host may ask"
         },
     )
     api_keys: str = option(
         "",
-        "file with a caller's name, key and the key's scopes (of caller,metrics,gateway,operator; "
-        "none: caller) a line; each has limits of its own",
+        "file of lines NAME KEY [SCOPES]; scopes: caller (default), metrics, gateway, "
+        "operator; limits hold by key",
         unit="FILE",
     )
     share_cache: bool = option(
         False,
-        "callers of api_keys share cached prefixes, and may learn by whole pages what others asked",
+        "share cached prefixes among api_keys; a caller may then learn others' prompts by "
+        "whole pages",
     )
-    requests_per_minute: int = option(0, "what one API key may ask in a minute; 0: no limit")
+    requests_per_minute: int = option(0, "requests of one API key in a minute; 0: no limit")
     tokens_per_minute: int = option(
         0, "prompt and answer tokens of one API key in a minute; 0: no limit"
     )
@@ -123,32 +124,32 @@ class ServerConfig:
     max_watchers: int = option(64, "streams of events at a time; 0: no limit")
     max_message_mib: int = option(32, "the largest gRPC message or HTTP body, MiB")
     chat_cache_mib: int = option(
-        64, "for tokens of chats, so that a next turn is encoded as far as it is new, MiB; 0: none"
+        64, "MiB for tokens of chats; a next turn then encodes only new text; 0: none"
     )
     response_store_mib: int = option(
         64, "for stored responses of /v1/responses, MiB; 0: none is stored"
     )
     responses_per_key: int = option(
-        1000, "stored responses of one API key, whose longest unused go first; 0: no limit"
+        1000, "stored responses of one API key, least recently used removed first; 0: no limit"
     )
     response_seconds: float = option(86400.0, "how long a response is stored")
     max_connections: int = option(1024, "open at a time, of HTTP and of gRPC each")
     allowed_hosts: str = option(
         "",
-        "names, comma-separated, that HTTP may be called by besides loopback's and the served "
-        "address; *: any; none: any off loopback",
+        "comma-separated HTTP host names besides loopback and the served address; *: any; "
+        "none: any off loopback",
     )
     allowed_origins: str = option(
         "",
-        "origins of web pages, comma-separated, that may call clients' HTTP routes (CORS), such as "
-        "https://chat.example; *: any; none: pages of other origins may not",
+        "comma-separated origins of web pages for CORS, such as https://chat.example; *: "
+        "any; none: same origin only",
     )
     whole_calls: bool = option(
         False,
-        "send a tool call once it is finished, and never one that was cut off",
+        "send a tool call only when it is complete; never send a cut call",
     )
     log_format: str = option("text", "lines for people, or one JSON object a line", LOG_FORMATS)
-    log_level: str = option("info", "the least that is logged", LOG_LEVELS)
+    log_level: str = option("info", "lowest level in the log", LOG_LEVELS)
     otlp_endpoint: str = option(
         "", "http://HOST:PORT of an OpenTelemetry collector to send traces to; none: do not"
     )
@@ -158,14 +159,13 @@ class ServerConfig:
     metrics: str = option("on", "count requests and keep their history", ("on", "off"))
     served_model_name: str = option(
         "",
-        "how HTTP clients name the model; more names, comma-separated, are aliases; *: any name is "
-        "this model's; none: its folder's name",
+        "model name for HTTP clients, then aliases, comma-separated; *: any name; none: "
+        "the folder's name",
     )
     generation_config: str = option(
         "auto",
-        "where HTTP requests that leave them out get temperature, top_p and top_k from: auto: the "
-        "checkpoint's generation_config.json; vllm: OpenAI's 1, 1 and every token; else a folder "
-        "with such a file",
+        "HTTP defaults of temperature, top_p, top_k; auto: the model's "
+        "generation_config.json; vllm: 1, 1, all tokens",
         unit="auto|vllm|DIR",
     )
     strict_fields: bool = option(
@@ -175,14 +175,14 @@ class ServerConfig:
     )
     stop_strings: str = option(
         "answer",
-        "where chats and Messages look for their stop strings: answer: neither in thoughts nor in "
-        "tool calls; everywhere: in all that the model writes",
+        "place of stop strings in chats and Messages: answer (not in thoughts or tool "
+        "calls) or everywhere",
         STOP_PLACES,
     )
     messages_thinking: str = option(
         "asked",
-        "when Messages think: asked: where the request has `thinking`; template: also where the "
-        "chat template does so by itself",
+        "thoughts in Messages: asked: if the request has `thinking`; template: also if "
+        "the chat template thinks",
         THINKING_REASONS,
     )
     tls_cert: str = option(
@@ -205,22 +205,21 @@ class ServerConfig:
         False, "serve a non-loopback address, and dial prefill nodes at one, in plain text"
     )
     drain_grace: float = option(
-        0.0, "seconds after SIGTERM in which /ready fails and requests are still taken"
+        0.0, "seconds after SIGTERM with a failing /ready; requests are still accepted"
     )
-    drain_timeout: float = option(30.0, "seconds that requests in flight get after drain_grace")
+    drain_timeout: float = option(30.0, "most seconds for requests in flight after drain_grace")
     max_sessions: int = option(1024, "sessions open at a time")
     session_idle_seconds: float = option(3600.0, "a session idle so long may give way to a new one")
     engine_process: str = option(
         "auto",
-        "where the engine runs: on a thread beside the servers, or in a process of its own, which "
-        "costs memory and takes nothing from them; auto: of its own on a GPU, with more than one "
-        "of front_workers, and with tensor_parallel",
+        "engine in a thread or in its own process; auto: process on a GPU, with "
+        "front_workers or tensor_parallel",
         ENGINE_PLACES,
     )
     front_workers: int = option(
         1,
-        "processes that answer clients side by side at the same ports, each with a share of "
-        "max_connections and a chat_cache_mib of its own; a prefill node needs one",
+        "server processes at the same ports; each has its share of max_connections and "
+        "its own chat_cache_mib",
     )
     exit_with_parent: bool = option(False, "stop when stdin ends, as a launcher's child should")
 

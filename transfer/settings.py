@@ -83,7 +83,7 @@ class WireOptions:
         PRECISIONS,
     )
     wire_staging_mib: int = option(
-        64, "of the arena, kept back for windows on their way out where the wire is not exact"
+        64, "MiB of the arena for encoded data on its way out, if the wire format is lossy"
     )
 
     def __post_init__(self) -> None:

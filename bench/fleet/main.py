@@ -30,10 +30,15 @@ def main(argv: Sequence[str]) -> int:
     parser = FlagParser("tasuki simulate", "A trace through a fleet of prefill nodes.")
     parser.add_argument("file", type=Path, help=".jsonl, .jsonl.gz or .jsonl.zst")
     parser.add_config(FleetSettings)
-    parser.add_argument("--seeds", type=_count, default=1, help="as many, from --seed on: means")
+    parser.add_argument(
+        "--seeds",
+        type=_count,
+        default=1,
+        help="number of seeds from --seed on; the result is their mean",
+    )
     parser.add_argument("--limit", type=_count, help="requests of the trace; all by default")
     parser.add_argument(
-        "--out", type=Path, help="a .json or .jsonl file that keeps the outcome, a table beside it"
+        "--out", type=Path, help="a .json or .jsonl file for the result, with a table beside it"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     values = parser.parse_args(argv)

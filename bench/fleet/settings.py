@@ -33,27 +33,27 @@ class FleetSettings:
 
     model: str = option("35b-a3b", f"{', '.join(PUBLISHED)} or a checkpoint folder")
     nodes: int = option(4, "prefill nodes")
-    gb: float = option(32.0, "of a node's cache, GiB")
+    gb: float = option(32.0, "GiB of a node's cache")
     route: str = option("cost", "choice of the node", ROUTES)
     policy: str = option("value", "eviction policy", POLICIES)
     streams: int = option(1, "times the trace is played")
     arrivals: str = option("recorded", "when turns come", ARRIVALS)
-    seed: int = option(0, "of all that is drawn")
-    deciders: int = option(2, "decode nodes that choose")
-    seconds: float = option(1e9, "of the trace; all by default")
-    warm_up: float = option(0.0, "seconds that are not counted")
+    seed: int = option(0, "seed of all random numbers")
+    deciders: int = option(2, "number of choosing decode nodes")
+    seconds: float = option(1e9, "seconds of the trace; all by default")
+    warm_up: float = option(0.0, "seconds of warm-up without counting")
     tflops: float | None = option(
-        None, f"of a prefill, TFLOP/s; default: as measured, else {ASSUMED_TFLOPS:g}"
+        None, f"TFLOP/s of a prefill; default: as measured, else {ASSUMED_TFLOPS:g}"
     )
-    fixed_ms: float = option(10.0, "of every prefill, milliseconds")
-    itl_ms: float = option(20.0, "of an answer's token, milliseconds")
+    fixed_ms: float = option(10.0, "fixed milliseconds of every prefill")
+    itl_ms: float = option(20.0, "milliseconds of an answer's token")
     report_seconds: float = option(1.0, "between reports of waits")
     report_delay: float = option(0.0, "seconds until a report has come")
     index_seconds: float = option(0.5, "until a change is in the index")
-    lost: float = option(0.0, "share of the index's messages that are lost")
-    dead: float = option(0.0, "share of the nodes that die halfway")
-    link_gb: float = option(25.0, "of a link, GB/s, for pulls")
-    lying: float = option(0.0, "share of the nodes that list all as held")
+    lost: float = option(0.0, "share of lost messages of the index")
+    dead: float = option(0.0, "share of nodes with a death halfway")
+    link_gb: float = option(25.0, "GB/s of a link, for pulls")
+    lying: float = option(0.0, "share of nodes with a lie: all prefixes held")
 
     def check(self) -> None:
         """Raises ValueError for a value out of bounds; the text names the flag."""

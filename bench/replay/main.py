@@ -81,15 +81,15 @@ class ReplayConfig:
     disk_write_budget: float | None = option(None, "the disk's write budget, MB/s; none by default")
     draft_layer: str = option(
         "off",
-        "auto: pages and states hold what a draft layer keeps, where the model has one",
+        "auto: pages and states with draft layer entries, if the model has the layer",
         ("auto", "off"),
     )
-    kv_dtype: str = option("bf16", "of keys and values in pages", ("bf16", "fp8"))
-    state_dtype: str = option("float32", "of recurrent states", ("float32", "bf16"))
+    kv_dtype: str = option("bf16", "dtype of keys and values in pages", ("bf16", "fp8"))
+    state_dtype: str = option("float32", "dtype of recurrent states", ("float32", "bf16"))
     policy: str = option("auto", "eviction policy", POLICIES)
     limit: int | None = option(None, "requests to replay; all by default")
     more_host: str | None = option(
-        None, "as 256,1024: what so many GiB more host memory would recover"
+        None, "GiB of more host memory, such as 256,1024: recovered hits of each"
     )
     json: bool = option(False, "one JSON object on stdout")
 

@@ -174,15 +174,13 @@ _KNOWN = (MODELS, *APIS)
 
 @dataclass(frozen=True)
 class ConformanceConfig:
-    api: str = option(",".join(_KNOWN), "what to check, separated by commas")
-    model: str = option("", "the model's name; empty: the first that the endpoint lists")
+    api: str = option(",".join(_KNOWN), "APIs to check, separated by commas")
+    model: str = option("", "the model's name; empty: the first of the endpoint's list")
     api_key: str = option("", "the endpoint's key")
     api_key_file: str = option("", "file with the endpoint's key on its first line")
     ca: str = option("", "PEM file of a CA: connect by TLS and check the endpoint against it")
     request_timeout: float = option(120.0, "for each request")
-    dictated: bool = option(
-        False, "only damaged and cut calls, of a server that says what it is asked to say"
-    )
+    dictated: bool = option(False, "only damaged and cut calls, for a server with dictated answers")
     json: str = option("", "file for the rows and the versions", unit="FILE")
 
     @property

@@ -95,28 +95,26 @@ class FleetConfig:
         "etcd's URL, as http://127.0.0.1:2379: nodes with --http-etcd register there",
         unit="URL",
     )
-    etcd_prefix: str = option(HTTP_PREFIX, "what the keys of nodes' HTTP servers begin with")
+    etcd_prefix: str = option(HTTP_PREFIX, "prefix of the keys of nodes' HTTP servers")
     etcd_ca: str = option(
         "", "PEM file: etcd must show a certificate signed by these; none: by the system's"
     )
     etcd_login: str = option(
         "", "file with USER:PASSWORD for etcd; none: it asks for no user", unit="FILE"
     )
-    api_key_file: str = option(
-        "", "file with the key that every node is shown; the scope metrics is enough"
-    )
+    api_key_file: str = option("", "file with the key for every node; the scope metrics is enough")
     ca: str = option("", "PEM file of a CA: ask nodes by HTTPS and check them against it")
     every_seconds: float = option(5.0, "from a node's answer to the next question")
     answer_timeout: float = option(3.0, "how long a node may take to answer")
-    answer_mib: int = option(4, "the longest answer of a node that is read")
+    answer_mib: int = option(4, "most MiB of a node's answer")
     at_a_time: int = option(64, "nodes asked at a time")
-    ttft_target_ms: float = option(2000.0, "what callers are promised to the first token")
-    itl_target_ms: float = option(100.0, "what callers are promised for each token after it")
+    ttft_target_ms: float = option(2000.0, "promised milliseconds to the first token")
+    itl_target_ms: float = option(100.0, "promised milliseconds for each later token")
     host: str = option("127.0.0.1", "HOST of the page", unit="HOST")
     port: int = option(8090, "port of the page; 0 picks one", unit="PORT")
-    page_key_file: str = option("", "file with the key that readers of the page must give")
+    page_key_file: str = option("", "file with the key for readers of the page")
     allowed_hosts: str = option(
-        "", "names, comma-separated, that the page may be called by besides loopback's and its own"
+        "", "comma-separated host names of the page besides loopback and its own"
     )
     tls_cert: str = option("", "PEM file: the certificate chain of the page; none: plain text")
     tls_key: str = option("", "PEM file: the private key of tls_cert", unit="FILE")

@@ -55,30 +55,30 @@ class PlannerConfig:
         "Nodes": ("drain_seconds", "plan_key_file", "plan_ca"),
     }
 
-    ttft_target_ms: float = option(2000.0, "what callers are promised to the first token")
-    itl_target_ms: float = option(50.0, "what callers are promised for each token after it")
-    target_share: float = option(0.95, "share of the requests that are to meet each target")
-    least_prefill: int = option(1, "prefill nodes that always stay")
-    least_decode: int = option(1, "decode nodes that always stay")
+    ttft_target_ms: float = option(2000.0, "promised milliseconds to the first token")
+    itl_target_ms: float = option(50.0, "promised milliseconds for each later token")
+    target_share: float = option(0.95, "share of requests to meet each target")
+    least_prefill: int = option(1, "least number of prefill nodes")
+    least_decode: int = option(1, "least number of decode nodes")
     least_nodes: int = option(
-        2, "nodes of both roles that always stay; as many as --most-nodes: roles change, no more"
+        2, "least number of nodes of both roles; equal to --most-nodes: only roles change"
     )
-    most_nodes: int = option(64, "nodes of both roles that are placed at most")
+    most_nodes: int = option(64, "most nodes of both roles")
     plan_seconds: float = option(5.0, "between two plans")
     plan_window: float = option(
         600.0, "trends are read from so many seconds; nothing is taken away before they are full"
     )
-    plan_ahead: float = option(180.0, "seconds for which demand is foreseen: a start and some")
+    plan_ahead: float = option(180.0, "seconds of forecast demand: a node's start and some more")
     settle_seconds: float = option(
-        600.0, "from a node that a role was given until one is taken from it"
+        600.0, "seconds from a role's new node until a node may leave the role"
     )
-    cool_down_seconds: float = option(30.0, "between two nodes that are taken away")
+    cool_down_seconds: float = option(30.0, "seconds between two removals of nodes")
     clear_seconds: float = option(90.0, "a queue is to be worked off within")
     warm_seconds: float = option(30.0, "a node is ready for, before its speed counts")
-    drain_seconds: float = option(600.0, "for a node to end what is in flight, then it is cut")
-    plan_key_file: str = option(
-        "", "file with the key that nodes are shown: scopes metrics and operator"
+    drain_seconds: float = option(
+        600.0, "most seconds of a node's drain before its requests are cut"
     )
+    plan_key_file: str = option("", "file with the key for nodes: scopes metrics and operator")
     plan_ca: str = option("", "PEM file of a CA: ask nodes by TLS and check them against it")
 
     def __post_init__(self) -> None:

@@ -13,23 +13,21 @@ from tasuki.utils.options import option
 
 @dataclass(frozen=True)
 class RayConfig:
-    address: str = option("auto", "of the Ray cluster, as ray.init takes it")
+    address: str = option("auto", "address of the Ray cluster, as for ray.init")
     prefill: int = option(1, "prefill nodes")
     decode: int = option(1, "decode nodes")
-    cpus: float = option(1.0, "CPUs that each node is given")
-    gpus: float = option(0.0, "GPUs that each node is given, of one machine")
+    cpus: float = option(1.0, "CPUs of each node")
+    gpus: float = option(0.0, "GPUs of each node, of one machine")
     prefill_gpus: float | None = option(
-        None, "GPUs that each prefill node is given; by default as many as the others"
+        None, "GPUs of each prefill node; by default as many as the others"
     )
-    prefill_flags: str = option(
-        "", "more flags of prefill daemons, which may have other sizes, as a shell splits them"
-    )
+    prefill_flags: str = option("", "more flags of prefill daemons, split as by a shell")
     strategy: str = option(
         "SPREAD",
         "how nodes lie over machines",
         ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK"),
     )
-    host: str = option("", "address that each node binds; none: Ray's address of its machine")
+    host: str = option("", "bind address of each node; none: Ray's address of its machine")
     poll_seconds: float = option(1.0, "between two looks at every node")
     plan: bool = option(
         False, "nodes come, go and change their roles as demand asks; else they stay as they are"

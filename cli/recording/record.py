@@ -25,7 +25,7 @@ _RETRY_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class RecordConfig(HttpTarget):
-    out: str = option("tasuki-recording.jsonl.gz", "the file; one of that name is replaced")
+    out: str = option("tasuki-recording.jsonl.gz", "output file; an existing file is replaced")
     seconds: float = option(0.0, "stop after so long; 0: when interrupted")
     blocks: bool = option(
         False, "keep prompts' blocks as anonymous hashes too, for `tasuki trace-export`"

@@ -19,8 +19,8 @@ DEFAULT_PORT = 8000
 @dataclass(frozen=True)
 class HttpAddress:
     MOST_ASKED: ClassVar[MostAsked] = {
-        "host": f"of HTTP, without --http-bind; not given: {DEFAULT_HOST}",
-        "port": f"of HTTP, without --http-bind; not given: {DEFAULT_PORT}",
+        "host": f"host of HTTP, without --http-bind; not given: {DEFAULT_HOST}",
+        "port": f"port of HTTP, without --http-bind; not given: {DEFAULT_PORT}",
     }
     HEADINGS: ClassVar[Headings] = {"Addresses": ("host", "port", "no_http")}
 
@@ -29,8 +29,8 @@ class HttpAddress:
     )
     port: int | None = option(
         None,
-        f"port of the HTTP API, 0 picks one; not given: {DEFAULT_PORT}, or another where that is "
-        "taken",
+        f"port of the HTTP API; 0: any free one; not given: {DEFAULT_PORT}, or another if "
+        f"{DEFAULT_PORT} is taken",
         unit="PORT",
     )
     no_http: bool = option(False, "serve gRPC alone")
@@ -71,7 +71,7 @@ def _default_port(host: str) -> int:
 @dataclass(frozen=True)
 class ServeConfig:
     HEADINGS: ClassVar[Headings] = {"Addresses": ("name",)}
-    MOST_ASKED: ClassVar[MostAsked] = {"name": "of this node, on pages and in the fleet"}
+    MOST_ASKED: ClassVar[MostAsked] = {"name": "name of this node, on pages and in the fleet"}
 
     name: str = option("serve", "how pages, metrics and the fleet show this node")
 
@@ -91,13 +91,12 @@ class DryRunConfig:
     dry_run: bool = option(False, "print the memory plan and exit; --model may be a published name")
     gpu: str = option(
         "",
-        f"of the plan: {', '.join(GPUS)}, or MiB; by default what is free of this machine's, and "
-        "without one a plan of each of these",
+        f"GPU of the plan: {', '.join(GPUS)} or MiB; default: this machine's free memory, or all "
+        "of these without a GPU",
     )
     quantization: str = option(
         "",
-        "of the plan, where --model is a published name: how its weights are stored; not given: in "
-        "dtype. A folder says so itself",
+        "weight format of the plan, if --model is a published name; not given: dtype",
         ("", *SERVED_ON_GPUS),
     )
 
