@@ -228,7 +228,7 @@ class HeldBytes:
 
     @property
     def total(self) -> int:
-        """Bytes of all holds."""
+        """Return the bytes of all holds."""
         return self._total
 
     def of(self, caller: Caller) -> int:
@@ -357,7 +357,8 @@ def ids_bytes(prompts: Sequence[msgspec.Raw] | None) -> int:
 
 
 def value_bytes(value: Any) -> int:
-    """Return the memory of a JSON value's objects, each counted as often as it is named."""
+    """Return the memory of a JSON value's objects. An object named several times counts several
+    times."""
     size = 0
     waiting: list[Any] = [value]
     while waiting:

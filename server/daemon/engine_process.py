@@ -105,8 +105,8 @@ class EngineProcess:
             call()
 
     def on_worker_gone(self, call: WorkerGone) -> None:
-        """Call `call` once a front worker's link to the engine has ended, with the worker's number
-        and its requests left in the engine."""
+        """Set the function called once a front worker's link to the engine has ended. It gets the
+        worker's number and its requests left in the engine."""
         self._on_worker_gone = call
 
     def status(self) -> HandoverStatus:

@@ -312,7 +312,7 @@ class Node:
             self._http_address = self._http.address
 
     async def shutdown(self) -> None:
-        """refuse_and_drain(), then stop()."""
+        """Run refuse_and_drain(), then stop()."""
         await self.refuse_and_drain()
         await self.stop()
 

@@ -95,11 +95,11 @@ class EngineSide(Protocol):
 
     @property
     def engine(self) -> Any:
-        """The Engine."""
+        """Return the Engine."""
 
     @property
     def handover_address(self) -> str | None:
-        """HOST:PORT of a server for decode nodes alone. REQUIRES: started."""
+        """Return HOST:PORT of the separate server for decode nodes. REQUIRES: started."""
 
     def deliver(self, message: m.Outbox) -> None:
         """Take a message of the engine for the hand-over's control."""

@@ -1,4 +1,4 @@
-"""Renders clients' text, messages and options as tokens and marks.
+"""Rendering of clients' text, messages and options as tokens and marks.
 
 ChatRenderer owns the bounds checked before a text is encoded or a template runs. Immutable; any
 thread. A long text may take seconds, so callers use the codec's threads. Every method raises

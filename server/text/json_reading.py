@@ -1,4 +1,5 @@
-"""Reads JSON of clients and models: within bounds, and a call's arguments even if they are broken.
+"""Reading of JSON from clients and models, within bounds. A call's arguments are read even if
+broken.
 
 Bounds limit the number and depth of values in clients' JSON, so that parsing costs no more than its
 bytes suggest. Pure; any thread. Counts in slices; other threads can run between slices.

@@ -1,4 +1,4 @@
-"""Ends an answer's text at the first of the client's stop strings, independent of token borders.
+"""Stop strings: an answer's text ends at the first of them, independent of token borders.
 
 The first stop string is the one with the earliest end. If several end there, it is the longest.
 
@@ -89,7 +89,7 @@ class StopStrings:
 
     @property
     def held(self) -> int:
-        """How many letters are held back."""
+        """Return the number of characters held back."""
         return len(self._held)
 
     def finish(self) -> str:
@@ -196,7 +196,7 @@ class StopAutomaton:
             last = stop
 
     def _next(self, state: int, letter: str) -> int:
-        """Return the state behind one more letter. REQUIRES: the failure of `state` is known."""
+        """Return the state after one more character. REQUIRES: the failure of `state` is known."""
         while True:
             if self._letters[state + 1] == letter:
                 return state + 1

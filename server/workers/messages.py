@@ -220,19 +220,19 @@ class AbortAsked(Message):
 
 
 class LeaveRotation(Message):
-    """Report this node as not ready. Calls are taken as before."""
+    """The order to report this node as not ready. Calls are taken as before."""
 
 
 class ComeBack(Message):
-    """Report this node as ready again."""
+    """The order to report this node as ready again."""
 
 
 class RefuseTraffic(Message):
-    """Report this node as draining. Calls are still answered."""
+    """The order to report this node as draining. Calls are still answered."""
 
 
 class AwaitCalls(Message):
-    """Answered by CallsOver when no call is in progress."""
+    """A request answered by CallsOver when no call is in progress."""
 
 
 class Look(Message):
@@ -240,7 +240,7 @@ class Look(Message):
 
 
 class EndWorker(Message):
-    """End the servers, then the process."""
+    """The order to end the servers, then the process."""
 
 
 class EngineDied(Message):

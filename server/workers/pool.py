@@ -290,7 +290,7 @@ class _WorkerProcess:
 @dataclass(frozen=True)
 class NodeWorkers:
     """registry: builds the registry from the node's engine client and Tracing.header.
-    gone_from_engine: passes on each worker whose link to the engine has ended."""
+    gone_from_engine: sets the function called for each worker when its link to the engine ends."""
 
     sockets: NodeSockets
     pool: WorkerPool

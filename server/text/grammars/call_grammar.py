@@ -90,7 +90,7 @@ class CallGrammar:
 
     def _asked(self, field: str, rules: Iterable[str]) -> AskedGrammar:
         """Return the grammar of the rules. Raises InvalidField once the rules are longer than any
-        grammar may be, because thousands of rules could each contain a schema of megabytes."""
+        grammar may be: thousands of rules could each contain a schema of megabytes."""
         made: list[str] = []
         size = 0
         for rule in rules:

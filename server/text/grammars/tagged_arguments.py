@@ -146,7 +146,7 @@ class ObjectBranches:
     def _each(
         self, place: str, branches: Sequence[Branch], others: Sequence[Branch]
     ) -> list[Branch]:
-        """Every branch with every other."""
+        """Return every branch combined with every other."""
         if len(branches) * len(others) > MOST_BRANCHES:
             self._refuse(f"{place} has over {MOST_BRANCHES} alternatives: write fewer of them")
         for branch in branches:
@@ -261,8 +261,8 @@ class TaggedArguments:
         return tuple(self._shapes.formats)
 
     def rules(self, opening: str, closing: str) -> Iterator[str]:
-        """Yield the rules of a call. opening, closing: around its arguments, as they stand in a
-        rule. Raises InvalidField."""
+        """Yield the rules of a call. opening, closing: before and after its arguments, in a rule's
+        form. Raises InvalidField."""
         bodies = []
         for branch in self._branches.of(f"{self._name:.80}", self._root):
             parts: list[tuple[str, bool]] = []

@@ -145,7 +145,7 @@ def _all_terms(
 
 
 def either(shapes: Sequence[Shape]) -> Shape:
-    """Return the values of all the shapes."""
+    """Return the shape of the values of any of the shapes."""
     with_strings = [shape for shape in shapes if shape.strings is not None]
     terms = dict.fromkeys(joined(shape.strings) for shape in with_strings if shape.strings)
     strings: tuple[str, ...] | None = () if with_strings else None

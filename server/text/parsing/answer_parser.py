@@ -1,4 +1,4 @@
-"""Parses an answer's text into its parts, as it comes: reasoning, then content and tool calls.
+"""A parser of an answer's text into its parts, as it comes: reasoning, then content and tool calls.
 
 Reasoning is split off first, so a call the model only thought of is not made. One answer, one
 thread.

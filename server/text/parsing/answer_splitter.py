@@ -1,4 +1,4 @@
-"""Splits an answer's text, as it comes, into its reasoning, its content and its tool calls.
+"""Splitters of an answer's text, as it comes, into its reasoning, its content and its tool calls.
 
 ReasoningSplitter finds the end of the reasoning. It owns the text held back: the possible beginning
 of a tag, and white space possibly at the reasoning's end. Invariants: tags and the white space
@@ -143,7 +143,7 @@ class HeldSpace:
         self._text: StringIO | None = None
 
     def add(self, text: str) -> None:
-        """Hold a piece behind the others."""
+        """Append a piece to the held text."""
         if text:
             if self._text is None:
                 self._text = StringIO()
@@ -168,7 +168,7 @@ _SLICE = 512
 """Characters given to a reader at once. The text that a reader gives back may hold more than a
 call's end."""
 _LONGEST_REREAD = 1024
-"""Characters of a rejected call that are searched for another call."""
+"""Characters. A rejected call up to this length is searched for another call."""
 _MOST_READINGS = 4
 """The number of times a character is read as part of a call. Text rejected so often is content."""
 
@@ -322,7 +322,7 @@ class ToolCallScanner:
         return None
 
     def _choose(self, items: list[AnswerItem]) -> bool:
-        """Find the reader of the call by its first letters."""
+        """Find the reader of the call by its first characters."""
         self._at = self._pass_space(self._behind)
         ahead = self._text[self._at : self._at + len(OPEN)]
         if ahead.startswith("{"):
@@ -383,7 +383,7 @@ class ToolCallScanner:
             self._content(items, self._at + decided)
 
     def _pass_closing(self) -> bool:
-        """Pass the closing tags behind a call, however often they come. A call may follow in the
+        """Pass the closing tags after a call, however many come. Another call may follow in the
         same block."""
         # Behind the block it may stand before content.
         self._at = self._pass_space(HeldSpace() if self._in_block else self._space)
@@ -401,7 +401,7 @@ class ToolCallScanner:
         return True
 
     def _refuse(self, items: list[AnswerItem]) -> None:
-        """Pass the opening tag as content: no call of a known format is behind it."""
+        """Pass the opening tag as content: no call of a known format follows it."""
         self._opened = False
         self._at_line_start = False
         if self._is_bare:
@@ -412,7 +412,8 @@ class ToolCallScanner:
         self._space.add(self._behind.take())
 
     def _content(self, items: list[AnswerItem], end: int) -> None:
-        """Pass content up to a place. White space at its end may stand before a call."""
+        """Pass content up to a place. Hold the white space at its end, because a call may
+        follow."""
         text = self._text[self._at : end]
         if text:
             self._at_line_start = text.endswith("\n")

@@ -23,7 +23,7 @@ call."""
 
 
 class CallState(Enum):
-    """NO_CALL: the text is no call in this format, and nothing of it was given out."""
+    """NO_CALL: the text is no call in this format, and no part of it was returned."""
 
     READING = "reading"
     ENDED = "ended"
@@ -103,7 +103,7 @@ _CLOSED = {
 
 
 class Follows(Enum):
-    """Whether the expected text is at a place. OPEN: more text decides."""
+    """Whether the expected text is at a place. OPEN: more text is needed to decide."""
 
     YES = "yes"
     NO = "no"
@@ -143,14 +143,15 @@ def next_tag(text: str) -> int | None:
 
 
 def next_end_of_value(text: str) -> tuple[int, int] | None:
-    """Return two places of the first tag that ends a value: with the line break before it, and of
-    its first character. None if there is no such tag."""
+    """Return two places of the first tag that ends a value: of its line break, if any, and of its
+    first character. None if there is no such tag."""
     found = _END_OF_VALUE.search(text)
     return None if found is None else (found.start(), text.index("<", found.start()))
 
 
 def torn_tag(text: str) -> int:
-    """Return how many letters at the text's end may begin a tag, or the line break before one."""
+    """Return how many characters at the text's end may begin a tag, or the line break before
+    one."""
     at = text.rfind("<", max(len(text) - _LONGEST_BEGINNING, 0))
     if at < 0:
         at = len(text)
@@ -172,8 +173,8 @@ def space_end(text: str, at: int) -> int | None:
 
 
 def name_end(text: str, at: int) -> tuple[Follows, int]:
-    """Return whether a name and its bracket stand there, and the place of the bracket or of a
-    letter outside of names."""
+    """Return whether a name and its bracket are at a place. Also return the place of the bracket,
+    or of a character not allowed in names."""
     found = _NAME.match(text, at)
     assert found is not None
     end = found.end()

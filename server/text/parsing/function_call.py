@@ -1,5 +1,5 @@
-"""Reads a tool call in the format of Qwen3-Coder and Qwen3.5, <function=...><parameter=...>, as the
-text comes, into the text of a JSON object.
+"""A reader of tool calls in the format of Qwen3-Coder and Qwen3.5, <function=...><parameter=...>.
+It turns the text, as it comes, into the text of a JSON object.
 
 Owns the text not read yet: a few tags, a name and the white space among them. One call, one thread.
 Invariants: a closing tag counts only if the format continues after it, so a value may hold any of
@@ -35,7 +35,7 @@ from .parameter_types import ParameterTypes, json_of
 
 _NULL = "null"
 _MOST_TAGS = 4
-"""Tags behind a closing tag to look at: does the format go on?"""
+"""Number of tags read after a closing tag to see whether the format continues."""
 _TAG_BEGINNING = "<parameter"
 
 
@@ -163,7 +163,7 @@ class FunctionCall:
         return True
 
     def _pass_beginning(self, items: list[AnswerItem]) -> bool:
-        """Read a value's first letters, or a tag in its place."""
+        """Read a value's first characters, or a tag in its place."""
         if not self._held.startswith(PARAMETER_TAG):
             if PARAMETER_TAG.startswith(self._held) and not self._finishing:
                 return False
@@ -218,7 +218,7 @@ class FunctionCall:
         return True
 
     def _ends_value(self, tag: Tag, end: int) -> Follows:
-        """Return whether a tag in a value ends it. end: behind the tag."""
+        """Return whether a tag in a value ends it. end: the place after the tag."""
         if tag is Tag.PARAMETER:
             follows, behind = name_end(self._held, end)
             if follows is not Follows.YES:
@@ -249,7 +249,7 @@ class FunctionCall:
         return Follows.NO
 
     def _begins_call(self, tag: Tag, at: int) -> Follows:
-        """Return whether a tag begins a call of a tool. at: behind the tag."""
+        """Return whether a tag begins a call of a tool. at: the place after the tag."""
         if tag is Tag.CALL:
             place = space_end(self._held, at)
             if place is None:
@@ -294,7 +294,7 @@ class FunctionCall:
         return Follows.YES if self._finishing else Follows.OPEN
 
     def _give(self, text: str, items: list[AnswerItem]) -> None:
-        """Give out letters of the open parameter."""
+        """Add text of the open parameter to the parts."""
         if text:
             self._keys.add(self._key)
             items += call_arguments(self._number, text)
@@ -373,7 +373,8 @@ class _Value:
         return "" if is_other else self._lead + found
 
     def _is_string(self, text: str) -> bool:
-        """Return whether the value is a string, by its letters up to those of `text`."""
+        """Return whether the value is a string, judged by its characters up to the end of
+        `text`."""
         if "string" not in self._types or self._types - {"string", "null"}:
             return False
         if self._types == {"string"}:

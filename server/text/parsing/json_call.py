@@ -1,4 +1,4 @@
-"""Reads a tool call in the format of Hermes and Qwen3: {"name": ..., "arguments": {...}}.
+"""A reader of tool calls in the format of Hermes and Qwen3: {"name": ..., "arguments": {...}}.
 
 JsonCall owns the text not read yet, and all of the text until the call has begun. One call, one
 thread. Invariants: arguments are returned as they are written, character by character, as far as
@@ -33,8 +33,8 @@ _CLOSERS = "}]"
 
 
 class JsonText:
-    """The place in one value. ended: the value is whole. broken: the tag came before its end, or
-    it nests too deeply."""
+    """The position in one value. ended: the value is complete. broken: the tag came before its end,
+    or it nests too deeply."""
 
     def __init__(self, tag: str, deepest: int | None = None) -> None:
         """tag: ends the text around the value. deepest: allowed levels of objects and lists; None:
@@ -153,8 +153,8 @@ class ClosableJson:
         return self._in_string and self._key is None and _PLAIN.fullmatch(text) is not None
 
     def finish(self, was_cut: bool) -> str:
-        """Return the last text and the closing letters. was_cut: an open number or word may lack
-        letters, and is left out."""
+        """Return the last text and the closing characters. was_cut: an open number or word may be
+        incomplete, and is left out."""
         rest = ""
         if not was_cut and self._word and not self.ended:
             passed: list[str] = []
@@ -163,7 +163,7 @@ class ClosableJson:
         return rest + self.closing()
 
     def closing(self) -> str:
-        """Return the letters to close the text so far. REQUIRES: it has the first brace."""
+        """Return the characters that close the text so far. REQUIRES: it has the first brace."""
         quote = '"' if self._in_string and self._key is None else ""
         return quote + "".join(reversed(self._closers))
 

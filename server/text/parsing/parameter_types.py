@@ -65,7 +65,7 @@ class _Objects:
         self._root = root
         self._left = _MOST_SCHEMAS
         self._around: list[int] = []
-        """Schemas on the way here. A second visit adds nothing."""
+        """Schemas entered on the way here. A second visit adds nothing."""
 
     def properties(self, schema: Any) -> dict[str, Any]:
         """Return a schema of each property's values by name, from every branch that names the
@@ -282,8 +282,8 @@ def _long_holder(word: str, types: frozenset[str], depth: JsonDepth) -> str | No
 
 
 def _literal(word: str, types: frozenset[str]) -> str | None:
-    """Return the JSON text of a list or an object in Python's spelling; None if it is none of an
-    allowed type."""
+    """Return the JSON text of a list or an object in Python's spelling; None if it has no allowed
+    type."""
     if len(word) > _LONGEST_LITERAL:
         return None
     try:

@@ -45,7 +45,7 @@ class EncodedPieces:
 
     @property
     def used(self) -> int:
-        """Bytes."""
+        """Return the used bytes."""
         return self._cache.used
 
     def tokens(self, salt: bytes, pieces: Sequence[str], most: int | None) -> dict[str, Tokens]:

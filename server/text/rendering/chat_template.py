@@ -1,4 +1,4 @@
-"""Renders messages as tokens by the checkpoint's own jinja template, with their resume points.
+"""Rendering of messages as tokens by the checkpoint's own jinja template, with their resume points.
 
 ChatTemplate owns the compiled template and its caches of conversations: the tokens of their pieces,
 and digests of their prefixes. Any thread. Invariants: special tokens come only from the template,

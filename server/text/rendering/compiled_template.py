@@ -12,11 +12,11 @@ assistant's content and reasoning only special tokens are hidden, because the mo
 added tokens (<think>, <tool_call>) as text.
 
 Marks: finds the ends of messages in a rendered conversation, by a marking copy of the template.
-Pure. The copy writes a mark at the start of each loop's body if the item is a mapping, one after
-each such loop, and one before the opening of an answer. Invariant: without the marks the text
-equals the output of the checkpoint's own template. Only loops that write directly into the text are
-marked. A loop inside a macro or a block is not marked, because the template may read or trim that
-text.
+Pure. The copy writes a mark at the start of each loop's body if the item is a mapping. It writes
+one after each such loop, and one before the opening of an answer. Invariant: without the marks the
+text equals the output of the checkpoint's own template. Only loops that write directly into the
+text are marked. A loop inside a macro or a block is not marked, because the template may read or
+trim that text.
 
 matches() searches by regular expressions in texts of megabytes, a slice at a time. `re` holds the
 interpreter's lock until one search ends. Between two slices other threads, above all the event
@@ -136,10 +136,10 @@ _FLAG = "add_generation_prompt"
 
 @dataclass(frozen=True)
 class MessagePlaces:
-    """Places in a text without its marks. ends: by a count of messages, the end of the last of
-    them: the begin of the next message, or the end of the loop over all messages. closed: the
-    length of the text written without the opening of an answer; None if only a rendering can show
-    it."""
+    """Places in a text without its marks. ends: the end of the last message, by a count of
+    messages. It is the begin of the next message, or the end of the loop over all messages. closed:
+    the length of the text written without the opening of an answer; None if only a rendering can
+    show it."""
 
     ends: Mapping[int, int]
     closed: int | None
@@ -242,7 +242,7 @@ _LOOP_ATTRIBUTES = frozenset(name for name in dir(LoopContext) if not name.start
 
 class CompiledTemplate:
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        """source: jinja text; variables: bos_token and its like, as the template names them. Raises
+        """source: jinja text. variables: bos_token and similar, by the template's names. Raises
         ChatTemplateError."""
         environment = _Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
