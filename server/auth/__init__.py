@@ -1,1 +1,1 @@
-"""Who calls, what their key lets them do, and how much of it."""
+"""Callers, the scopes of their keys, and the limits on their use."""

@@ -1,11 +1,11 @@
 """Callers and their scopes, API keys, and the access rules of a daemon's servers.
 
-Caller: Has no part in keys themselves or transports. Pure.
+Caller knows neither keys nor transports. Pure.
 
-ApiKeys: The file of keys, and the caller of each key. Owns the keys, which never leave it: not by
-repr, not by a log, not by an error. Pure but for reading the file.
+ApiKeys holds the keys of a file and the caller of each key. The keys never leave it: no repr, log
+or error contains one. Pure except for reading the file.
 
-Access: TLS, API keys, bounds, and whether plain text may leave the host.
+Access holds TLS, API keys, size bounds, and whether plain text may leave the host.
 """
 
 import hmac
@@ -18,7 +18,7 @@ from tasuki.utils.tls import ServerTls
 
 
 class Scope(Enum):
-    """A right that a key has. No scope includes another: a key lists every one it has."""
+    """A right granted to a key. No scope includes another: a key lists every scope it has."""
 
     CALLER = "caller"
     """Prompts, sessions, own requests."""
@@ -35,8 +35,8 @@ EVERY_SCOPE = frozenset(Scope)
 
 @dataclass(frozen=True)
 class Caller:
-    """name: may be logged. tenant: its prompts share cached prefixes among themselves; None: they
-    share with all other callers without a tenant."""
+    """name: may be logged. tenant: the caller's prompts share cached prefixes only among
+    themselves. None: they share with all other callers without a tenant."""
 
     name: str
     scopes: frozenset[Scope] = frozenset({Scope.CALLER})
@@ -47,41 +47,44 @@ class Caller:
 
     @property
     def is_one_of_many(self) -> bool:
-        """Whether it has one key of a file, so that its use takes from other callers."""
+        """Return whether the caller has one key of a file. If so, its use takes from other
+        callers."""
         return self.name not in RESERVED_NAMES
 
 
 ANYBODY = Caller("anybody", EVERY_SCOPE)
-"""Every caller of a node without keys, which only loopback serves."""
+"""Every caller of a node without keys. Only loopback is served without keys."""
 
 NOBODY = Caller("nobody", frozenset())
-"""A caller without a key, on a node with keys: it may use what is open to all."""
+"""A caller without a key, on a node with keys. It may use the surfaces open to all."""
 
 CERTIFIED = Caller("certified", frozenset({Scope.CALLER, Scope.METRICS, Scope.GATEWAY}))
-"""Every caller of a node without keys off loopback: a certificate admits it and names nobody."""
+"""Every caller of a node without keys off loopback. A certificate admits the caller but does not
+identify it."""
 
 OWNER = Caller("default", EVERY_SCOPE)
 """The caller with the key of --api-key."""
 
 RESERVED_NAMES = frozenset(caller.name for caller in (ANYBODY, NOBODY, CERTIFIED, OWNER))
-"""No key of a file may be called so."""
+"""Names refused in a file of keys."""
 
 
 class ApiKeyError(ValueError):
-    """The file of keys cannot be used; the message names the line and the mend, never a key."""
+    """The file of keys cannot be used. The message names the line and the fix, never a key."""
 
 
 class ApiKeys:
     def __init__(self, keys: Mapping[Caller, str], keyless: Caller = ANYBODY) -> None:
-        """keyless: the caller of every call where there are no keys."""
+        """keyless: the caller of every call if there are no keys."""
         self._keyless = keyless
         self._keys = keys
         self._bearers = {caller: f"Bearer {key}".encode() for caller, key in keys.items()}
 
     @staticmethod
     def load(path: Path) -> "ApiKeys":
-        """A line has a name, a key and, separated by commas, the key's scopes; none: caller. `#`
-        begins a comment. Each is a tenant of its own. Raises ApiKeyError."""
+        """Read a file of keys. A line has a name, a key and the key's scopes, separated by commas.
+        The default scope is `caller`. `#` begins a comment. Each caller is a tenant of its own.
+        Raises ApiKeyError."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -113,13 +116,13 @@ class ApiKeys:
         return ApiKeys({**self._keys, **other._keys}, self._keyless)
 
     def sharing(self) -> "ApiKeys":
-        """The same keys, whose bearers share cached prefixes."""
+        """Return the same keys, but their callers share cached prefixes."""
         shared = {replace(caller, tenant=None): key for caller, key in self._keys.items()}
         return ApiKeys(shared, self._keyless)
 
     def caller(self, authorization: Sequence[str | bytes]) -> Caller | None:
-        """The caller of the one authorization header; None where its key is unknown, or where there
-        is not exactly one header. Takes the same time whichever key matches."""
+        """Return the caller of the authorization header. Return None if its key is unknown, or if
+        there is not exactly one header. The time taken does not depend on the matching key."""
         if not self._bearers:
             return self._keyless
         if len(authorization) != 1:
@@ -135,7 +138,7 @@ class ApiKeys:
 
 
 def _caller(place: str, name: str, scopes: list[str]) -> Caller:
-    """Raises ApiKeyError."""
+    """Return the caller of one line. Raises ApiKeyError."""
     if not scopes:
         return Caller(name, tenant=name)
     try:
@@ -150,11 +153,11 @@ NO_KEYS = ApiKeys({})
 
 @dataclass(frozen=True)
 class Access:
-    """tls: None serves plain text, which only loopback gets unless `insecure`. api_key: callers of
-    gRPC and HTTP must bear it, or one of more_keys; where there is no key every call is `keyless`.
-    max_message_bytes: of one message or body. max_connections: of HTTP, and of gRPC. allowed_hosts:
-    names that HTTP may be called by besides the address that it serves. allowed_origins: of the web
-    pages that may call HTTP."""
+    """tls: None serves plain text, on loopback only unless `insecure`. api_key: callers of gRPC and
+    HTTP must send it, or one of more_keys. keyless: the caller of every call if there is no key.
+    max_message_bytes: bound of one message or body. max_connections: bound for HTTP and for gRPC,
+    each. allowed_hosts: host names accepted by HTTP besides the served address. allowed_origins:
+    origins of web pages allowed to call HTTP."""
 
     tls: ServerTls | None = None
     api_key: str = field(default="", repr=False)

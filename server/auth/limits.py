@@ -1,21 +1,21 @@
 """Limits by caller: requests and watches at once, requests and tokens a minute, bytes in memory.
 
-ConcurrencyCaps owns a count for each caller that holds any. One event loop's thread. Invariants: a
-refusal counts for nothing; what is held is given back exactly once. A key's cap applies where there
-are several keys: the only key takes from nobody.
+ConcurrencyCaps owns a count for each caller with at least one hold. One event loop's thread.
+Invariants: a refusal counts for nothing; every hold is released exactly once. A key's cap applies
+only if there are several keys: the only key takes from no other caller.
 
-RateLimits owns an allowance for each caller's name, which refills evenly and never holds more than
-one minute's worth. One event loop's thread. Invariants: a request is charged before its body is
-read, its prompt before it is computed, its answer as it is written, so that a long answer may leave
-a debt that later requests wait for. A refusal takes nothing from an allowance.
+RateLimits owns an allowance for each caller's name. An allowance refills evenly and never holds
+more than one minute's worth. One event loop's thread. Invariants: a request is charged before its
+body is read, its prompt before it is computed, its answer while it is written. A long answer may
+therefore leave a debt, and later requests wait for it. A refusal takes nothing from an allowance.
 
 HeldBytes owns the counts. One event loop's thread. Invariants: the bytes of all holds never exceed
-the bound; one of several keys has at most half of the bound, so that a key cannot take the memory
-of the other keys; a hold that ends gives all of its bytes back; a refusal changes no count; after a
-large hold the process gives its free memory back to the system.
+the bound. One of several keys has at most half of the bound, so no key can take all the memory. A
+hold releases all of its bytes when it ends. A refusal changes no count. After a large hold the
+process returns its free memory to the system.
 
-submit_bytes() and its siblings: How many bytes of memory a request keeps until its reply ends. Pure
-functions; any thread. Invariant: each takes time linear in what it measures.
+submit_bytes() and its siblings return the bytes of memory that a request keeps until its reply
+ends. Pure functions; any thread. Invariant: each takes time linear in the measured value.
 """
 
 import sys
@@ -52,8 +52,9 @@ class ConcurrencyCaps:
         in_all: int = 0,
         uncapped: frozenset[Scope] = frozenset(),
     ) -> None:
-        """refusal: what is raised beyond a cap. what: the held thing's name in messages. per_key,
-        in_all: caps; 0 sets none. uncapped: keys of these scopes stand for many callers."""
+        """refusal: the class raised beyond a cap. what: the name of the held thing in messages.
+        per_key, in_all: caps; 0 sets none. uncapped: keys with one of these scopes act for many
+        callers. per_key does not apply to them."""
         self._refusal = refusal
         self._what = what
         self._per_key = per_key
@@ -63,7 +64,7 @@ class ConcurrencyCaps:
 
     @contextmanager
     def held(self, caller: Caller, count: int = 1) -> Iterator[None]:
-        """So many more, inside `with`. Raises the refusal."""
+        """Hold `count` more inside `with`. Raises the refusal."""
         self.check(caller, count)
         self._held[caller.name] += count
         try:
@@ -74,7 +75,7 @@ class ConcurrencyCaps:
                 del self._held[caller.name]
 
     def check(self, caller: Caller, count: int = 1) -> None:
-        """Raises the refusal where the caller may not hold so many more now."""
+        """Raise the refusal if the caller may not hold `count` more now."""
         held = self._held[caller.name]
         if self._is_capped(caller) and held + count > self._per_key:
             if count > 1:
@@ -102,7 +103,8 @@ _MINUTE = 60.0
 
 @dataclass
 class _Allowance:
-    """level: what is left, below zero a debt; at `at` seconds of the limits' clock."""
+    """level: the units left, a debt if below zero. at: the time of that level, in seconds of the
+    limits' clock."""
 
     level: float
     at: float
@@ -117,7 +119,8 @@ class _Rate:
         self._allowances: dict[str, _Allowance] = {}
 
     def seconds_until(self, caller: Caller, amount: float) -> float:
-        """How long until that much is there; 0 where it is now. Costs nothing."""
+        """Return the seconds until the amount is available; 0 if it is now. Take nothing from the
+        allowance."""
         if not self.per_minute:
             return 0.0
         missing = amount - self._refilled(caller).level
@@ -138,14 +141,14 @@ class _Rate:
 
 class RateLimits:
     def __init__(self, requests_per_minute: int, tokens_per_minute: int, clock: Clock) -> None:
-        """0: no such limit. clock: seconds, monotone."""
+        """A limit of 0 per minute sets no limit. clock: seconds, monotone."""
         self._requests = _Rate(requests_per_minute, clock)
         self._tokens = _Rate(tokens_per_minute, clock)
 
     def admit_request(self, caller: Caller, count: int = 1) -> None:
-        """Take requests from the caller's allowance, whatever they will ask. Raises RateLimited,
-        with the seconds after which they would be admitted; PromptTooLong where they never
-        would."""
+        """Take `count` requests from the caller's allowance, before their bodies are read. Raises
+        RateLimited with the seconds until they would be admitted. Raises PromptTooLong if they
+        could never be admitted."""
         per_minute = self._requests.per_minute
         if per_minute and count > per_minute:
             raise PromptTooLong(
@@ -175,17 +178,17 @@ class RateLimits:
 
     @property
     def count_tokens(self) -> bool:
-        """Whether there is a limit on them, or nobody needs to report an answer's."""
+        """Return whether tokens are limited. If not, the tokens of answers need no report."""
         return self._tokens.per_minute > 0
 
     def answered(self, caller: Caller, tokens: int) -> None:
-        """So many tokens of an answer."""
+        """Take the tokens of an answer from the caller's allowance."""
         self._tokens.spend(caller, tokens)
 
 
 @dataclass(frozen=True)
 class CallerLimits:
-    """What callers may ask for in a minute, and hold at once: requests in flight, watches."""
+    """Limits by caller: rates a minute, and concurrent requests and watches."""
 
     rates: RateLimits
     requests: ConcurrencyCaps
@@ -193,7 +196,7 @@ class CallerLimits:
 
     @staticmethod
     def none() -> "CallerLimits":
-        """As much as they like."""
+        """Return limits of zero: nothing is limited."""
         return CallerLimits(
             RateLimits(0, 0, lambda: 0.0),
             ConcurrencyCaps(RequestLimit, "requests in flight", 0),
@@ -206,12 +209,13 @@ _LARGEST_MESSAGES = 16
 """The bound in messages of the largest size: one of several keys may hold eight."""
 _MOST = _LARGEST_MESSAGES * 32 * _MIB
 _LARGE = _MIB
-"""Of one hold: what it held is worth a look through the heap."""
+"""Bytes of one hold. After a larger hold, free memory is returned to the system."""
 
 
 class HeldBytes:
     def __init__(self, most: int = _MOST, memory: FreeMemory | None = None) -> None:
-        """most: bytes of all holds together. memory: of this process, which is the default."""
+        """most: bound of the bytes of all holds together. memory: the process's free memory;
+        default: this process's."""
         self._most = most
         self._memory = memory or FreeMemory()
         self._held: Counter[str] = Counter()
@@ -219,12 +223,12 @@ class HeldBytes:
 
     @staticmethod
     def for_messages(max_message_bytes: int) -> "HeldBytes":
-        """Return counts whose bound fits a server that takes messages of that size."""
+        """Return counts with a bound that fits messages of up to `max_message_bytes`."""
         return HeldBytes(_LARGEST_MESSAGES * max_message_bytes)
 
     @property
     def total(self) -> int:
-        """Bytes of all holds."""
+        """Return the bytes of all holds."""
         return self._total
 
     def of(self, caller: Caller) -> int:
@@ -233,7 +237,8 @@ class HeldBytes:
 
     @contextmanager
     def hold(self, caller: Caller, size: int = 0) -> Iterator["Hold"]:
-        """Count `size` bytes inside `with`, or what resize() sets. Raises as resize() does."""
+        """Count `size` bytes inside `with`, until resize() sets another size. Raises as resize()
+        does."""
         held = Hold(self, caller)
         try:
             held.resize(size)
@@ -244,11 +249,11 @@ class HeldBytes:
                 self._memory.give_back_later()
 
     def check(self, caller: Caller, more: int, already: int = 0) -> None:
-        """Raise where the caller may not hold so many more bytes now.
+        """Raise if the caller may not hold `more` bytes now.
 
-        more: bytes beside those of all holds. already: bytes of the same hold, among these.
-        Raises InvalidRequest where the hold alone exceeds what the caller may have, so that
-        waiting would not help, and Busy where other holds leave too little.
+        more: bytes beside those of all holds. already: bytes of the same hold, among these. Raises
+        InvalidRequest if the hold alone exceeds the caller's bound, because waiting would not help.
+        Raises Busy if other holds leave too little.
         """
         of_caller = self._most // 2 if caller.is_one_of_many else self._most
         if already + more > of_caller:
@@ -275,7 +280,7 @@ class HeldBytes:
 
 
 class Hold:
-    """The bytes that one request holds. Made by HeldBytes.hold()."""
+    """The bytes held by one request. Made by HeldBytes.hold()."""
 
     def __init__(self, counts: HeldBytes, caller: Caller) -> None:
         self._counts = counts
@@ -286,8 +291,8 @@ class Hold:
         """Bytes: the largest size so far."""
 
     def resize(self, size: int) -> None:
-        """Count `size` bytes from now on. Raises Busy and InvalidRequest as HeldBytes.check()
-        does, and then the size stays what it was; a smaller size is never refused."""
+        """Count `size` bytes from now on. Raises Busy and InvalidRequest as HeldBytes.check() does;
+        the size then stays unchanged. A smaller size is never refused."""
         more = size - self.size
         if more > 0:
             self._counts.check(self._caller, more, self.size)
@@ -296,7 +301,7 @@ class Hold:
         self.largest = max(self.largest, size)
 
     def grow(self, more: int) -> None:
-        """Count `more` bytes beside those that are counted. Raises as resize() does."""
+        """Count `more` bytes beside those counted already. Raises as resize() does."""
         self.resize(self.size + more)
 
     def check(self, size: int) -> None:
@@ -310,15 +315,16 @@ def _mib(size: int) -> str:
 
 
 ANSWER_BYTES = 1 << 15
-"""Of each answer: its tasks, its parser, its reply's head, and what waits in its connection."""
+"""Bytes of each answer: its tasks, its parser, its reply's head, and the data queued in its
+connection."""
 
 _NUMBER_BYTES = 48
-"""Of a number in a tuple, with the tuple's share."""
+"""Bytes of a number in a tuple, with its share of the tuple."""
 _PAIR_BYTES = 120
 _SCORE_BYTES = 12
-"""Of a token id and a float64 in the engine's columns; of a logprob and a rank too."""
+"""Bytes of a token id and a float64 in the engine's columns, or of a logprob and a rank."""
 _WRITTEN_SCORE_BYTES = 200
-"""Of one token's logprob in the reply's JSON, while the reply is written."""
+"""Bytes of one token's logprob in the reply's JSON, while the reply is written."""
 
 
 def submit_bytes(submit: Submit) -> int:
@@ -334,7 +340,7 @@ def submit_bytes(submit: Submit) -> int:
 
 
 def score_bytes(submit: Submit, written: int = 0) -> int:
-    """Return the memory of the scores of the prompt's tokens; 0 where none are asked for.
+    """Return the memory of the scores of the prompt's tokens; 0 if no scores are asked for.
 
     written: how often the reply holds them in JSON.
     """
@@ -351,7 +357,8 @@ def ids_bytes(prompts: Sequence[msgspec.Raw] | None) -> int:
 
 
 def value_bytes(value: Any) -> int:
-    """Return the memory of a JSON value's objects, each counted as often as it is named."""
+    """Return the memory of a JSON value's objects. An object named several times counts several
+    times."""
     size = 0
     waiting: list[Any] = [value]
     while waiting:

@@ -1,8 +1,8 @@
-"""The methods and routes that a node serves, and the scopes that each requires of a caller's key.
+"""The methods and routes served by a node, and the scopes each requires of a caller's key.
 
-Owns no keys and no handlers. Pure. Invariant: a method or route that is not in the table is refused
-to everybody, so that nobody can forget to list a new one. docs/security.md shows the table
-(scripts/docs/surface_table.py).
+Owns no keys and no handlers. Pure. Invariant: a method or route missing from the table is refused
+to every caller. A new one therefore cannot be served before it is listed. docs/security.md shows
+the table (scripts/docs/surface_table.py).
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class Unscoped(Enum):
 
 
 Needs = Unscoped | frozenset[Scope]
-"""A key needs one of the scopes. The answer may depend on which one it has."""
+"""A key needs one of the scopes. The answer may depend on the scope it has."""
 
 
 def _needs(*scopes: Scope) -> Needs:
@@ -59,7 +59,7 @@ _METHODS: tuple[tuple[str, Needs, str], ...] = (
 GRPC: Mapping[str, Needs] = MappingProxyType(
     {f"/{service}/{name}": needs for service, needs, names in _METHODS for name in names.split()}
 )
-"""By a method's full name."""
+"""Requirements by a method's full name."""
 
 ANY_METHOD = "*"
 
@@ -92,11 +92,12 @@ _ROUTES: tuple[tuple[str, Needs, str], ...] = (
 HTTP: Mapping[tuple[str, str], Needs] = MappingProxyType(
     {(method, route): needs for method, needs, routes in _ROUTES for route in routes.split()}
 )
-"""By a method and a route's pattern as aiohttp writes it; HEAD is GET."""
+"""Requirements by a method and a route's pattern in aiohttp's form. HEAD is GET."""
 
 
 def suffices(needs: Needs, caller: Caller | None) -> bool:
-    """caller: None where the call had no known key."""
+    """Return whether the caller meets the requirement. caller: None if the call had no known
+    key."""
     if needs is Unscoped.OPEN or needs is Unscoped.PEER:
         return True
     if caller is None:
@@ -105,13 +106,15 @@ def suffices(needs: Needs, caller: Caller | None) -> bool:
 
 
 def is_for_peers(service: str) -> bool:
-    """Whether a service is for nodes only: none of its methods needs a key."""
+    """Return whether a service is for nodes only: its methods need a peer's certificate and no
+    key."""
     ours = [needs for name, needs in GRPC.items() if name.startswith(f"/{service}/")]
     return bool(ours) and all(needs is Unscoped.PEER for needs in ours)
 
 
 def denial(surface: str, needs: Needs, caller: Caller) -> PermissionDenied:
-    """REQUIRES: not suffices(needs, caller)."""
+    """Return the refusal of a caller without a needed scope. REQUIRES: not suffices(needs,
+    caller)."""
     assert isinstance(needs, frozenset)
     wanted = " or ".join(sorted(scope.value for scope in needs))
     return PermissionDenied(

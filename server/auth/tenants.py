@@ -1,34 +1,35 @@
 """Tenants: a request's caller and tenant, the salts between tenants, and the usage each may see.
 
-RequestContext: A request's caller, tenant, trace and kind, once the request was admitted. Pure.
+RequestContext: the caller, tenant, trace and kind of an admitted request. Pure.
 
-Salts: Tenants share cached prefixes with nobody else. Uses keys' names and scopes, never keys; has
-no part in transports or the tree. Pure.
+Salts: tenants share cached prefixes with no other tenant. Uses keys' names and scopes, never keys;
+knows neither transports nor the tree. Pure.
 
 A prompt's salt is made of the tenant's name and the client's own salt:
 
-    no tenant    the client's salt as it stands; empty where it gave none
+    no tenant    the client's salt unchanged; empty if it gave none
     a tenant     MARK + SHA-256("tasuki tenant v1" + length of name + name + client's salt)
 
-Invariants: two pairs of name and client's salt have two salts, since the length (4 bytes, highest
-first) fixes where the name ends and no client's salt may begin with MARK; so no client reaches
-another tenant's prompts by a choice of its salt. The same pair has the same salt on every node, so
-that a prefill node keeps apart what its decode nodes do. A name is no secret: a tenant's salt keeps
-prompts apart, it does not hide the names of prefixes from who may watch them (docs/security.md).
+Invariants: two different pairs of name and client's salt have two different salts. The length (4
+bytes, big-endian) fixes the end of the name, and no client's salt may begin with MARK. So no client
+reaches another tenant's prompts by its choice of salt. The same pair has the same salt on every
+node, so a prefill node separates the same prompts as its decode nodes do. A name is no secret: a
+tenant's salt separates prompts, but does not hide the names of prefixes from their watchers
+(docs/security.md).
 
-Visible usage: The length of the cached prefix reveals whether another caller's prompt begins the
-same way. So the counts are as fine as the caller's right to see whose prompts are cached:
+Visible usage: the length of the cached prefix reveals whether another caller's prompt begins the
+same way. So the counts are only as fine as the caller's right to see whether a prompt is cached:
 
     operators            every count, exactly
-    a tenant's callers   usable tokens exactly, since every cached token is the tenant's own; the
+    a tenant's callers   usable tokens exactly, because every cached token is the tenant's own; the
                          unusable ones by whole pages
-    callers that share   the counts of a cache of whole pages, and nothing that follows from exact
-                         counts: neither where the prompt was computed nor why
+    callers that share   the counts of a cache of whole pages; nothing derived from exact counts:
+                         neither the node that computed the prompt nor the reason
 
-Pure. Invariants: usable + causes == prompt in every view; two prompts that share the same whole
-pages with the cache get the same view where callers share it. Only operators see evictions, since
-an eviction names other callers' requests, and why a prefill node was chosen, since its bids show
-what others make nodes do.
+Pure. Invariants: usable + causes == prompt in every view. If callers share prefixes, two prompts
+with the same whole pages in the cache get the same view. Only operators see evictions, because an
+eviction names other callers' requests. Only operators see why a prefill node was chosen, because
+its bids show the load from other callers.
 """
 
 import hashlib
@@ -51,7 +52,7 @@ from tasuki.server.errors import InvalidField, PermissionDenied
 from .callers import ANYBODY, Caller, Scope
 
 TRACE_HEADER = "traceparent"
-"""As W3C names it, in HTTP headers and in gRPC metadata."""
+"""The W3C name, in HTTP headers and in gRPC metadata."""
 
 
 CHAT, TEXT_COMPLETION = "chat", "text_completion"
@@ -60,8 +61,8 @@ CHAT, TEXT_COMPLETION = "chat", "text_completion"
 
 @dataclass(frozen=True)
 class RequestContext:
-    """traceparent: the caller's span in W3C's form; empty where there is none. tenant: from
-    tenant_of(). operation: as OpenTelemetry names it."""
+    """traceparent: the caller's span in W3C's form; empty if there is none. tenant: from
+    tenant_of(). operation: OpenTelemetry's name of the operation."""
 
     caller: Caller = ANYBODY
     traceparent: str = ""
@@ -70,7 +71,7 @@ class RequestContext:
 
     @property
     def line(self) -> str:
-        """Among whose requests it stands, wherever callers take turns."""
+        """Return the name of the request's queue when callers take turns."""
         return self.tenant or self.caller.name
 
 
@@ -78,10 +79,10 @@ ANONYMOUS = RequestContext()
 
 
 TENANT_KEY = "x-tasuki-tenant"
-"""In HTTP headers and in gRPC metadata."""
+"""A key of HTTP headers and of gRPC metadata."""
 
 EVERY_TENANT = "*"
-"""What a watcher of blocks may name in a tenant's place."""
+"""The value a watcher of blocks may name in place of a tenant."""
 
 MAX_SALT = 256
 
@@ -92,8 +93,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}")
 
 @dataclass(frozen=True)
 class WatchScope:
-    """The prompts whose blocks a watcher sees. tenant: of the watcher's own prompts. others:
-    whether it sees every other tenant's blocks too."""
+    """The prompts with blocks visible to a watcher. tenant: the tenant of the watcher's own
+    prompts. others: whether it sees every other tenant's blocks too."""
 
     caller: Caller
     tenant: str | None
@@ -101,8 +102,8 @@ class WatchScope:
 
 
 def tenant_of(caller: Caller, named: Sequence[str]) -> str | None:
-    """The tenant of a call's prompts; None: they share cached prefixes with all other calls without
-    a tenant. named: the values of TENANT_KEY. Raises PermissionDenied, InvalidField."""
+    """Return the tenant of a call's prompts. None: they share cached prefixes with all other calls
+    without a tenant. named: the values of TENANT_KEY. Raises PermissionDenied, InvalidField."""
     if not named:
         return caller.tenant
     _check_may_name(caller)
@@ -117,8 +118,8 @@ def tenant_of(caller: Caller, named: Sequence[str]) -> str | None:
 
 
 def watch_scope(caller: Caller, named: Sequence[str]) -> WatchScope:
-    """What a subscriber sees. named: as in tenant_of(), or EVERY_TENANT alone. Raises
-    PermissionDenied, InvalidField."""
+    """Return the scope of a subscriber's watch. named: as in tenant_of(), or EVERY_TENANT alone.
+    Raises PermissionDenied, InvalidField."""
     if list(named) != [EVERY_TENANT]:
         return WatchScope(caller, tenant_of(caller, named), others=False)
     _check_may_name(caller)
@@ -126,7 +127,8 @@ def watch_scope(caller: Caller, named: Sequence[str]) -> WatchScope:
 
 
 def salt_of(tenant: str | None, cache_salt: bytes) -> bytes:
-    """The salt of a prompt in the engine. cache_salt: the client's own. Raises InvalidField."""
+    """Return the salt of a prompt in the engine. cache_salt: the client's own. Raises
+    InvalidField."""
     if len(cache_salt) > MAX_SALT:
         raise InvalidField("cache_salt", f"has {len(cache_salt)} bytes: send at most {MAX_SALT}")
     if tenant is None:
@@ -147,12 +149,12 @@ def _check_may_name(caller: Caller) -> None:
 
 
 HIDDEN_NODE = ""
-"""Replaces the name of the node that computed the prompt."""
+"""Replaces the name of the computing node."""
 
 
 def visible_end(end: Finished, request_context: RequestContext) -> Finished:
-    """With visible_usage(), and without the request's states where these would show which node
-    computed the prompt."""
+    """Return the end with visible_usage(). Leave out the request's states if they would show the
+    node that computed the prompt."""
     life = end.life if _sees_exact_hits(request_context) else ()
     return replace(end, usage=visible_usage(end.usage, request_context), life=life)
 
@@ -181,12 +183,13 @@ def visible_usage(usage: Usage, request_context: RequestContext) -> Usage:
 
 
 def _sees_exact_hits(request_context: RequestContext) -> bool:
-    """Whether every cached prefix of its prompts is the caller's own, or open to it."""
+    """Return whether every cached prefix of its prompts is the caller's own, or open to it."""
     return request_context.tenant is not None or request_context.caller.may(Scope.OPERATOR)
 
 
 def _by_pages(hit: HitBreakdown) -> HitBreakdown:
-    """The same hit in whole pages: a cause ends where a page ends; a page's rest counts as new."""
+    """Return the same hit in whole pages: a cause ends at the end of a page; the rest of a page
+    counts as new."""
     causes = dict.fromkeys(hit.causes, 0)
     end = done = hit.usable_tokens
     for cause in (NOT_PULLED, *CAUSES_IN_ORDER[:-1], TEMPLATE_CHANGED):

@@ -1,4 +1,4 @@
-"""What answers clients of a node: codec, services and routes over one engine, front workers."""
+"""The client side of a node: codec, services and routes over one engine, front workers."""
 
 import time
 from dataclasses import replace
@@ -37,8 +37,9 @@ def node_codec(
     model: ModelConfig,
     grammars: GrammarTrials | None = None,
 ) -> TextCodec:
-    """Load the codec of the folder that the engine's config names. model: of that folder. grammars:
-    the node's trials; None: they are set once the engine's process is ready (with_trials())."""
+    """Load the codec of the engine config's checkpoint folder. model: config of that checkpoint.
+    grammars: the node's trials; None: with_trials() sets them once the engine's process is
+    ready."""
     return TextCodec.load(
         Path(engine_config.model),
         model.vocab,
@@ -49,8 +50,8 @@ def node_codec(
 
 
 def with_trials(codec: TextCodec, address: str) -> TextCodec:
-    """Return the codec with the trials of its node. address: where the engine's process has the
-    trial server take connections."""
+    """Return the codec with the trials of its node. address: of the trial server in the engine's
+    process."""
     return replace(codec, grammars=GrammarTrials(lambda: address))
 
 
@@ -60,7 +61,7 @@ def client_routes(
     config: ServerConfig,
     store: ResponseStore | None = None,
 ) -> list[web.RouteDef]:
-    """store: of responses; None: one of its own."""
+    """Return the HTTP routes for clients. store: of responses; None: a store of its own."""
     store = response_store(config) if store is None else store
     return [
         *openai_routes(engine, model),
@@ -80,7 +81,8 @@ def response_store(config: ServerConfig) -> ResponseStore:
 
 
 class ClientFront:
-    """Sessions and stored responses are one for all that it makes over a client of the engine."""
+    """Services, routes and front workers of a node. All services over one engine client share its
+    sessions. All routes share one response store."""
 
     def __init__(
         self,
@@ -93,9 +95,10 @@ class ClientFront:
         status: HandoverStatusSource = HandoverStatus,
         role_change: RoleChange | None = None,
     ) -> None:
-        """max_request_tokens, max_batch: the engine's. status, role_change: as in AdminService."""
+        """max_request_tokens, max_batch: the engine's. status, role_change: those of
+        AdminService."""
         self.folder = engine_config.model
-        """Of the checkpoint."""
+        """The checkpoint's folder."""
         self._config = config
         self._model = model
         self._codec = codec
@@ -111,11 +114,11 @@ class ClientFront:
 
     @property
     def grammars(self) -> GrammarTrials:
-        """As of NodeFront."""
+        """Return the trials of NodeFront."""
         return self._codec.grammars
 
     def chat_tokens(self) -> dict[str, int]:
-        """As in NodeReport."""
+        """Return the counts of NodeReport."""
         return self._codec.chat_tokens()
 
     def services(self, client: EngineClient) -> tuple[Service, ...]:
@@ -130,7 +133,8 @@ class ClientFront:
         return client_routes(client, self._served, self._config, self._responses)
 
     def workers(self, engine: EngineProcess, sockets: NodeSockets | None) -> NodeWorkers | None:
-        """sockets: None where this process answers clients itself."""
+        """Return the front workers of the node. sockets: None if this process answers clients
+        itself; then None is returned."""
         if sockets is None:
             return None
         job = WorkerJob(

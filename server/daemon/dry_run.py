@@ -21,8 +21,9 @@ _CONTEXTS = (8_192, 50_000)
 
 
 def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
-    """The plan as text. Raises EngineConfigError; ModelConfigError where there is no such model;
-    WeightsError where its weights or its draft layer cannot be read, or have no kernels."""
+    """Return the plan as text. Raises EngineConfigError. Raises ModelConfigError if the model does
+    not exist. Raises WeightsError if its weights or its draft layer cannot be read, or have no
+    kernels."""
     if not engine_config.model:
         raise EngineConfigError("model is not set: give a folder or a published name with --model")
     name = engine_config.model
@@ -53,8 +54,8 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raises WeightsError where a GPU would refuse its weights, EngineConfigError where it does not
-    say how large they are."""
+    """Check the folder's weights. Raises WeightsError if a GPU could not run them,
+    EngineConfigError if their size is unknown."""
     if any(folder.glob("*.safetensors")):
         check_kernels(folder, torch.device("cuda"))
         return
@@ -67,8 +68,8 @@ def _check_folder(folder: Path) -> None:
 
 
 def gpu_bytes(name: str) -> tuple[int, int]:
-    """Free and total of the named GPU, where all is free, or of this machine's. Raises
-    EngineConfigError. REQUIRES: a name, or a GPU here."""
+    """Return the free and total bytes of the named GPU, with all of it free, or else of this
+    machine's GPU. Raises EngineConfigError. REQUIRES: a name, or a GPU here."""
     if name.lower() in GPUS:
         return (GPUS[name.lower()] * MIB,) * 2
     if name.isdecimal():
@@ -79,7 +80,7 @@ def gpu_bytes(name: str) -> tuple[int, int]:
 
 
 def as_text(plan: MemoryPlan, config: EngineConfig) -> str:
-    """config: what the plan is of."""
+    """Return the plan as lines of text. config: the planned engine's."""
     layout = plan.layout
     ranks = config.tensor_parallel
     of_ranks = f"{ranks:>10}      each on a GPU of its own, of which this is the plan of one"

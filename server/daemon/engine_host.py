@@ -1,8 +1,8 @@
-"""The life of an engine's process: what of a node is in it, and its link to the front.
+"""The life of an engine's process: its side of the node, and its link to the front.
 
-Owns the link and the engine's thread. The front, which started this process, decides when it ends;
-a front that is gone, or that does not read, ends it at once, as its own death would: nobody else
-can ask this engine anything, and peers know how to fence a node that died.
+Owns the link and the engine's thread. The front started this process and decides when it ends. If
+the front is gone or does not read, the process ends at once. No other process can use this engine,
+and peers know how to fence a node that died.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ MakeSide = Callable[["EngineHost"], EngineSide]
 
 
 def host_engine(connection: socket.socket, make: MakeSide, door: str | None = None) -> int:
-    """The process's main. make: loads and builds; its typed errors are the front's to show. door:
-    where front workers connect, as a Unix socket's path; None: there are none. Returns the exit
+    """Run the engine's process. make: loads and builds the engine's side; the front shows its typed
+    errors. door: path of the Unix socket for front workers; None: there are none. Return the exit
     status."""
     link = FrontLink(connection)
     try:
@@ -77,7 +77,8 @@ async def _live(link: FrontLink, make: MakeSide, door: str | None) -> None:
 
 
 class EngineHost:
-    """As HandoverFront. Build it inside a running event loop."""
+    """The HandoverFront of an engine in a process of its own. Build it inside a running event
+    loop."""
 
     def __init__(self, link: FrontLink) -> None:
         self._link = link
@@ -145,7 +146,7 @@ class EngineHost:
         self._link.send([c.FrontProbe()])
 
     def _deliver(self, messages: Sequence[m.Outbox]) -> None:
-        """What a step made, on the engine's thread."""
+        """Send on a step's messages. Called on the engine's thread."""
         mine, others = parted(messages)
         shown: list[Any] = []
         if any(isinstance(message, m.StatsReply) for message in mine):
@@ -160,7 +161,7 @@ class EngineHost:
             self._side.deliver(other)
 
     def _receive(self, messages: Sequence[Any]) -> None:
-        """On the link's thread."""
+        """Handle messages of the front. Called on the link's thread."""
         for message in messages:
             match message:
                 case c.RequestTraced(request_id, header):

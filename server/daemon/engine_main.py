@@ -1,7 +1,7 @@
 """`python -m tasuki.server.daemon.engine_main FD`: an engine's process, started by its front.
 
-FD: of a socket whose other end the front has; what to build comes first over it
-(EngineProcess.launch). Not for people: a daemon starts it, and it does not outlive that daemon.
+FD: the file descriptor of a socket to the front. The job comes first over it
+(EngineProcess.launch). Only a daemon starts this module. The process does not outlive that daemon.
 """
 
 import sys

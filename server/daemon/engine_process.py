@@ -2,10 +2,10 @@
 
 EngineProcess owns that process and the socket to it. Thread rule: the front's event loop. Life:
 launch, stands, attach, start, retire_handover, end_handover, stop. Invariants: the process does not
-outlive this one; its death reaches the front, and with it every request in flight, at once and
-typed, and whoever waits in stands(), retire_handover() or end_handover().
+outlive this one. The process's death reaches the front at once, typed. It ends every request in
+flight, and every wait in stands(), retire_handover() or end_handover().
 
-serve_apart(): Startup, main loop, drain.
+serve_apart() runs startup, main loop and drain.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class EngineLink(FrameProtocol):
 
 
 class EngineProcess:
-    """As RunningEngine."""
+    """A RunningEngine in a process of its own."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -72,18 +72,18 @@ class EngineProcess:
         self._status = HandoverStatus()
         self._front: Front | None = None
         self._early: list[Any] = []
-        """What came before attach()."""
+        """Messages that arrived before attach()."""
         self._ending = False
         self._last_words: str | None = None
         self._end_seen: asyncio.Task[None] | None = None
         self._on_loss: Notice = lambda: None
         self._on_worker_gone: WorkerGone = lambda *_: None
         self.reason: str | None = None
-        """Why the process has ended unasked; None while it lives, and where it was asked to."""
+        """Why the process has ended unasked; None while it lives, and if it was asked to end."""
 
     @classmethod
     async def launch(cls, job: Job) -> "EngineProcess":
-        """Returns once the process has been started. job: its main."""
+        """Start the process. Return once it has been started. job: its main."""
         process, ours, first = await start_child(f"{PACKAGE}.server.daemon.engine_main", job)
         engine = cls(process)
         await engine._loop.create_unix_connection(lambda: engine._link, sock=ours)
@@ -95,7 +95,7 @@ class EngineProcess:
         return self._process.pid
 
     async def stands(self) -> c.EngineStands:
-        """What the engine is, once it is ready. Raises EngineProcessError."""
+        """Wait until the engine is ready. Return its description. Raises EngineProcessError."""
         return await asyncio.shield(self._stands)
 
     def on_loss(self, call: Notice) -> None:
@@ -105,12 +105,12 @@ class EngineProcess:
             call()
 
     def on_worker_gone(self, call: WorkerGone) -> None:
-        """Call it with a front worker's number and the requests that it leaves in the engine, once
-        its link to the engine has ended."""
+        """Set the function called once a front worker's link to the engine has ended. It gets the
+        worker's number and its requests left in the engine."""
         self._on_worker_gone = call
 
     def status(self) -> HandoverStatus:
-        """As of the last StatsReply."""
+        """Return the status sent with the last StatsReply."""
         return self._status
 
     def attach(self, front: Front) -> None:
@@ -140,11 +140,11 @@ class EngineProcess:
                 self._loop.call_soon(self._front.take, rejected)
 
     async def retire_handover(self) -> None:
-        """As EngineSide.retire. Call it before the front drains."""
+        """Run EngineSide.retire in the process. Call it before the front drains."""
         await self._answered(c.RetireHandover(), self._handover_retired)
 
     async def end_handover(self) -> None:
-        """As EngineSide.end_handover. REQUIRES: retire_handover()."""
+        """Run EngineSide.end_handover in the process. REQUIRES: retire_handover()."""
         await self._answered(c.EndHandover(), self._handover_over)
 
     async def _answered(self, asked: c.FrontControl, answer: "asyncio.Future[None]") -> None:
@@ -171,7 +171,7 @@ class EngineProcess:
             self._link.write(frame_of(messages))
 
     def take(self, messages: Sequence[Any]) -> None:
-        """A frame's."""
+        """Handle the messages of one frame."""
         others: list[Any] = []
         for message in messages:
             match message:
@@ -206,7 +206,8 @@ class EngineProcess:
 
     @staticmethod
     def _hand_on(front: Front, messages: Sequence[Any]) -> None:
-        """One that breaks what observes it leaves the others theirs."""
+        """Pass messages to the front. If an observer fails on one message, the others still
+        arrive."""
         mine: list[Any] = []
         for message in messages:
             try:
@@ -227,7 +228,7 @@ class EngineProcess:
             front.take(mine)
 
     def link_ended(self, why: Exception | None) -> None:
-        """The socket is closed: the process has ended, or can no longer be spoken to."""
+        """Handle the end of the socket: the process has ended, or can no longer be reached."""
         if self._ending:
             return  # stop() waits for it.
         self._end_seen = self._loop.create_task(self._follow_to_its_end(why))
@@ -274,9 +275,9 @@ async def serve_apart(
     server_config: ServerConfig,
     role_change: RoleChange | None = None,
 ) -> None:
-    """role_change: offered once the node stands. REQUIRES: engine.stands() has returned; the node
-    is attached to it. Raises EngineProcessError where the engine's process has ended unasked, once
-    all clients have their error."""
+    """Run the node: startup, main loop, drain. role_change: offered once the node takes calls.
+    REQUIRES: engine.stands() has returned; the node is attached to it. Raises EngineProcessError if
+    the engine's process has ended unasked, once all clients have their error."""
     async with StopRequest(
         exit_with_parent=server_config.exit_with_parent, rotation=node.engine.rotation
     ) as stop:

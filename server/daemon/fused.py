@@ -1,4 +1,4 @@
-"""`tasuki serve`: a node that prefills and decodes, with no hand-over."""
+"""`tasuki serve`: a node that prefills and decodes in one engine, without a hand-over."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
-    """build: what it serves; None: the checkpoint that the flags name."""
+    """Run `tasuki serve`. build: loads the served model; None: the checkpoint named by the
+    flags."""
     engine_config, server_config, plan_config, http, own = parse_configs(
         "tasuki serve",
         "One node that prefills and decodes.",

@@ -1,4 +1,4 @@
-"""The life of a node that prefills and decodes: startup, main loop, drain."""
+"""The life of a node that both prefills and decodes: startup, main loop, drain."""
 
 import asyncio
 import socket
@@ -29,8 +29,8 @@ from .startup import announce_ready, spare_collections
 def run(
     engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts, name: str
 ) -> None:
-    """Blocks until the node has drained. name: the node's, on pages. Raises EngineConfigError and
-    the typed errors of what is built."""
+    """Run the node until it has drained. name: the node's, shown on pages. Raises EngineConfigError
+    and the typed errors of the build."""
     apart = server_config.engine_apart(engine_config.device, engine_config.tensor_parallel)
     serving = serve_apart if apart else serve
     asyncio.run(serving(engine_config, server_config, build, name))
@@ -39,7 +39,7 @@ def run(
 async def serve(
     engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts, name: str
 ) -> None:
-    """Startup, main loop, drain; the engine on a thread."""
+    """Run startup, main loop and drain, with the engine on a thread."""
     side = FusedSide(engine_config, build)
     codec = node_codec(engine_config, server_config, side.model, side.grammars)
     engine = side.engine
@@ -65,7 +65,8 @@ async def serve(
 async def serve_apart(
     engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts, name: str
 ) -> None:
-    """As serve(), the engine in a process of its own, and front workers where there are some."""
+    """Run startup, main loop and drain, with the engine in a process of its own, and with front
+    workers if configured."""
     with node_sockets(server_config) as sockets:
         engine = await EngineProcess.launch(
             partial(run_engine, engine_config, server_config, build, sockets)
@@ -89,8 +90,8 @@ def run_engine(
     sockets: NodeSockets | None,
     connection: socket.socket,
 ) -> int:
-    """The engine's process. sockets: of a node with front workers. connection: to its front.
-    Returns the exit status."""
+    """Run the engine's process. sockets: of a node with front workers. connection: to its front.
+    Return the exit status."""
     configure_logging(server_config.log_format, server_config.log_level)
 
     def side(front: EngineHost) -> FusedSide:
@@ -100,8 +101,8 @@ def run_engine(
 
 
 class FusedSide:
-    """The engine's side of a node that hands nothing over: an engine, and nothing to start or
-    end. As EngineSide."""
+    """The EngineSide of a node without a hand-over: an engine, with no hand-over to start or
+    end."""
 
     handover_address = None
 
@@ -111,7 +112,7 @@ class FusedSide:
         build: BuildParts,
         end: EndNotice | None = None,
     ) -> None:
-        """end: ends this process, for a reason. REQUIRES: it is given where there are ranks."""
+        """end: ends this process, with a reason. REQUIRES: `end` is given if there are ranks."""
         parts = build(config, progress_bar("weights"), Role.FUSED)
         self._ranks = parts.ranks
         if self._ranks is not None:

@@ -1,8 +1,8 @@
-"""The part that every daemon shares: the engine's client, services, gRPC and HTTP servers.
+"""The part shared by every daemon: the engine's client, services, gRPC and HTTP servers.
 
-Has no part in roles or hand-overs, nor in where the engine runs. Thread rule: one event loop's
-thread, but for deliver() and lose(); the gRPC server may live on another loop. Life: startup, main
-loop, shutdown, once each.
+Knows neither roles nor hand-overs, nor the place of the engine. Thread rule: one event loop's
+thread, except for deliver() and lose(). The gRPC server may live on another loop. Life: startup,
+main loop, shutdown, once each.
 """
 
 import asyncio
@@ -59,29 +59,31 @@ _TREE_NODES = 256
 
 
 def about_node(name: str, role: str, folder: str, config: ServerConfig) -> dict[str, str]:
-    """The heading of a node's page. folder: of the checkpoint."""
+    """Return the heading of a node's page. folder: the checkpoint's."""
     return {"node": name, "role": role, "model": config.model_names(Path(folder))[0]}
 
 
 class NodeFront(Protocol):
-    """What answers the clients of a node's role, over a client of its engine."""
+    """The services and routes that answer the clients of a node's role, over a client of its
+    engine."""
 
     def services(self, client: EngineClient) -> Sequence[Service]:
-        """By gRPC."""
+        """Return the gRPC services."""
 
     def routes(self, client: EngineClient) -> Sequence[web.RouteDef]:
-        """By HTTP."""
+        """Return the HTTP routes."""
 
     def chat_tokens(self) -> Mapping[str, int]:
-        """As in NodeReport."""
+        """Return the counts of NodeReport."""
 
     @property
     def grammars(self) -> GrammarTrials | None:
-        """Trials that this process's callers wait for; None where it answers no caller."""
+        """Return the grammar trials awaited by this process's callers; None if it answers no
+        caller."""
 
 
 class Node:
-    """Owns the engine that runs and the servers. Build it inside a running event loop."""
+    """Owns the running engine and the servers. Build it inside a running event loop."""
 
     def __init__(
         self,
@@ -95,10 +97,10 @@ class Node:
         files: NodeFiles | None = None,
     ) -> None:
         """about: the page's heading, `node` (its name), `role` and `model`. handover: takes the
-        engine's hand-over messages, on the engine's thread; None where the role has none, or has
-        them in the engine's process. status: of this node's hand-overs. workers: answer clients in
-        this process's place, which is then their registry; None: there are none. files: that it
-        lives on, beside the server's. Raises TracingUnavailable."""
+        engine's hand-over messages, on the engine's thread. None if the role has no hand-over, or
+        has it in the engine's process. status: of this node's hand-overs. workers: answer clients
+        in place of this process; this process is then their registry. None: there are no workers.
+        files: the node's files besides the server's. Raises TracingUnavailable."""
         self._config = config
         self._etcd_access = config.etcd_access
         if config.http_etcd:
@@ -160,11 +162,11 @@ class Node:
         engine.attach(self)
 
     def deliver(self, messages: Sequence[m.Outbox]) -> None:
-        """What a step made, from the engine's thread."""
+        """Pass on a step's messages. Called on the engine's thread."""
         self.engine.deliver(messages)
 
     def take(self, messages: Sequence[Any]) -> None:
-        """What a step made for the front."""
+        """Handle a step's messages for the front."""
         self.engine.take(messages)
 
     def lose(self, reason: str) -> None:
@@ -183,15 +185,15 @@ class Node:
             self._registry.abort_asked(message.request_id)
 
     def observe(self, message: ObservedMessage) -> None:
-        """As of NodeObserver."""
+        """Pass the message to the NodeObserver."""
         self._observer.observe(message)
 
     def count_tokens(self, count: int) -> None:
-        """As of NodeObserver."""
+        """Pass the count to the NodeObserver."""
         self._observer.count_tokens(count)
 
     async def _report(self) -> NodeReport:
-        """The node's counters, now. Raises ServerError where the engine has died."""
+        """Return the node's current counters. Raises ServerError if the engine has died."""
         stats = await self.engine.counters()
         chat_tokens = self._front.chat_tokens()
         if self._workers is not None:
@@ -206,7 +208,8 @@ class Node:
         return Standing(self.engine.lost, self.engine.rotation.left)
 
     async def _tree(self, under: str | None) -> list[dict[str, Any]]:
-        """Raises InvalidField, UnknownNode."""
+        """Return the cached tree under a node; None: from the top. Raises InvalidField,
+        UnknownNode."""
         name = None if under is None else read_node_name(under)
         view = await self.engine.tree(_TREE_NODES, name)
         if view is None:
@@ -215,13 +218,13 @@ class Node:
 
     @property
     def http_address(self) -> str | None:
-        """HOST:PORT of the HTTP server; None where there is none."""
+        """Return HOST:PORT of the HTTP server; None if there is none."""
         return self._http_address
 
     async def startup(self, guests: Sequence[Service] = (), host: LoopThread | None = None) -> str:
-        """Start the servers, gRPC with the `guests` beside the front's services, and the engine.
-        host: where the server lives and guests run; the front's services run here all the same.
-        Returns the HOST:PORT of gRPC."""
+        """Start the servers and the engine. gRPC serves the `guests` besides the front's services.
+        host: the loop of the server and the guests; the front's services still run on this loop.
+        Return the HOST:PORT of gRPC."""
         if self._workers is not None:
             address = await self._start_workers(self._workers)
             await self._begin(address)
@@ -240,7 +243,8 @@ class Node:
         return self._server.address
 
     async def _begin(self, address: str) -> None:
-        """address: of gRPC."""
+        """Start the engine, the registration and the sampling, and announce the node. address: of
+        gRPC."""
         self.engine.http_address = self._http_address or ""
         await self._running.start()
         if self._config.http_etcd and self._http_address is not None:
@@ -259,7 +263,8 @@ class Node:
         served.announce()
 
     async def _start_workers(self, workers: NodeWorkers) -> str:
-        """The servers of this process, which workers alone reach, then theirs."""
+        """Start this process's servers, reached by workers only, then the workers'. Return the
+        HOST:PORT of gRPC."""
         config, sockets = self._config, workers.sockets
         # Workers have bounded their clients' connections.
         access = replace(config.access, max_connections=_OWN_CONNECTIONS)
@@ -307,7 +312,7 @@ class Node:
             self._http_address = self._http.address
 
     async def shutdown(self) -> None:
-        """refuse_and_drain(), then stop()."""
+        """Run refuse_and_drain(), then stop()."""
         await self.refuse_and_drain()
         await self.stop()
 
@@ -320,9 +325,9 @@ class Node:
             self._workers.pool.come_back()
 
     async def refuse_and_drain(self) -> None:
-        """Report NOT_SERVING, and take requests for drain_grace still. Then let requests in flight
-        end within drain_timeout; have prefill nodes take states over meanwhile, and for a part of
-        it afterwards."""
+        """Report NOT_SERVING, but still take requests for drain_grace. Then let requests in flight
+        end within drain_timeout. Meanwhile, and for a part of drain_timeout afterwards, hand states
+        over to prefill nodes."""
         if self._server is None:
             return
         await self._server.refuse_traffic()
@@ -343,7 +348,7 @@ class Node:
         await heirs.end()
 
     async def _empty(self) -> None:
-        """Returns when nothing is in flight, and clients have what was computed for them."""
+        """Return when no request is in flight and clients have all their computed output."""
         await self.engine.retire()
         if self._workers is not None:
             await self._workers.pool.calls_over()

@@ -1,10 +1,10 @@
 """A node's record of itself: the history behind its page, and a line of activity in its log.
 
-NodeRecorder: Keeps the messages of the engine and its hand-overs, and the counters once a second.
-Owns the history. Thread rule: the event loop's. `observe` never waits.
+NodeRecorder keeps the messages of the engine and its hand-overs, and the counters once a second. It
+owns the history. Thread rule: the event loop's. `observe` never waits.
 
-ActivityLog: One line every ten seconds while a node is busy: how fast, how full, how much was
-cached. Owns the counts since the last line. Thread rule: the event loop's.
+ActivityLog writes one line every ten seconds while a node is busy: throughput, load, hit rate,
+memory use. It owns the counts since the last line. Thread rule: the event loop's.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ _SAMPLE_SECONDS = 1.0
 
 
 AskNode = Callable[[], Awaitable[NodeReport]]
-"""Asks the engine for the node's counters, now. Raises ServerError where it has died."""
+"""Ask the engine for the node's current counters. Raises ServerError if the engine has died."""
 
 
 class NodeRecorder:
@@ -74,7 +74,7 @@ class NodeRecorder:
         self._generated = 0
 
     def now(self) -> float:
-        """Seconds since 1970; never less than before, also where the clock is set back."""
+        """Return seconds since 1970, never less than before, even if the clock is set back."""
         self._last = max(self._last, self._clock())
         return self._last
 
@@ -85,13 +85,13 @@ class NodeRecorder:
         self._keep(event)
 
     def count_tokens(self, count: int) -> None:
-        """Of answers."""
+        """Count tokens of answers."""
         self._generated += count
 
     @contextmanager
     def recording_blocks(self) -> Iterator[None]:
-        """Inside `with`, a submit event names the prompt's blocks. They are many, so they are named
-        only while a recording runs."""
+        """Name the prompt's blocks in submit events, inside `with`. They are many, so they are
+        named only while a recording runs."""
         self._recordings += 1
         try:
             yield
@@ -99,8 +99,8 @@ class NodeRecorder:
             self._recordings -= 1
 
     async def sample(self, ask: AskNode) -> None:
-        """Keep a sample a second until cancelled, or until the engine has died. ask: the node's
-        counters now."""
+        """Keep a sample a second until cancelled, or until the engine has died. ask: returns the
+        node's current counters."""
         while True:
             try:
                 self.keep_sample(await ask())
@@ -126,7 +126,7 @@ class ActivityLog:
         self._output = 0
 
     def observe(self, message: ObservedMessage) -> None:
-        """Count the prompt of what has ended: a request, or on a prefill node a room."""
+        """Count the prompt of an ended request, or, on a prefill node, of an ended transfer."""
         match message:
             case Finished(usage=usage):
                 self._count_prompt(usage.prompt_tokens, usage.hit)
@@ -139,12 +139,12 @@ class ActivityLog:
             self._usable += hit.usable_tokens
 
     def count_tokens(self, count: int) -> None:
-        """Of answers."""
+        """Count tokens of answers."""
         self._output += count
 
     async def run(self, ask: AskNode) -> None:
-        """Write lines until cancelled, or until the engine has died. ask: the node's counters
-        now."""
+        """Write lines until cancelled, or until the engine has died. ask: returns the node's
+        current counters."""
         begun = time.monotonic()
         while True:
             await asyncio.sleep(PERIOD_SECONDS)
@@ -159,8 +159,9 @@ class ActivityLog:
                 log.info(line)
 
     def line(self, stats: StatsReply, seconds: float) -> str | None:
-        """Of what was counted in the last `seconds`, which begin anew; None where the node had
-        nothing to do. stats: now. Prompts count when their request has ended."""
+        """Return a line about the counts of the last `seconds`, and reset the counts. Return None
+        if the node was idle. stats: the current counters. A prompt counts once its request has
+        ended."""
         prompt, usable, output = self._prompt, self._usable, self._output
         self._prompt = self._usable = self._output = 0
         alive = sum(stats.requests.values())
@@ -176,14 +177,14 @@ class ActivityLog:
 
 
 def _memory(stats: StatsReply) -> str:
-    """Nothing where the arena's size is not known."""
+    """Return the arena's use; empty if the arena's size is not known."""
     use = arena_use(stats)
     return "" if use is None else f", {use.words()}"
 
 
 @dataclass(frozen=True)
 class NodeRecords:
-    """The records in which a node with metrics counts its messages."""
+    """The records of a node with metrics. Each counts the node's messages."""
 
     exposition: Exposition
     recorder: NodeRecorder
@@ -191,10 +192,10 @@ class NodeRecords:
 
 
 class NodeObserver(RequestObserver):
-    """Traces and logs what the engine's client sees, and counts it. The event loop's thread."""
+    """Traces, logs and counts the messages seen by the engine's client. The event loop's thread."""
 
     def __init__(self, tracing: Tracing, records: NodeRecords | None) -> None:
-        """records: None where the node keeps no metrics."""
+        """records: None if the node keeps no metrics."""
         self._tracing = tracing
         self._records = records
 

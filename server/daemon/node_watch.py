@@ -1,18 +1,20 @@
-"""Reports a node's health for GET /metrics, which answers even while the engine does not.
+"""A node's health for GET /metrics, reported even while the engine does not answer.
 
-NodeWatch asks the engine and looks at disks. Invariant: a report comes within two patiences.
+NodeWatch asks the engine and checks disks. Invariant: a report comes within the sum of two
+timeouts.
 
-LatestCounters keeps the engine's counters, so that a scrape does not wait for a long step. It owns
-the question in progress. Invariants: one question at a time, for any number of scrapes; a scrape
-waits no longer than it says; an engine that has died is asked nothing more.
+LatestCounters keeps the engine's counters, so a scrape does not wait for a long step. It owns the
+question in progress. Invariants: one question at a time, for any number of scrapes; a scrape waits
+no longer than its given time. No message goes to a dead engine, because the question then fails at
+once.
 
-DiskRooms keeps the free space of the file systems of a node's folders. It owns the look in
-progress. A file system of another host may hold a look up for ever, so the look has a thread of its
-own. Invariants: one look at a time; a caller waits no longer than it says, and then gets the last
+DiskRooms keeps the free space of the file systems of a node's folders. It owns the check in
+progress. A remote file system may block a check for ever, so the check has a thread of its own.
+Invariants: one check at a time; a caller waits no longer than its given time, then gets the last
 result.
 
-NodeFiles names the files and folders that a node lives on, by setting: certificates with an end,
-and folders whose disk may fill up. Immutable, any thread; all else is one event loop's thread.
+NodeFiles names the node's files and folders, by setting: certificates with an end, and folders on
+disks with limited space. Immutable, any thread. Everything else belongs to one event loop's thread.
 """
 
 import asyncio
@@ -45,17 +47,17 @@ from .node_recorder import AskNode
 
 @dataclass(frozen=True)
 class NodeFiles:
-    """authorities: PEM files of those whom this node trusts, beside its server's. folders: that it
-    writes to."""
+    """authorities: PEM files of the authorities trusted by this node, besides its server's.
+    folders: the folders the node writes to."""
 
     authorities: Mapping[str, str] = field(default_factory=dict)
     folders: Mapping[str, str] = field(default_factory=dict)
 
     def certificate_ends(self, tls: ServerTls | None) -> dict[str, float]:
-        """Seconds since 1970, by setting, of the files as they are now. tls: the server's. A chain
-        ends with the first of its certificates; authorities with the last, since a file may hold
-        an old one beside its successor. A file that is not there or holds none is left out: it
-        is refused where it is used."""
+        """Return the ends of certificates in the current files, in seconds since 1970, by setting.
+        tls: the server's. A chain ends with the first certificate to expire. Authorities end with
+        the last, because a file may hold an old one beside its successor. A missing file or one
+        without certificates is left out: its user refuses it."""
         found = {}
         authorities = dict(self.authorities)
         if tls is not None:
@@ -68,12 +70,13 @@ class NodeFiles:
 
 
 def folders_of(config: EngineConfig) -> dict[str, str]:
-    """Those that the engine writes to."""
+    """Return the folders written by the engine, by setting."""
     return {} if config.disk_cache is None else {"disk_cache": config.disk_cache}
 
 
 def _dates(path: str) -> list[float]:
-    """In order of time."""
+    """Return the end dates of a file's certificates in ascending order, in seconds since 1970;
+    empty if it cannot be read."""
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             return sorted(not_after_dates(file.read()))
@@ -83,13 +86,14 @@ def _dates(path: str) -> list[float]:
 
 class DiskRooms:
     def __init__(self, folders: Mapping[str, str]) -> None:
-        """folders: by the setting that names them."""
+        """folders: paths, by the name of their setting."""
         self._folders = dict(folders)
         self._seen: dict[str, DiskRoom] = {}
         self._looking: asyncio.Future[dict[str, DiskRoom]] | None = None
 
     async def within(self, seconds: float) -> dict[str, DiskRoom]:
-        """By setting; without those that could not be looked at."""
+        """Return the free space by setting, without folders that could not be checked. Wait at most
+        `seconds`."""
         if not self._folders:
             return {}
         looking = self._looking = self._looking or self._look()
@@ -136,7 +140,7 @@ class LatestCounters:
         ask: AskNode,
         clock: Clock = time.monotonic,
     ) -> None:
-        """ask: the engine, now; raises ServerError where it has died."""
+        """ask: returns the engine's current counters; raises ServerError if the engine has died."""
         self._ask = ask
         self._clock = clock
         self._asking: asyncio.Task[None] | None = None
@@ -144,8 +148,8 @@ class LatestCounters:
         self._asked_at = clock()
 
     async def within(self, seconds: float) -> NodeReport | None:
-        """What the engine answers within so long, or answered last; None where it has answered
-        nothing yet, or has died."""
+        """Return the engine's answer within `seconds`, or else its last answer. Return None if it
+        has not answered yet, or has died."""
         if self._asking is None:
             self._asked_at = self._clock()
             self._asking = asyncio.get_running_loop().create_task(self._answer())
@@ -154,8 +158,8 @@ class LatestCounters:
 
     @property
     def silent_seconds(self) -> float:
-        """For how long it has owed an answer; 0 where it owes none, so that what within() gave is
-        from now."""
+        """Return the seconds since the unanswered question; 0 if there is none. If 0, the result of
+        within() is current."""
         return 0.0 if self._asking is None else self._clock() - self._asked_at
 
     async def _answer(self) -> None:
@@ -173,7 +177,7 @@ class LatestCounters:
 
 _ENGINE_SECONDS = 2.0
 _DISK_SECONDS = 0.5
-"""Below the least time that scrapes are usually given."""
+"""Timeout, shorter than the usual minimum timeout of a scrape."""
 
 
 class NodeWatch:
@@ -185,7 +189,7 @@ class NodeWatch:
         files: NodeFiles,
         tls: ServerTls | None,
     ) -> None:
-        """ask: as of LatestCounters. standing: the front's. failures: as of FrontReport. tls: the
+        """ask: as in LatestCounters. standing: the front's. failures: as in FrontReport. tls: the
         server's."""
         self._counters = LatestCounters(ask)
         self._standing = standing
@@ -195,7 +199,7 @@ class NodeWatch:
         self._certificates = files.certificate_ends(tls)
 
     async def reports(self) -> tuple[NodeReport | None, FrontReport]:
-        """The engine's report, None where it gives none, and what is known without it."""
+        """Return the engine's report and the front's own. The engine's is None if it gives none."""
         report = await self._counters.within(_ENGINE_SECONDS)
         disks = await self._disks.within(_DISK_SECONDS)
         if self._standing().lost is not None:
@@ -227,7 +231,7 @@ def node_report(
     chat_tokens: Mapping[str, int],
     about: Mapping[str, str],
 ) -> NodeReport:
-    """The node's counters. chat_tokens, about: as in NodeReport."""
+    """Return the node's counters. chat_tokens, about: as in NodeReport."""
     return NodeReport(
         stats,
         _by_state(status.prefill_nodes),
@@ -241,14 +245,14 @@ def node_report(
 
 
 def _by_state(nodes: Sequence[PrefillNodeStatus]) -> dict[str, int]:
-    """Counts of every state, zeros included, so that no series ends; empty where there are no
-    nodes."""
+    """Return the count of every state. Zeros are included, so that no time series ends; empty if
+    there are no nodes."""
     counts = Counter(node.state for node in nodes)
     return {state.value: counts[state] for state in PrefillNodeState} if nodes else {}
 
 
 def metrics_handler(watch: NodeWatch, exposition: Exposition) -> Handler:
-    """Answers each scrape with what the watch reports then."""
+    """Return the handler that answers each scrape with the watch's current reports."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         text = exposition.text(*await watch.reports())

@@ -31,7 +31,7 @@ from .startup import announce_ready, spare_collections
 
 
 class PairConfig(Protocol):
-    """What a role's own config has. name: as peers see the node."""
+    """The settings common to both roles' configs. name: the node's, as peers see it."""
 
     @property
     def name(self) -> str: ...
@@ -42,45 +42,47 @@ class PairConfig(Protocol):
 
 
 START_SECONDS = 30.0
-"""Reaching the prefill nodes for the first time, or a server's start; and etcd before."""
+"""Timeout to reach the prefill nodes for the first time, or to start a server; etcd comes
+before."""
 STOP_SECONDS = 45.0
-"""Rooms, pulls and links, each within its patience."""
+"""Timeout to end transfers, prefix loads and links, each within its own timeout."""
 LOOP_SECONDS = 10.0
 
 
 class PairSide:
-    """What of a node is in its engine's process: both ends of transfers, and the event loop of the
-    hand-over, on which its rooms live, so that nothing that callers ask keeps a beat waiting."""
+    """The hand-over's part of the engine's process: both ends of transfers, and the hand-over's
+    event loop. Transfers live on that loop, so no work for callers delays a heartbeat."""
 
     def __init__(self, ends: TransferEngine, lose: EndNotice) -> None:
-        """lose: called where the event loop dies."""
+        """lose: called if the event loop dies."""
         self._ends = ends
         self.loop = LoopThread("tasuki-handover", lose)
 
     async def give_up(self) -> None:
-        """End the event loop of a node that could not be started."""
+        """End the event loop after a failed start of the node."""
         await asyncio.to_thread(self.loop.stop, LOOP_SECONDS)
 
     async def stop(self) -> None:
-        """REQUIRES: the engine has ended."""
+        """End both ends of transfers, then the event loop. REQUIRES: the engine has ended."""
         await asyncio.to_thread(self._ends.stop)
         # Last: engine and sender post to it until they end.
         await asyncio.to_thread(self.loop.stop, LOOP_SECONDS)
 
 
 class PairNode(Protocol):
-    """Front and engine in one process. handover_address: HOST:PORT of a server for decode nodes
-    alone."""
+    """Front and engine in one process. handover_address: HOST:PORT of a separate server for decode
+    nodes."""
 
     front: Node
 
     @property
     def handover_address(self) -> str | None: ...
     async def startup(self) -> str:
-        """Returns the front's HOST:PORT."""
+        """Start the node. Return the front's HOST:PORT."""
 
     async def shutdown(self) -> None:
-        """Requests in flight end within the drain timeout or are cut; the rest stops in order."""
+        """Let requests in flight end within the drain timeout, or cut them. Stop the rest in
+        order."""
 
 
 Config = TypeVar("Config", bound=PairConfig)
@@ -88,8 +90,8 @@ Config = TypeVar("Config", bound=PairConfig)
 
 @dataclass(frozen=True)
 class PairDaemon(ABC, Generic[Config]):
-    """A daemon of the role. build: loads what it serves. It can be pickled: the engine's process is
-    started with it."""
+    """A daemon of one role. build: loads the served model. The daemon can be pickled, because the
+    engine's process is started with it."""
 
     role: ClassVar[Role]
     engine_config: EngineConfig
@@ -99,38 +101,39 @@ class PairDaemon(ABC, Generic[Config]):
 
     @abstractmethod
     def node(self, parts: EngineParts, plane: DataPlane, role_change: RoleChange) -> PairNode:
-        """The node in one process."""
+        """Return the node in one process."""
 
     @abstractmethod
     def side(self, parts: EngineParts, plane: DataPlane, host: EngineHost) -> EngineSide:
-        """What of a node is in its engine's process."""
+        """Return the node's part in its engine's process."""
 
     @abstractmethod
     async def front(
         self, engine: EngineProcess, sockets: NodeSockets | None, role_change: RoleChange
     ) -> Node:
-        """The front over an engine that was started. sockets: of a node with front workers."""
+        """Return the front over a started engine. sockets: of a node with front workers."""
 
     def engine_apart(self) -> bool:
-        """Whether the engine has a process of its own. Raises EngineConfigError."""
+        """Return whether the engine has a process of its own. Raises EngineConfigError."""
         engine = self.engine_config
         return self.server_config.engine_apart(engine.device, engine.tensor_parallel)
 
     def sockets(self) -> AbstractContextManager[NodeSockets | None]:
-        """Those of front workers, for as long as the node lives; None without any."""
+        """Yield the front workers' sockets for the life of the node; None if there are no front
+        workers."""
         return nullcontext()
 
     def run(self) -> None:
-        """Blocks until the node has drained; where its role changes it does not return. Raises
-        EngineConfigError and the typed errors of what is built."""
+        """Run the node until it has drained. If its role changes, this does not return. Raises
+        EngineConfigError and the typed errors of the build."""
         running = self.run_apart if self.engine_apart() else self.run_near
         wanted = asyncio.run(running())
         if wanted is not None:
             become(wanted)
 
     async def run_near(self) -> NextRole | None:
-        """Startup, main loop, drain; the engine on a thread. Returns what the daemon was asked to
-        become, if anything."""
+        """Run startup, main loop and drain, with the engine on a thread. Return the role asked for
+        next, if any."""
         role_change = self._role_change()
         with self._parts() as (parts, plane):
             node = self.node(parts, plane, role_change)
@@ -147,8 +150,8 @@ class PairDaemon(ABC, Generic[Config]):
         return role_change.wanted
 
     async def run_apart(self) -> NextRole | None:
-        """As run_near(), the engine in a process of its own, and front workers where there are
-        some."""
+        """Run startup, main loop and drain, with the engine in a process of its own, and with front
+        workers if configured. Return the role asked for next, if any."""
         role_change = self._role_change()
         with self.sockets() as sockets:
             door = None if sockets is None else sockets.engine
@@ -158,8 +161,8 @@ class PairDaemon(ABC, Generic[Config]):
         return role_change.wanted
 
     def run_engine(self, door: str | None, connection: socket.socket) -> int:
-        """The engine's process. door: where front workers connect; None without any. connection: to
-        its front. Returns the exit status."""
+        """Run the engine's process. door: path of the socket for front workers; None if there are
+        none. connection: to its front. Return the exit status."""
         configure_logging(self.server_config.log_format, self.server_config.log_level)
         with ExitStack() as stack:
 

@@ -1,11 +1,12 @@
 """Interfaces between the two sides of a node, in one process or in two.
 
 A front sees a RunningEngine; an engine's owner sees a Front; the hand-over's control sees a
-HandoverFront. NearEngine has both in one process, engine_process.py and engine_host.py in two.
+HandoverFront. NearEngine has both sides in one process; engine_process.py and engine_host.py have
+them in two.
 
-NearEngine: An engine on a thread of its front's process, and that front as the hand-over's control
-sees it. Owns the engine's thread. Life: hold, attach, start, stop, once each. Build it inside a
-running event loop, which is the front's.
+NearEngine is an engine on a thread of its front's process. For the hand-over's control it is also
+the front. It owns the engine's thread. Life: hold, attach, start, stop, once each. Build it inside
+the front's running event loop.
 """
 
 import asyncio
@@ -28,76 +29,77 @@ OBSERVED_INBOX = (
     m.PullLost,
     m.PullFenced,
 )
-"""What the hand-over's control posts to the engine, and the front's record keeps."""
+"""Messages from the hand-over's control to the engine, kept by the front's record too."""
 
 
 class Front(Protocol):
-    """Methods belong to the event loop's thread but for deliver() and lose()."""
+    """Methods belong to the event loop's thread, except deliver() and lose()."""
 
     tracing: Tracing
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
     def deliver(self, messages: Sequence[m.Outbox]) -> None:
-        """What a step made, from the engine's thread."""
+        """Pass on a step's messages. Called on the engine's thread."""
 
     def take(self, messages: Sequence[Any]) -> None:
-        """What of it is a front's."""
+        """Handle a step's messages for the front."""
 
     def observe(self, message: ObservedMessage) -> None: ...
     def count_tokens(self, count: int) -> None:
-        """So many went to front workers."""
+        """Count tokens sent to front workers."""
 
     def lose(self, reason: str) -> None:
-        """The engine, or what it needs, has died. From any thread."""
+        """Handle the death of the engine, or of a part it needs. Called on any thread."""
 
 
 class RunningEngine(Protocol):
     def attach(self, front: Front) -> None:
-        """Once, before start()."""
+        """Set the front. Called once, before start()."""
 
     def post(self, message: m.Inbox) -> None:
-        """From the front's event loop; never waits."""
+        """Send a message to the engine, from the front's event loop. Never waits."""
 
     async def start(self) -> None:
-        """Returns when the engine is ready to step, or has failed."""
+        """Start the engine. Return when it is ready to step, or has failed."""
 
     async def stop(self) -> None:
-        """After the step in progress; requests still alive are dropped."""
+        """Stop the engine after the step in progress. Requests still alive are dropped."""
 
 
 class HandoverFront(Protocol):
-    """From any thread; nothing waits."""
+    """The front as the hand-over's control sees it. Any thread; no method waits."""
 
     def post_observed(self, message: m.Inbox) -> None:
-        """To the engine, and where it belongs there, to the front's record."""
+        """Send the message to the engine. If it is one of OBSERVED_INBOX, add it to the front's
+        record too."""
 
     def lose(self, reason: str) -> None:
         """End every request in flight with `reason` and refuse new ones: this node cannot go on."""
 
     def progress(self) -> NodeProgress:
-        """How many seconds the engine and the front's event loop are behind. From one thread that
-        is neither's."""
+        """Return the seconds by which the engine and the front's event loop are late. Call it from
+        one thread, neither the engine's nor the front's."""
 
     def header(self, request: m.RequestId) -> str:
-        """As Tracing.header."""
+        """Return the request's traceparent, as Tracing.header does."""
 
     def begin_room(self, room: m.RoomId, request: str, traceparent: str) -> None:
-        """As Tracing.begin_room: before anything of the room reaches the engine, so before its end
-        is reported."""
+        """Begin the transfer's trace, as Tracing.begin_room does. Call it before any message of the
+        transfer reaches the engine. Its end is then reported later."""
 
 
 class EngineSide(Protocol):
-    """What of a node is in its engine's process. One event loop's thread, but for deliver(), which
-    is called from the engine's, and status(), from any."""
+    """The node's part in its engine's process. One event loop's thread, except deliver(), called on
+    the engine's thread, and status(), called on any."""
 
     @property
     def engine(self) -> Any:
-        """The Engine."""
+        """Return the Engine."""
 
     @property
     def handover_address(self) -> str | None:
-        """HOST:PORT of a server for decode nodes alone. REQUIRES: started."""
+        """Return HOST:PORT of the separate server for decode nodes. REQUIRES: started."""
 
     def deliver(self, message: m.Outbox) -> None:
         """Take a message of the engine for the hand-over's control."""
@@ -105,18 +107,19 @@ class EngineSide(Protocol):
     def status(self) -> HandoverStatus: ...
     async def start(self) -> None: ...
     async def retire(self) -> None:
-        """Before the front drains: no other node learns of this one any more, or asks it for
-        more."""
+        """Withdraw this node, before the front drains: no other node learns of it or sends it new
+        work."""
 
     async def end_handover(self) -> None:
-        """Rooms in flight end within their patience or are given up."""
+        """End the transfers in flight. Give them up after their timeout."""
 
     async def stop(self) -> None:
-        """The rest, in order. REQUIRES: the engine has ended."""
+        """Stop the rest, in order. REQUIRES: the engine has ended."""
 
 
 class NearEngine:
-    """As RunningEngine and as HandoverFront. Nothing is called before hold() and attach()."""
+    """A RunningEngine and a HandoverFront in one process. Call hold() and attach() before any other
+    method."""
 
     def __init__(self, engine: Engine | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -127,7 +130,7 @@ class NearEngine:
             self.hold(engine)
 
     def hold(self, engine: Engine) -> None:
-        """Where the engine is built over what needs this as its front."""
+        """Set the engine, if it is built only after this object, its front."""
         self._thread = EngineThread(
             engine,
             lambda messages: self._front.deliver(messages),

@@ -1,6 +1,6 @@
-"""The settings that `tasuki serve` alone has: its HTTP address, its name, and those of --dry-run.
+"""The settings of `tasuki serve` alone: its HTTP address, its name, and those of --dry-run.
 
-HttpAddress: Where the HTTP API is: by default at port 8000 of loopback, as vLLM.
+HttpAddress is the address of the HTTP API: by default port 8000 of loopback, as in vLLM.
 """
 
 import socket
@@ -40,8 +40,8 @@ class HttpAddress:
             raise ValueError(f"port must be in [0, 65535], not {self.port}")
 
     def bind(self, http_bind: str) -> str:
-        """HOST:PORT; empty for none. http_bind: as configured, empty where it is not. Raises
-        BindError where both say something."""
+        """Return HOST:PORT; empty for no HTTP. http_bind: as configured, empty if not set. Raises
+        BindError if http_bind and the other flags conflict."""
         asked = http_bind or self.host is not None or self.port is not None
         if self.no_http:
             if asked:
@@ -57,7 +57,8 @@ class HttpAddress:
 
 
 def _default_port(host: str) -> int:
-    """Another where it is taken: nobody asked for this one."""
+    """Return DEFAULT_PORT. Return 0 for any free port if that one is taken, because the user did
+    not ask for it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

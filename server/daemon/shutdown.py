@@ -1,11 +1,12 @@
-"""End of a daemon: requests to stop it, and the time for leaving states to its heirs.
+"""End of a daemon: requests to stop it, and the time to migrate states to its drain targets.
 
 StopRequest owns the process's signal handlers while a StopRequest is entered. One event loop's
 thread.
 
-TimeForHeirs: How long a node that drains leaves states to prefill nodes, its heirs. One event
-loop's thread. Invariants: it begins with the drain, beside the requests in flight; it ends within
-the drain's timeout, and at most alone_seconds() after the last of them.
+TimeForHeirs bounds the time in which a draining node migrates states to prefill nodes, its drain
+targets. One event loop's thread. Invariants: it begins with the drain, beside the requests in
+flight. It ends within the drain's timeout, and at most alone_seconds() after the last of these
+requests.
 """
 
 import asyncio
@@ -25,12 +26,13 @@ _STDIN = 0
 
 
 class StopRequest:
-    """`async with` it around a daemon's life. The first SIGTERM or SIGINT requests a drain. Another
-    one skips the grace before the drain, where there is one; the next exits at once."""
+    """The requests to stop a daemon. Enter it with `async with` around the daemon's life. The first
+    SIGTERM or SIGINT requests a drain. A second one skips the grace before the drain, if there is
+    one. The next exits at once."""
 
     def __init__(self, *, exit_with_parent: bool = False, rotation: Rotation | None = None) -> None:
         """exit_with_parent: the end of stdin requests a drain too, so that no child outlives its
-        launcher. rotation: whose grace a second signal skips."""
+        launcher. rotation: a second signal skips its grace."""
         self._exit_with_parent = exit_with_parent
         self._rotation = rotation or Rotation()
         self._signalled = False
@@ -76,19 +78,19 @@ class StopRequest:
 MOST_SECONDS = 10.0
 _PART_OF_DRAIN = 3
 _REPORT_SECONDS = 1.0
-"""For an engine that is told that the time is over to say what became of it."""
+"""Time for the engine's report after the migration time is over."""
 
 
 def alone_seconds(drain_timeout: float) -> float:
-    """For heirs alone, once no request is in flight."""
+    """Return the seconds for drain targets alone, once no request is in flight."""
     return min(MOST_SECONDS, drain_timeout / _PART_OF_DRAIN)
 
 
 class TimeForHeirs:
-    """Begins when it is made, on the event loop; end() ends it."""
+    """The migration time. It begins at construction, on the event loop; end() ends it."""
 
     def __init__(self, engine: EngineClient, drain_timeout: float) -> None:
-        """drain_timeout: from now on, in seconds."""
+        """drain_timeout: seconds from now."""
         self._engine = engine
         self._loop = asyncio.get_running_loop()
         self._until = self._loop.time() + drain_timeout
@@ -96,7 +98,8 @@ class TimeForHeirs:
         self._left = self._loop.create_task(engine.leave_to_heirs(), name="heirs")
 
     async def end(self) -> None:
-        """Requests in flight have ended, or were cut: wait for what is left of the time."""
+        """Wait for the rest of the time. Call it when the requests in flight have ended or were
+        cut."""
         began = self._loop.time()
         await self._wait(min(self._alone, self._until - began))
         if not self._left.done():

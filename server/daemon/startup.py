@@ -1,4 +1,4 @@
-"""How a daemon starts: its checkpoint, the line about what it loads, its banner, its ready line."""
+"""Startup of a daemon: its checkpoint, its line about loading, its banner, its ready line."""
 
 import contextlib
 import gc
@@ -20,15 +20,16 @@ log = logging.getLogger(__name__)
 
 _QUESTION = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}
 _MIDDLE_BEFORE_FULL = 200
-"""Collections of the middle generation, of which a few requests make one, before a full one is
-considered; Python's own is 10. Cycles that are garbage and old wait for it: some megabytes."""
+"""Collections of the middle generation before a full one is considered; Python's default is 10. A
+few requests cause one collection of the middle generation. Old garbage cycles are freed later
+because of this: some megabytes."""
 
 
 def with_local_checkpoint(
     engine_config: EngineConfig, server_config: ServerConfig
 ) -> tuple[EngineConfig, ServerConfig]:
-    """The same with a folder as the model; a model from huggingface.co keeps its name for HTTP
-    clients. Blocks while it downloads. Raises HubError, EngineConfigError."""
+    """Return the configs with a folder as the model. A model from huggingface.co keeps its name for
+    HTTP clients. Blocks during the download. Raises HubError, EngineConfigError."""
     name, revision = engine_config.model, engine_config.revision
     if not name:
         raise EngineConfigError(
@@ -51,7 +52,7 @@ def with_local_checkpoint(
 
 
 def log_loading(config: EngineConfig) -> None:
-    """REQUIRES: the model is a folder."""
+    """Log the model, dtype and device being loaded. REQUIRES: the model is a folder."""
     log.info(
         "loading %s as %s on %s%s",
         *(config.model, config.compute_dtype, config.device, _reason(config)),
@@ -59,7 +60,7 @@ def log_loading(config: EngineConfig) -> None:
 
 
 def _reason(config: EngineConfig) -> str:
-    """Why auto is that dtype; empty where it was given."""
+    """Return the reason for the dtype chosen by auto; empty if the dtype was given."""
     if config.dtype != AUTO_DTYPE:
         return ""
     if config.device.split(":")[0] != "cpu":
@@ -70,7 +71,8 @@ def _reason(config: EngineConfig) -> str:
 
 @dataclass(frozen=True)
 class Served:
-    """grpc, http: HOST:PORT as bound; http None: there is none. about: as about_node()."""
+    """The addresses and heading of a started node. grpc, http: HOST:PORT as bound; http None: there
+    is none. about: as about_node()."""
 
     about: Mapping[str, str]
     grpc: str
@@ -79,7 +81,7 @@ class Served:
     keyed: bool
 
     def announce(self) -> None:
-        """On stderr: lines for people, or one record where the log is for machines."""
+        """Write the banner to stderr as lines of text, or log one record if the log is JSON."""
         if writes_json():
             places = {"grpc": self.grpc, "http": self.http, "page": self.page}
             log.info("ready", extra={**self.about, **places})
@@ -120,8 +122,8 @@ class Served:
 
 
 def reachable(address: str) -> str:
-    """HOST:PORT by which this machine reaches what is bound there: an unspecified host is every
-    one, loopback's among them."""
+    """Return HOST:PORT for this machine to reach the bound address. An unspecified host is replaced
+    by loopback's."""
     host, _, port = address.rpartition(":")
     bare = host.strip("[]")
     try:
@@ -133,9 +135,9 @@ def reachable(address: str) -> str:
 
 
 def announce_ready(address: str, http: str | None = None, handover: str | None = None) -> None:
-    """The one line a daemon writes to stdout: {"ready": "HOST:PORT"}, once it takes calls. A
-    service manager that waits for it gets a message. http, handover: HOST:PORT of the servers for
-    HTTP and for decode nodes, where it has them apart."""
+    """Write the daemon's one line on stdout, {"ready": "HOST:PORT"}, once it takes calls. Also
+    notify a waiting service manager. http, handover: HOST:PORT of the separate servers for HTTP and
+    for decode nodes, if any."""
     addresses = {"ready": address, "http": http, "handover": handover}
     known = {name: where for name, where in addresses.items() if where is not None}
     sys.stdout.write(json.dumps(known) + "\n")
@@ -144,9 +146,10 @@ def announce_ready(address: str, http: str | None = None, handover: str | None =
 
 
 def spare_collections() -> None:
-    """Once, when a daemon stands: what it holds by now stays until its end, and a full collection
-    that went through it would hold every thread for a fifth of a second. One that goes through a
-    thousand streams takes as long, and by default their number need only grow by a quarter."""
+    """Exempt the objects that exist now from garbage collection, and make full collections rarer.
+    Call it once, when the daemon is ready: these objects live until its end. A full collection
+    through them would stop every thread for a fifth of a second. One through a thousand streams
+    takes as long; by default it starts once their number has grown by a quarter."""
     gc.collect()
     gc.freeze()
     young, middle, _ = gc.get_threshold()

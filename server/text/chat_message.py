@@ -1,7 +1,7 @@
-"""The messages of a conversation, as a chat template takes them. Plain values, any thread.
+"""The messages of a conversation, in the form chat templates take. Plain values, any thread.
 
-ConversationBuilder: Builds a conversation as chat templates take it, from APIs whose turns have
-other parts. One conversation, one thread.
+ConversationBuilder builds such a conversation from APIs with other turn parts. One conversation,
+one thread.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,13 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class ChatTemplateError(ValueError):
-    """The messages cannot be rendered; the text is the cause and the mend."""
+    """The messages cannot be rendered. The text gives the cause and the fix."""
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A function that the model wants its caller to run. arguments: name to JSON value."""
+    """A function call written by the model, to be run by its caller. arguments: name to JSON
+    value."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -25,8 +26,8 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """tool_calls, reasoning: of an assistant's message only. reasoning None: nothing is known of
-    it, and a template may look for it in the content."""
+    """tool_calls, reasoning: of an assistant's message only. reasoning None: it is unknown, and a
+    template may look for it in the content."""
 
     role: str
     content: str
@@ -36,7 +37,7 @@ class ChatMessage:
 
 class ConversationBuilder:
     def __init__(self, before: Sequence[ChatMessage] = ()) -> None:
-        """before: messages that the conversation begins with."""
+        """before: the first messages of the conversation."""
         self._messages: list[ChatMessage] = [*before]
         # Behind the last message's content. To join each as it comes would copy a long message for
         # every short reminder behind it.
@@ -48,7 +49,7 @@ class ConversationBuilder:
 
     @property
     def messages(self) -> list[ChatMessage]:
-        """Those that are whole."""
+        """Return the complete messages."""
         if self._joining:
             last = self._messages[-1]
             content = "".join([last.content, *self._joining])
@@ -57,9 +58,9 @@ class ConversationBuilder:
         return self._messages
 
     def system(self, text: str) -> None:
-        """Templates take one system message, the first. What comes later joins the message before
-        it, as a reminder: it opens no turn of its own, which would end the thoughts about the
-        user's last question."""
+        """Add a system message. Templates take one system message, the first. A later one joins the
+        message before it, as a reminder. A turn of its own would end the thoughts about the user's
+        last question."""
         self.end_turn()
         last = self._messages[-1] if self._messages else None
         if last is None:
@@ -76,17 +77,18 @@ class ConversationBuilder:
         self.messages.append(ChatMessage("user", text))
 
     def message(self, message: ChatMessage) -> None:
-        """One of any role but system's, as it is."""
+        """Add a message of any role but system's, unchanged."""
         self.end_turn()
         self.messages.append(message)
 
     def tool(self, text: str) -> None:
-        """What a call returned."""
+        """Add the result of a call."""
         self.end_turn()
         self.messages.append(ChatMessage("tool", text))
 
     def reasoning(self, text: str) -> None:
-        """Of the assistant's turn. Reasoning comes first, so that more of it begins another."""
+        """Add reasoning to the assistant's turn. Reasoning comes first: after content or a call it
+        begins another turn."""
         if self._content or self._calls:
             self.end_turn()
         self._answers = True
@@ -101,7 +103,7 @@ class ConversationBuilder:
         self._calls.append(call)
 
     def end_turn(self) -> None:
-        """The assistant's, where one has begun."""
+        """End the assistant's turn, if one has begun."""
         if self._answers:
             # What is no reasoning's part is none: templates need not look for it in the text.
             reasoning, content = "".join(self._reasoning), "".join(self._content)

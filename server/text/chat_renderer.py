@@ -1,15 +1,15 @@
-"""Renders clients' text, messages and options as tokens and marks.
+"""Rendering of clients' text, messages and options as tokens and marks.
 
-ChatRenderer owns the bounds that hold before a text is encoded or a template runs. Immutable; any
-thread, but a long text may take seconds, so callers use the codec's threads. Every method raises
+ChatRenderer owns the bounds checked before a text is encoded or a template runs. Immutable; any
+thread. A long text may take seconds, so callers use the codec's threads. Every method raises
 InvalidRequest or PromptTooLong. Invariant: a call's cost is bounded by the model's context,
 whatever the client sends.
 
-read_bad_words(): texts that an answer may not hold, as sequences of token ids. placed_budget(): the
-longest thought of an answer, as a request asks for it, and the tokens that end the thought.
-effort_of_template(): the effort of thinking, in a word of the model's own template. APIs have
-scales of their own, and their clients send a word of them unasked; templates refuse words that they
-do not know. These are pure.
+read_bad_words() returns the texts forbidden in an answer, as sequences of token ids.
+placed_budget() returns the longest thought a request allows, and the tokens to end the thought.
+effort_of_template() returns the effort of thinking, as a word of the model's own template. APIs
+have scales of their own, and their clients send such a word by default. Templates reject words they
+do not know. These functions are pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,9 +35,9 @@ MAX_BAD_WORD_CHARACTERS = 256
 def read_bad_words(
     field: str, words: Sequence[object], codec: TextCodec
 ) -> tuple[tuple[int, ...], ...]:
-    """Token ids of each text at the beginning of a text, and, where that is another token for the
-    same number of tokens, behind a space, as vLLM has it. Raises InvalidField, and InvalidRequest
-    where the checkpoint has no tokenizer."""
+    """Return the token ids of each word at the start of a text. If the word behind a space begins
+    with another token and has as many tokens, return those ids too, as vLLM does. Raises
+    InvalidField. Raises InvalidRequest if the checkpoint has no tokenizer."""
     if not words:
         return ()
     if len(words) > MAX_BAD_WORDS:
@@ -58,15 +58,17 @@ def read_bad_words(
 
 
 _BEFORE_END = "\n"
-"""Between a thought and its closing tag, where no template says it."""
+"""Text between a thought and its closing tag, if no template defines it."""
 
 
 def placed_budget(
     field: str, most: int | None, thinking: Thinking, codec: TextCodec
 ) -> ThinkingBudget | None:
-    """Return the budget of an answer that may think; None where it may not, or `most` is None.
+    """Return the thinking budget of an answer. Return None if the answer may not think, or `most`
+    is None.
 
-    field: of the request, as errors name it. most: tokens. Raises InvalidField."""
+    field: the request's field, for errors. most: tokens. Raises InvalidField.
+    """
     if most is None or thinking is Thinking.NEVER:
         return None
     tokenizer = codec.tokenizer
@@ -104,8 +106,8 @@ _SMALL_BUDGETS = ((1024, "low"), (2048, "medium"))
 
 
 def effort_of_budget(field: str, tokens: int | None) -> str | None:
-    """Return the word for a small budget of tokens: a model that knows it ends its thought sooner
-    by itself. None: no word, as for a larger budget or none. Raises InvalidField."""
+    """Return the effort word for a small budget of tokens. A model that knows the word ends its
+    thought sooner by itself. Return None for a larger budget or no budget. Raises InvalidField."""
     if tokens is None:
         return None
     if tokens < 1:
@@ -114,8 +116,8 @@ def effort_of_budget(field: str, tokens: int | None) -> str | None:
 
 
 def effort_of_template(codec: TextCodec, field: str, effort: str) -> str:
-    """The word itself, or the nearest that the template takes: a template that does not ask for an
-    effort takes every word. Raises InvalidField."""
+    """Return the word itself, or the nearest word accepted by the template. A template without a
+    variable for effort takes every word. Raises InvalidField."""
     template = codec.require_template()
     for word in (effort, *_NEAREST.get(effort, ())):
         if template.takes({EFFORT: word}):
@@ -138,7 +140,7 @@ class ChatRenderer:
         self._codec = codec
 
     def text(self, field: str, text: str) -> Tokens:
-        """The text's tokens, int32 [T]; the name of a special token in it stays text."""
+        """Return the text's tokens, int32 [T]. The name of a special token in it stays text."""
         tokenizer = self._codec.require_tokenizer()
         self._check_characters(field, len(text))
         with self._refusals(field):
@@ -154,7 +156,8 @@ class ChatRenderer:
         variables: Mapping[str, Any] = _NO_VARIABLES,
         breakpoints: Sequence[int] = (),
     ) -> RenderedPrompt:
-        """A whole conversation, as ChatTemplate.prompt. salt: as of the prompt in the engine."""
+        """Return the tokens and marks of a whole conversation, as ChatTemplate.prompt does. salt:
+        the salt of the prompt in the engine."""
         template = self._codec.require_template()
         if len(tools) > MAX_TOOLS:
             raise InvalidRequest(f"tools has {len(tools)}: send at most {MAX_TOOLS}")
@@ -171,14 +174,15 @@ class ChatRenderer:
             )
 
     def continuation(self, messages: Sequence[ChatMessage], *, salt: bytes) -> RenderedPrompt:
-        """Messages after a closed turn, as ChatTemplate.continuation. salt: as of the session."""
+        """Return the tokens and marks of messages after a closed turn, as ChatTemplate.continuation
+        does. salt: the session's."""
         template = self._codec.require_template()
         self._check_messages(messages, 0)
         with self._refusals("messages"):
             return template.continuation(messages, salt=salt, most=self._codec.max_tokens)
 
     def without_closing(self, rendered: RenderedPrompt) -> RenderedPrompt:
-        """As ChatTemplate.without_closing."""
+        """Return the prompt without its closing, as ChatTemplate.without_closing does."""
         with self._refusals("messages"):
             return self._codec.require_template().without_closing(rendered)
 
@@ -189,7 +193,8 @@ class ChatRenderer:
         salt: bytes,
         variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> RenderedPrompt:
-        """Messages after a closed turn and the opening of an answer, as ChatTemplate.next_turn."""
+        """Return messages after a closed turn and the opening of an answer, as
+        ChatTemplate.next_turn does."""
         template = self._codec.require_template()
         self._check_messages(messages, _characters(variables))
         with self._refusals("messages"):
@@ -238,7 +243,7 @@ class ChatRenderer:
 
 
 def _message_characters(message: ChatMessage) -> int:
-    """Of all strings that a template is given of it, keys included."""
+    """Return the length of all strings given to a template for the message, keys included."""
     characters = _MESSAGE_KEYS + len(message.role) + len(message.content)
     if message.tool_calls:
         characters += _CALLS_KEY
@@ -250,7 +255,7 @@ def _message_characters(message: ChatMessage) -> int:
 
 
 def _characters(value: Any) -> int:
-    """Of all strings in a JSON value, keys included."""
+    """Return the length of all strings in a JSON value, keys included."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, list | tuple):

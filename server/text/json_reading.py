@@ -1,13 +1,13 @@
-"""Reads JSON of clients and models: within bounds, and a call's arguments even where broken.
+"""Reading of JSON from clients and models, within bounds. A call's arguments are read even if
+broken.
 
-Bounds: Bounds on the number and depth of values in clients' JSON, so that parsing costs no more
-than its bytes suggest. Pure; any thread. Counts in slices, between which other threads can run.
+Bounds limit the number and depth of values in clients' JSON, so that parsing costs no more than its
+bytes suggest. Pure; any thread. Counts in slices; other threads can run between slices.
 
-read_arguments(): Reads the arguments of a tool call as the object that their text stands for. Pure
-functions; any thread. Invariants: every text is read as an object, since a call that was cut off by
-the answer's length would else end its conversation for good. What was cut off is closed where it
-ends, so that it is rendered as far as it was written. The cost is linear in the text: it is scanned
-once, and parsed at most 5 times.
+read_arguments() reads the arguments of a tool call as an object. Pure functions; any thread.
+Invariants: every text is read as an object. Otherwise a call cut off by the answer's length would
+end its conversation for good. A text cut off is closed at its end, so it is rendered as far as it
+was written. The cost is linear in the text: it is scanned once and parsed at most 5 times.
 """
 
 import json
@@ -20,14 +20,14 @@ import numpy as np
 
 MAX_DEPTH = 64
 MAX_VALUES = 1 << 20
-"""As many as a prompt of a million token ids needs."""
+"""Enough for a prompt of a million token ids."""
 
 _HOLDERS = frozenset({dict, list})
 _MANY = 16
 _SLICE = 1 << 18
 _BLOCK = 1 << 11
-"""Letters. Less than half of the digits that json takes in one number, so that a longer number
-fills a block."""
+"""Characters. Less than half of the digits allowed by json in one number, so a longer number fills
+a block."""
 
 Letters: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
 _SEPARATORS = (b",", b"[", b"{")
@@ -41,7 +41,8 @@ _STEPS[[*b"]}"]] = -1
 def holds_too_many_values(body: bytes | bytearray) -> bool:
     """Return whether the JSON in `body` has over MAX_VALUES commas, objects and lists.
 
-    No value is built. Text that is no JSON is counted as if it were."""
+    No value is built. Other text is counted as if it were JSON.
+    """
     if sum(body.count(mark, at, at + _SLICE) for at in _slices(body) for mark in _SEPARATORS) <= (
         MAX_VALUES
     ):
@@ -66,7 +67,7 @@ def is_json(text: str) -> bool:
 
 
 def nested_too_deeply(value: Any) -> bool:
-    """Return whether objects and lists are in each other over MAX_DEPTH levels deep."""
+    """Return whether objects and lists are nested over MAX_DEPTH levels deep."""
     level = [value] if type(value) in _HOLDERS else []
     for _ in range(MAX_DEPTH):
         deeper: list[Any] = []
@@ -93,7 +94,7 @@ def _outside_strings(body: bytes | bytearray) -> Iterator[Letters]:
 
 
 class _Strings:
-    """The strings of a JSON text that comes in pieces. One thread."""
+    """The strings of a JSON text that arrives in pieces. One thread."""
 
     def __init__(self) -> None:
         self._in_string = np.uint8(0)
@@ -101,7 +102,7 @@ class _Strings:
         self._escape = b""
 
     def outside(self, piece: bytes | bytearray) -> Letters:
-        """Return the piece's bytes that are in no string."""
+        """Return the piece's bytes outside of strings."""
         piece = self._escape + piece
         self._escape = b""
         if (len(piece) - len(piece.rstrip(_BACKSLASH))) % 2:
@@ -118,9 +119,10 @@ class _Strings:
 
 
 class JsonDepth:
-    """The depth of a JSON text that comes in pieces, without its values. One thread.
+    """The nesting depth of a JSON text that arrives in pieces; no value is built. One thread.
 
-    Text is looked at in blocks, so that neither a token nor the end costs much."""
+    Text is checked in blocks, so neither a token nor the end costs much.
+    """
 
     def __init__(self) -> None:
         self._strings = _Strings()
@@ -138,8 +140,8 @@ class JsonDepth:
             self._look()
 
     def is_bounded(self) -> bool:
-        """Return whether the text so far nests at most MAX_DEPTH levels, and has no number of over
-        some thousand digits, which json refuses."""
+        """Return whether the text so far nests at most MAX_DEPTH levels and has no number of
+        several thousand digits. json rejects such a number."""
         self._look()
         return self._deepest <= MAX_DEPTH and not self._has_long_number
 
@@ -166,13 +168,14 @@ _SIGN = re.compile(
     r'(?:[^"{}\[\],]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"){0,4096}+(["{}\[\],]?)', re.DOTALL
 )
 UNREAD = "arguments"
-"""The one key of arguments that are no object's text, whose value they are."""
+"""The one key of arguments not written as an object. Their text is its value."""
 
 
 def read_arguments(text: str) -> Mapping[str, Any]:
-    """Return the object that the text of a call's arguments stands for; without text an empty one.
+    """Return the object written in the text of a call's arguments. Empty text is an empty object.
 
-    Text that is no object's, or nests deeper than MAX_DEPTH, is the value of UNREAD."""
+    Text of no object, or nested deeper than MAX_DEPTH, is the value of UNREAD.
+    """
     if not text.strip():
         return {}
     for candidate in _readings(text):
@@ -189,8 +192,8 @@ def read_arguments(text: str) -> Mapping[str, Any]:
 
 
 def read_whole_arguments(text: str) -> dict[str, Any]:
-    """Return the object of a text that was not cut off; an empty one for all other text, and for an
-    object that nests deeper than MAX_DEPTH."""
+    """Return the object of a text that was not cut off. Return an empty object for all other text,
+    and for an object nested deeper than MAX_DEPTH."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -201,22 +204,24 @@ def read_whole_arguments(text: str) -> dict[str, Any]:
 
 
 def _readings(text: str) -> Iterator[str]:
-    """Yield the text itself, then the texts that it may be if the answer's end cut it off."""
+    """Yield the text itself, then possible completions of it, in case the answer's end cut it
+    off."""
     yield text
     yield from _closed(text)
 
 
 def _whole_characters(value: dict[str, Any]) -> dict[str, Any]:
-    """Put U+FFFD for each half of a character, which no tokenizer could encode."""
+    """Replace each unpaired surrogate by U+FFFD, because no tokenizer could encode it."""
     text = json.dumps(value, ensure_ascii=False).encode("utf-16-le", "surrogatepass")
     whole: dict[str, Any] = json.loads(text.decode("utf-16-le", "replace"))
     return whole
 
 
 def _closed(text: str) -> Iterator[str]:
-    """Yield the text closed where it ends, then closed where its last whole value ends.
+    """Yield the text closed at its end, then closed at the end of its last complete value.
 
-    Yields none where the brackets do not match, or nest deeper than MAX_DEPTH."""
+    Yield nothing if the brackets do not match, or nest deeper than MAX_DEPTH.
+    """
     closing: list[str] = []
     # The last place at which the text could be closed.
     whole = 0
@@ -246,8 +251,8 @@ def _closed(text: str) -> Iterator[str]:
 
 
 def _without_escape(text: str) -> Iterator[str]:
-    """Yield the text, then the text without an escape that its end may have torn: at most 5
-    letters, a backslash first."""
+    """Yield the text, then the text without an escape possibly cut off at its end. Such an escape
+    has at most 5 characters and begins with a backslash."""
     yield text
     torn = text.rfind("\\", max(len(text) - 5, 0))
     if torn >= 0:

@@ -1,15 +1,15 @@
-"""Ends an answer's text at the first of the client's stop strings, whatever the token borders.
+"""Stop strings: an answer's text ends at the first of them, independent of token borders.
 
-The first is the one that ends first, and of those that end there the longest.
+The first stop string is the one with the earliest end. If several end there, it is the longest.
 
-Owns the text that is held back because a stop string could begin in it. One answer, one thread.
-Invariants: the text given out never holds a stop string, nor any part of the one that ended the
-answer; where that one is kept, it is the text's end. A letter is looked at once.
+Owns the text held back because a stop string could begin in it. One answer, one thread. Invariants:
+the returned text contains no stop string, nor any part of the one that ended the answer. If that
+one is kept, it is the text's end. Each character is read once.
 
-StopAutomaton: An Aho-Corasick automaton over the stop strings of a request. One answer, one thread:
-an automaton learns its failure links as the text comes to its states. A state is the longest end of
-the text that begins a stop string. Invariants: building costs the sort of the strings; a letter
-costs the same for one short string and for many long ones.
+StopAutomaton is an Aho-Corasick automaton over the stop strings of a request. One answer, one
+thread: an automaton computes failure links when the text first reaches a state. A state is the
+longest suffix of the text that is a prefix of a stop string. Invariants: building costs the sort of
+the strings. A character costs the same for one short string and for many long ones.
 """
 
 from bisect import bisect_left, bisect_right
@@ -19,15 +19,15 @@ from enum import Enum
 from typing import NamedTuple
 
 START = 0
-"""The state in which no stop string has begun."""
+"""The state before any stop string has begun."""
 
 # In place of a letter, where none leads from the state before.
 _NO_LETTER = ""
 
 
 class StopPlace(Enum):
-    """Where stop strings are looked for in an answer that is taken apart. ANSWER: in its content.
-    EVERYWHERE: in all that the model writes."""
+    """The part of an answer searched for stop strings, when the answer is split into parts. ANSWER:
+    its content. EVERYWHERE: all text written by the model."""
 
     ANSWER = "answer"
     EVERYWHERE = "everywhere"
@@ -35,15 +35,15 @@ class StopPlace(Enum):
 
 @dataclass(frozen=True)
 class StopRule:
-    """The stop strings that a request asks for. is_kept: as of StopStrings. min_tokens: in the text
-    of so many tokens none is looked for."""
+    """The stop strings of a request. is_kept: as in StopStrings. min_tokens: the text of the first
+    min_tokens tokens is not searched."""
 
     strings: tuple[str, ...] = ()
     is_kept: bool = False
     min_tokens: int = 0
 
     def scanner(self) -> "StopStrings":
-        """Return a fresh one."""
+        """Return a new scanner."""
         return StopStrings(self.strings, is_kept=self.is_kept)
 
 
@@ -51,11 +51,12 @@ NO_STOPS = StopRule()
 
 
 class StopStrings:
-    """The scanner of one answer's text. any: whether there are any to look for. found: the stop
-    string that has come, after which every piece is empty; None: none has. is_kept: as given."""
+    """The scanner of one answer's text. any: whether there are stop strings. found: the stop string
+    that has come; None: none has. After it every piece is empty. is_kept: as given."""
 
     def __init__(self, stops: Sequence[str], *, is_kept: bool = False) -> None:
-        """stops: not empty strings. is_kept: the one that ends the answer is part of its text."""
+        """stops: strings, none of them empty. is_kept: the stop string that ends the answer is part
+        of its text."""
         self.any = bool(stops)
         self.is_kept = is_kept
         self._stops = tuple(stops)
@@ -67,7 +68,8 @@ class StopStrings:
         self.found: str | None = None
 
     def push(self, text: str) -> str:
-        """Take the next piece of text; return the text that no stop string can end any more."""
+        """Take the next piece of text. Return the text that can no longer be part of a stop
+        string."""
         if self._state == START and self._first_letters.isdisjoint(text):
             return "" if self.found else text
         if self.found:
@@ -87,12 +89,11 @@ class StopStrings:
 
     @property
     def held(self) -> int:
-        """How many letters are held back."""
+        """Return the number of characters held back."""
         return len(self._held)
 
     def finish(self) -> str:
-        """Return the text held back, after the last piece. No stop string reaches over this
-        place."""
+        """Return the text held back, after the last piece. No stop string can span this place."""
         rest, self._held, self._state = self._held, "", START
         return rest
 
@@ -100,7 +101,8 @@ class StopStrings:
 def held_back(text: str, markers: Iterable[str]) -> int:
     """Return how many characters at the end of `text` could be the beginning of a marker.
 
-    For markers as short as a tag: the cost is that of their lengths, not of the text's."""
+    For markers as short as a tag: the cost depends on their lengths, not on the text's.
+    """
     longest = 0
     for marker in markers:
         at = text.find(marker[0], max(len(text) - len(marker) + 1, 0))
@@ -113,17 +115,17 @@ def held_back(text: str, markers: Iterable[str]) -> int:
 
 
 class Match(NamedTuple):
-    """A stop string in a text. start: the place of its first letter, below zero where the string
-    began in an earlier text. length: in letters."""
+    """A stop string in a text. start: index of its first character, below zero if the string began
+    in an earlier text. length: in characters."""
 
     start: int
     length: int
 
 
 class _Branch(NamedTuple):
-    """The states of the letters that a string has behind those which it shares with the string
-    before. origin: the state that it leaves. first: its first state. depth: letters of the text
-    at that state."""
+    """The states of a string's characters after the prefix shared with the previous string. origin:
+    the state it branches from. first: its first state. depth: characters of the text at that
+    state."""
 
     origin: int
     first: int
@@ -147,17 +149,18 @@ class StopAutomaton:
         self._failures: list[int | None] = [START, *[None] * (len(self._letters) - 1)]
 
     def depth(self, state: int) -> int:
-        """Return how many letters at the end of the text may begin a stop string."""
+        """Return how many characters at the end of the text may begin a stop string."""
         if state == START:
             return 0
         branch = self._branches[bisect_right(self._branches, state, key=_first_of) - 1]
         return branch.depth + state - branch.first
 
     def scan(self, state: int, text: str) -> tuple[int, Match | None]:
-        """Return the state behind `text`, and the stop string that ends first in it; of those that
-        end there the longest. So it is the same one wherever the text is cut.
+        """Return the state after `text`, and the stop string with the earliest end in it. If
+        several end there, return the longest. The result is the same however the text is cut.
 
-        The state has no use once there is a match. REQUIRES: the text before has no match."""
+        The state has no use after a match. REQUIRES: the earlier text has no match.
+        """
         letters, failures, ends = self._letters, self._failures, self._ends
         for behind, letter in enumerate(text, 1):
             state = state + 1 if letters[state + 1] == letter else self._next(state, letter)
@@ -170,7 +173,7 @@ class StopAutomaton:
         return state, None
 
     def _build(self, stops: Sequence[str]) -> None:
-        """stops: sorted, so that those which share a beginning are neighbours."""
+        """Build the states. stops: sorted, so that strings with a shared prefix are neighbours."""
         # The branches on the way from the start to the end of the string before.
         way: list[_Branch] = []
         last = ""
@@ -193,7 +196,7 @@ class StopAutomaton:
             last = stop
 
     def _next(self, state: int, letter: str) -> int:
-        """Return the state behind one more letter. REQUIRES: the failure of `state` is known."""
+        """Return the state after one more character. REQUIRES: the failure of `state` is known."""
         while True:
             if self._letters[state + 1] == letter:
                 return state + 1
@@ -210,8 +213,8 @@ class StopAutomaton:
         return failure
 
     def _learn(self, state: int) -> None:
-        """Find the failures of a state and of those that it leads to: the same text without its
-        first letters."""
+        """Find the failure states of a state and of the states on its failure path. A failure state
+        is the same text without its first characters."""
         learned = []
         while self._failures[state] is None:
             origin = self._origins.get(state, state - 1)
@@ -228,7 +231,7 @@ class StopAutomaton:
 
 
 def _shared(first: str, second: str) -> int:
-    """Return how many letters both begin with."""
+    """Return the length of the common prefix."""
     lengths = range(1, min(len(first), len(second)) + 1)
     return bisect_left(lengths, True, key=lambda length: first[:length] != second[:length])
 

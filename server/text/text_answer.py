@@ -1,16 +1,16 @@
 """An answer as text: pieces with their tokens, an ending, and the parts of a chat's answer.
 
 TextAnswer turns an engine's answer to one request into pieces of text with their tokens, then an
-ending. It applies stop strings. Thinking shows from the prompt's end whether an answer begins with
+ending. It applies stop strings. Thinking tells from the prompt's end whether an answer begins with
 reasoning. Pure; any thread.
 
 The parts of a chat's answer are reasoning, content and tool calls, in the model's order, without
 any API's JSON. Immutable values; any thread. Invariants of one answer's parts: reasoning comes
-first; the pieces of a call's arguments are together one JSON object's text, and stand between its
-CallBegin and its CallEnd with no other part among them; every call has both; no part is empty text.
+first. The pieces of a call's arguments form one JSON object's text. They come between its CallBegin
+and its CallEnd, with no other part between them. Every call has both. No part is empty text.
 
-GrowingText grows by pieces as short as a token, in little more memory than its letters take. A list
-of its pieces would take some 60 bytes for each. One text, one thread.
+GrowingText grows by pieces as short as a token, in little more memory than its characters take. A
+list of its pieces would take some 60 bytes for each. One text, one thread.
 """
 
 import asyncio
@@ -32,12 +32,13 @@ from .tokenizer import IncrementalDetokenizer
 
 THINK, END_OF_THINK = "<think>", "</think>"
 BEHIND_THINKING = "\n\n"
-"""Between a thought and what follows it, as every template of these models writes it."""
+"""Text between a thought and its continuation, as in every template of these models."""
 
 
 class Thinking(Enum):
-    """OPENED: the prompt ends inside the tags, and the answer goes on there. ALLOWED: the template
-    knows the tags, and the model may open them itself. NEVER: the whole answer is content."""
+    """OPENED: the prompt ends inside the tags, and the answer continues the thought. ALLOWED: the
+    template has the tags, and the model may open them itself. NEVER: the whole answer is
+    content."""
 
     OPENED = "opened"
     ALLOWED = "allowed"
@@ -45,7 +46,8 @@ class Thinking(Enum):
 
 
 def thinking_behind(prompt: str, source: str) -> Thinking:
-    """prompt: as rendered, with the answer's opening. source: the template's."""
+    """Return whether an answer begins with reasoning. prompt: as rendered, with the answer's
+    opening. source: the template's."""
     if END_OF_THINK not in source and THINK not in source:
         return Thinking.NEVER
     end = prompt[-64:].rstrip()
@@ -58,9 +60,10 @@ Item = TypeVar("Item")
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
-    """token: the newest; text: what became certain with it, which may lag behind the tokens.
+    """token: the newest. text: the text that became certain with it; it may lag behind the tokens.
 
-    A struct, since there is one a token."""
+    A struct for speed, because one is made for each token.
+    """
 
     text: str
     token: m.TokenOut | None
@@ -68,8 +71,8 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class Ending:
-    """reason: STOP or LENGTH. completion_tokens: those up to the end, a stop string's included.
-    stop: the stop string that ended it, None where none did."""
+    """reason: STOP or LENGTH. completion_tokens: tokens up to the end, including a stop string's.
+    stop: the stop string that ended the answer; None if none did."""
 
     reason: m.FinishReason
     completion_tokens: int
@@ -78,7 +81,7 @@ class Ending:
 
     @property
     def is_cut(self) -> bool:
-        """Whether its length or a stop string ended it, and not the model."""
+        """Return whether the length or a stop string ended the answer, rather than the model."""
         return self.reason is not m.FinishReason.STOP or self.stop is not None
 
 
@@ -92,8 +95,8 @@ class TextAnswer:
         abort: Notice,
         min_tokens: int = 0,
     ) -> None:
-        """abort: makes the engine end this request; its events go on to their Finished. min_tokens:
-        in the text of so many tokens no stop string is looked for."""
+        """abort: makes the engine end this request; its events continue up to Finished. min_tokens:
+        the text of the first min_tokens tokens is not searched for stop strings."""
         self._detokenizer = detokenizer
         self._stops = stops
         self._abort = abort
@@ -103,7 +106,7 @@ class TextAnswer:
         self._looks_for_stops = stops.any
 
     def piece(self, token: m.TokenOut) -> Piece | None:
-        """What the next token adds; None behind a stop string, and once stopped."""
+        """Return the next token's text. Return None after a stop string, and after stop()."""
         if self._stopped:
             return None
         self._count += 1
@@ -115,13 +118,13 @@ class TextAnswer:
         return Piece(text, token)
 
     def stop(self) -> None:
-        """No more is wanted: the answer ends here, as if the model had ended it."""
+        """End the answer here, as if the model had ended it."""
         if not self._stopped:
             self._stopped = True
             self._abort()
 
     def ended(self, end: m.Finished) -> tuple[Piece, Ending]:
-        """The text that was held back, and the ending. Raises RequestAborted."""
+        """Return the text held back, and the ending. Raises RequestAborted."""
         if end.reason is m.FinishReason.ABORT and not self._stopped:
             raise RequestAborted("the request was aborted before its answer ended")
         if end.reason is m.FinishReason.STOP and not self._stopped and not self._stops.is_kept:
@@ -137,8 +140,8 @@ class TextAnswer:
 async def first_look(
     items: AsyncGenerator[Item, None], seconds: float
 ) -> AsyncIterator[AsyncIterator[Item]]:
-    """The same items, closed at the end. Entering raises what the first raises within `seconds`,
-    so that an early refusal can still choose the reply's status."""
+    """Yield the same items, closed at the end. Entering raises an error raised by the first item
+    within `seconds`. An early refusal can therefore still choose the reply's status."""
     async with first_looks([items], seconds) as (looked,):
         yield looked
 
@@ -147,7 +150,8 @@ async def first_look(
 async def first_looks(
     streams: Sequence[AsyncGenerator[Item, None]], seconds: float
 ) -> AsyncIterator[list[AsyncIterator[Item]]]:
-    """first_look() of several at once: the first of each is waited for, or what one raises."""
+    """Apply first_look() to several streams at once. Wait for the first item of each, or for an
+    error of one."""
     firsts = [asyncio.ensure_future(anext(items)) for items in streams]
     try:
         await asyncio.wait(firsts, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
@@ -167,7 +171,7 @@ async def first_looks(
 
 
 class _Looked(AsyncIterator[Item], Generic[Item]):
-    """The first item and the rest, which cost no more than they do without it."""
+    """The first item and the rest. The rest costs no more than without this wrapper."""
 
     def __init__(self, first: "asyncio.Future[Item]", rest: AsyncIterator[Item]) -> None:
         self._first: asyncio.Future[Item] | None = first
@@ -181,19 +185,20 @@ class _Looked(AsyncIterator[Item], Generic[Item]):
 
 
 class Reasoning(NamedTuple):
-    """A piece of what the model thought before it answered, its tags left out."""
+    """A piece of the model's thought before its answer, without the tags."""
 
     text: str
 
 
 class Content(NamedTuple):
-    """A piece of the answer that a user reads."""
+    """A piece of the answer for the user."""
 
     text: str
 
 
 class CallBegin(NamedTuple):
-    """number: of the answer's calls, from 0. id: for the message that answers it."""
+    """number: index among the answer's calls, from 0. id: for the message with the call's
+    result."""
 
     number: int
     id: str
@@ -201,17 +206,18 @@ class CallBegin(NamedTuple):
 
 
 class CallArguments(NamedTuple):
-    """json: a piece of the arguments' text, which may begin and end anywhere in it."""
+    """json: a piece of the arguments' text; it may begin and end anywhere in it."""
 
     number: int
     json: str
 
 
 class CallEnd(NamedTuple):
-    """The call's arguments are one JSON object.
+    """The end of a call. The call's arguments are one JSON object.
 
-    is_cut: a length or a stop string ended the call, and not the model. lacks: a required parameter
-    is not among the arguments."""
+    is_cut: the length or a stop string ended the call, rather than the model. lacks: a required
+    parameter is not among the arguments.
+    """
 
     number: int
     is_cut: bool = False
@@ -227,8 +233,8 @@ AnswerItem: TypeAlias = Reasoning | Content | CallBegin | CallArguments | CallEn
 
 @dataclass(frozen=True)
 class ChatEnding:
-    """called: the answer holds at least one call, and each may be run. reasoning_tokens: of the
-    ending's completion tokens, those before the reasoning's end."""
+    """called: the answer holds at least one call, and each may be run. reasoning_tokens: tokens
+    before the reasoning's end, among the ending's completion tokens."""
 
     ending: Ending
     called: bool
@@ -236,12 +242,13 @@ class ChatEnding:
 
     @property
     def awaits_tools(self) -> bool:
-        """OpenAI's `tool_calls`, Anthropic's `tool_use`: the model ended it, with a call."""
+        """Return whether the model ended the answer with a call: OpenAI's `tool_calls`, Anthropic's
+        `tool_use`."""
         return self.called and not self.ending.is_cut
 
 
 _JOINED_AT_ONCE = 64
-"""Pieces; a joined part then adds some two bytes to each."""
+"""Pieces. Joining so many at once adds some two bytes to each."""
 
 
 class GrowingText:
@@ -249,10 +256,10 @@ class GrowingText:
         self._joined: list[str] = []
         self._pieces: list[str] = []
         self.kept_bytes = 0
-        """Memory of the pieces that were joined."""
+        """Memory of the joined pieces."""
 
     def add(self, piece: str) -> None:
-        """Put a piece behind the text."""
+        """Append a piece to the text."""
         self._pieces.append(piece)
         if len(self._pieces) >= _JOINED_AT_ONCE:
             joined = "".join(self._pieces)

@@ -1,13 +1,13 @@
-"""One checkpoint's tokenizer, chat template, vocabulary size and context, and the threads that work
+"""One checkpoint's tokenizer, chat template, vocabulary size and context, and the threads for work
 on its text.
 
-WorkThreads: Threads for a request's work on the processor: parsing a body, rendering a template,
-tokenizing, trying a grammar. Owns the threads and the bounds on waiting work. `run` belongs to an
-event loop's thread; the work itself must be good for any thread. Invariants: at most `waiting`
-pieces of each kind, large and other, wait or run; one line's work takes no more than half of the
-threads, and none of another line's turns; large work has one thread of its own, so that it takes
-the interpreter's lock from nobody more than once at a time; work whose caller left before it began
-is never begun; the memory of failed work is freed on its own thread.
+WorkThreads are threads for a request's CPU work: parsing a body, rendering a template, tokenizing,
+trying a grammar. WorkThreads owns the threads and the bounds on waiting work. `run` belongs to an
+event loop's thread; the work itself must be safe on any thread. Invariants: at most `waiting`
+pieces of each kind, large and other, wait or run. One caller's work takes no more than half of the
+threads, and none of another caller's turns. Large work has one thread of its own, so only one such
+piece competes for the interpreter's lock. If a caller leaves before its work begins, the work is
+never begun. The memory of failed work is freed on its own thread.
 """
 
 import asyncio
@@ -32,15 +32,16 @@ Result = TypeVar("Result")
 _THREADS = 4
 _WAITING = 256
 _LARGE_BYTES = 1 << 17
-"""A chat of some 30,000 tokens."""
+"""Bytes of a chat of some 30,000 tokens."""
 _LARGE_SECONDS = 0.1
-"""Of the processor: whose work takes so long has read megabytes."""
+"""Seconds of CPU time. Longer work has read megabytes."""
 
 
 class WorkThreads:
-    """threads: how many; they start with the first work. waiting: pieces that may run or wait.
-    Also sets for how long any thread of this process keeps the interpreter's lock, since the event
-    loop writes tokens while prompts are read; and where this process has large blocks of memory."""
+    """threads: their number; they start with the first work. waiting: pieces that may run or wait.
+    Construction also shortens each thread's turns with the interpreter's lock, because the event
+    loop writes tokens while prompts are read. It also sets how this process allocates large blocks
+    of memory."""
 
     def __init__(self, threads: int = _THREADS, waiting: int = _WAITING) -> None:
         shorten_lock_turns()
@@ -52,9 +53,9 @@ class WorkThreads:
         self._memory = FreeMemory()
 
     async def run(self, line: str, work: Work[Result], size: int = 0) -> Result:
-        """Returns or raises as `work` does. line: whose turn it takes (RequestContext.line). size:
-        bytes that the work reads. Raises Busy where `waiting` pieces are held: at once, or later in
-        another line's favour."""
+        """Run the work on a thread; return or raise as `work` does. line: the queue that takes
+        turns with others (RequestContext.line). size: bytes read by the work. Raises Busy if
+        `waiting` pieces are held: at once, or later in favour of another queue."""
         threads = self._large if size > _LARGE_BYTES else self._threads
         try:
             begun = threads.submit(line, lambda: _tidied(work, self._memory))
@@ -66,8 +67,9 @@ class WorkThreads:
 
 
 def _tidied(work: Work[Result], memory: FreeMemory) -> Result:
-    """Frees the frames of a failed work here: an error keeps all that they hold, and freeing it
-    takes a while. What a large one held goes back to the system."""
+    """Run the work, and free the frames of a failed one on this thread. An error keeps alive all
+    objects of its frames, and freeing them takes a while. After long work, free memory is returned
+    to the system."""
     began = time.thread_time()
     try:
         return work()
@@ -84,9 +86,9 @@ def _tidied(work: Work[Result], memory: FreeMemory) -> Result:
 
 @dataclass(frozen=True)
 class TextCodec:
-    """Immutable, any thread. tokenizer and template are None where the checkpoint has none: token
-    ids still work, answers have no text, and asking for text is refused. max_tokens: the model's
-    context."""
+    """Immutable, any thread. tokenizer and template are None if the checkpoint has none. Without a
+    tokenizer, token ids still work, answers have no text, and requests for text are refused.
+    max_tokens: the model's context."""
 
     vocab_size: int
     max_tokens: int
@@ -105,9 +107,9 @@ class TextCodec:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         grammars: GrammarTrials | None = None,
     ) -> "TextCodec":
-        """cache_bytes: to remember tokens of conversations in. grammars: the node's trials; None: a
-        trial server of its own, which knows no vocabulary. Raises TokenizerError and
-        ChatTemplateError if a file is broken."""
+        """Load the codec of a checkpoint folder. cache_bytes: bound of the cache of conversations'
+        tokens. grammars: the node's trials; None: a trial server of its own, without a vocabulary.
+        Raises TokenizerError and ChatTemplateError if a file is broken."""
         tokenizer = Tokenizer.load(model_dir)
         template = None
         if tokenizer is not None:
@@ -130,12 +132,13 @@ class TextCodec:
 
     @property
     def most_characters(self) -> int:
-        """The longest text that could fit the context, in characters."""
+        """Return the length in characters of the longest text that could fit the context."""
         longest = 1 if self.tokenizer is None else self.tokenizer.longest_token
         return self.max_tokens * longest
 
     def chat_tokens(self) -> dict[str, int]:
-        """Tokens of conversations so far, by their source; empty where there is no template."""
+        """Return the number of conversation tokens so far, by their source; empty if there is no
+        template."""
         if self.template is None:
             return {}
         pieces = self.template.pieces
@@ -145,6 +148,7 @@ class TextCodec:
         return IncrementalDetokenizer(self.tokenizer)
 
     def naming_detokenizer(self) -> IncrementalDetokenizer:
-        """One that writes special tokens too. Without a tokenizer all text is empty."""
+        """Return a detokenizer that writes special tokens too. Without a tokenizer all text is
+        empty."""
         tokenizer = self.tokenizer
         return self.detokenizer() if tokenizer is None else NamingDetokenizer(tokenizer)

@@ -1,8 +1,8 @@
 """Text to token ids and back, for byte-level tokenizers in Hugging Face layout.
 
 Owns the vocabulary of one checkpoint. Immutable after load, so any thread may use it. Invariant:
-`encode` never returns an added token (<|im_end|> and its like), whatever the text holds; only the
-chat template places those, through `added_tokens`.
+`encode` never returns an added token (such as <|im_end|>), whatever the text holds. Only the chat
+template places added tokens, through `added_tokens`.
 """
 
 import codecs
@@ -21,18 +21,18 @@ from tasuki.model.grammar.vocabulary import bytes_by_id
 # Below it, encoding takes a millisecond or two.
 _LONG_TEXT = 1 << 12
 _SLICE = 1 << 14
-"""Tokens that are copied without a turn for other threads: under a millisecond."""
+"""Tokens copied before other threads may run: under a millisecond."""
 
 
 class TokenizerError(ValueError):
-    """tokenizer.json cannot be used; the message names the file and the mend."""
+    """tokenizer.json cannot be used. The message names the file and the fix."""
 
 
 class TooManyTokens(ValueError):
-    """A text has more tokens than are worth counting."""
+    """A text has more tokens than the allowed number."""
 
     def __init__(self, tokens: int) -> None:
-        """tokens: as far as they were counted."""
+        """tokens: the number counted so far."""
         super().__init__(f"{tokens} tokens")
         self.tokens = tokens
 
@@ -65,7 +65,7 @@ class Tokenizer:
             by_id[token] = b"" if content in self.special_tokens else content.encode()
         self.longest_token = max(map(len, by_id.values()), default=1)
         self.whole_texts: Mapping[int, str]
-        """What each token adds that is whole characters; nearly all are."""
+        """The text of each token made of whole characters; nearly all tokens are."""
         self.whole_texts, self._torn = _parted(by_id)
         model["vocab"] = vocabulary
         plain = {**specification, "model": model, "added_tokens": [], "post_processor": None}
@@ -82,7 +82,7 @@ class Tokenizer:
 
     @staticmethod
     def load(model_dir: Path) -> "Tokenizer | None":
-        """The tokenizer of a checkpoint folder; None where it has no tokenizer.json."""
+        """Load the tokenizer of a checkpoint folder; None if the folder has no tokenizer.json."""
         path = model_dir / "tokenizer.json"
         if not path.exists():
             return None
@@ -98,13 +98,13 @@ class Tokenizer:
 
     @property
     def special_names(self) -> dict[int, str]:
-        """By their ids."""
+        """Return the special tokens' names by their ids."""
         added = self.added_tokens
         return {added[name]: name for name in self.special_tokens if name in added}
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
-        """Ids of plain text. Names of special tokens in it are text like any other. most: tokens
-        that are worth making a list of; more raise TooManyTokens."""
+        """Return the ids of plain text. Names of special tokens in it are text like any other.
+        most: the allowed number of tokens; more raise TooManyTokens."""
         if not text:
             return []
         if len(text) < _LONG_TEXT:
@@ -121,7 +121,9 @@ class Tokenizer:
     ) -> list[Tokens]:
         """Return the ids of each text, int32 [T], by one call without the interpreter's lock.
 
-        most: tokens worth making a list of, `before` of them other texts'. Raises TooManyTokens."""
+        most: the allowed number of tokens, including `before` tokens of other texts. Raises
+        TooManyTokens.
+        """
         encoded = self._plain.encode_batch_fast(list(texts), add_special_tokens=False)
         count = before + sum(map(len, encoded))
         if most is not None and count > most:
@@ -129,17 +131,17 @@ class Tokenizer:
         return [_array(item.ids) for item in encoded]
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """The text of an answer, special tokens left out, broken UTF-8 as U+FFFD."""
+        """Return the text of an answer, without special tokens, with broken UTF-8 as U+FFFD."""
         return b"".join(self.token_bytes(token) for token in token_ids).decode(errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token adds to the text; nothing for a special or an unused id."""
+        """Return the bytes a token adds to the text; empty for a special or an unused id."""
         text = self.whole_texts.get(token)
         return self._torn.get(token, b"") if text is None else text.encode()
 
 
 class IncrementalDetokenizer:
-    """Turns one answer's tokens into text as they come; holds back bytes of an unfinished
+    """Turns one answer's tokens into text as they come. Holds back bytes of an unfinished
     character."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
@@ -162,15 +164,15 @@ class IncrementalDetokenizer:
         return text
 
     def leave_out_end(self) -> None:
-        """The last token ended the answer, and is no part of its text."""
+        """Leave out the last token: it ended the answer and is no part of its text."""
 
     def finish(self) -> str:
-        """What is left when no more tokens come: U+FFFD for an unfinished character."""
+        """Return the rest after the last token: U+FFFD for an unfinished character."""
         return self._decoder.decode(b"", final=True)
 
 
 class NamingDetokenizer(IncrementalDetokenizer):
-    """Special tokens are text too, by their names. Each waits for the next token, since it may turn
+    """Writes special tokens too, by their names. Each waits for the next token, because it may turn
     out to be the answer's end."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -204,7 +206,7 @@ def _array(ids: list[int]) -> Tokens:
 
 
 def _parted(by_id: Mapping[int, bytes]) -> tuple[dict[int, str], dict[int, bytes]]:
-    """The tokens that are whole characters, and the others."""
+    """Split the tokens into those made of whole characters, with their text, and the others."""
     texts: dict[int, str] = {}
     torn: dict[int, bytes] = {}
     for token, added in by_id.items():

@@ -1,1 +1,1 @@
-"""Front workers: processes that answer callers side by side, and what stays one for the node."""
+"""Front workers: several processes that answer callers, and the node's one registry."""

@@ -1,13 +1,13 @@
 """Links between the processes of one node with front workers.
 
-NodeSockets are the node's Unix sockets, in a folder of this user's. Frames between a front worker
-and the node's registry are those between a front and its engine (engine/apart/frames.py). Pure; one
-thread at a time for each reader.
+NodeSockets are the node's Unix sockets, in a folder private to this user. Frames between a front
+worker and the node's registry are those between a front and its engine (engine/apart/frames.py).
+Pure; one thread at a time for each reader.
 
-RegistryLink is a worker's end of the socket to the registry. Invariants: an ask ends with its
-reply, typed, or with the socket; an ask that its caller gives up leaves at once, and its reply is
-dropped; messages arrive in the order of sending, so an ask's number is higher than those before it;
-the end of the socket is the end of the process, since the registry is the node.
+RegistryLink is a worker's end of the socket to the registry. Invariants: an ask ends with its typed
+reply, or with the socket. If the caller gives an ask up, the ask leaves at once and its reply is
+dropped. Messages arrive in the order of sending, so an ask's number is higher than those before it.
+The end of the socket ends the process, because the registry is the node.
 
 EngineSocket is a worker's own socket to the engine's process. Thread rule of both: the worker's
 event loop.
@@ -45,29 +45,30 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NodeSockets:
-    """folder: this user's alone, as long as the node lives."""
+    """folder: private to this user; exists as long as the node."""
 
     folder: str
 
     @property
     def engine(self) -> str:
-        """Where front workers connect to the engine."""
+        """Return the path at which front workers connect to the engine."""
         return str(Path(self.folder) / "engine")
 
     @property
     def grpc(self) -> str:
-        """The registry's services."""
+        """Return the path of the registry's services."""
         return str(Path(self.folder) / "grpc")
 
     @property
     def http(self) -> str:
-        """The registry's routes."""
+        """Return the path of the registry's routes."""
         return str(Path(self.folder) / "http")
 
 
 @contextmanager
 def node_sockets(config: ServerConfig) -> Iterator[NodeSockets | None]:
-    """For as long as the node lives; None where one process is its front."""
+    """Yield the node's sockets for the life of the node. Yield None if the node has one front
+    process."""
     if config.front_workers == 1:
         yield None
         return
@@ -80,7 +81,8 @@ _READ = tuple(map(reader_of, KINDS))
 
 
 def worker_frame(messages: Sequence[Any]) -> bytearray:
-    """Raises KeyError of what is no message, and msgspec's errors of what is no plain value."""
+    """Return the frame of messages. Raises KeyError if a value is no message, and msgspec's errors
+    if a field is no plain value."""
     return framed([(_NUMBER_OF[type(message)], message) for message in messages])
 
 
@@ -92,12 +94,13 @@ _GONE = "this front has lost its node's registry; ask again"
 
 
 TakeMessage = Callable[[Any], None]
-"""Takes one message of the registry. Returns at once."""
+"""Take one message of the registry. Returns at once."""
 
 
 class RegistryLink(FrameProtocol):
     def __init__(self, take: TakeMessage, on_end: Notice) -> None:
-        """take: what comes unasked. on_end: the registry is gone."""
+        """take: called with each message other than a reply. on_end: called when the registry is
+        gone."""
         super().__init__("the registry", worker_frames())
         self._take_unasked = take
         self._on_gone = on_end
@@ -115,7 +118,7 @@ class RegistryLink(FrameProtocol):
         return link
 
     def number(self) -> int:
-        """Return the number of an ask, which must be sent before the next number is taken."""
+        """Return the number of an ask. Send this ask before taking the next number."""
         return next(self._numbers)
 
     @property
@@ -124,15 +127,17 @@ class RegistryLink(FrameProtocol):
         return len(self._waiting)
 
     def notify(self, note: w.FromWorker) -> None:
-        """Send a message for whose reply, if it has one, no caller waits."""
+        """Send a message. If it has a reply, no caller waits for it."""
         self.write(worker_frame([note]))
 
     def ask(self, ask: w.Ask, at_once: TakeMessage | None = None) -> "asyncio.Future[Any]":
-        """Send the ask now, and return its reply to come; cancel that to give the ask up. at_once:
-        called with the reply before any message behind it is taken, unless the ask was given up.
+        """Send the ask now and return the future of its reply. Cancel the future to give the ask
+        up. at_once: called with the reply before any later message is taken, unless the ask was
+        given up.
 
-        Raises the errors of worker_frame(), and then nothing was asked. The future raises the
-        refusal's error, and the error of `at_once`."""
+        Raises the errors of worker_frame(); then nothing was asked. The future raises the refusal's
+        error, and the error of `at_once`.
+        """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._closed.is_set():
             future.set_exception(ServerError(_GONE))
@@ -143,7 +148,7 @@ class RegistryLink(FrameProtocol):
         return future
 
     async def end(self) -> None:
-        """Send what still waits, and close; on_end is not called."""
+        """Send the messages still queued, and close. on_end is not called."""
         self._closes = True
         self.close()
         await self._closed.wait()
@@ -182,7 +187,8 @@ class RegistryLink(FrameProtocol):
 
 class EngineSocket(FrameProtocol):
     def __init__(self, take: TakeMessages, on_end: Notice) -> None:
-        """take: a step's messages for this worker. on_end: the engine takes no more."""
+        """take: called with a step's messages for this worker. on_end: called when the engine takes
+        no more."""
         super().__init__("the engine", FrameReader())
         self._take = take
         self._on_end = on_end
@@ -201,12 +207,12 @@ class EngineSocket(FrameProtocol):
         take: TakeMessages,
         on_end: Notice,
     ) -> "EngineSocket":
-        """path: as NodeSockets.engine. number: this worker's."""
+        """Connect to the engine. path: from NodeSockets.engine. number: this worker's."""
         loop = asyncio.get_running_loop()
         _, link = await loop.create_unix_connection(lambda: cls(take, on_end), path)
         link.write(number.to_bytes(NUMBER_BYTES, "little"))
         return link
 
     def post(self, messages: Sequence[Any]) -> None:
-        """In order. Raises what frame_of() raises."""
+        """Send messages in order. Raises the errors of frame_of()."""
         self.write(frame_of(messages))

@@ -1,12 +1,12 @@
 """Messages between a front worker and the node's registry.
 
-Plain, immutable values. An Ask has a number of its worker's own, higher than those before it, and
-is answered by one Reply of that number; a Note is not answered. A worker's messages are taken in
-order. Reserve, Enter and BeginTurn begin something; Release, End or Leave, and EndTurn end it. The
-message that ends it may come before the grant: then what was granted is given back at once
+Plain, immutable values. An Ask has a number chosen by its worker, higher than those before it. One
+Reply with that number answers it; a Note is not answered. A worker's messages are taken in order.
+Reserve, Enter and BeginTurn begin something; Release, End or Leave, and EndTurn end it. The ending
+message may come before the grant: the granted thing is then given back at once
 (server/workers/registry.py).
 
-refused() and error_of(): Typed errors across a process: as the plain fields of `Refused`, and back.
+refused() and error_of() carry typed errors between processes, as the plain fields of `Refused`.
 Pure.
 """
 
@@ -23,14 +23,14 @@ from tasuki.server.sessions import Appended, LogEnd, SessionInput, Tail, TurnPro
 
 
 class Admit(Message):
-    """As Answering.admit."""
+    """A request for Answering.admit."""
 
     call: int
     caller: Caller
 
 
 class Reserve(Message):
-    """As Answering.admitted, until Release."""
+    """A request for Answering.admitted, until Release."""
 
     call: int
     caller: Caller
@@ -38,8 +38,8 @@ class Reserve(Message):
 
 
 class Enter(Message):
-    """Let a call's requests in, as EngineClient.generate_all, until the End of every answer, or
-    Leave. chat_tokens: the worker's counts so far, by their source."""
+    """A request to let a call's requests in, as EngineClient.generate_all does, until the End of
+    every answer, or Leave. chat_tokens: the worker's counts so far, by their source."""
 
     call: int
     submits: tuple[Submit, ...]
@@ -48,9 +48,10 @@ class Enter(Message):
 
 
 class End(Message):
-    """One of Enter's answers has ended and was read: answered once the registry has seen the end
-    too, and all that this worker sent before is done, so that the client may see it. answer: its
-    place among them. tokens: to count against the caller's limits, beside those of Took."""
+    """The end of one of Enter's answers, read to its end. It is answered once the registry has seen
+    the end too, and has handled all earlier messages of this worker. Then the client may see the
+    end. answer: its index in the call. tokens: counted against the caller's limits, beside those of
+    Took."""
 
     call: int
     entered: int
@@ -59,7 +60,7 @@ class End(Message):
 
 
 class ReadLogEnd(Message):
-    """As Sessions.end."""
+    """A request for Sessions.end."""
 
     call: int
     caller: Caller
@@ -67,7 +68,7 @@ class ReadLogEnd(Message):
 
 
 class AppendToLog(Message):
-    """As Sessions.append."""
+    """A request for Sessions.append."""
 
     call: int
     caller: Caller
@@ -77,7 +78,7 @@ class AppendToLog(Message):
 
 
 class BeginTurn(Message):
-    """As Sessions.turn, until EndTurn."""
+    """A request for Sessions.turn, until EndTurn."""
 
     call: int
     caller: Caller
@@ -86,8 +87,8 @@ class BeginTurn(Message):
 
 
 class EndTurn(Message):
-    """The end of a BeginTurn, also of one that was refused or is not granted yet. answer: to keep;
-    None: the turn is taken back."""
+    """The end of a BeginTurn, even of one refused or not granted yet. answer: the token ids to
+    keep; None: the turn is taken back."""
 
     call: int
     begun: int
@@ -95,7 +96,7 @@ class EndTurn(Message):
 
 
 class FindResponse(Message):
-    """As ResponseStore.get."""
+    """A request for ResponseStore.get."""
 
     call: int
     context: RequestContext
@@ -106,21 +107,21 @@ Ask = Admit | Reserve | Enter | End | ReadLogEnd | AppendToLog | BeginTurn | End
 
 
 class Release(Message):
-    """The end of a Reserve, also of one that was refused or is not granted yet."""
+    """The end of a Reserve, even of one refused or not granted yet."""
 
     reserved: int
 
 
 class Took(Message):
-    """So many more tokens of the answers were taken by their reader."""
+    """A count of further tokens taken by the answers' reader."""
 
     entered: int
     tokens: int
 
 
 class Leave(Message):
-    """Nobody reads the answers any more, before all have ended. submitted: whether the engine was
-    sent the requests. tokens: as in End."""
+    """The end of a call before all its answers have ended: no client reads them any more.
+    submitted: whether the requests were sent to the engine. tokens: as in End."""
 
     entered: int
     tokens: int
@@ -128,28 +129,28 @@ class Leave(Message):
 
 
 class KeepResponse(Message):
-    """As ResponseStore.put."""
+    """A request for ResponseStore.put."""
 
     context: RequestContext
     response: StoredResponse
 
 
 class WorkerStands(Message):
-    """Its servers take calls."""
+    """The worker's servers take calls."""
 
 
 class WorkerFailed(Message):
-    """It ends before it stands. reason: what the daemon's user reads."""
+    """The worker ends before its servers take calls. reason: shown to the daemon's user."""
 
     reason: str
 
 
 class CallsOver(Message):
-    """Of AwaitCalls."""
+    """The answer to AwaitCalls."""
 
 
 class Awake(Message):
-    """Of every Look. failures: the worker's calls that failed so far, by kind."""
+    """The answer to each Look. failures: the worker's failed calls so far, by kind."""
 
     failures: dict[str, int]
 
@@ -168,8 +169,8 @@ class Reserved(Message):
 
 
 class Entered(Message):
-    """names: the engine's, of every answer of each request in order. headers: their traceparents;
-    empty where they are not traced."""
+    """names: the engine's names of every answer of each request, in order. headers: their
+    traceparents; empty if they are not traced."""
 
     call: int
     names: tuple[RequestId, ...]
@@ -197,8 +198,8 @@ class ResponseFound(Message):
 
 
 class Refused(Message):
-    """error: the name of a ServerError's class; retry_after: of a RateLimited, seconds; field: of
-    an InvalidField; rejected: of a RequestRejected."""
+    """error: the name of a ServerError's class. retry_after: seconds, for a RateLimited. field: for
+    an InvalidField. rejected: for a RequestRejected."""
 
     call: int
     error: str
@@ -212,34 +213,34 @@ Reply = Done | Reserved | Entered | LogEndRead | AppendedToLog | TurnBegun | Res
 
 
 class AbortAsked(Message):
-    """Somebody has asked for the end of a request of this worker's, which posts it behind the
+    """A caller has asked to abort a request of this worker. The worker sends the abort after the
     request."""
 
     name: RequestId
 
 
 class LeaveRotation(Message):
-    """Report that this node is not ready; calls are taken as before."""
+    """The order to report this node as not ready. Calls are taken as before."""
 
 
 class ComeBack(Message):
-    """Report that this node is ready again."""
+    """The order to report this node as ready again."""
 
 
 class RefuseTraffic(Message):
-    """Report that this node drains; calls are still answered."""
+    """The order to report this node as draining. Calls are still answered."""
 
 
 class AwaitCalls(Message):
-    """Answered by CallsOver when no call is in progress."""
+    """A request answered by CallsOver when no call is in progress."""
 
 
 class Look(Message):
-    """Answered by Awake at once, by whatever loop the calls run on."""
+    """A check of the worker, answered by Awake at once, on the event loop of the calls."""
 
 
 class EndWorker(Message):
-    """End the servers, then the process."""
+    """The order to end the servers, then the process."""
 
 
 class EngineDied(Message):
@@ -272,7 +273,7 @@ def refused(call: int, error: ServerError) -> Refused:
 
 
 def error_of(refusal: Refused) -> ServerError:
-    """The same error: its class, message and fields."""
+    """Return the original error: its class, message and fields."""
     if refusal.rejected is not None:
         return RequestRejected(refusal.rejected)
     if refusal.retry_after is not None:

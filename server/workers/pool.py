@@ -1,12 +1,11 @@
 """The front workers of a node: started, watched, started again, ended.
 
-WorkerPool owns their processes and the claims to the ports that they share. Thread rule: the
-registry's event loop. Life: start, refuse_traffic, calls_over, stop. Invariants: every worker that
-has ended unasked has left the registry before another takes its place; one that answers nothing is
-ended; no worker outlives this process.
+WorkerPool owns their processes and the claims to their shared ports. Thread rule: the registry's
+event loop. Life: start, refuse_traffic, calls_over, stop. Invariants: a worker that has ended
+unasked leaves the registry before another takes its place. A worker that answers nothing is ended.
+No worker outlives this process.
 
-NodeWorkers: What a node needs of its front workers: their registry, their processes, the sockets
-between.
+NodeWorkers holds a node's registry of front workers, their processes and their sockets.
 """
 
 import asyncio
@@ -36,12 +35,12 @@ _START_SECONDS = 120.0
 _STOP_SECONDS = 10.0
 _LOOK_SECONDS = 5.0
 _LOOKS = 6
-"""So many unanswered end a worker. Looks are counted and not time: a machine that stood still has
-looked once."""
+"""The number of unanswered looks allowed before a worker is ended. Looks are counted rather than
+time: a suspended machine has looked only once."""
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
 _STEADY_SECONDS = 30.0
-"""A worker that lived so long failed for a reason of its own: the next one starts at once."""
+"""If a worker lived at least so long, the next one starts at once, without a pause."""
 
 
 class WorkerError(RuntimeError):
@@ -50,7 +49,7 @@ class WorkerError(RuntimeError):
 
 class WorkerPool:
     def __init__(self, job: WorkerJob, count: int) -> None:
-        """job: of every worker, but for its number and its ports."""
+        """job: the job of every worker, except its number and its ports."""
         self._job = job
         self._count = count
         self._claims: list[PortClaim] = []
@@ -61,8 +60,8 @@ class WorkerPool:
         self._shown: w.LeaveRotation | w.ComeBack = w.ComeBack()
 
     async def start(self, registry: Registry) -> tuple[str, str | None]:
-        """Returns HOST:PORT of gRPC and of HTTP, once all workers stand. Raises BindError,
-        WorkerError."""
+        """Start the workers. Return HOST:PORT of gRPC and of HTTP, once all workers take calls.
+        Raises BindError, WorkerError."""
         self._registry = registry
         config = self._job.config
         try:
@@ -78,7 +77,7 @@ class WorkerPool:
         return bind, http or None
 
     def leave_rotation(self) -> None:
-        """Report that this node is not ready; so does a worker that is started from now on."""
+        """Report this node as not ready, also from workers started later."""
         self._shown = w.LeaveRotation()
         self._tell(self._shown)
 
@@ -88,7 +87,7 @@ class WorkerPool:
         self._tell(self._shown)
 
     def refuse_traffic(self) -> None:
-        """Report that this node drains; a worker that ends from now on has no successor."""
+        """Report this node as draining. From now on an ended worker is not replaced."""
         for keeper in self._keepers:
             keeper.cancel()
         self._tell(w.RefuseTraffic())
@@ -97,14 +96,14 @@ class WorkerPool:
         self._tell(w.EngineDied(reason))
 
     async def calls_over(self) -> None:
-        """Returns when no worker has a call in progress."""
+        """Return when no worker has a call in progress."""
         workers = self._standing()
         for worker in workers:
             worker.send([w.AwaitCalls()])
         await asyncio.gather(*(worker.calls_over.wait() for worker in workers))
 
     async def stop(self) -> None:
-        """Servers first. Calls still in progress are cut."""
+        """End the servers first, then the processes. Calls still in progress are cut."""
         for keeper in self._keepers:
             keeper.cancel()
         # One that was just being started is gone first.
@@ -122,13 +121,14 @@ class WorkerPool:
         return [worker for worker in self._workers.values() if worker.stands]
 
     def _claimed(self, field: str, config: ServerConfig) -> str:
-        """The address as every worker serves it. Raises BindError."""
+        """Claim the address of one field. Return it as every worker serves it. Raises BindError."""
         claim = PortClaim(field, getattr(config, field), config.access)
         self._claims.append(claim)
         return claim.address
 
     async def _started(self) -> "_WorkerProcess":
-        """Raises WorkerError, and OSError where there can be no more processes."""
+        """Start one worker. Raises WorkerError, and OSError if the system allows no more
+        processes."""
         number = next(self._numbers)
         worker = _WorkerProcess(number, self._registry)
         self._workers[number] = worker
@@ -142,7 +142,8 @@ class WorkerPool:
         return worker
 
     async def _kept(self, worker: "_WorkerProcess") -> None:
-        """Another in its place whenever it ends, sooner or later after how it went."""
+        """Replace the worker whenever it ends. The pause before a start grows while workers keep
+        failing."""
         loop = asyncio.get_running_loop()
         pause = 0.0
         while True:
@@ -197,7 +198,7 @@ class _WorkerProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, job: WorkerJob) -> None:
-        """Returns once it stands. Raises WorkerError."""
+        """Start the process. Return once the worker takes calls. Raises WorkerError."""
         self._process, ours, first = await start_child(
             f"{PACKAGE}.server.workers.worker_main", partial(run_worker, job)
         )
@@ -218,7 +219,8 @@ class _WorkerProcess:
             self._link.send(messages)
 
     async def watched(self) -> None:
-        """Kills it, if it stands and answers nothing any more: its clients would wait for ever."""
+        """Look at the worker regularly. Kill it once it answers nothing any more, because its
+        clients would wait for ever."""
         while self._unanswered < _LOOKS:
             self._unanswered += 1
             self.send([w.Look()])
@@ -229,7 +231,7 @@ class _WorkerProcess:
             self._process.kill()
 
     async def ended(self) -> str:
-        """How, once it has ended unasked and left the registry."""
+        """Wait until the worker has ended unasked and left the registry. Return how it ended."""
         await self._left.wait()
         await self._killed()
         assert self._process is not None
@@ -239,7 +241,7 @@ class _WorkerProcess:
         return f"has ended with status {status}"
 
     async def stop(self) -> None:
-        """After its servers, once it was asked to end; else at once."""
+        """End the process after its servers if it took calls; otherwise at once."""
         if self._process is None:
             self._registry.left(self.number)
             return
@@ -258,7 +260,7 @@ class _WorkerProcess:
             await self._process.wait()
 
     def take(self, message: Any) -> None:
-        """Take a message of the worker."""
+        """Handle a message of the worker."""
         match message:
             case w.WorkerStands():
                 self._seat.stood = True
@@ -276,7 +278,7 @@ class _WorkerProcess:
                 self._seat.take(message)
 
     def link_ended(self) -> None:
-        """Learn that the worker's socket has ended."""
+        """Handle the end of the worker's socket."""
         if not self._stands.done():
             self._stands.set_exception(WorkerError("a front worker has ended before it stood"))
         self._left.set()
@@ -287,8 +289,8 @@ class _WorkerProcess:
 
 @dataclass(frozen=True)
 class NodeWorkers:
-    """registry: builds it over the node's client of the engine; takes Tracing.header too.
-    gone_from_engine: has it called for each worker whose link to the engine has ended."""
+    """registry: builds the registry from the node's engine client and Tracing.header.
+    gone_from_engine: sets the function called for each worker when its link to the engine ends."""
 
     sockets: NodeSockets
     pool: WorkerPool

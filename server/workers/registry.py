@@ -1,21 +1,21 @@
 """The one registry of a node with front workers: callers' limits, ids, sessions, stored responses.
 
-Registry owns a WorkerSeat for each worker. One event loop's thread. Invariants: a request that was
-let in for a worker is accounted like one of this process, however its worker ends; a worker's share
-of callers' caps, ids and sessions is given back when it leaves or ends; a worker's End is answered
-only when the engine's own end was seen here, so that its client finds the node as it left it.
+Registry owns a WorkerSeat for each worker. One event loop's thread. Invariants: a request let in
+for a worker is accounted like one of this process, however its worker ends. When a worker leaves or
+ends, its share of callers' caps, ids and sessions is given back. A worker's End is answered only
+after the engine's own end was seen here. Its client therefore finds the node's state up to date.
 
-WorkerSeat: the registry's side of one front worker. Takes its messages, and answers each of its
-asks once. Owns the worker's asks that have begun something (AskTable), and a task for each that
-holds it. One event loop's thread. Invariants: an ask is answered once, unless its worker left; an
-ask that begins something holds it until the message that ends it, however the two come; all is
-given back when the worker leaves.
+WorkerSeat is the registry's side of one front worker. It takes the worker's messages and answers
+each ask once. It owns the worker's asks that have begun something (AskTable), and one holding task
+for each. One event loop's thread. Invariants: an ask is answered once, unless its worker left. An
+ask that begins something is held until its ending message, in whichever order the two come. When
+the worker leaves, everything is given back.
 
-AskTable: a state for each ask of one worker that begins something. Pure. Such an ask has one
-message that ends it, or one for each of its parts. The message that ends it may come before the
-ask, with it, before it is granted, or later. Invariants: an entry leaves once its ask and its end
-have come and nothing is held for it; an ask that was never granted leaves at its refusal. An end of
-an ask that has left changes nothing.
+AskTable keeps a state for each ask of one worker that begins something. Pure. Such an ask has one
+ending message, or one for each of its parts. The ending message may come before the ask, with it,
+before its grant, or later. Invariants: an entry leaves once its ask and its end have come and
+nothing is held for it. A refused ask was never granted and leaves at its refusal. A later end of an
+ask that has left changes nothing.
 
 | event   | no entry    | ASKED     | BEGUN  | WITHDRAWN | ENDING | OVER   | ENDED_FIRST |
 | ------- | ----------- | --------- | ------ | --------- | ------ | ------ | ----------- |
@@ -60,7 +60,7 @@ class AskState(Enum):
 
 
 class AskOrderError(ValueError):
-    """An event that the state of its ask does not allow, such as a second begin."""
+    """An event not allowed in the state of its ask, such as a second begin."""
 
     def __init__(self, event: str, call: int, state: AskState | None) -> None:
         found = "not known" if state is None else f"in state {state.value!r}"
@@ -74,8 +74,8 @@ _LEAVES_OVER = frozenset({AskState.ASKED, AskState.WITHDRAWN, AskState.ENDING})
 
 @dataclass
 class _Entry(Generic[BegunT]):
-    """begun: None in ENDED_FIRST. parts_left: parts whose end is still to come; below zero where
-    ends came before the ask. whole: all parts have ended, however many they are."""
+    """begun: None in ENDED_FIRST. parts_left: parts not ended yet; below zero if ends came before
+    the ask. whole: all parts have ended, however many there are."""
 
     state: AskState
     begun: BegunT | None
@@ -88,8 +88,8 @@ class _Entry(Generic[BegunT]):
 
 
 class AskTable(Generic[BegunT]):
-    """The asks by number, each with an object of the caller's that stands for it. Numbers grow: a
-    number at most the highest that began is of an ask that has come."""
+    """The asks by number, each with the caller's object for it. Numbers grow: a number up to the
+    highest begun belongs to an ask that has come."""
 
     def __init__(self) -> None:
         self._entries: dict[int, _Entry[BegunT]] = {}
@@ -99,19 +99,20 @@ class AskTable(Generic[BegunT]):
         return len(self._entries)
 
     def state(self, call: int) -> AskState | None:
-        """Return the state of an ask; None where it has no entry."""
+        """Return the state of an ask; None if it has no entry."""
         entry = self._entries.get(call)
         return None if entry is None else entry.state
 
     def find(self, call: int) -> BegunT | None:
-        """Return the object that begin() was given; None before the ask and after it left."""
+        """Return the object given to begin(); None before the ask and after it left."""
         entry = self._entries.get(call)
         return None if entry is None else entry.begun
 
     def begin(self, call: int, begun: BegunT, parts: int = 1) -> bool:
-        """Note that the ask has come. Return False where its end came first: then begin nothing.
+        """Record that the ask has come. Return False if its end came first: then begin nothing.
 
-        Raises AskOrderError if the ask has an entry already."""
+        Raises AskOrderError if the ask has an entry already.
+        """
         entry = self._entries.get(call)
         if entry is not None and entry.state is not AskState.ENDED_FIRST:
             raise AskOrderError("a begin", call, entry.state)
@@ -126,14 +127,15 @@ class AskTable(Generic[BegunT]):
         return True
 
     def grant(self, call: int) -> None:
-        """Note that the ask is granted. Raises AskOrderError if it does not wait for that."""
+        """Record that the ask is granted. Raises AskOrderError if it does not wait for a grant."""
         entry = self._entries.get(call)
         if entry is None or entry.state not in _AT_GRANT:
             raise AskOrderError("a grant", call, self.state(call))
         entry.state = _AT_GRANT[entry.state]
 
     def end(self, call: int) -> AskState | None:
-        """Note that all of the ask has ended. Return its state before; None: it had no entry."""
+        """Record that all of the ask has ended. Return its previous state; None: it had no
+        entry."""
         entry = self._entries.get(call)
         if entry is None:
             if call > self._highest:
@@ -143,8 +145,8 @@ class AskTable(Generic[BegunT]):
         return self._moved_on(call, entry)
 
     def end_part(self, call: int) -> AskState | None:
-        """Note that one part of the ask has ended; the last one ends the ask. Return its state
-        before; None: it had no entry."""
+        """Record that one part of the ask has ended; the last one ends the ask. Return its previous
+        state; None: it had no entry."""
         entry = self._entries.get(call)
         if entry is None:
             if call > self._highest:
@@ -154,9 +156,10 @@ class AskTable(Generic[BegunT]):
         return self._moved_on(call, entry)
 
     def over(self, call: int) -> AskState:
-        """Note that nothing is held for the ask any more. Return its state before.
+        """Record that nothing is held for the ask any more. Return its previous state.
 
-        Raises AskOrderError if that was noted before."""
+        Raises AskOrderError if that was recorded before.
+        """
         entry = self._entries.get(call)
         if entry is None or entry.state in (AskState.OVER, AskState.ENDED_FIRST):
             raise AskOrderError("an over", call, self.state(call))
@@ -167,7 +170,7 @@ class AskTable(Generic[BegunT]):
         return AskState.BEGUN
 
     def end_all(self) -> None:
-        """Note that every ask has ended: its worker is gone."""
+        """Record that every ask has ended, because its worker is gone."""
         for call, entry in [*self._entries.items()]:
             if entry.state is AskState.ENDED_FIRST:
                 del self._entries[call]
@@ -175,7 +178,7 @@ class AskTable(Generic[BegunT]):
                 self.end(call)
 
     def _moved_on(self, call: int, entry: _Entry[BegunT]) -> AskState:
-        """Move the entry to its next state where its end is complete. Return its state before."""
+        """Move the entry to its next state if its end is complete. Return its previous state."""
         found = entry.state
         if not entry.all_ended:
             return found
@@ -187,13 +190,13 @@ class AskTable(Generic[BegunT]):
 
 
 Header = Callable[[m.RequestId], str]
-"""As Tracing.header."""
+"""Tracing.header: returns a request's traceparent."""
 
 
 @dataclass(frozen=True)
 class NodeState:
-    """header: returns a request's traceparent, as Tracing.header. owners: the seat of each request
-    in flight that was let in for a worker."""
+    """header: returns a request's traceparent, as Tracing.header does. owners: the seat of each
+    request in flight for a worker."""
 
     engine: EngineClient
     header: Header
@@ -204,8 +207,8 @@ class NodeState:
 
 @dataclass
 class Begun:
-    """An ask, and the task that holds what was asked for until the ask ends. end: the message that
-    ends it, once that has come; an EnteredCall's is the table's to note."""
+    """An ask, and the task that holds its grant until the ask ends. end: the ending message, once
+    it has come; not set for an EnteredCall, because the table records its end."""
 
     ask: w.Reserve | w.BeginTurn | w.Enter
     end: asyncio.Future[w.Release | w.EndTurn] = field(
@@ -216,9 +219,9 @@ class Begun:
 
 @dataclass
 class EnteredCall(Begun):
-    """A call whose requests ask to be let in. names: the engine's, of each answer; none before the
-    grant. ended: places of the answers whose end was seen from the engine. waiting: the worker's
-    Ends that are still to be answered."""
+    """A call that asks to let its requests in. names: the engine's name of each answer; empty
+    before the grant. ended: indices of the answers with an end seen from the engine. waiting: the
+    worker's Ends not answered yet."""
 
     ask: w.Enter
     names: tuple[m.RequestId, ...] = ()
@@ -241,8 +244,8 @@ _ENDED_BEFORE_GRANT = "the call ended before the node let it in; ask again"
 
 
 class WorkerSeat:
-    """The asks of one worker. in_engine: those of its requests that the engine had when it took no
-    more from the worker; None: it still takes from it."""
+    """The asks of one worker. in_engine: the worker's requests known to the engine when it stopped
+    taking messages from the worker. None: it still takes them."""
 
     def __init__(self, node: NodeState, send: TakeMessages) -> None:
         """send: to the worker, without waiting."""
@@ -250,17 +253,17 @@ class WorkerSeat:
         self.send = send
         self.chat_tokens: dict[str, int] = {}
         self.failures: dict[str, int] = {}
-        """As of the last look at the worker."""
+        """Failed calls by kind, at the last look at the worker."""
         self.stood = False
         self.has_left = False
         self.in_engine: frozenset[m.RequestId] | None = None
         self._asks: AskTable[Begun] = AskTable()
         self._tasks: set[asyncio.Task[None]] = set()
         self._names: set[m.RequestId] = set()
-        """The answers that were let in and have yet to end."""
+        """The answers let in and not ended yet."""
 
     def take(self, message: Any) -> None:
-        """Do what the worker asks or notes."""
+        """Handle a message of the worker."""
         match message:
             case w.Enter():
                 self.chat_tokens = message.chat_tokens
@@ -291,19 +294,20 @@ class WorkerSeat:
                 task.add_done_callback(partial(self._answered, message.call))
 
     def leave(self) -> None:
-        """Give back all that the worker holds; turns in progress are taken back."""
+        """Give back everything held by the worker. Turns in progress are taken back."""
         self.has_left = True
         self._asks.end_all()
         for task in self._tasks:
             task.cancel()
 
     def end_what_was_never_sent(self) -> None:
-        """REQUIRES: has_left, and in_engine is known."""
+        """End the worker's requests never received by the engine. REQUIRES: has_left, and in_engine
+        is known."""
         self._never_sent(self._names - (self.in_engine or frozenset()))
         self._forget(self._names)
 
     def _begin(self, begun: Begun, work: Coroutine[Any, Any, None], parts: int = 1) -> None:
-        """Have a task hold what is asked for, unless the message that ends the ask came first."""
+        """Start a task to hold the ask's grant, unless the ask's ending message came first."""
         if not self._asks.begin(begun.ask.call, begun, parts):
             work.close()
             self._refuse(begun.ask.call, RequestAborted(_ENDED_BEFORE_GRANT))
@@ -316,7 +320,7 @@ class WorkerSeat:
         self.send([reply])
 
     def _over(self, begun: Begun) -> None:
-        """Answer what is still to be answered, now that the task holds nothing any more."""
+        """Answer the messages not answered yet, after the task has given everything back."""
         call, found, error = begun.ask.call, self._asks.over(begun.ask.call), _error(begun.task)
         if self.has_left:
             return
@@ -429,8 +433,7 @@ class WorkerSeat:
             begun.task.cancel()
 
     def _end(self, call: int, end: w.Release | w.EndTurn) -> AskState | None:
-        """Pass the message that ends an ask to the task that holds it. Return the ask's state
-        before."""
+        """Pass an ask's ending message to its holding task. Return the ask's previous state."""
         begun, found = self._asks.find(call), self._asks.end(call)
         if begun is not None and found in (AskState.ASKED, AskState.BEGUN):
             begun.end.set_result(end)
@@ -486,8 +489,8 @@ class WorkerSeat:
 
 
 def _error(task: asyncio.Task[None]) -> ServerError | None:
-    """Return the error that ended a task, as its worker gets it; None: it ended, or was
-    cancelled."""
+    """Return the error that ended a task, as its worker receives it; None: it ended without one, or
+    was cancelled."""
     if task.cancelled():
         return None
     error = task.exception()
@@ -505,20 +508,21 @@ class Registry:
         sessions: Sessions,
         responses: ResponseStore,
     ) -> None:
-        """header: as Tracing.header."""
+        """header: Tracing.header."""
         self._node = NodeState(engine, header, sessions, responses)
         self._seats: dict[int, WorkerSeat] = {}
         self._chat_tokens: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
-        """Both of workers that have ended."""
+        """Failed calls by kind. This count and _chat_tokens are of workers that have ended."""
 
     def seat(self, number: int, send: TakeMessages) -> WorkerSeat:
-        """For a worker with a number that none had before. send: to it, without waiting."""
+        """Add a seat for a worker. number: used by no worker before. send: sends to the worker,
+        without waiting."""
         seat = self._seats[number] = WorkerSeat(self._node, send)
         return seat
 
     def left(self, number: int) -> None:
-        """The worker has ended, or can no longer be spoken to."""
+        """Handle the end of a worker, or the loss of its socket."""
         seat = self._seats[number]
         seat.leave()
         self._chat_tokens.update(seat.chat_tokens)
@@ -527,7 +531,8 @@ class Registry:
         self._forget_if_over(number)
 
     def gone_from_engine(self, number: int, left: Sequence[m.RequestId]) -> None:
-        """The engine takes nothing more from that worker, and has aborted what it left."""
+        """Record the end of a worker's link to the engine: the engine takes nothing more from it
+        and has aborted its requests. left: these requests."""
         seat = self._seats.get(number)
         if seat is not None:
             seat.in_engine = frozenset(left)
@@ -540,20 +545,21 @@ class Registry:
             seat.end_what_was_never_sent()
 
     def abort_asked(self, name: m.RequestId) -> None:
-        """The engine was asked to abort it, perhaps before it had the request."""
+        """Pass an abort to the request's worker: the engine may have received the abort before the
+        request."""
         seat = self._node.owners.get(name)
         if seat is not None:
             seat.send([w.AbortAsked(name)])
 
     def chat_tokens(self, own: Mapping[str, int]) -> dict[str, int]:
-        """The sum of all workers' and of this process's own."""
+        """Return the sum of all workers' counts and this process's own."""
         return dict(
             sum((Counter(seat.chat_tokens) for seat in self._seats.values()), self._chat_tokens)
             + Counter(own)
         ) or dict(own)
 
     def failures(self, own: Mapping[str, int]) -> dict[str, int]:
-        """Calls that failed, by kind: the sum of all workers' and of this process's own."""
+        """Return failed calls by kind: the sum of all workers' and this process's own."""
         found = Counter(own)
         for counts in (self._failures, *(seat.failures for seat in self._seats.values())):
             found.update(counts)

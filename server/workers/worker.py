@@ -1,11 +1,12 @@
-"""A front worker: its links to the node, its servers, the calls that it hands on, its end.
+"""A front worker: its links to the node, its servers, its forwarded calls, its end.
 
-The registry decides when a worker ends, and ends with the node. A lost engine ends the worker too,
-once its clients have their errors.
+The registry decides when a worker ends. A worker ends with the node. A lost engine ends the worker
+too, once its clients have their errors.
 
-GrpcForwarding and HttpForwarding hand the calls that are one per node on to the registry, and its
-answers back unchanged. The registry has the same services and routes on Unix sockets (NodeSockets)
-and identifies callers itself. Invariant: a client that leaves ends its call there too.
+GrpcForwarding and HttpForwarding forward calls of the node's single services to the registry. They
+return its answers unchanged. The registry has the same services and routes on Unix sockets
+(NodeSockets) and identifies callers itself. Invariant: when a client leaves, its call ends at the
+registry too.
 
 One event loop's thread.
 """
@@ -59,7 +60,7 @@ from .links import EngineSocket, NodeSockets, RegistryLink, worker_frame
 from .worker_client import AskedResponses, AskedSessions, WorkerClient
 
 _METADATA = frozenset({"authorization", TENANT_KEY, TRACE_HEADER})
-"""What this node reads."""
+"""Keys of the gRPC metadata read by this node."""
 
 _OWN_HEADERS = frozenset(
     {
@@ -67,17 +68,17 @@ _OWN_HEADERS = frozenset(
         REQUEST_ID_HEADER,
     }
 )
-"""Of one connection, or written anew."""
+"""Headers of one connection, or written anew."""
 
 
 _HANDED_ON = frozenset({"/", "/metrics", STORED_PATH, INPUT_ITEMS_PATH, CANCEL_PATH})
 _PATTERN = {"/page/{name}": "/page/{name:.+}", STORED_PATH: STORED_ROUTE}
-"""Where a path is not its own route's pattern."""
+"""The route's pattern of a path, if the two differ."""
 _ROUTE = {"GET": web.get, "DELETE": web.delete, "POST": web.post}
 
 
 class GrpcForwarding(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Hands on every call of a method that this node serves, but for the worker's own."""
+    """Forwards every call of a method served by this node, except the worker's own."""
 
     def __init__(self, channel: grpc.aio.Channel, own: frozenset[str]) -> None:
         """channel: to the registry. own: full names of methods."""
@@ -120,7 +121,7 @@ class HttpForwarding:
     """Build it inside a running event loop."""
 
     def __init__(self, path: str) -> None:
-        """path: of the registry's Unix socket."""
+        """path: the registry's Unix socket."""
         self._session = ClientSession(
             connector=UnixConnector(path, limit=0),
             timeout=ClientTimeout(total=None),
@@ -131,7 +132,7 @@ class HttpForwarding:
         await self._session.close()
 
     def routes(self) -> list[web.RouteDef]:
-        """The page, its data, metrics, and responses that are stored."""
+        """Return the routes of the page, its data, metrics, and stored responses."""
         return [
             _ROUTE[method](_PATTERN.get(path, path), self._forward)
             for method, path in HTTP
@@ -164,7 +165,7 @@ log = logging.getLogger(__name__)
 OWN_METHODS = frozenset(
     f"/tasuki.v1.{name}" for name in ("Inference/Generate", "Session/Append", "Session/Generate")
 )
-"""What a worker answers itself of gRPC; the registry answers the rest."""
+"""gRPC methods answered by the worker itself. The registry answers the rest."""
 
 _ADMIN = "tasuki.v1.CacheAdmin"
 _GATEWAY = "tokenspeed.grpc.scheduler.TokenSpeedScheduler"
@@ -176,9 +177,9 @@ _LAST_WRITES_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """number: no other worker's, ever. config: with the ports that all workers serve. folder: of
-    the checkpoint; vocab, max_position: of its model. max_request_tokens: the engine's. trials:
-    where the node's trial server of grammars takes connections."""
+    """number: never used by another worker. config: with the ports served by all workers. folder:
+    the checkpoint's; vocab, max_position: its model's. max_request_tokens: the engine's. trials:
+    the address of the node's trial server of grammars."""
 
     number: int
     sockets: NodeSockets
@@ -191,7 +192,7 @@ class WorkerJob:
 
 
 def run_worker(job: WorkerJob, connection: socket.socket) -> int:
-    """The process's main. connection: to the registry. Returns the exit status."""
+    """Run the process. connection: to the registry. Return the exit status."""
     configure_logging(job.config.log_format, job.config.log_level)
     try:
         return asyncio.run(_live(job, connection))
@@ -227,7 +228,8 @@ class Worker:
         self._channel: grpc.aio.Channel
 
     async def start(self, connection: socket.socket, registry_gone: Notice) -> None:
-        """connection: to the registry; registry_gone: called when that has ended."""
+        """Connect to the node, and serve. connection: to the registry. registry_gone: called when
+        the connection has ended."""
         job, config = self._job, self._job.config
         codec = TextCodec.load(
             Path(job.folder),
@@ -251,7 +253,8 @@ class Worker:
         self._registry.notify(w.WorkerStands())
 
     async def ended(self) -> int:
-        """Once it was asked to end, or must, and its servers have ended: the exit status."""
+        """Wait until the worker was asked to end or must end, and its servers have ended. Return
+        the exit status."""
         status = await self._ending
         if self._http is not None:
             await self._http.drain()
@@ -350,7 +353,7 @@ class Worker:
             self._ending.set_result(status)
 
     def _engine_gone(self) -> None:
-        """The registry has the reason, where the engine itself has gone."""
+        """Wait for the reason from the registry, in case the engine itself has gone."""
         if not self._ending.done():
             self._waits = self._loop.create_task(self._wait_for_reason())
 

@@ -1,13 +1,13 @@
-"""A front worker's stand-ins for the node's single engine, sessions and stored responses.
+"""A front worker's substitutes for the node's single engine, sessions and stored responses.
 
-WorkerClient: A front worker's client of the engine: as EngineClient for clients' calls, over two
-sockets. Owns the answers that its clients have yet to read. What is one per node is asked of the
-registry; requests go to the engine, and tokens come from it, over the worker's own link. One event
-loop's thread. Invariants: a request is posted only once the registry has let it in, under the name
-that it gave; every one that is not read to its end is aborted; the registry learns how each was
-left.
+WorkerClient is a front worker's client of the engine: like EngineClient for clients' calls, but
+over two sockets. It owns the answers not read yet by its clients. It asks the registry for
+everything that exists once per node. Requests and tokens travel over the worker's own link to the
+engine. One event loop's thread. Invariants: a request is posted only after the registry has let it
+in, under the name given by the registry. A request not read to its end is aborted. The registry
+learns how each request was left.
 
-AskedSessions and AskedResponses ask the registry for the rest.
+AskedSessions and AskedResponses ask the registry for sessions and stored responses.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 
 _UNREAD_TOKENS = 4096
 _TOOK_TOKENS = 64
-"""How many of a call's are taken before the registry counts them, where callers have limits."""
+"""The number of a call's tokens taken before the registry counts them, if callers have limits."""
 
 
 class WorkerClient:
-    """As Answering."""
+    """An Answering over the worker's two sockets."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class WorkerClient:
         counts_tokens: bool,
     ) -> None:
         """Build it on the worker's event loop. post: sends messages to the engine, in order.
-        chat_tokens: as in NodeReport, so far. counts_tokens: whether callers' tokens are
+        chat_tokens: the counts of NodeReport so far. counts_tokens: whether callers' tokens are
         limited."""
         self._link = link
         self._post = post
@@ -69,7 +69,7 @@ class WorkerClient:
         return None if self._lost is None else self._lost.message
 
     def engine_lost(self, reason: str) -> None:
-        """As EngineClient.engine_lost."""
+        """End all calls with the reason, like EngineClient.engine_lost."""
         self._lost = m.RequestError(m.ErrorKind.INTERNAL, reason)
         for unread in self._unread.values():
             unread.end(RequestRejected(self._lost))
@@ -95,7 +95,7 @@ class WorkerClient:
         sink: TokenSink | None = None,
         scores: ScoreSink | None = None,
     ) -> AsyncGenerator[AnswerPart, None]:
-        """As EngineClient.generate."""
+        """Yield the parts of one answer, like EngineClient.generate."""
         asking = self.generate_all([submit], request_context, [sink], [scores])
         async with asking as (parts,), aclosing(parts):
             async for part in parts:
@@ -109,7 +109,7 @@ class WorkerClient:
         sinks: Sequence[TokenSink | None],
         scores: Sequence[ScoreSink | None],
     ) -> AsyncIterator[list[AsyncGenerator[AnswerPart, None]]]:
-        """As EngineClient.generate_all."""
+        """Yield the streams of a call's answers, like EngineClient.generate_all."""
         if self._lost is not None:
             raise RequestRejected(self._lost)
         call = _EnteredCall(self._link, self._counts_tokens, len(sinks))
@@ -162,7 +162,7 @@ class WorkerClient:
         yield visible_end(part, context)
 
     def abort(self, request_id: m.RequestId, caller: Caller) -> None:
-        """Of a call of this worker's; others' are the registry's to find."""
+        """Abort a call of this worker's. The registry finds calls of other workers."""
         name = self._own.get((caller.name, request_id))
         if name is not None:
             self._post([m.Abort(name)])
@@ -172,7 +172,7 @@ class WorkerClient:
             self._post([m.Abort(name)])
 
     def take(self, messages: Sequence[Any]) -> None:
-        """What the engine's step made for this worker's requests."""
+        """Pass on a step's messages for this worker's requests."""
         for message in m.tokens_apart(messages):
             try:
                 self._dispatch(message)
@@ -197,8 +197,8 @@ class WorkerClient:
 
 
 class _EnteredCall:
-    """One call's requests as the registry counts them. names: the engine's, of each answer; none
-    before they were posted."""
+    """The requests of one call, as counted by the registry. names: the engine's name of each
+    answer; empty before they were posted."""
 
     def __init__(self, link: RegistryLink, counts_tokens: bool, answers: int) -> None:
         self._link = link
@@ -226,14 +226,14 @@ class _EnteredCall:
             self._link.notify(w.Took(self.number, self._counted()))
 
     def leave(self) -> None:
-        """Note that the answers are read no further. Nothing happens where every one has ended."""
+        """Record that the answers are read no further. Do nothing if every one has ended."""
         if self._unread:
             self._unread = 0
             self._link.notify(w.Leave(self.number, self._counted(), bool(self.names)))
 
     async def end(self, answer: int) -> None:
-        """Note the end of the answer at that place, which was read to it. Return once the registry
-        has seen the end, too. Nothing happens after leave()."""
+        """Record that the answer at that index was read to its end. Return once the registry has
+        seen the end too. Do nothing after leave()."""
         if not self._unread:
             return
         self._unread -= 1
@@ -241,13 +241,13 @@ class _EnteredCall:
         await self._link.ask(w.End(self._link.number(), self.number, answer, self._counted()))
 
     def _counted(self) -> int:
-        """The tokens that the registry has yet to count, which it then will."""
+        """Return the tokens not yet counted by the registry, and reset the count."""
         tokens, self._tokens = self._tokens, 0
         return tokens
 
 
 class AskedSessions:
-    """As Sessions. One event loop's thread."""
+    """Sessions over the link to the registry. One event loop's thread."""
 
     def __init__(self, link: RegistryLink) -> None:
         self._link = link
@@ -301,7 +301,7 @@ class _AskedTurn:
 
 
 class AskedResponses:
-    """As Responses."""
+    """Responses over the link to the registry."""
 
     unstored: Keep | None = None
     values: StoredValues | None = None
@@ -315,7 +315,8 @@ class AskedResponses:
         self._link.notify(w.KeepResponse(context, response))
 
     def get(self, context: RequestContext, response_id: str) -> StoredResponse | None:
-        """REQUIRES: a thread other than the loop's."""
+        """Return a stored response; None if there is none. REQUIRES: a thread other than the
+        loop's."""
         asking = self._found(context, response_id)
         return asyncio.run_coroutine_threadsafe(asking, self._loop).result()
 

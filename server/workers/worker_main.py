@@ -1,8 +1,8 @@
 """`python -m tasuki.server.workers.worker_main FD`: a front worker's process, started by the node's
 registry.
 
-FD: of a socket whose other end the registry has; the worker's job comes first over it. Not for
-people: a daemon starts it, and it does not outlive that daemon.
+FD: the file descriptor of a socket to the registry. The worker's job comes first over it. Only a
+daemon starts this module. The process does not outlive that daemon.
 """
 
 import sys

@@ -1,1 +1,1 @@
-"""What a client wants an answer to follow, as a grammar over its text."""
+"""Grammars over an answer's text, as asked for by a client."""

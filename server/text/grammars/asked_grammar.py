@@ -1,6 +1,6 @@
-"""A grammar as a request asks for it, its place in an answer, and its trial.
+"""A grammar as asked for by a request, its place in an answer, and its trial.
 
-Pure values and functions, but for check_followable(), which waits for the node's trial server and
+Pure values and functions, except check_followable(). It waits for the node's trial server and
 belongs on an event loop.
 """
 
@@ -32,9 +32,9 @@ _SLASH = re.compile(r"(?<!\\)/")
 
 @dataclass(frozen=True)
 class AskedGrammar:
-    """field: of the request, as errors name it. parts: grammars of the request that this one
-    contains. Each is tried alone first, so that an error names its field. ignored: formats of its
-    schemas that it does not hold, as ignored_formats() has them."""
+    """field: the request's field, for errors. parts: grammars of the request contained in this one.
+    Each is tried alone first, so that an error names its field. ignored: formats of its schemas not
+    enforced by it, from ignored_formats()."""
 
     field: str
     kind: GrammarKind
@@ -44,7 +44,8 @@ class AskedGrammar:
 
 
 def of_schema(field: str, schema: Any) -> AskedGrammar:
-    """schema: an object or true, or the text of one. Raises InvalidField."""
+    """Return the grammar of a schema. schema: an object or true, or the text of one. Raises
+    InvalidField."""
     if isinstance(schema, str):
         schema = parsed(field, schema)
     if not isinstance(schema, dict) and schema is not True:
@@ -54,7 +55,7 @@ def of_schema(field: str, schema: Any) -> AskedGrammar:
 
 
 def parsed(field: str, text: str) -> Any:
-    """What a grammar's JSON in a string says: bounded, as a body is, in what it takes to read it.
+    """Return the value of a grammar's JSON text. The cost of reading it is bounded, as for a body.
     Raises InvalidField."""
     size = len(text.encode(errors="surrogatepass"))
     if size > MAX_SOURCE_BYTES:
@@ -69,19 +70,19 @@ def parsed(field: str, text: str) -> Any:
 
 
 def of_any_object(field: str) -> AskedGrammar:
-    """Any JSON object."""
+    """Return the grammar of any JSON object."""
     return of_schema(field, {"type": "object"})
 
 
 def of_text(field: str, kind: GrammarKind, source: Any) -> AskedGrammar:
-    """Raises InvalidField."""
+    """Return the grammar written in a text. Raises InvalidField."""
     if not isinstance(source, str) or not source:
         raise InvalidField(field, "must be a string that is not empty")
     return AskedGrammar(field, kind, source)
 
 
 def of_choices(field: str, choices: Sequence[Any]) -> AskedGrammar:
-    """The answer is one of these texts. Raises InvalidField."""
+    """Return the grammar of one of these texts. Raises InvalidField."""
     if not 0 < len(choices) <= MAX_TEXTS:
         raise InvalidField(field, f"must hold 1 to {MAX_TEXTS} strings, not {len(choices)}")
     if not all(isinstance(text, str) and text for text in choices):
@@ -91,17 +92,17 @@ def of_choices(field: str, choices: Sequence[Any]) -> AskedGrammar:
 
 
 def literal(text: str) -> str:
-    """A string of Lark's."""
+    """Return the text as a string of Lark's."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def expression(pattern: str) -> str:
-    """A regular expression as it stands between Lark's slashes."""
+    """Return a regular expression in the form between Lark's slashes."""
     return _SLASH.sub(r"\\/", pattern).replace("\n", "\\n")
 
 
 def thinking_at_end(tokens: Tokens, codec: TextCodec) -> Thinking:
-    """Of an answer to a prompt of which nothing but its tokens, int32 [T], is known."""
+    """Return the thinking of an answer to a prompt, if only its tokens, int32 [T], are known."""
     if codec.tokenizer is None:
         return Thinking.NEVER
     end = codec.tokenizer.decode(tokens[-_END_TOKENS:].tolist()).rstrip()
@@ -109,8 +110,8 @@ def thinking_at_end(tokens: Tokens, codec: TextCodec) -> Thinking:
 
 
 def placed(asked: AskedGrammar | None, thinking: Thinking, codec: TextCodec) -> Grammar | None:
-    """Return the grammar, behind the thinking if the answer may have any. The grammar is untried:
-    see check_followable(). Raises InvalidField."""
+    """Return the grammar, placed after the thinking if the answer may think. The grammar is
+    untried: see check_followable(). Raises InvalidField."""
     if asked is None:
         return None
     tokenizer = codec.tokenizer
@@ -142,9 +143,9 @@ def _grammar_of(asked: AskedGrammar, terms: Mapping[str, Any]) -> Grammar:
 
 
 async def check_followable(asked: AskedGrammar | None, codec: TextCodec, caller: str) -> None:
-    """Wait until the grammar and its parts have passed their trials. caller: whose share of the
-    trial server they take. A caller that is cancelled gives its trial up. Raises InvalidField if
-    one cannot be compiled, Busy if one was not tried in time."""
+    """Wait until the grammar and its parts have passed their trials. caller: the trials use this
+    caller's share of the trial server. A cancelled caller gives its trial up. Raises InvalidField
+    if one cannot be compiled, Busy if one was not tried in time."""
     for part in () if asked is None else (*asked.parts, asked):
         try:
             await codec.grammars.check(caller, part.kind, part.source)

@@ -1,12 +1,12 @@
 """Tools that an answer may or must call, and their calls as a grammar.
 
-CallGrammar: Calls of tools as a grammar: in the syntax that the model's template teaches it, with
-arguments by each tool's JSON schema, or by a grammar of the tool's own. Pure functions. What a
-call's text means is read by server/text/parsing/; a call that follows the grammar is read there as
-it was meant. Of a string written between tags `format` is an annotation, as JSON Schema has it, and
-is not enforced; every other keyword is, or is refused by its name.
+CallGrammar is the calls of tools as a grammar. Calls have the syntax taught by the model's
+template. Arguments follow each tool's JSON schema, or a grammar of the tool's own. Pure functions.
+server/text/parsing/ reads a call's text; a call that follows the grammar is read there without
+change of meaning. For a string written between tags `format` is an annotation, as in JSON Schema,
+and is not enforced. Every other keyword is enforced, or rejected by its name.
 
-ToolChoice, OfferedTool: Whichever API asks or offers. Immutable values.
+ToolChoice and OfferedTool are common to all APIs. Immutable values.
 """
 
 import json
@@ -30,9 +30,9 @@ from .tagged_text import ANY_TEXT, ANY_TEXT_RULE
 
 @dataclass(frozen=True)
 class OfferedTool:
-    """definition: in OpenAI's shape, as the template is shown it. strict: every call's arguments
-    follow its schema, whether or not a call is forced. input: what the one parameter of a tool of
-    free text follows."""
+    """definition: in OpenAI's shape, as given to the template. strict: every call's arguments
+    follow its schema, whether or not a call is forced. input: grammar of the one parameter of a
+    free-text tool."""
 
     definition: Mapping[str, Any]
     strict: bool = False
@@ -49,7 +49,7 @@ class OfferedTool:
 
 
 MAX_CALLS = 32
-"""Of one answer, where a call is forced."""
+"""Calls in one answer, if a call is forced."""
 # Of an answer in which calls may stand: up to a call, and behind the last one.
 _AROUND_CALLS = (
     "start: (before called)* BEHIND",
@@ -60,9 +60,9 @@ _AROUND_CALLS = (
 
 @dataclass(frozen=True)
 class CallGrammar:
-    """tools: those that may be called. in_tags: the template writes arguments between tags, not as
-    JSON. many: more than one call may follow another. field: of the request, as errors name it.
-    ignored: formats of the schemas that are not held, once the rules are made."""
+    """tools: the tools allowed to be called. in_tags: the template writes arguments between tags,
+    not as JSON. many: several calls may follow each other. field: the request's field, for errors.
+    ignored: formats of the schemas not enforced, known once the rules are made."""
 
     field: str
     tools: Sequence[OfferedTool]
@@ -71,11 +71,12 @@ class CallGrammar:
     ignored: dict[str, None] = dataclass_field(default_factory=dict, init=False, compare=False)
 
     def forced(self) -> AskedGrammar:
-        """The answer is calls. Raises InvalidField."""
+        """Return the grammar of an answer made of calls. Raises InvalidField."""
         return self._asked(self.field, chain(["start: calls"], self._calls()))
 
     def or_else(self, answer: AskedGrammar) -> AskedGrammar:
-        """The answer is calls, or what `answer` asks for, a JSON schema. Raises InvalidField."""
+        """Return the grammar of an answer made of calls, or of JSON by the schema in `answer`.
+        Raises InvalidField."""
         body = _json(answer.field, json.loads(answer.source))
         rules = ["start: calls | answer", f"answer: {body}"]
         asked = self._asked(answer.field, chain(rules, self._calls()))
@@ -83,13 +84,13 @@ class CallGrammar:
         return replace(asked, ignored=tuple(islice(ignored, MOST_IGNORED_FORMATS)))
 
     def among_text(self) -> AskedGrammar:
-        """The answer is any text with calls in it, or without; only strict tools' arguments follow
-        their schema. Raises InvalidField."""
+        """Return the grammar of any text, with or without calls in it. Only strict tools' arguments
+        follow their schema. Raises InvalidField."""
         return self._asked(self.field, chain(_AROUND_CALLS, self._called(loosely=True)))
 
     def _asked(self, field: str, rules: Iterable[str]) -> AskedGrammar:
-        """Raises InvalidField once the rules are longer than any grammar may be: a schema of
-        megabytes could stand in each of thousands of them."""
+        """Return the grammar of the rules. Raises InvalidField once the rules are longer than any
+        grammar may be: thousands of rules could each contain a schema of megabytes."""
         made: list[str] = []
         size = 0
         for rule in rules:
@@ -110,7 +111,8 @@ class CallGrammar:
         yield from self._called(loosely=False)
 
     def _called(self, *, loosely: bool) -> Iterator[str]:
-        """Calls behind their opening tag. loosely: what is not strict is not held to its schema."""
+        """Yield the rules of calls after their opening tag. loosely: the schema of a tool that is
+        not strict is not enforced."""
         if self.in_tags:
             yield ANY_TEXT_RULE
         yield f"called: {' | '.join(f'call_{number}' for number in range(len(self.tools)))}"
@@ -124,7 +126,7 @@ class CallGrammar:
                 yield from self._call_in_json(number, tool)
 
     def _opening(self, name: str) -> str:
-        """Behind the call's own tag."""
+        """Return the text after the call's own tag."""
         if self.in_tags:
             return literal(f"\n<function={name}>\n")
         return literal(f'\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')
@@ -152,8 +154,8 @@ class CallGrammar:
 
 
 def _input(rule: str, key: str, grammar: AskedGrammar) -> Iterator[str]:
-    """A parameter whose text follows a grammar of the tool's own. Where the grammar takes any text
-    to its end, what ends the parameter is a part of that text."""
+    """Yield the rules of a parameter with a grammar of the tool's own for its text. If the grammar
+    takes any text to its end, the end of the parameter is a part of that text."""
     opening = literal(f"<parameter={key}>\n")
     if grammar.kind is GrammarKind.REGEX:
         text = f"(/({expression(grammar.source)})/ & {ANY_TEXT})"
@@ -165,7 +167,7 @@ def _input(rule: str, key: str, grammar: AskedGrammar) -> Iterator[str]:
 
 
 def _with_input(schema: Mapping[str, Any], grammar: AskedGrammar) -> dict[str, Any]:
-    """The schema of a tool of free text, whose text follows a grammar. Raises InvalidField."""
+    """Return the schema of a free-text tool, with a grammar for its text. Raises InvalidField."""
     if grammar.kind is not GrammarKind.REGEX:
         raise InvalidField(
             grammar.field, "cannot be followed: this template writes a tool's text as JSON"
@@ -181,7 +183,8 @@ def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json(field: str, schema: Any, of: str = "") -> str:
-    """of: begins what an error says. Raises InvalidField."""
+    """Return the schema as a term of a rule. of: the beginning of an error's text. Raises
+    InvalidField."""
     try:
         return f"%json {json.dumps(with_options(schema))}"
     except GrammarError as error:
@@ -194,15 +197,16 @@ _TOOLS = "tools"
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """forced: the answer is a call, or several; name: of the tool that it calls, once, None: of
-    any. allowed: the tools that may be called, of those that the model is shown; None: all."""
+    """forced: the answer is one call or several. name: of the tool to call, once; None: any tool.
+    allowed: names of the tools that may be called, among those shown to the model; None: all."""
 
     forced: bool = False
     name: str | None = None
     allowed: frozenset[str] | None = None
 
     def among(self, tools: Sequence[OfferedTool]) -> list[OfferedTool]:
-        """Those that may be called. Raises InvalidField where a name is none of theirs."""
+        """Return the tools that may be called. Raises InvalidField if a name belongs to none of
+        them."""
         wanted = self.allowed if self.name is None else frozenset({self.name})
         if wanted is None:
             return list(tools)
@@ -220,9 +224,10 @@ def answer_grammar(
     *,
     parallel: bool,
 ) -> AskedGrammar | None:
-    """What the whole answer follows. tools: those that the model is shown. asked: what its text has
-    to follow, which calls stand beside where the model may choose and the text is JSON; any other
-    kind is the whole answer. parallel: more than one call may be made. Raises InvalidField."""
+    """Return the grammar of the whole answer. tools: those shown to the model. asked: the grammar
+    asked for the text. If it is a JSON schema and no call is forced, calls are allowed beside it.
+    Any other kind is the grammar of the whole answer. parallel: more than one call may be made.
+    Raises InvalidField."""
     if choice.forced and not tools:
         raise InvalidField(FIELD, "forces a call, and there are no tools")
     called = choice.among(tools)

@@ -1,8 +1,8 @@
-"""Structural tags: JSON that says which parts of an answer are free text and which follow a schema
-or an expression, as vLLM, SGLang and gateways send them for XGrammar.
+"""Structural tags: JSON that defines the parts of an answer, as free text, by a schema or by an
+expression. vLLM, SGLang and gateways send them for XGrammar.
 
-Pure functions. Of its formats those are served that a grammar here can say; the others, and keys
-that are not known, are refused by their place.
+Pure functions. Formats that a grammar here can express are served. Other formats and unknown keys
+are rejected, and the error names their place.
 """
 
 import json
@@ -24,8 +24,8 @@ _LEGACY = ("structures", "triggers", "at_least_one")
 
 
 def of_structural_tag(field: str, tag: Any) -> AskedGrammar:
-    """tag: an object, or the text of one, with a format or, in the older shape, with structures and
-    triggers. Raises InvalidField."""
+    """Return the grammar of a structural tag. tag: an object, or the text of one, with a format or,
+    in the older shape, with structures and triggers. Raises InvalidField."""
     if isinstance(tag, str):
         tag = parsed(field, tag)
     if not isinstance(tag, dict) or tag.get("type") not in (None, "structural_tag"):
@@ -60,14 +60,14 @@ def _from_legacy(tag: Mapping[str, Any], field: str) -> dict[str, Any]:
 
 
 class _Rules:
-    """ignored: formats of the schemas that are not held."""
+    """ignored: formats of the schemas not enforced."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.ignored: dict[str, None] = {}
 
     def of(self, form: Any, place: str, *, is_last: bool) -> str:
-        """A rule's name, or what may stand in a rule. is_last: nothing follows it in the answer."""
+        """Return a rule's name, or a term of a rule. is_last: nothing follows it in the answer."""
         if not isinstance(form, dict):
             raise InvalidField(place, "must be an object with a type")
         match form.get("type"):
@@ -119,7 +119,7 @@ class _Rules:
         return self._named((" " if kind == "sequence" else " | ").join(parts))
 
     def _behind(self, tag: Mapping[str, Any], place: str) -> str:
-        """A tag's content and its end."""
+        """Return a tag's content and its end."""
         ends = tag.get("end")
         ends = [ends] if isinstance(ends, str) else ends
         if not isinstance(ends, list) or not all(isinstance(end, str) for end in ends) or not ends:
@@ -135,7 +135,7 @@ class _Rules:
         return inner if ends == [""] else f"{inner} {end}"
 
     def _triggered(self, form: Mapping[str, Any], place: str, is_last: bool) -> str:
-        """Any text, and from each trigger on one of the tags."""
+        """Return the rule of any text, with one of the tags from each trigger on."""
         known = ("type", "triggers", "tags", "at_least_one", "stop_after_first")
         _refuse_others(form, place, known)
         triggers = _items(form, place, "triggers")
@@ -184,7 +184,7 @@ class _Rules:
 
 
 class _Shortest:
-    """Texts among which one is looked for that another text begins with: the shortest one."""
+    """A search for the shortest of some texts that is a prefix of another text."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         # Without those that begin with a shorter one. In order, a text that any of the rest begins

@@ -1,12 +1,12 @@
 """The arguments of a tool's calls between tags, as rules of a grammar.
 
-A held schema (model/grammar/held_schema.py) says which objects they are: alternatives of named
-properties, in the schema's order. A property that no name says comes last, and once: a reader takes
-a second one of the same name for a part of the first.
+A held schema (model/grammar/held_schema.py) defines the objects: alternatives of named properties,
+in the schema's order. A property with another name comes last, and once. A reader takes a second
+one of the same name for a part of the first.
 
-ObjectBranches: The objects that a schema takes, as alternatives of named properties. Pure functions
-over held schemas (model/grammar/held_schema.py). References, allOf, anyOf and oneOf are followed;
-what no list of properties says is refused by its keyword.
+ObjectBranches are the objects accepted by a schema, as alternatives of named properties. Pure
+functions over held schemas (model/grammar/held_schema.py). References, allOf, anyOf and oneOf are
+followed. A keyword that no list of properties can express is rejected by its name.
 """
 
 import json
@@ -33,7 +33,7 @@ from .tagged_value import SchemaVisits, ShapeReader
 
 MOST_BRANCHES = 64
 _PARTS = 64
-"""Properties or values that count as one schema more."""
+"""Number of properties or values counted as one more schema."""
 # Of a property by which branches differ: of other types, equal values may look different.
 _CONSTANTS = frozenset({str, bool, int, type(None)})
 _NOT_HELD = (
@@ -44,9 +44,9 @@ _NOT_HELD = (
 
 @dataclass(frozen=True)
 class Branch:
-    """properties: by name, the schemas that its value follows, all of them. required: names, in
-    order. others: the schemas of every other property; None: no schema speaks of them. least,
-    most: properties."""
+    """properties: by name, the schemas that the value must all follow. required: names, in order.
+    others: the schemas of every other property; None: no schema mentions them. least, most: number
+    of properties."""
 
     properties: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     required: Mapping[str, None] = field(default_factory=dict)
@@ -73,22 +73,23 @@ class Branch:
 
 
 def _together(*schemas: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Each schema once: a branch may be met again by way of another."""
+    """Return each schema once: a branch may be met again by way of another."""
     return tuple({id(schema): schema for some in schemas for schema in some}.values())
 
 
 class ObjectBranches:
-    """Of one tool's parameters. One grammar, one thread."""
+    """The branches of one tool's parameters. One grammar, one thread."""
 
     def __init__(self, field: str, root: Mapping[str, Any], visits: SchemaVisits) -> None:
-        """field: of the request, as errors name it. root: for references into it."""
+        """field: the request's field, for errors. root: the whole schema, for references into
+        it."""
         self._field = field
         self._root = root
         self._visits = visits
 
     def of(self, place: str, schema: Any, depth: int = 0) -> list[Branch]:
-        """place: of the schema, as errors name it. depth: schemas around it. Raises InvalidField
-        for what cannot be held."""
+        """Return the branches of a schema. place: of the schema, for errors. depth: number of
+        schemas around it. Raises InvalidField for a schema that cannot be enforced."""
         if schema is False:
             return []
         if not isinstance(schema, Mapping):
@@ -145,7 +146,7 @@ class ObjectBranches:
     def _each(
         self, place: str, branches: Sequence[Branch], others: Sequence[Branch]
     ) -> list[Branch]:
-        """Every branch with every other."""
+        """Return every branch combined with every other."""
         if len(branches) * len(others) > MOST_BRANCHES:
             self._refuse(f"{place} has over {MOST_BRANCHES} alternatives: write fewer of them")
         for branch in branches:
@@ -154,7 +155,7 @@ class ObjectBranches:
         return [one.both(other) for one in branches for other in others]
 
     def _check_disjoint(self, place: str, options: Sequence[Sequence[Branch]]) -> None:
-        """Raises InvalidField where a call might follow two of the options."""
+        """Raise InvalidField if a call might follow two of the options."""
         if sum(map(len, options)) > MOST_BRANCHES:
             self._refuse(f"{place} has over {MOST_BRANCHES} alternatives: write fewer of them")
         constants: dict[int, Mapping[str, frozenset[str]]] = {}
@@ -172,7 +173,7 @@ class ObjectBranches:
                         )
 
     def _constants(self, branch: Branch) -> dict[str, frozenset[str]]:
-        """By required properties that take few values: these, as JSON."""
+        """Return the values, as JSON, of required properties with few values, by their names."""
         found: dict[str, frozenset[str]] = {}
         for name in branch.required:
             for schema in branch.of(name):
@@ -225,18 +226,18 @@ def _of_values(values: Iterable[Any]) -> list[Branch]:
 END_OF_VALUE = "\n</parameter>\n"
 EMPTY = '""'
 _MOST_COUNTED = 1 << 10
-"""Rules of one count of properties."""
+"""Number of rules that count properties."""
 # Of a parameter that no schema names.
 _NAME = r"[^\s>\x00-\x1f]([^>\x00-\x1f]{0,62}[^\s>\x00-\x1f])?"
 _Made: TypeAlias = Generator[str, None, str | None]
 
 
 class TaggedArguments:
-    """One tool's. One grammar, one thread."""
+    """The arguments of one tool. One grammar, one thread."""
 
     def __init__(self, field: str, rule: str, function: Mapping[str, Any], parameters: Any) -> None:
-        """field: of the request, as errors name it. rule: begins the names of the rules.
-        parameters: the function's schema. Raises InvalidField."""
+        """field: the request's field, for errors. rule: prefix of the rules' names. parameters: the
+        function's schema. Raises InvalidField."""
         self._field = field
         self._rule = rule
         self._name = str(function["name"])
@@ -255,13 +256,13 @@ class TaggedArguments:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Return the formats of strings that stand without quotes, once their rules are made: no
-        rule holds them."""
+        """Return the formats of strings without quotes, known once their rules are made. No rule
+        enforces them."""
         return tuple(self._shapes.formats)
 
     def rules(self, opening: str, closing: str) -> Iterator[str]:
-        """Yield the rules of a call. opening, closing: around its arguments, as they stand in a
-        rule. Raises InvalidField."""
+        """Yield the rules of a call. opening, closing: before and after its arguments, in a rule's
+        form. Raises InvalidField."""
         bodies = []
         for branch in self._branches.of(f"{self._name:.80}", self._root):
             parts: list[tuple[str, bool]] = []
@@ -286,7 +287,8 @@ class TaggedArguments:
         yield f"{self._rule}: {opening} {inner} {closing}"
 
     def _parameter(self, name: str, schemas: tuple[Any, ...]) -> _Made:
-        """Yield a parameter's rules; return the first's name, or None where it has no value."""
+        """Yield a parameter's rules. Return the first rule's name, or None if the parameter can
+        have no value."""
         if not _can_be_read(name):
             return None
         opening = literal(f"<parameter={name}>\n")
@@ -322,8 +324,8 @@ class TaggedArguments:
         return self._rules[key]
 
     def _counted(self, branch: Branch, parts: Sequence[tuple[str, bool]]) -> _Made:
-        """Yield rules that count the parameters where their number is bounded. Return what stands
-        for them in a rule; None where no number is right."""
+        """Yield rules to count the parameters if their number is bounded. Return the term for them
+        in a rule; None if no number is valid."""
         required = [is_required for _, is_required in parts]
         most = len(parts) if branch.most is None else branch.most
         least, total = branch.least, len(parts)
@@ -358,7 +360,7 @@ class TaggedArguments:
 
 
 def _can_be_read(name: str) -> bool:
-    """Whether a reader takes the name of a parameter as it is."""
+    """Return whether a reader takes the name of a parameter unchanged."""
     is_short = 0 < len(name) <= LONGEST_NAME
     return is_short and name == name.strip() and not {">", "\n"} & set(name)
 
@@ -368,7 +370,7 @@ def _both(schemas: tuple[Any, ...]) -> Any:
 
 
 def _standing_alone(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a parameter with the definitions that it may refer to."""
+    """Return the schema of a parameter with the definitions it may refer to."""
     if not isinstance(schema, Mapping):
         return {}
     if not has_references(schema):

@@ -1,8 +1,7 @@
-"""A parameter between tags as rules of a grammar: the texts that a reader takes for the values that
-a shape takes.
+"""A parameter between tags as rules of a grammar: the texts read as values of a shape.
 
-Pure functions. Texts and JSON are terminals of their own, and no first letter may begin both. So a
-string whose text begins as a list does is left out where a list may stand.
+Pure functions. Texts and JSON are separate terminals, and no first character may begin both. So a
+string with text that begins like a list is left out if a list is allowed.
 """
 
 import json
@@ -17,13 +16,14 @@ from .asked_grammar import literal
 from .tagged_value import FREE, Shape, joined
 
 _Letters = dict[str, "_Letters"]
-"""By the next letter of a tag: what may follow it."""
+"""By the next character of a tag: the possible continuations."""
 LONGEST_QUOTED = 4096
-"""Letters of a string in quotes, which stands where its own text would be read as another value."""
+"""Characters of a string in quotes. Quotes are used if the string's own text would be read as
+another value."""
 
 _ENDS = ("/param", "/func", "/tool_call", "/toolcall", "parameter=")
-"""Beginnings of what a reader may take for a tag (parsing/call_reader.py), behind their first
-letter, which is no other letter of them. In either case."""
+"""Beginnings of possible tags (parsing/call_reader.py), after their first character. That character
+occurs nowhere else in them. In either case."""
 _NUMBERS = frozenset({"integer", "number"})
 _SPACE = r"[\s\x1c-\x1f]*"
 _INTEGER, _FRACTION = "-?(0|[1-9][0-9]{0,99})", r"(\.[0-9]{1,99})?([eE][+-]?[0-9]{1,2})?"
@@ -48,14 +48,14 @@ def _letters(tags: Iterable[str]) -> _Letters:
 
 
 def _begun(letters: _Letters) -> str:
-    """A regular expression of what begins a tag and is none."""
+    """Return a regular expression of incomplete beginnings of tags."""
     ways = [_letter(letter) + _begun(inner) for letter, inner in letters.items() if inner]
     return f"({'|'.join(ways)})?" if ways else ""
 
 
 def _missed(letters: _Letters) -> str:
-    """A regular expression of what begins a tag, with a letter behind it that no tag goes on
-    with, nor begins with."""
+    """Return a regular expression of a tag's beginning and one more character. That character
+    neither continues a tag nor begins one."""
     ways = [f"[^<{''.join(map(_either_case, letters))}]"]
     ways += [_letter(letter) + _missed(inner) for letter, inner in letters.items() if inner]
     return f"({'|'.join(ways)})"
@@ -73,13 +73,14 @@ def _either_case(letter: str) -> str:
 
 
 def _any_text() -> str:
-    """Without a complement, since with one a bound of a thousand letters is beyond llguidance."""
+    """Return a regular expression of any text without an end. It uses no complement: with one, a
+    bound of a thousand characters is beyond llguidance."""
     begun, missed = _begun(_letters(_ENDS)), _missed(_letters(_ENDS))
     return f"/([^<]|(<{begun})*<{missed})*(<{begun})*/"
 
 
 ANY_TEXT = "ANY_TEXT"
-"""Names the terminal of every text that holds nothing that a reader takes for its end."""
+"""The name of the terminal of every text without a part read as its end."""
 ANY_TEXT_RULE = f"{ANY_TEXT}: {_any_text()}"
 
 
@@ -91,10 +92,9 @@ def parameter_rules(
     read_as: frozenset[str],
     value: Mapping[str, Any],
 ) -> Iterator[str]:
-    """Yield the rules of a parameter: none where it has no value. opening: before its text, as it
-    stands in a rule. end: behind it.
-    read_as: the types that a reader takes the text for. value: the schema, with its definitions.
-    Raises GrammarError."""
+    """Yield the rules of a parameter; none if it can have no value. opening: before its text, in a
+    rule's form. end: after its text. read_as: the types a reader takes the text for. value: the
+    schema, with its definitions. Raises GrammarError."""
     text = _text(shape, read_as)
     if text is None:
         types = shape.all_types & read_as
@@ -116,7 +116,8 @@ def parameter_rules(
 
 
 def _text(shape: Shape, read_as: frozenset[str]) -> str | None:
-    """The terminal of what is written without quotes or brackets; None: all is JSON."""
+    """Return the terminal of values written without quotes or brackets; None if all values are
+    JSON."""
     if shape.strings is None or "string" not in read_as:
         return None
     if _takes_any_text(shape, read_as):
@@ -132,7 +133,7 @@ def _text(shape: Shape, read_as: frozenset[str]) -> str | None:
 
 
 def _takes_any_text(shape: Shape, read_as: frozenset[str]) -> bool:
-    """Whether it makes no difference what a text is read as."""
+    """Return whether any text is valid, whatever type it is read as."""
     open_types = (shape.types - shape.bounded) | {"string"}
     if None in shape.words:
         open_types |= {"null"}
@@ -142,7 +143,7 @@ def _takes_any_text(shape: Shape, read_as: frozenset[str]) -> bool:
 
 
 def _json_beside(shape: Shape, read_as: frozenset[str]) -> frozenset[str]:
-    """The types that are JSON beside the terminal of _text()."""
+    """Return the types written as JSON beside the terminal of _text()."""
     if _takes_any_text(shape, read_as):
         return frozenset()
     types = shape.types & read_as
@@ -151,7 +152,8 @@ def _json_beside(shape: Shape, read_as: frozenset[str]) -> frozenset[str]:
 
 
 def _read_otherwise(shape: Shape, read_as: frozenset[str]) -> Iterator[str]:
-    """Terms without the texts that are read as what the shape does not take, or begin as JSON."""
+    """Yield terms that exclude texts read as values outside the shape, and texts that begin as
+    JSON."""
     for word, letters in _READ_WORDS.items():
         if word not in shape.words and _TYPES_OF_WORDS[word] in read_as:
             yield f"~/{_SPACE}{letters}{_SPACE}/"
@@ -170,7 +172,7 @@ def _read_otherwise(shape: Shape, read_as: frozenset[str]) -> Iterator[str]:
 
 
 def _only(schema: Mapping[str, Any], types: frozenset[str]) -> dict[str, Any]:
-    """The schema's values of these types. Its references are into its definitions."""
+    """Return a schema of these types' values only. Its references are into its definitions."""
     definitions = {name: schema[name] for name in DEFINITIONS if name in schema}
     inner = {name: value for name, value in schema.items() if name not in definitions}
     bounds = {"maxLength": LONGEST_QUOTED} if "string" in types else {}

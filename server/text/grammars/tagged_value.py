@@ -1,11 +1,9 @@
-"""Values of a tool's parameters as they stand between tags: strings without quotes, every other
-value as JSON.
+"""Values of a tool's parameters between tags: strings without quotes, every other value as JSON.
 
-Pure functions over held schemas (model/grammar/held_schema.py). Where a string's text is read as
-another value that the schema does not take, it is left out. `format` is an annotation of a string.
+Pure functions over held schemas (model/grammar/held_schema.py). If a string's text is read as
+another value, outside the schema, that string is left out. `format` is an annotation of a string.
 
-SchemaVisits: A bound on the work over schemas to which references lead again and again. One
-grammar, one thread.
+SchemaVisits bounds the work over schemas reached repeatedly by references. One grammar, one thread.
 """
 
 import json
@@ -24,21 +22,21 @@ from .asked_grammar import literal
 
 _MOST_REPEATED = 1 << 11
 _PARTS = 64
-"""Keywords, values and letters that count as one schema more."""
+"""Number of keywords, values and characters counted as one more schema."""
 
 
 class SchemaVisits:
-    """What was looked at before."""
+    """The schemas read so far."""
 
     def __init__(self, field: str) -> None:
-        """field: of the request, as errors name it."""
+        """field: the request's field, for errors."""
         self._field = field
         # With the schemas, so that no other one takes their ids.
         self._known: dict[int, tuple[Mapping[str, Any], int]] = {}
         self._left = _MOST_REPEATED
 
     def look_at(self, schema: Mapping[str, Any]) -> None:
-        """Raises InvalidField once too many came again."""
+        """Count a schema if it was read before. Raises InvalidField once too many were."""
         known = self._known.get(id(schema))
         if known is None:
             self._known[id(schema)] = schema, 1 + _parts(schema) // _PARTS
@@ -46,7 +44,7 @@ class SchemaVisits:
             self.repeat(known[1])
 
     def repeat(self, schemas: int) -> None:
-        """Count schemas that are looked at again. Raises InvalidField once these are too many."""
+        """Count schemas read again. Raises InvalidField once these are too many."""
         self._left -= schemas
         if self._left < 0:
             raise InvalidField(
@@ -57,7 +55,7 @@ class SchemaVisits:
 
 
 def _parts(schema: Mapping[str, Any]) -> int:
-    """Of a schema itself, without those in it."""
+    """Return the number of parts of a schema itself, without its inner schemas."""
     parts = len(schema)
     for value in schema.values():
         if isinstance(value, str | list | Mapping):
@@ -68,7 +66,7 @@ def _parts(schema: Mapping[str, Any]) -> int:
 
 
 FREE = "\0"
-"""In terms, where the texts stand that are read as strings, which depend on the whole schema."""
+"""Placeholder in terms for the texts read as strings. These texts depend on the whole schema."""
 _NUMBERS = frozenset({"integer", "number"})
 _BOUNDING = {
     **dict.fromkeys(
@@ -85,25 +83,26 @@ _BOUNDING = {
     ),
     **dict.fromkeys(("minProperties", "maxProperties", "dependentRequired"), frozenset({"object"})),
 }
-"""By keyword: the types of which not every value is taken."""
+"""By keyword: the types with some values excluded."""
 _NOT_HELD = (
     *("not", "if", "$dynamicRef", "$recursiveRef", "dependentSchemas", "dependencies"),
     "unevaluatedProperties",
 )
 MOST_ASKED_LETTERS = 1 << 11
-"""That a string is to have at least."""
+"""Largest minLength of a string."""
 _ENDS = re.compile(r"(?<!\\)(?:\\\\)*\$$")
 _TAGS = re.compile("</(parameter|function|tool_call)>")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The values that a schema takes, as far as their texts need it.
+    """The values accepted by a schema, as far as their texts need it.
 
-    strings: terms of a terminal that a string's text follows, all of them; empty: none of its
-    strings is read from its own text; None: it takes no string. listed: all strings that it takes,
-    where these are few. words: of null, true, false. types: of its numbers, lists and objects.
-    bounded: those of which it may not take all."""
+    strings: terms of a terminal; a string's text follows them all. Empty: no string is read from
+    its own text. None: no string is accepted. listed: all accepted strings, if they are few. words:
+    accepted ones of null, true, false. types: accepted ones of numbers, lists and objects. bounded:
+    types with possibly excluded values.
+    """
 
     strings: tuple[str, ...] | None = (FREE,)
     listed: frozenset[str] | None = None
@@ -133,8 +132,8 @@ NOTHING = Shape(None, None, frozenset(), frozenset())
 def _all_terms(
     one: tuple[str, ...] | None, other: tuple[str, ...] | None, *, is_listed: bool
 ) -> tuple[str, ...] | None:
-    """is_listed: one of them lists its texts, so that no other term need say which are read as
-    strings."""
+    """Return the terms of both. is_listed: one of them lists its texts, so no other term need
+    define the texts read as strings."""
     if one is None or other is None:
         return None
     if not one or not other:
@@ -146,7 +145,7 @@ def _all_terms(
 
 
 def either(shapes: Sequence[Shape]) -> Shape:
-    """Return the values of all the shapes."""
+    """Return the shape of the values of any of the shapes."""
     with_strings = [shape for shape in shapes if shape.strings is not None]
     terms = dict.fromkeys(joined(shape.strings) for shape in with_strings if shape.strings)
     strings: tuple[str, ...] | None = () if with_strings else None
@@ -169,8 +168,8 @@ def joined(terms: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class ShapeReader:
-    """field: of the request, as errors name it. root: for references into it. formats: those of
-    strings that were met. One grammar, one thread."""
+    """field: the request's field, for errors. root: the whole schema, for references into it.
+    formats: formats of strings found so far. One grammar, one thread."""
 
     field: str
     root: Mapping[str, Any]
@@ -178,8 +177,9 @@ class ShapeReader:
     formats: dict[str, None] = dataclass_field(default_factory=dict, init=False, compare=False)
 
     def of(self, place: str, schema: Any, read_as: frozenset[str], depth: int = 0) -> Shape:
-        """place: of the parameter, as errors name it. read_as: the types that a reader takes its
-        text for. depth: schemas around this one. Raises InvalidField for what cannot be held."""
+        """Return the shape of a schema. place: of the parameter, for errors. read_as: the types a
+        reader takes its text for. depth: number of schemas around this one. Raises InvalidField for
+        a schema that cannot be enforced."""
         if schema is False:
             return NOTHING
         if not isinstance(schema, Mapping):
@@ -210,7 +210,7 @@ class ShapeReader:
         return found
 
     def _own(self, place: str, schema: Mapping[str, Any], read_as: frozenset[str]) -> Shape:
-        """Without the schemas in it."""
+        """Return the shape of a schema without its inner schemas."""
         bounded = [types for keyword, types in _BOUNDING.items() if keyword in schema]
         terms = (FREE, *self._terms(place, schema))
         found = Shape(terms, bounded=frozenset().union(*bounded))
@@ -239,8 +239,8 @@ class ShapeReader:
                 yield f"/(?s:.{{{bounds}}})/"
 
     def _check_disjoint(self, place: str, shapes: Sequence[Shape]) -> None:
-        """Raises InvalidField where a text might follow two of the branches. What is written as
-        JSON is left to llguidance."""
+        """Raise InvalidField if a text might follow two of the branches. Values written as JSON are
+        left to llguidance."""
         words: set[bool | None] = set()
         open_types: set[str] = set()
         listed: set[str] = set()
@@ -261,7 +261,7 @@ class ShapeReader:
             listed |= strings or frozenset()
 
     def _searched(self, place: str, pattern: str) -> str:
-        """A regular expression of the texts in which the pattern is found."""
+        """Return a regular expression of the texts that contain a match of the pattern."""
         begins, ends = pattern.startswith("^"), bool(_ENDS.search(pattern))
         inner = pattern[begins : len(pattern) - ends]
         anchors, alternates = _marks(inner)
@@ -308,7 +308,7 @@ def _of_values(values: Sequence[Any], read_as: frozenset[str]) -> Shape:
 
 
 def _is_read_back(text: str, read_as: frozenset[str]) -> bool:
-    """Whether a reader takes the string's own text for it."""
+    """Return whether a reader takes the string's own text for that string."""
     if _TAGS.search(text):
         return False
     depth = JsonDepth()
@@ -317,7 +317,7 @@ def _is_read_back(text: str, read_as: frozenset[str]) -> bool:
 
 
 def _marks(pattern: str) -> tuple[bool, bool]:
-    """Whether a held pattern has anchors, and whether it has a | outside of groups."""
+    """Return whether a held pattern has anchors, and whether it has a | outside of groups."""
     anchors = alternates = in_brackets = escaped = False
     depth = 0
     for letter in pattern:

@@ -1,23 +1,22 @@
-"""Parses an answer's text into its parts, as it comes: reasoning, then content and tool calls.
+"""A parser of an answer's text into its parts, as it comes: reasoning, then content and tool calls.
 
-Reasoning is split off first, so that a call is not made if the model only thought of it. One
-answer, one thread.
+Reasoning is split off first, so a call the model only thought of is not made. One answer, one
+thread.
 
-ContentStops: Ends an answer's content at the first of its stop strings, and looks at nothing else.
-Owns the content that is held back because a stop string could begin in it. One answer, one thread.
-Invariants: no stop string reaches over a tool call; white space counts as soon as it is written,
-though a call behind it would leave it out, but for white space between calls; a letter is looked at
-once.
+ContentStops ends an answer's content at the first of its stop strings, and searches nothing else.
+It owns the content held back because a stop string could begin in it. One answer, one thread.
+Invariants: no stop string spans a tool call. White space counts as soon as it is written, even if a
+later call would leave it out; white space between calls never counts. Each character is read once.
 
-WholeCalls: Holds each tool call back until it is finished, for clients that run a call before they
-read how the answer ended. One answer, one thread. Invariant: a call that the answer's length or a
-stop string cut off is never given out.
+WholeCalls holds each tool call back until it is finished, for clients that run a call before they
+read how the answer ended. One answer, one thread. Invariant: a call cut off by the answer's length
+or a stop string is never returned.
 
-ThoughtCalls: Tool calls in a thought: they count where the thought is never closed, since a model
-may begin a call without closing it. Owns the text from the first such call on, which is held back
-until it is known what it belongs to. One answer, one thread. Invariants: what comes out is the
-thought, letter by letter, up to the first call; the work for a piece does not grow with the text
-before it; what is held has a bound, over which it is thought.
+ThoughtCalls finds tool calls in a thought. They count if the thought is never closed, because a
+model may begin a call without closing its thought. It owns the text from the first such call on,
+held back until the thought's end is known. One answer, one thread. Invariants: it returns the
+thought, character by character, up to the first call. The work for a piece does not grow with the
+text before it. The held text has a bound; beyond it, it is thought.
 """
 
 import re
@@ -56,11 +55,11 @@ class ContentStops:
 
     @property
     def found(self) -> str | None:
-        """The stop string that has come, behind which there is no more answer."""
+        """Return the stop string found; None if none was. The answer ends at it."""
         return self._stops.found
 
     def take(self, items: Iterable[AnswerItem], space: HeldSpace) -> list[AnswerItem]:
-        """Return the parts that are certain now. space: what may begin the next content."""
+        """Return the parts certain now. space: white space that may begin the next content."""
         found: list[AnswerItem] = []
         for item in items:
             if self._stops.found is not None:
@@ -77,7 +76,7 @@ class ContentStops:
         return found
 
     def finish(self) -> list[AnswerItem]:
-        """Return what was held back, after the last part."""
+        """Return the content held back, after the last part."""
         return [] if self._stops.found is not None else self._flush()
 
     def _content(self, text: str, found: list[AnswerItem]) -> None:
@@ -106,7 +105,7 @@ class ContentStops:
         self._passed.add(text[before:])
 
     def _flush(self) -> list[AnswerItem]:
-        """Return the content held back, without the white space that proved to be none."""
+        """Return the content held back, without white space that turned out to be no content."""
         held = self._passed.take() + self._stops.finish()
         content = held[: len(held) - self._seen]
         self._seen = 0
@@ -138,22 +137,22 @@ class WholeCalls:
 
 
 MOST_HELD = 1 << 18
-"""Letters."""
+"""Characters."""
 _HELD_OF_LETTER = 8
-"""Bytes: as thought, and again as a part of a call."""
+"""Bytes of a held character: stored as thought, and again as a part of a call."""
 
 
 class ThoughtCalls:
-    """scanner: what finds the calls."""
+    """scanner: finds the calls."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]], most: int | None) -> None:
-        """tools, most: as of ToolCallScanner."""
+        """tools, most: as in ToolCallScanner."""
         self._tools = tools
         self._most = most
         self._begin()
 
     def _begin(self) -> None:
-        """Hold nothing."""
+        """Reset to hold nothing."""
         self.scanner = ToolCallScanner(self._tools, self._most, finds_bare=False)
         # The text from which some is held. Of its letters: the first that is not given out yet.
         self._text = StringIO()
@@ -167,11 +166,11 @@ class ThoughtCalls:
 
     @property
     def held_bytes(self) -> int:
-        """Memory of what is held."""
+        """Return the memory of the held text in bytes."""
         return _HELD_OF_LETTER * (self._letters - self._given)
 
     def push(self, text: str) -> str:
-        """Take the next piece of the thought; return what is thought for certain."""
+        """Take the next piece of the thought. Return the text certain to be thought."""
         if not self.holds and "<" not in text and not text[-1:].isspace():
             return text
         self._text.write(text)
@@ -187,14 +186,14 @@ class ThoughtCalls:
         return thought
 
     def close(self) -> str:
-        """Return what is held: the thought is closed, and so no call is one."""
+        """Return the held text as thought: the thought is closed, so its calls do not count."""
         held = self._held()
         self._begin()
         return held
 
     def finish(self, was_cut: bool) -> tuple[str, list[AnswerItem]]:
-        """Return the rest of the thought, and the calls with what follows them: the answer ended
-        before the thought did. was_cut: as of ToolCallScanner.finish()."""
+        """Return the rest of the thought, and its calls with the text after them. The answer has
+        ended before its thought. was_cut: as in ToolCallScanner.finish()."""
         thought = self._thought(self.scanner.finish(was_cut))
         return thought, self._calls.take()
 
@@ -216,7 +215,7 @@ class ThoughtCalls:
 
 
 class _HeldParts:
-    """Parts in their order, those that are together one text as one."""
+    """Parts in their order. Adjacent pieces of one text are joined."""
 
     def __init__(self) -> None:
         self._parts: list[AnswerItem] = []
@@ -263,11 +262,11 @@ class AnswerParser:
         stops: StopRule = NO_STOPS,
         thinking_tokens: int | None = None,
     ) -> None:
-        """tools: the request's definitions; with none, calls are content. parallel_calls: an answer
-        may hold more than one; else it is complete with the first. whole_calls: each is held back
-        until it is finished. stops: that end the content; neither reasoning nor calls are looked
-        at. thinking_tokens: most that may count as reasoning, since tokens behind so many close
-        it; None: any number."""
+        """tools: the request's definitions; if empty, calls are content. parallel_calls: an answer
+        may hold more than one call; otherwise it is complete with the first. whole_calls: each call
+        is held back until it is finished. stops: end the content; reasoning and calls are not
+        searched. thinking_tokens: the most tokens counted as reasoning, because so many close it;
+        None: any number."""
         self.may_complete = not parallel_calls or bool(stops.strings)
         self._splitter = ReasoningSplitter(thinking)
         most = None if parallel_calls else 1
@@ -285,26 +284,26 @@ class AnswerParser:
 
     @property
     def complete(self) -> bool:
-        """Nothing that comes is wanted, and the engine may stop."""
+        """Return whether later text is unwanted, so that the engine may stop."""
         return self._scanner.full or self._found_stop is not None
 
     @property
     def may_hold(self) -> bool:
-        """Whether text of a length that counts may be held back."""
+        """Return whether a significant length of text may be held back."""
         return self._thought_calls is not None
 
     @property
     def held_bytes(self) -> int:
-        """Memory of such text now."""
+        """Return the memory of such text now, in bytes."""
         return 0 if self._thought_calls is None else self._thought_calls.held_bytes
 
     @property
     def passes_content(self) -> bool:
-        """All that comes is content, as it is."""
+        """Return whether all later text is content, unchanged."""
         return self._splitter.passing and self._scanner.passing and self._stops is None
 
     def push(self, piece: Piece) -> list[AnswerItem]:
-        """The parts that are certain now, in order."""
+        """Return the parts certain now, in order."""
         if piece.token is not None:
             self._tokens += 1
         if self._splitter.passing:
@@ -317,7 +316,7 @@ class AnswerParser:
         return items
 
     def finish(self, ending: Ending) -> list[AnswerItem]:
-        """Return the parts that were held back, after the last piece."""
+        """Return the parts held back, after the last piece."""
         items = self._parts(self._splitter.finish())
         if self._thought_calls is not None and self._splitter.reasoning:
             items += self._finish_thought(self._thought_calls, ending.is_cut)
@@ -328,7 +327,7 @@ class AnswerParser:
         return self._shown(items)
 
     def _finish_thought(self, calls: ThoughtCalls, was_cut: bool) -> list[AnswerItem]:
-        """Return the rest of a thought that was never closed, and the calls in it."""
+        """Return the rest of a thought never closed, and the calls in it."""
         thought, parts = calls.finish(was_cut)
         if parts:
             self._scanner = calls.scanner
@@ -336,7 +335,8 @@ class AnswerParser:
         return [*_reasoning(thought), *self._ended(parts)]
 
     def ending(self, ending: Ending) -> ChatEnding:
-        """REQUIRES: all was pushed, and finish() came."""
+        """Return the ending with its calls and reasoning counted. REQUIRES: all was pushed, and
+        finish() was called."""
         thought = self._splitter.thought
         tokens = self._reasoning_tokens if thought else 0
         if self._thinking_tokens is not None:

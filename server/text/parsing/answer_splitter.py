@@ -1,16 +1,16 @@
-"""Splits an answer's text, as it comes, into its reasoning, its content and its tool calls.
+"""Splitters of an answer's text, as it comes, into its reasoning, its content and its tool calls.
 
-ReasoningSplitter finds the end of the reasoning. It owns the text that is held back: a tag that may
-be beginning, white space that may stand at the reasoning's end. Invariants: tags and the white
-space around them are no part of either side; behind the first closing tag all is content; without
-one, all that began as reasoning is reasoning.
+ReasoningSplitter finds the end of the reasoning. It owns the text held back: the possible beginning
+of a tag, and white space possibly at the reasoning's end. Invariants: tags and the white space
+around them belong to neither side. Everything after the first closing tag is content. Without a
+closing tag, text begun as reasoning is reasoning.
 
-ToolCallScanner splits the text behind the reasoning. It owns the text that is held back: a tag that
-may be beginning, white space that may stand before a call, and the call that is being read.
-Invariants: a call's arguments come out as they are written; a call whose name was given out stays a
-call; a call in no known format is content, tags and all.
+ToolCallScanner splits the text after the reasoning. It owns the text held back: the possible
+beginning of a tag, white space possibly before a call, and the call being read. Invariants: a
+call's arguments are returned as they are written. A call with a returned name stays a call. A call
+in no known format is content, including its tags.
 
-HeldSpace: white space that is held back until the letters behind it show its place. One answer, one
+HeldSpace is white space held back until the characters after it decide its place. One answer, one
 thread. The work for a piece does not grow with the text before it.
 """
 
@@ -35,7 +35,7 @@ from .parameter_types import ParameterTypes
 
 
 class Split(NamedTuple):
-    """What is certain now; either may be empty."""
+    """The text certain now. Either part may be empty."""
 
     reasoning: str
     content: str
@@ -45,8 +45,8 @@ _NOTHING = Split("", "")
 
 
 class ReasoningSplitter:
-    """reasoning: what comes next may be reasoning still. thought: the tags were opened, by the
-    prompt or by the answer."""
+    """reasoning: the next text may still be reasoning. thought: the tags were opened, by the prompt
+    or by the answer."""
 
     def __init__(self, thinking: Thinking) -> None:
         self.thought = thinking is Thinking.OPENED
@@ -61,11 +61,11 @@ class ReasoningSplitter:
 
     @property
     def passing(self) -> bool:
-        """All that comes is content as it is."""
+        """Return whether all later text is content, unchanged."""
         return self._content_begun
 
     def push(self, text: str) -> Split:
-        """Take the next piece of text; return the text that is certain now."""
+        """Take the next piece of text. Return the text certain now."""
         if not self.reasoning:
             return Split("", self._content(text))
         self._held += text
@@ -92,8 +92,8 @@ class ReasoningSplitter:
         return Split(rest, "")
 
     def _begin(self) -> None:
-        """Read the text before the reasoning. The model may open the tag itself, even behind a
-        prompt that has opened it."""
+        """Read the text before the reasoning. The model may open the tag itself, even if the prompt
+        has opened it already."""
         text = self._held.lstrip()
         self._space.add(self._held[: len(self._held) - len(text)])
         self._held = text
@@ -136,28 +136,28 @@ class ReasoningSplitter:
 
 
 class HeldSpace:
-    """The white space held. Its memory is that of its letters, however short its pieces are."""
+    """The white space held. Its memory is that of its characters, however short its pieces are."""
 
     def __init__(self) -> None:
         # None: there is none. Most pieces of an answer leave none.
         self._text: StringIO | None = None
 
     def add(self, text: str) -> None:
-        """Hold a piece behind the others."""
+        """Append a piece to the held text."""
         if text:
             if self._text is None:
                 self._text = StringIO()
             self._text.write(text)
 
     def behind(self, place: int) -> str:
-        """Return what is held from its letter number `place` on."""
+        """Return the held text from character number `place` on."""
         if self._text is None:
             return ""
         self._text.seek(place)
         return self._text.read()
 
     def take(self) -> str:
-        """Return all that is held, and hold no more of it."""
+        """Return the held text, and hold nothing."""
         if self._text is None:
             return ""
         text, self._text = self._text.getvalue(), None
@@ -165,16 +165,17 @@ class HeldSpace:
 
 
 _SLICE = 512
-"""Letters that a reader is given at once: more than a call's end may lie in what it gives back."""
+"""Characters given to a reader at once. The text that a reader gives back may hold more than a
+call's end."""
 _LONGEST_REREAD = 1024
-"""Letters of what proved to be no call in which another call is looked for."""
+"""Characters. A rejected call up to this length is searched for another call."""
 _MOST_READINGS = 4
-"""How often a letter is read as part of a call. Text that proves so often to be none is content."""
+"""The number of times a character is read as part of a call. Text rejected so often is content."""
 
 
 class ToolCallScanner:
-    """calls: that were begun. ended: of these, those whose end came. full: no more is wanted, and
-    what comes is left out."""
+    """calls: number begun. ended: number of these with an end. full: no more calls are wanted, and
+    later text is left out."""
 
     def __init__(
         self,
@@ -183,8 +184,8 @@ class ToolCallScanner:
         *,
         finds_bare: bool = True,
     ) -> None:
-        """tools: the request's definitions; with none, all text is content. most: calls, after
-        which nothing is wanted. finds_bare: also calls without an opening tag."""
+        """tools: the request's definitions; if empty, all text is content. most: number of calls;
+        after these no text is wanted. finds_bare: also find calls without an opening tag."""
         self._tools = tools
         self._finds_bare = finds_bare
         self._most = most
@@ -218,17 +219,17 @@ class ToolCallScanner:
 
     @property
     def awaits_results(self) -> bool:
-        """The answer holds calls, and each may be run. REQUIRES: all was pushed."""
+        """Return whether the answer holds calls and each may be run. REQUIRES: all was pushed."""
         return self.calls > 0 and self._may_run
 
     @property
     def passing(self) -> bool:
-        """All text is content."""
+        """Return whether all text is content."""
         return not self._tools
 
     @property
     def space(self) -> HeldSpace:
-        """White space that is content if no call follows."""
+        """Return the white space that is content if no call follows."""
         return self._space
 
     @property
@@ -236,7 +237,7 @@ class ToolCallScanner:
         return self.ended == self._most
 
     def push(self, text: str) -> list[AnswerItem]:
-        """Take the next piece of text; return the parts that are certain now, in order."""
+        """Take the next piece of text. Return the parts certain now, in order."""
         if not self._tools:
             return [Content(text)] if text else []
         self._letters += len(text)
@@ -249,8 +250,8 @@ class ToolCallScanner:
         return items
 
     def _plain(self, text: str) -> AnswerItem | None:
-        """Take text that is only letters of an open string, or of content; None where it may be
-        more. REQUIRES: no text is held."""
+        """Take text made only of characters of an open string, or of content. Return None if it may
+        be more. REQUIRES: no text is held."""
         if self._reader is not None:
             return self._reader.letters(text) if len(text) <= _SLICE else None
         if self._opened or self._closing or "<" in text or text[-1].isspace() or self.full:
@@ -259,8 +260,7 @@ class ToolCallScanner:
         return Content(self._space.take() + text)
 
     def finish(self, was_cut: bool) -> list[AnswerItem]:
-        """Return the parts that were held back, after the last piece. was_cut: as of
-        CallReader.finish()."""
+        """Return the parts held back, after the last piece. was_cut: as in CallReader.finish()."""
         items: list[AnswerItem] = []
         while self._reader is not None:
             self._took(self._reader, self._reader.finish(was_cut), items)
@@ -312,7 +312,8 @@ class ToolCallScanner:
         return True
 
     def _next_bare(self, before: int) -> int | None:
-        """Return where a call begins that has no opening tag, if it does before a place."""
+        """Return the place of the first call without an opening tag; None if there is none before
+        `before`."""
         at = self._text.find(FUNCTION_TAG, self._at, before) if self._finds_bare else -1
         while at >= 0:
             if self._at_line_start if at == self._at else self._text[at - 1] == "\n":
@@ -321,7 +322,7 @@ class ToolCallScanner:
         return None
 
     def _choose(self, items: list[AnswerItem]) -> bool:
-        """Find the reader of the call by its first letters."""
+        """Find the reader of the call by its first characters."""
         self._at = self._pass_space(self._behind)
         ahead = self._text[self._at : self._at + len(OPEN)]
         if ahead.startswith("{"):
@@ -347,7 +348,7 @@ class ToolCallScanner:
         return self._at < len(self._text)
 
     def _took(self, reader: CallReader, found: list[AnswerItem], items: list[AnswerItem]) -> None:
-        """Take a reader's parts, and the text back that is none of its call's."""
+        """Take a reader's parts, and take back the text outside its call."""
         items += found
         if found and self.calls == self.ended:
             self.calls += 1
@@ -374,7 +375,7 @@ class ToolCallScanner:
             self._pass_refused(items, max(0, reader.decided - (self._at - before)))
 
     def _pass_refused(self, items: list[AnswerItem], decided: int) -> None:
-        """Pass text as content that was read as a call so far, where it is not to be read again."""
+        """Pass text read as a rejected call as content, if it is not to be read again."""
         place = self._letters - len(self._text) + self._at
         self._readings = self._readings + 1 if place < self._read_up_to else 1
         self._read_up_to = max(self._read_up_to, place + decided)
@@ -382,7 +383,7 @@ class ToolCallScanner:
             self._content(items, self._at + decided)
 
     def _pass_closing(self) -> bool:
-        """Pass the closing tags behind a call, however often they come. A call may follow in the
+        """Pass the closing tags after a call, however many come. Another call may follow in the
         same block."""
         # Behind the block it may stand before content.
         self._at = self._pass_space(HeldSpace() if self._in_block else self._space)
@@ -400,7 +401,7 @@ class ToolCallScanner:
         return True
 
     def _refuse(self, items: list[AnswerItem]) -> None:
-        """Pass the opening tag as content: no call of a known format is behind it."""
+        """Pass the opening tag as content: no call of a known format follows it."""
         self._opened = False
         self._at_line_start = False
         if self._is_bare:
@@ -411,7 +412,8 @@ class ToolCallScanner:
         self._space.add(self._behind.take())
 
     def _content(self, items: list[AnswerItem], end: int) -> None:
-        """Pass content up to a place. White space at its end may stand before a call."""
+        """Pass content up to a place. Hold the white space at its end, because a call may
+        follow."""
         text = self._text[self._at : end]
         if text:
             self._at_line_start = text.endswith("\n")
@@ -422,7 +424,8 @@ class ToolCallScanner:
         self._space.add(text[len(shown) :])
 
     def _pass_space(self, passed: HeldSpace) -> int:
-        """Return the place of the next letter that is no white space."""
+        """Hold the white space at the current place. Return the place of the next other
+        character."""
         start = self._at
         while start < len(self._text):
             piece = self._text[start : start + _SLICE]

@@ -1,9 +1,9 @@
-"""The common part of the formats in which models write a tool call between its tags, and the tags.
+"""The common part of the formats of a tool call between its tags, and the tags.
 
-Tags: Finds the tags of a tool call in text, whole or damaged. Pure functions; any thread. A closing
-tag may have any case, letters behind its kind, a slash, and no bracket: `</Parameter>`, `</param>`,
-`</parameter1>`, `</parameter/>`, `</parameter`. An opening tag is exact, but for quotes around its
-name.
+Tags: finds the tags of a tool call in text, whole or damaged. Pure functions; any thread. A closing
+tag may have any case, characters after its kind, a slash, and no bracket: `</Parameter>`,
+`</param>`, `</parameter1>`, `</parameter/>`, `</parameter`. An opening tag is exact, except for
+quotes around its name.
 """
 
 import re
@@ -16,13 +16,14 @@ from tasuki.server.text.text_answer import AnswerItem, CallArguments, CallBegin
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION_TAG = "<function="
-"""Begins a call whose arguments are between tags; one of JSON begins with a brace."""
+"""Begins a call with its arguments between tags. A call in JSON begins with a brace."""
 LONGEST_NAME = 256
-"""Characters of a function's name, a parameter's or a key. What has more is no call."""
+"""Characters of a function's name, a parameter's name or a key. Text with a longer name is no
+call."""
 
 
 class CallState(Enum):
-    """NO_CALL: the text is no call in this format, and nothing of it was given out."""
+    """NO_CALL: the text is no call in this format, and no part of it was returned."""
 
     READING = "reading"
     ENDED = "ended"
@@ -30,35 +31,37 @@ class CallState(Enum):
 
 
 class CallReader(Protocol):
-    """A reader of the text behind a call's opening tag and white space, in pieces.
+    """A reader of the text after a call's opening tag and white space, in pieces.
 
-    left: text behind the call, closing tag included, once it ENDED; all of the text where it is
-    NO_CALL. decided: how many letters of `left` were looked at before the one that showed it to be
-    NO_CALL. Invariant: the work for a piece does not grow with the text before it."""
+    left: once ENDED, the text after the call, closing tag included. If NO_CALL, all of the text.
+    decided: the number of characters of `left` read before the one that made it NO_CALL. Invariant:
+    the work for a piece does not grow with the text before it.
+    """
 
     state: CallState
     left: str
     decided: int
 
     def letters(self, text: str) -> CallArguments | None:
-        """Take text that is only letters of a string, and return them; None where it may be more,
-        and push() has to look. As push(), at a part of its cost: most tokens of a call are such."""
+        """Take text made only of characters of a string, and return them. Return None if it may be
+        more and push() has to read it. The result is that of push() at a part of its cost, because
+        most tokens of a call are such."""
         ...
 
     def push(self, text: str) -> list[AnswerItem]:
-        """Return the parts of the call that are certain now. REQUIRES: it is READING."""
+        """Return the parts of the call certain now. REQUIRES: it is READING."""
         ...
 
     def finish(self, was_cut: bool) -> list[AnswerItem]:
-        """Return the parts held back, where the answer ends before the call does, and close the
-        call. One that has not begun is NO_CALL. was_cut: the answer's length or a stop string ended
-        it, so that what is written last may lack letters."""
+        """Close the call because the answer has ended before it, and return the parts held back. A
+        call not begun is NO_CALL. was_cut: the answer's length or a stop string ended it, so its
+        last text may be incomplete."""
         ...
 
 
 Step = Callable[[list[AnswerItem]], bool]
-"""Reads on from one place of a call's format and adds the parts that are certain. Returns whether
-the next step may read."""
+"""Read on from one place of a call's format and add the parts certain now. Return whether the next
+step may read."""
 
 
 def call_begin(number: int, name: str) -> CallBegin:
@@ -71,7 +74,7 @@ def call_arguments(number: int, text: str) -> list[AnswerItem]:
 
 PARAMETER_TAG = "<parameter="
 _MOST_SPACE = 256
-"""White space between tags. Behind more of it no tag counts."""
+"""White space between tags. After more of it no tag counts."""
 _CLOSING = re.compile(
     r"</(?i:(?P<parameter>param\w{0,16})|(?P<function>func\w{0,16})|(?P<call>tool_?call\w{0,8}))/?>?"
 )
@@ -100,7 +103,7 @@ _CLOSED = {
 
 
 class Follows(Enum):
-    """Whether the expected text stands at a place; OPEN: more text decides."""
+    """Whether the expected text is at a place. OPEN: more text is needed to decide."""
 
     YES = "yes"
     NO = "no"
@@ -108,8 +111,8 @@ class Follows(Enum):
 
 
 class Found(NamedTuple):
-    """tag: None without one, or while more text decides. end: behind it; of PARAMETER and
-    FUNCTION, where the name begins."""
+    """tag: None if there is none, or while more text decides. end: after the tag; for PARAMETER and
+    FUNCTION, the place of the name."""
 
     follows: Follows
     tag: Tag | None
@@ -140,14 +143,15 @@ def next_tag(text: str) -> int | None:
 
 
 def next_end_of_value(text: str) -> tuple[int, int] | None:
-    """Return the place of the first tag to end a value, with the line break before it, and the
-    place of its first letter; None without one."""
+    """Return two places of the first tag that ends a value: of its line break, if any, and of its
+    first character. None if there is no such tag."""
     found = _END_OF_VALUE.search(text)
     return None if found is None else (found.start(), text.index("<", found.start()))
 
 
 def torn_tag(text: str) -> int:
-    """Return how many letters at the text's end may begin a tag, or the line break before one."""
+    """Return how many characters at the text's end may begin a tag, or the line break before
+    one."""
     at = text.rfind("<", max(len(text) - _LONGEST_BEGINNING, 0))
     if at < 0:
         at = len(text)
@@ -161,15 +165,16 @@ def torn_tag(text: str) -> int:
 
 
 def space_end(text: str, at: int) -> int | None:
-    """Return the place of the next letter behind white space; None where there is too much."""
+    """Return the place of the first character after white space; None if there is too much white
+    space."""
     space = text[at : at + _MOST_SPACE + 1]
     place = at + len(space) - len(space.lstrip())
     return None if place - at > _MOST_SPACE else place
 
 
 def name_end(text: str, at: int) -> tuple[Follows, int]:
-    """Return whether a name and its bracket stand there, and the place of the bracket or of a
-    letter outside of names."""
+    """Return whether a name and its bracket are at a place. Also return the place of the bracket,
+    or of a character not allowed in names."""
     found = _NAME.match(text, at)
     assert found is not None
     end = found.end()

@@ -1,11 +1,11 @@
-"""Reads a tool call as Qwen3-Coder and Qwen3.5 write it: <function=...><parameter=...>, as the text
-comes, into the text of a JSON object.
+"""A reader of tool calls in the format of Qwen3-Coder and Qwen3.5, <function=...><parameter=...>.
+It turns the text, as it comes, into the text of a JSON object.
 
-Owns the text that is not read yet: a few tags, a name and the white space among them. One call, one
-thread. Invariants: a closing tag counts only where the format goes on behind it, so that a value
-may hold any of the tags; a value whose type is a string is given out as it is written, every other
-once it is whole; a key is given out with the first letter of its value, so that the object can be
-closed at any place. docs/tool-calls.md has the rules as a table.
+Owns the text not read yet: a few tags, a name and the white space among them. One call, one thread.
+Invariants: a closing tag counts only if the format continues after it, so a value may hold any of
+the tags. A value of type string is returned as it is written, any other value once it is complete.
+A key is returned with the first character of its value, so the object can be closed at any place.
+docs/tool-calls.md has the rules as a table.
 """
 
 import json
@@ -35,16 +35,15 @@ from .parameter_types import ParameterTypes, json_of
 
 _NULL = "null"
 _MOST_TAGS = 4
-"""Tags behind a closing tag to look at: does the format go on?"""
+"""Number of tags read after a closing tag to see whether the format continues."""
 _TAG_BEGINNING = "<parameter"
 
 
 class FunctionCall:
-    """As a CallReader. REQUIRES: FUNCTION_TAG begins the text."""
+    """A CallReader of this format. REQUIRES: FUNCTION_TAG begins the text."""
 
     def __init__(self, number: int, types: ParameterTypes, *, only_known: bool = False) -> None:
-        """types: those of the request's tools. only_known: a call of an unknown function is
-        none."""
+        """types: of the request's tools. only_known: a call of an unknown function is no call."""
         self.state = CallState.READING
         self.left = ""
         self.decided = 0
@@ -164,7 +163,7 @@ class FunctionCall:
         return True
 
     def _pass_beginning(self, items: list[AnswerItem]) -> bool:
-        """Read a value's first letters, or a tag in its place."""
+        """Read a value's first characters, or a tag in its place."""
         if not self._held.startswith(PARAMETER_TAG):
             if PARAMETER_TAG.startswith(self._held) and not self._finishing:
                 return False
@@ -219,7 +218,7 @@ class FunctionCall:
         return True
 
     def _ends_value(self, tag: Tag, end: int) -> Follows:
-        """Return whether a tag in a value ends it. end: behind the tag."""
+        """Return whether a tag in a value ends it. end: the place after the tag."""
         if tag is Tag.PARAMETER:
             follows, behind = name_end(self._held, end)
             if follows is not Follows.YES:
@@ -250,7 +249,7 @@ class FunctionCall:
         return Follows.NO
 
     def _begins_call(self, tag: Tag, at: int) -> Follows:
-        """Return whether a tag begins a call of a tool. at: behind the tag."""
+        """Return whether a tag begins a call of a tool. at: the place after the tag."""
         if tag is Tag.CALL:
             place = space_end(self._held, at)
             if place is None:
@@ -290,11 +289,12 @@ class FunctionCall:
 
     @property
     def _undecided(self) -> Follows:
-        """Where the answer ends in the middle of tags, they were to be tags."""
+        """Return the decision about a possible tag: OPEN, or YES once the answer ends in the middle
+        of tags."""
         return Follows.YES if self._finishing else Follows.OPEN
 
     def _give(self, text: str, items: list[AnswerItem]) -> None:
-        """Give out letters of the open parameter."""
+        """Add text of the open parameter to the parts."""
         if text:
             self._keys.add(self._key)
             items += call_arguments(self._number, text)
@@ -313,8 +313,8 @@ class FunctionCall:
 
 
 class _Value:
-    """A parameter's value as JSON text, as it comes. types: of its schema. lead: its key and the
-    marks around it, given out before the value's first letter."""
+    """A parameter's value as JSON text, as it comes. types: allowed by its schema. lead: its key
+    and the marks around it, returned before the value's first character."""
 
     def __init__(self, types: frozenset[str], lead: str) -> None:
         self._types = types
@@ -330,8 +330,8 @@ class _Value:
         """The value has the beginning of a parameter's tag in it."""
 
     def letters(self, text: str) -> str:
-        """As push(), of a string that was begun, and of text without a tag's beginning; nothing
-        where it is no such string."""
+        """Return the JSON characters as push() does, for a string already begun and text without a
+        tag's beginning. Return nothing if no string was begun."""
         if not self._streaming:
             return ""
         self._end_of_text = ""
@@ -362,8 +362,8 @@ class _Value:
         return self._lead + json_of(self._collected.getvalue(), self._types, self._depth)
 
     def finish(self, was_cut: bool) -> str:
-        """Return the rest of a value without an end: of a string the letters so far. Another value
-        must be whole, and is not sure to be in a cut answer."""
+        """Return the rest of a value without an end. A string keeps the characters so far. Another
+        value must be complete; in a cut answer this is not sure, so it is left out."""
         if self._streaming:
             return '"'
         if was_cut or self._is_empty:
@@ -373,7 +373,8 @@ class _Value:
         return "" if is_other else self._lead + found
 
     def _is_string(self, text: str) -> bool:
-        """Return whether the value is a string, by its letters up to those of `text`."""
+        """Return whether the value is a string, judged by its characters up to the end of
+        `text`."""
         if "string" not in self._types or self._types - {"string", "null"}:
             return False
         if self._types == {"string"}:

@@ -1,19 +1,19 @@
-"""Reads a tool call as Hermes and Qwen3 write it: {"name": ..., "arguments": {...}}.
+"""A reader of tool calls in the format of Hermes and Qwen3: {"name": ..., "arguments": {...}}.
 
-JsonCall owns the text that is not read yet, and all of the text until the call has begun. One call,
-one thread. Invariants: arguments are given out as they are written, letter by letter, so far as
-they are JSON and can be closed; a call begins once its name and the arguments' first brace are
-there; a letter is looked at once.
+JsonCall owns the text not read yet, and all of the text until the call has begun. One call, one
+thread. Invariants: arguments are returned as they are written, character by character, as far as
+they are JSON and can be closed. A call begins once its name and the arguments' first brace have
+come. Each character is read once.
 
 JsonText finds the end of a JSON string, object or list in text that comes in pieces. One value, one
 thread. The text is not checked: it is passed on as the model writes it. Invariants: a tag inside a
-string is part of the string, except behind a line break, which no JSON string holds; a letter is
-looked at once.
+string is part of the string, except after a line break, because no JSON string holds one. Each
+character is read once.
 
-ClosableJson passes on the text of a model's JSON object, only so far as it can be closed. One
-object, one thread. Invariants: at every place, the text so far and closing() are one JSON object; a
-key is passed on with the first letter of its value, and a number or a word once it is whole, so
-that closing invents nothing; a letter is looked at once.
+ClosableJson passes on the text of a model's JSON object, only as far as it can be closed. One
+object, one thread. Invariants: at every place, the text so far and closing() form one JSON object.
+A key is passed on with the first character of its value. A number or a word is passed on once it is
+complete, so closing invents nothing. Each character is read once.
 """
 
 import json
@@ -33,12 +33,12 @@ _CLOSERS = "}]"
 
 
 class JsonText:
-    """The place in one value. ended: the value is whole. broken: the tag came before its end, or
-    it nests too deeply."""
+    """The position in one value. ended: the value is complete. broken: the tag came before its end,
+    or it nests too deeply."""
 
     def __init__(self, tag: str, deepest: int | None = None) -> None:
-        """tag: ends the text around the value. deepest: levels of objects and lists; None: as many
-        as there are."""
+        """tag: ends the text around the value. deepest: allowed levels of objects and lists; None:
+        no bound."""
         self._tag = tag
         self._deepest = deepest
         self._depth = 0
@@ -48,10 +48,12 @@ class JsonText:
         self.broken = False
 
     def read(self, text: str, at: int = 0) -> int:
-        """Return how far the value goes in `text`, whose earlier letters were read before.
+        """Return the place in `text` up to which the value was read. at: the first character not
+        read before.
 
-        The letters behind that place, while the value has not ended, may be the tag's beginning:
-        fewer than the tag has, and a line break. REQUIRES: neither ended nor broken."""
+        While the value has not ended, the characters after that place may be the tag's beginning: a
+        part of the tag, and a line break. REQUIRES: neither ended nor broken.
+        """
         while at < len(text):
             if self._escaped:
                 self._escaped = False
@@ -82,7 +84,7 @@ class JsonText:
         return at
 
     def _nest(self, at: int, end: int, closing: bool) -> int:
-        """Read brackets of one kind; return the place behind the last one that counts."""
+        """Read brackets of one kind. Return the place after the last one that counts."""
         if closing:
             closed = min(end - at, self._depth)
             self._depth -= closed
@@ -109,33 +111,34 @@ _LONGEST_WORD = 512
 
 
 class ClosableJson:
-    """ended: the object is whole. broken: no JSON came, or the tag. keys: of the object, with a
-    value that was begun."""
+    """ended: the object is complete. broken: the text was no JSON, or the tag came. keys: of the
+    object, each with a value begun."""
 
     def __init__(self, tag: str) -> None:
-        """tag: ends the text around the object. Inside of a string it does so behind a line break
-        alone, which no JSON string holds."""
+        """tag: ends the text around the object. Inside a string it counts only after a line break,
+        because no JSON string holds one."""
         self._line_and_tag = f"\n{tag}"
         self._closers: list[str] = []
         # Read, and not passed on: a comma, a key, a colon, white space among them.
         self._pending: list[str] = []
         self._in_string = False
         self._key: str | None = None
-        """The key that is being read."""
+        """The key being read."""
         self._last_key = ""
         self._word = ""
         self._awaits = "{"
-        """May come next: { the object, k a key, K a key or the end, : a colon, v a value, V a value
-        or the end of a list, and , a comma or the end behind a value."""
+        """Allowed next: { the object, k a key, K a key or the end, : a colon, v a value, V a value
+        or the end of a list, and , a comma or the end after a value."""
         self.ended = False
         self.broken = False
         self.keys: set[str] = set()
 
     def read(self, text: str, at: int = 0) -> tuple[str, int]:
-        """Return the text to pass on, and how far `text` was read. The letters behind that place
-        come again with more behind them, unless it has ended or broken.
+        """Return the text to pass on, and the place up to which `text` was read. The characters
+        after that place must be given again with more text, unless it has ended or broken.
 
-        REQUIRES: neither ended nor broken."""
+        REQUIRES: neither ended nor broken.
+        """
         passed: list[str] = []
         while at < len(text) and not self.ended and not self.broken:
             before = at, self._word
@@ -145,13 +148,13 @@ class ClosableJson:
         return "".join(passed), at
 
     def takes_letters(self, text: str) -> bool:
-        """Whether the text is only letters of an open string, all to be passed on: nothing of it
-        need be read. REQUIRES: as read(), and that was read as far as it came."""
+        """Return whether the text is made only of characters of an open string and can be passed on
+        unread. REQUIRES: as read(), and all text before was read."""
         return self._in_string and self._key is None and _PLAIN.fullmatch(text) is not None
 
     def finish(self, was_cut: bool) -> str:
-        """Return the last text and the closing letters. was_cut: an open number or word may lack
-        letters, and is left out."""
+        """Return the last text and the closing characters. was_cut: an open number or word may be
+        incomplete, and is left out."""
         rest = ""
         if not was_cut and self._word and not self.ended:
             passed: list[str] = []
@@ -160,12 +163,12 @@ class ClosableJson:
         return rest + self.closing()
 
     def closing(self) -> str:
-        """Return the letters to close the text so far. REQUIRES: it has the first brace."""
+        """Return the characters that close the text so far. REQUIRES: it has the first brace."""
         quote = '"' if self._in_string and self._key is None else ""
         return quote + "".join(reversed(self._closers))
 
     def _step(self, text: str, at: int, passed: list[str]) -> int:
-        """Read on from a place; return the next one, or the same where more letters decide."""
+        """Read on from a place. Return the next place, or the same if more characters decide."""
         if self._in_string:
             return self._read_string(text, at, passed)
         if self._word:
@@ -327,10 +330,10 @@ _WORD = re.compile(r'[^\s,}\]"<]*')
 
 
 class JsonCall:
-    """As a CallReader. REQUIRES: the first letter is a brace."""
+    """A CallReader of this format. REQUIRES: the first character is a brace."""
 
     def __init__(self, number: int, types: ParameterTypes) -> None:
-        """types: those of the request's tools."""
+        """types: of the request's tools."""
         self.state = CallState.READING
         self.left = ""
         self.decided = 0
@@ -468,7 +471,7 @@ class JsonCall:
         return True
 
     def _skip(self, items: list[AnswerItem]) -> bool:
-        """Pass what follows a call that was begun and then written in no format."""
+        """Skip the rest of a call that was begun but continues in no known format."""
         place = self._text.find(CLOSE, self._at)
         if place < 0:
             self._at = max(self._at, len(self._text) - len(CLOSE) + 1)
@@ -477,7 +480,7 @@ class JsonCall:
         return self._end(items)
 
     def _letter_behind(self, passed: re.Pattern[str]) -> str:
-        """Pass such letters; return the next one, or none where there is none yet."""
+        """Skip characters of the pattern. Return the next character; empty if there is none yet."""
         found = passed.match(self._text, self._at)
         assert found is not None
         self._at = found.end()
@@ -490,13 +493,14 @@ class JsonCall:
         self._step = step
 
     def _read_on(self, longest: int | None) -> bool:
-        """Read the value on; return False where it is broken or has more letters than `longest`."""
+        """Continue reading the value. Return False if it is broken or has more characters than
+        `longest`."""
         within = self._collect(self._value.read(self._text, self._at), longest)
         return within and not self._value.broken
 
     def _collect(self, end: int, longest: int | None) -> bool:
-        """Take the letters up to a place; return False where the value has more than `longest`,
-        whose first one is the next letter then."""
+        """Take the characters up to a place. Return False if the value has more than `longest`; the
+        first surplus character is then the next one."""
         if longest is not None and self._size + end - self._at > longest:
             self._at += longest - self._size
             return False
@@ -507,7 +511,7 @@ class JsonCall:
         return True
 
     def _take(self, items: list[AnswerItem]) -> bool:
-        """Use the value, which is whole."""
+        """Use the complete value."""
         text = self._collected.getvalue()
         self._step = self._read_key
         if self._key == _NAME:
@@ -560,8 +564,8 @@ class JsonCall:
 
 
 def _object_text(text: str) -> str | None:
-    """Return the text of the arguments' object: of an object, of a string that holds one, or of
-    null; None for every other value."""
+    """Return the text of the arguments' object, written as an object, as a string with an object in
+    it, or as null. Return None for every other value."""
     if text.startswith("{"):
         return text
     value = _loaded(text)
@@ -573,7 +577,7 @@ def _object_text(text: str) -> str | None:
 
 
 def _loaded(text: str) -> object:
-    """Return the value; None for text that is no JSON, too."""
+    """Return the value; None also for text that is no JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

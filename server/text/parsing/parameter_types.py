@@ -1,6 +1,6 @@
-"""The JSON types that a parameter's schema allows, and the JSON value that a text stands for.
+"""The JSON types allowed by a parameter's schema, and the JSON value written in a text.
 
-Pure functions. A schema is a client's: what in it is of no known shape allows every type.
+Pure functions. A schema comes from a client: parts of unknown shape allow every type.
 """
 
 import ast
@@ -28,13 +28,13 @@ _NAMES = {
 }
 _LONGEST_TYPE = 16
 _DEFINITIONS = ""
-"""The key, which no parameter has, under which the whole schema is, for references into it."""
+"""The key of the whole schema, for references into it. No parameter has this key."""
 _MAX_DEPTH = 8
 _MOST_LOOKED_AT = 1024
 """Parts of a parameter's schema. References may lead to each of them many times."""
 _LONGEST_REFERENCE = 1024
 _MOST_SCHEMAS = 256
-"""Of a tool's objects, wherever they are said."""
+"""Bound of the object schemas of a tool, wherever they are written."""
 # Python's own reader of literals is slow and not bounded by their length.
 _LONGEST_LITERAL = 1 << 11
 # Objects of Python for each value would hold the event loop.
@@ -43,8 +43,8 @@ _NOTHING = object()
 
 
 def parameter_schemas(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """By the parameters of the function of that name: their schemas. Empty where no definition has
-    any."""
+    """Return the schemas of the named function's parameters, by their names. Empty if no definition
+    has parameters."""
     for tool in tools:
         function = tool.get("function")
         if not isinstance(function, Mapping) or function.get("name") != name:
@@ -57,18 +57,19 @@ def parameter_schemas(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[
 
 
 class _Objects:
-    """The objects that a tool's schema takes, whether it says so itself, by a reference or by
-    branches. One schema; it ends after _MOST_SCHEMAS."""
+    """The objects accepted by a tool's schema, written in it directly, by a reference or by
+    branches. One schema; the search ends after _MOST_SCHEMAS."""
 
     def __init__(self, root: Any) -> None:
         """root: the whole schema, for references into it."""
         self._root = root
         self._left = _MOST_SCHEMAS
         self._around: list[int] = []
-        """Schemas on the way here. A second visit adds nothing."""
+        """Schemas entered on the way here. A second visit adds nothing."""
 
     def properties(self, schema: Any) -> dict[str, Any]:
-        """Return by name a schema of the property's values: in every branch that names it."""
+        """Return a schema of each property's values by name, from every branch that names the
+        property."""
         found: dict[str, Any] = {}
         if not self._enters(schema):
             return found
@@ -116,13 +117,13 @@ class _Objects:
         return True
 
     def _all_of(self, schema: Mapping[str, Any]) -> list[Any]:
-        """The schemas of which the same value follows all."""
+        """Return the schemas that one value must all satisfy."""
         inner = schema.get("allOf")
         target = [_referred(schema["$ref"], self._root)] if "$ref" in schema else []
         return [*target, *(inner if isinstance(inner, list) else [])]
 
     def _unions(self, schema: Mapping[str, Any]) -> list[list[Any]]:
-        """Lists of schemas, of each of which it follows one."""
+        """Return lists of schemas. A value must satisfy one schema of each list."""
         listed = [schema.get(keyword) for keyword in ("anyOf", "oneOf")]
         return [items for items in listed if isinstance(items, list)]
 
@@ -166,7 +167,7 @@ class ParameterTypes:
         return self._schemas[function]
 
     def of(self, function: str, parameter: str) -> frozenset[str]:
-        """Return the types that the parameter's schema allows; all of them where it has none."""
+        """Return the types allowed by the parameter's schema; all types if it has none."""
         schemas = self._schemas_of(function)
         if not parameter or parameter not in schemas:
             return ANY
@@ -177,9 +178,10 @@ class ParameterTypes:
 
 
 def json_types(schema: Any, schemas: Mapping[str, Any]) -> frozenset[str]:
-    """Return the types that a schema allows; all of them where it is too large to be looked at.
+    """Return the types allowed by a schema; all types if it is too large to search.
 
-    schemas: of all parameters, as parameter_schemas gives them."""
+    schemas: of all parameters, as returned by parameter_schemas.
+    """
     return _Search(schemas.get(_DEFINITIONS)).types(schema, _MAX_DEPTH)
 
 
@@ -192,7 +194,8 @@ class _Search:
         self._left = _MOST_LOOKED_AT
 
     def types(self, schema: Any, depth: int) -> frozenset[str]:
-        """depth: bounds references that lead to themselves."""
+        """Return the types allowed by a schema. depth: bounds references that lead to
+        themselves."""
         if not isinstance(schema, Mapping) or not depth or not self._may_look_at(1):
             return ANY
         found = ANY
@@ -227,8 +230,8 @@ class _Search:
 
 
 def json_of(text: str, types: frozenset[str], depth: JsonDepth) -> str:
-    """Return the JSON text of the value that a model wrote as `text`: of an allowed type where it
-    can be read as one, else a string. depth: of the text."""
+    """Return the JSON text of a value that a model wrote as `text`. The value has an allowed type
+    if it can be read as one; otherwise it is a string. depth: of the text."""
     word = text.strip()
     if types != {"string"}:
         value = _other_than_string(word, types, depth)
@@ -259,7 +262,8 @@ def _other_than_string(word: str, types: frozenset[str], depth: JsonDepth) -> st
 
 
 def _read(word: str) -> Any:
-    """The JSON value; _NOTHING of what is none, or nests too deeply to come back."""
+    """Return the JSON value. Return _NOTHING if the text is no JSON, or nests too deeply to be
+    returned."""
     try:
         value = json.loads(word, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -270,7 +274,7 @@ def _read(word: str) -> Any:
 
 
 def _long_holder(word: str, types: frozenset[str], depth: JsonDepth) -> str | None:
-    """Return a long word that is a list or an object of an allowed type; None where it is none."""
+    """Return the long word if it is a list or an object of an allowed type; otherwise None."""
     for kind, opening in (("array", "["), ("object", "{")):
         if kind in types and word.startswith(opening):
             return word if depth.is_bounded() and is_json(word) else None
@@ -278,7 +282,8 @@ def _long_holder(word: str, types: frozenset[str], depth: JsonDepth) -> str | No
 
 
 def _literal(word: str, types: frozenset[str]) -> str | None:
-    """Of a list or an object in Python's spelling."""
+    """Return the JSON text of a list or an object in Python's spelling; None if it has no allowed
+    type."""
     if len(word) > _LONGEST_LITERAL:
         return None
     try:
@@ -294,8 +299,8 @@ def _refuse(constant: str) -> None:
 
 
 def _referred(reference: Any, root: Any) -> Any:
-    """Return what a reference into the whole schema names, as a grammar follows it; None where it
-    names nothing in it."""
+    """Return the target of a reference into the whole schema, as a grammar follows it; None if
+    there is no target."""
     if not isinstance(reference, str) or len(reference) > _LONGEST_REFERENCE:
         return None
     return referred(reference, root)

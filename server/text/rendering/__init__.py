@@ -1,2 +1,2 @@
-"""The inside of a chat template's rendering: the compiled template, its marks, names that are
-hidden meanwhile, and where messages end."""
+"""The inside of a chat template's rendering: the compiled template, its marks, hidden names, and
+the ends of messages."""

@@ -1,16 +1,15 @@
-"""Memory of rendered conversations: tokens of pieces, and texts of beginnings.
+"""A cache of rendered conversations: tokens of pieces, and digests of prefixes.
 
-EncodedPieces: Encodes the pieces of rendered conversations that stand between special tokens, and
-remembers their tokens. Owns what is remembered. Thread rule: any thread. Invariants: tokens are
-remembered by the very text that they are of and by the caller's salt, so that an answer is what
-encoding would give, whatever template, tools or messages the piece came from; a conversation that
-grows, forks or changes in its middle is encoded as far as it is new; and nobody learns by time what
-another salt's callers sent.
+EncodedPieces encodes the pieces of rendered conversations between special tokens, and caches their
+tokens. It owns the cache. Thread rule: any thread. Invariants: tokens are keyed by their exact text
+and by the caller's salt. The result therefore equals a fresh encoding, whatever template, tools or
+messages the piece came from. If a conversation grows, forks or changes in its middle, only its new
+text is encoded. Timing reveals nothing about texts sent under another salt.
 
-ConversationParts: The texts of beginnings of conversations, each rendered alone, remembered as far
-as comparing them with another text needs. Invariants: a part is found by all that its text depends
-on, and by its salt, so that nobody profits from another's conversations; nothing of a text but its
-length and a digest is held.
+ConversationParts caches prefixes of conversations, each rendered alone, as far as needed to compare
+them with another text. Invariants: the key of a part covers everything its text depends on, and its
+salt, so no caller profits from another's conversations. Only the length and a digest of a text are
+kept.
 """
 
 import hashlib
@@ -33,10 +32,10 @@ _BATCH_CHARACTERS = 1 << 16
 
 
 class EncodedPieces:
-    """encoded, remembered: tokens given out so far, by whether they were encoded for it."""
+    """encoded, remembered: tokens returned so far, split by whether they had to be encoded."""
 
     def __init__(self, tokenizer: Tokenizer, capacity: int) -> None:
-        """capacity: bytes of texts and tokens to remember."""
+        """capacity: bytes of cached texts and tokens."""
         self._tokenizer = tokenizer
         self._cache: BoundedCache[tuple[bytes, str], Tokens] = BoundedCache(capacity)
         # One text of a client does not drive out all others'.
@@ -46,12 +45,12 @@ class EncodedPieces:
 
     @property
     def used(self) -> int:
-        """Bytes."""
+        """Return the used bytes."""
         return self._cache.used
 
     def tokens(self, salt: bytes, pieces: Sequence[str], most: int | None) -> dict[str, Tokens]:
-        """The tokens of each piece, int32 [T], not to be written. most: tokens of all pieces that
-        are worth making; more raise TooManyTokens."""
+        """Return the tokens of each piece, int32 [T], read-only. most: the allowed number of tokens
+        of all pieces; more raise TooManyTokens."""
         found: dict[str, Tokens] = {}
         missing = []
         for piece in dict.fromkeys(pieces):
@@ -102,7 +101,7 @@ def _check(tokens: int, most: int | None) -> None:
 
 
 PARTS_BYTES = 4 << 20
-"""For some ten thousand parts; a turn of a long conversation adds two or three."""
+"""Bytes for some ten thousand parts. A turn of a long conversation adds two or three."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +132,8 @@ class ConversationParts:
         tools: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
     ) -> None:
-        """remembered: of all conversations. REQUIRES: it is one template's. variables: of the
-        request, which a template may ask for anywhere."""
+        """remembered: parts of all conversations. REQUIRES: it is one template's. variables: of the
+        request; a template may read them anywhere."""
         self._remembered = remembered
         self._messages = messages
         self._rolling = hashlib.blake2b(
@@ -144,9 +143,9 @@ class ConversationParts:
         self._names = [self._rolling.digest()]
 
     def begins(self, count: int, text: str, render: Work[str]) -> int | None:
-        """The length of the first `count` messages rendered alone, where `text` begins with that;
-        None where it does not, or the template refuses them. render: renders them, if they are not
-        remembered; may raise ChatTemplateError."""
+        """Return the length of the first `count` messages rendered alone, if `text` begins with
+        them. Return None if it does not, or the template rejects them. render: renders them if they
+        are not cached; may raise ChatTemplateError."""
         part = self._remembered.get(self._name(count))
         if part is None:
             try:
@@ -156,11 +155,12 @@ class ConversationParts:
         return part.length if part.begins(text) else None
 
     def remember(self, count: int, text: str) -> Part:
-        """text: of the first `count` messages alone."""
+        """Cache a part. text: the first `count` messages rendered alone."""
         return self._put(count, Part(len(text), _digest(text)))
 
     def remember_asked(self, text: str) -> None:
-        """text: of all messages, with an answer's opening behind them."""
+        """Cache a part that is to be answered. text: all messages rendered, with an answer's
+        opening after them."""
         name = self._name(len(self._messages)) + _ASKED
         part = Part(len(text), _digest(text))
         self._remembered.put(name, part, len(name) + len(part.digest))
@@ -168,10 +168,11 @@ class ConversationParts:
     def was_changed(
         self, answered: int, answer: Mapping[str, Any], text: str, places: MessagePlaces
     ) -> bool:
-        """Whether `text` has the conversation otherwise than when its first `answered` messages
-        were to be answered, as far as that is remembered and shows: they begin it otherwise, or it
-        leaves out what was thought in the answer. answer: the message behind them, as the template
-        was given it. places: of `text`."""
+        """Return whether `text` renders the conversation differently than when its first `answered`
+        messages were to be answered. It does if they no longer begin the text, or if the text omits
+        the thought of the answer. Return False if the earlier text is not cached or the answer's
+        end is unknown. answer: the message after them, as given to the template. places: of
+        `text`."""
         asked = self._remembered.get(self._name(answered) + _ASKED)
         end = places.ends.get(answered + 1)
         if asked is None or end is None:

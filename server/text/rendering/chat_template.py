@@ -1,25 +1,25 @@
-"""Renders messages as tokens by the checkpoint's own jinja template, with their resume points.
+"""Rendering of messages as tokens by the checkpoint's own jinja template, with their resume points.
 
-ChatTemplate owns the compiled template, and its memory of conversations: the tokens of their
-pieces, and how their beginnings compare. Any thread. Invariants: special tokens come from the
-template only, never from a message; a conversation is rendered whole, whatever is remembered, so
-that a template may look ahead as it likes and no prompt is stale; memory changes no result; marks
-cost a bounded number of messages more; the result of `continuation` depends on the new messages
-alone, so a log of tokens only ever grows and its prefix stays cached.
+ChatTemplate owns the compiled template and its caches of conversations: the tokens of their pieces,
+and digests of their prefixes. Any thread. Invariants: special tokens come only from the template,
+never from a message. A conversation is rendered whole, whatever is cached, so a template may look
+ahead and no prompt is stale. Caches change no result. Marks cost a bounded number of additional
+messages. The result of `continuation` depends on the new messages alone, so a log of tokens only
+ever grows and its prefix stays cached.
 
 message_ends(): a message's end counts if the messages up to it, rendered alone, are a prefix of the
-whole text: a template may render a turn differently once others follow. Of a short conversation
+whole text. A template may render a turn differently once others follow. In a short conversation
 every part is rendered. In a long one all ends of one kind take the result of the shortest part of
 that kind. Pure. Invariant: the rendered parts have together at most twice the conversation's
-messages and _MORE_MESSAGES more, those that the caller remembers included, so that no result
-depends on memory. Ends that no part covers are left out: they cost a checkpoint and no token.
+messages and _MORE_MESSAGES more. Parts cached by the caller are included, so no result depends on a
+cache. Ends covered by no part are left out: they cost a checkpoint and no token.
 
-TurnEnds: whether the next turn of a conversation may lose this turn's exact end, and go on from the
-last message's end. A turn loses its end in three ways: the client sends an answer back without its
-thought, the template drops the thought, or the template renders an old answer otherwise than a new
-one begins. Short conversations are rendered to see it. Only the shapes of the client's last
-messages are read. Owns the results of one template. Any thread. Invariant: a remembered result is
-that of a rendering.
+TurnEnds decides whether the next turn of a conversation may lose this turn's exact end, and
+continue from the last message's end. A turn loses its end in three ways. The client sends an answer
+back without its thought, the template drops the thought, or the template renders an old answer
+differently than a new one begins. It renders short conversations to find out. It reads only the
+shapes of the client's last messages. It owns the results of one template. Any thread. Invariant: a
+cached result is that of a rendering.
 """
 
 import hashlib
@@ -61,9 +61,9 @@ def message_ends(
     places: MessagePlaces,
     part: Callable[[int], int | None],
 ) -> set[int]:
-    """Positions in the text of all messages, whose places are given. part: the length of the text
-    of so many messages alone, where the whole text begins with it; None where it does not, or where
-    the template refuses them."""
+    """Return the positions of message ends in the text of all messages. places: of that text. part:
+    returns the length of the text of the first messages alone, if the whole text begins with it. It
+    returns None if not, or if the template rejects them."""
     short = len(messages) * (len(messages) + 1) // 2 <= _MORE_MESSAGES
     left = 2 * len(messages) + _MORE_MESSAGES
     later_question = _later_question(messages)
@@ -91,7 +91,8 @@ def message_ends(
 
 
 def _kind(messages: Sequence[Mapping[str, Any]], count: int, later_question: bool) -> Hashable:
-    """The properties by which templates render a turn differently once others follow."""
+    """Return the properties that may make a template render a turn differently once others
+    follow."""
     followed_by = messages[count]["role"] if count < len(messages) else None
     return (_shape(messages[count - 1]), followed_by, later_question)
 
@@ -109,7 +110,7 @@ def _shape(message: Mapping[str, Any]) -> Hashable:
 
 
 def _later_question(messages: Sequence[Mapping[str, Any]]) -> list[bool]:
-    """For each message, whether a user's message follows later."""
+    """Return for each message whether a user's message follows later."""
     found = []
     later = False
     for message in reversed(messages):
@@ -119,7 +120,7 @@ def _later_question(messages: Sequence[Mapping[str, Any]]) -> list[bool]:
 
 
 _REMEMBERED_BYTES = 1 << 18
-"""For some hundreds of clients' variables."""
+"""Bytes for some hundreds of clients' variables."""
 
 # Stand for texts that do not matter.
 _ANSWER = f"{MARK_BEGIN}answer{MARK_END}"
@@ -142,9 +143,9 @@ class TurnEnds:
         thinking: Thinking,
         variables: Mapping[str, Any],
     ) -> bool:
-        """Whether a turn that goes on behind these messages, and their answer, may begin with their
-        text and not with the answer's. thinking: of that answer. variables: as the template is
-        given them."""
+        """Return whether the next turn, after these messages and their answer, may begin with the
+        messages' text but not with the answer's. thinking: of that answer. variables: as given to
+        the template."""
         last = messages[-1].role
         if last not in ("user", "tool"):
             return False
@@ -161,7 +162,8 @@ class TurnEnds:
     def _loses(
         self, last: str, thinking: Thinking, returned: bool, variables: Mapping[str, Any]
     ) -> bool:
-        """returned: whether the client returns thoughts."""
+        """Return whether the end is lost for this shape of the last message. returned: whether the
+        client returns thoughts."""
         thinks = returned and thinking is not Thinking.NEVER
         begun: list[_Shown] = [_QUESTION]
         if last == "tool":
@@ -184,7 +186,8 @@ class TurnEnds:
     def _next_turns(
         self, begun: Sequence[_Shown], thinks: bool, variables: Mapping[str, Any]
     ) -> Iterator[str]:
-        """Texts of conversations that go on behind an answer, as the template takes them."""
+        """Yield texts of conversations that continue after an answer, as far as the template
+        accepts them."""
         for behind in (_QUESTION, _RESULT):
             answer = _answer(thinks, calls=behind is _RESULT)
             try:
@@ -194,7 +197,7 @@ class TurnEnds:
 
 
 def _goes_on(text: str, thinks: bool) -> bool:
-    """Whether it begins as the model's own answer did."""
+    """Return whether the text begins as the model's own answer did."""
     if thinks:
         return text.removeprefix(THINK).lstrip().startswith(_THOUGHT)
     return text.startswith(_ANSWER)
@@ -207,7 +210,8 @@ def _answer(thinks: bool, calls: bool) -> _Shown:
 
 
 def _returns_thoughts(messages: Sequence[ChatMessage]) -> bool | None:
-    """As the latest answer shows; None without one."""
+    """Return whether the client returns thoughts, as its latest answer shows; None without an
+    answer."""
     for message in reversed(messages):
         if message.role == "assistant":
             return bool(message.reasoning) or END_OF_THINK in message.content
@@ -216,9 +220,9 @@ def _returns_thoughts(messages: Sequence[ChatMessage]) -> bool | None:
 
 DEFAULT_CACHE_BYTES = 64 << 20
 SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+"""Keys of tokenizer_config.json, and variables of templates."""
 GENERAL_CLASS = "PreTrainedTokenizerFast"
 """Transformers' class for any tokenizer.json."""
-"""As tokenizer_config.json and templates name them."""
 
 # Stands for an answer whose text does not matter.
 _PROBE = f"{MARK_BEGIN}answer{MARK_END}"
@@ -228,11 +232,11 @@ _NO_TOKENS: Tokens = np.zeros(0, dtype=np.int32)
 
 @dataclass(frozen=True)
 class RenderedPrompt:
-    """tokens: int32 [T]. marks: token counts at which a message ends and a special token or the end
-    follows, ascending. thinking: of an answer to the prompt. changed: the tokens [begin, end) of
-    the conversation that the turn before had otherwise, as the template then rendered it; None
-    where it had the same, or nothing is remembered of it. message_end: tokens before the answer's
-    opening, where the next turn may go on from there and not from this one's exact end."""
+    """tokens: int32 [T]. marks: ascending token counts at message ends, each before a special token
+    or the end of the prompt. thinking: of an answer to the prompt. changed: the tokens [begin, end)
+    of the conversation rendered differently in the previous turn. None if they were the same, or
+    the previous turn is not cached. message_end: tokens before the answer's opening, if the next
+    turn may continue from there rather than from this turn's exact end."""
 
     tokens: Tokens
     marks: tuple[int, ...] = ()
@@ -250,9 +254,9 @@ class ChatTemplate:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         tokenizer_class: str = GENERAL_CLASS,
     ) -> None:
-        """source: jinja text; variables: bos_token and its like, as the template names them.
-        cache_bytes: to remember tokens of conversations in. tokenizer_class: as transformers names
-        what reads the checkpoint's tokenizer. Raises ChatTemplateError."""
+        """source: jinja text. variables: bos_token and similar, by the template's names.
+        cache_bytes: bound of the cache of tokens. tokenizer_class: transformers' name of the
+        checkpoint's tokenizer class. Raises ChatTemplateError."""
         self.source = source
         self.tokenizer_class = tokenizer_class
         self.variables = variables
@@ -273,15 +277,16 @@ class ChatTemplate:
 
     @property
     def calls_in_tags(self) -> bool:
-        """Whether it teaches the model to write arguments between tags, not as JSON."""
+        """Return whether the template teaches the model to write arguments between tags, not as
+        JSON."""
         return FUNCTION_TAG in self.source
 
     @staticmethod
     def load(
         model_dir: Path, tokenizer: Tokenizer, cache_bytes: int = DEFAULT_CACHE_BYTES
     ) -> "ChatTemplate | None":
-        """From chat_template.jinja, else tokenizer_config.json; None where neither has a
-        template."""
+        """Load chat_template.jinja, else the template in tokenizer_config.json. Return None if
+        neither has a template."""
         config: dict[str, Any] = {}
         config_path = model_dir / "tokenizer_config.json"
         if config_path.exists():
@@ -315,14 +320,15 @@ class ChatTemplate:
         most: int | None = None,
         breakpoints: Sequence[int] = (),
     ) -> RenderedPrompt:
-        """A whole conversation. open_answer: end with the opening of the assistant's turn.
+        """Return a whole conversation as tokens. open_answer: end with the opening of the
+        assistant's turn.
 
-        tools: definitions as OpenAI's clients send them, for the template's `tools` variable.
-        variables: more of them by name, as `enable_thinking`; those that every rendering sets
-        cannot be set so. salt: of the callers that may profit from each other's conversations.
-        most: tokens that are worth counting; more raise TooManyTokens. breakpoints: counts of
-        messages whose ends are the marks, in place of those chosen here; what the template shows no
-        end of is left out.
+        tools: definitions in the form of OpenAI's clients, for the template's `tools` variable.
+        variables: further variables by name, such as `enable_thinking`; those set by every
+        rendering cannot be overridden. salt: common to callers that share cached conversations.
+        most: the allowed number of tokens; more raise TooManyTokens. breakpoints: counts of
+        messages; their ends become the marks, in place of those chosen here. A count without a
+        visible end in the template is left out.
         """
         shown, definitions = self._guard.messages(messages), self._guard.tools(tools)
         asked = self._guard.variables(variables)
@@ -357,7 +363,8 @@ class ChatTemplate:
         return replace(rendered, thinking=thinking, changed=changed, message_end=message_end)
 
     def _without(self, salt: bytes, tokens: Tokens, end: str) -> int | None:
-        """How many tokens stand before those of `end`; None where its tokens are not the last."""
+        """Return the number of tokens before those of `end`; None if the last tokens are not those
+        of `end`."""
         ending = self._encode(salt, end, set()).tokens
         left = len(tokens) - len(ending)
         return left if left > 0 and np.array_equal(tokens[left:], ending) else None
@@ -365,8 +372,8 @@ class ChatTemplate:
     def _difference(
         self, salt: bytes, before: str, tokens: Tokens, until: str
     ) -> tuple[int, int] | None:
-        """From the first token that differs from those of `before` to the end of `until`, with
-        which the tokens' text begins."""
+        """Return the range from the first token that differs from `before` to the end of `until`.
+        The tokens' text begins with `until`. Return None for an empty range."""
         earlier = self._encode(salt, before, set()).tokens
         both = min(len(earlier), len(tokens))
         differing = np.flatnonzero(earlier[:both] != tokens[:both])
@@ -375,7 +382,8 @@ class ChatTemplate:
         return (begin, end) if begin < end else None
 
     def takes(self, variables: Mapping[str, Any]) -> bool:
-        """Whether a question can be rendered with them. variables: as for prompt()."""
+        """Return whether the template can render a question with the variables. variables: as for
+        prompt()."""
         asked = self._guard.variables(variables)
         try:
             self._template.text([{"role": "user", "content": "?"}], True, variables=asked)
@@ -386,7 +394,8 @@ class ChatTemplate:
     def continuation(
         self, messages: Sequence[ChatMessage], *, salt: bytes = b"", most: int | None = None
     ) -> RenderedPrompt:
-        """The tokens that `messages` add after any closed turn. salt, most: as for prompt()."""
+        """Return the tokens added by `messages` after any closed turn. salt, most: as for prompt().
+        Raises ChatTemplateError."""
         text = self._after_answer(self._guard.messages(messages), False)
         closing = self._closing
         if not text.startswith(closing):
@@ -396,8 +405,8 @@ class ChatTemplate:
         return self._encode(salt, text[len(closing) :], {len(text) - len(closing)}, most)
 
     def without_closing(self, rendered: RenderedPrompt) -> RenderedPrompt:
-        """A conversation that ends with an assistant's message, rendered whole, for an answer that
-        goes on in that message's content. Raises ChatTemplateError."""
+        """Remove the closing of a conversation that ends with an assistant's message. The answer
+        then continues that message's content. Raises ChatTemplateError."""
         closing = self.answer_closing()
         left = len(rendered.tokens) - len(closing)
         if left < 0 or not np.array_equal(rendered.tokens[left:], closing):
@@ -415,7 +424,8 @@ class ChatTemplate:
         salt: bytes = b"",
         most: int | None = None,
     ) -> RenderedPrompt:
-        """As continuation(), and the opening of an answer behind it. variables: as for prompt()."""
+        """Return the tokens of continuation() and of an answer's opening after them. variables: as
+        for prompt(). Raises ChatTemplateError."""
         shown, asked = self._guard.messages(messages), self._guard.variables(variables)
         closed, opened = (self._after_answer(shown, flag, asked) for flag in (False, True))
         closing = self._closing
@@ -428,18 +438,18 @@ class ChatTemplate:
         return replace(rendered, thinking=thinking_behind(opened, self.source))
 
     def answer_opening(self) -> Tokens:
-        """int32 [T]: what opens the assistant's turn after a closed one."""
+        """Return the tokens, int32 [T], that open the assistant's turn after a closed one."""
         return self._opening
 
     def answer_closing(self) -> Tokens:
-        """int32 [T]: what stands after an answer's text, the end token that a model samples among
-        it."""
+        """Return the tokens, int32 [T], after an answer's text. They include the end token sampled
+        by a model."""
         return self._encode(b"", self._closing, set()).tokens
 
     @cached_property
     def thought_end(self) -> str:
-        """What stands between a thought's text and its closing tag; a line's end where the template
-        shows no thought."""
+        """Return the text between a thought and its closing tag; a line break if the template shows
+        no thought."""
         answer = {"role": "assistant", "content": "?", "reasoning_content": _PROBE}
         try:
             text = self._template.text([{"role": "user", "content": "?"}, answer], False)
@@ -467,7 +477,8 @@ class ChatTemplate:
         open_answer: bool,
         variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> str:
-        """The text that the template writes after an answer's when `messages` follow it."""
+        """Return the text written by the template after an answer's text when `messages` follow
+        it."""
         answer = {"role": "assistant", "content": _PROBE}
         question = {"role": "user", "content": "?"}
         text = self._template.text([question, answer, *messages], open_answer, variables=variables)
@@ -479,8 +490,8 @@ class ChatTemplate:
     def _encode(
         self, salt: bytes, text: str, ends: set[int], most: int | None = None
     ) -> RenderedPrompt:
-        """Special tokens split a text: what stands between two of them is encoded alone, so that
-        equal pieces have equal tokens wherever they stand."""
+        """Encode a text. Special tokens split it: the text between two of them is encoded alone, so
+        equal pieces have equal tokens everywhere."""
         specials = list(matches(self._added, text, self._longest))
         begins = [0, *(special.end() for special in specials)]
         stops = [*(special.start() for special in specials), len(text)]
@@ -506,7 +517,7 @@ class ChatTemplate:
 
 
 def last_answer(messages: Sequence[ChatMessage]) -> int:
-    """How many messages stand before the last of an assistant; 0 where there is none."""
+    """Return the number of messages before the last assistant's message; 0 if there is none."""
     roles = [message.role for message in messages]
     return len(roles) - 1 - roles[::-1].index("assistant") if "assistant" in roles else 0
 
@@ -522,7 +533,7 @@ def _special_names(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _read(path: Path) -> str:
-    """Raises ChatTemplateError."""
+    """Return the file's text. Raises ChatTemplateError."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

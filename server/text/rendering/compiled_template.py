@@ -1,25 +1,26 @@
 """A checkpoint's jinja template, compiled to run in a sandbox that hides clients' special tokens.
 
-CompiledTemplate owns the compiled template and the copy of it that marks where messages end.
+CompiledTemplate owns the compiled template and a copy of it with marks at the ends of messages.
 Immutable; any thread.
 
-SpecialTokenGuard: Hides the names of added tokens in what clients send while a chat template runs.
-Owns the marks that replace the names. Immutable, one a tokenizer; any thread. Invariants: no string
-of a client (content, tool results, tool definitions, arguments, template variables) reaches the
-template with such a name in it, nor with MARK_BEGIN, which is hidden like a name, so that every
-mark in a rendered text is this node's own. A message is hidden alike whatever stands around it. In
-an assistant's content and reasoning only special tokens are hidden, since the other added tokens
-(<think>, <tool_call>) are text that the model wrote.
+SpecialTokenGuard hides the names of added tokens in clients' strings while a chat template runs. It
+owns the marks that replace the names. Immutable, one for each tokenizer; any thread. Invariants: no
+string of a client (content, tool results, tool definitions, arguments, template variables) reaches
+the template with such a name in it. MARK_BEGIN is hidden like a name, so every mark in a rendered
+text is this node's own. A message is hidden in the same way whatever surrounds it. In an
+assistant's content and reasoning only special tokens are hidden, because the model wrote the other
+added tokens (<think>, <tool_call>) as text.
 
-Marks: Finds where messages end in a rendered conversation, by a copy of the template that marks it.
-Pure. The copy writes a mark at the head of each loop's body whose item is a mapping, one behind
-each such loop, and one before the opening of an answer. Invariant: without the marks the text
-equals the output of the checkpoint's own template, since only loops whose output goes straight into
-the text are marked, never one inside a macro or a block whose text the template may read or trim.
+Marks: finds the ends of messages in a rendered conversation, by a marking copy of the template.
+Pure. The copy writes a mark at the start of each loop's body if the item is a mapping. It writes
+one after each such loop, and one before the opening of an answer. Invariant: without the marks the
+text equals the output of the checkpoint's own template. Only loops that write directly into the
+text are marked. A loop inside a macro or a block is not marked, because the template may read or
+trim that text.
 
-matches(): Searches by regular expressions over texts of megabytes, a slice at a time. `re` holds
-the interpreter's lock until one search ends. Between two slices other threads, the event loop's
-above all, can run. Pure, any thread.
+matches() searches by regular expressions in texts of megabytes, a slice at a time. `re` holds the
+interpreter's lock until one search ends. Between two slices other threads, above all the event
+loop's, can run. Pure, any thread.
 """
 
 import json
@@ -65,15 +66,16 @@ class SpecialTokenGuard:
         )
 
     def messages(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-        """As templates expect them, with names hidden: `tool_calls` only where there are any.
-        Raises ChatTemplateError for a role that is none."""
+        """Return the messages in the form of templates, with names hidden. `tool_calls` is set only
+        if there are calls. Raises ChatTemplateError for an unknown role."""
         return [self._message(index, message) for index, message in enumerate(messages)]
 
     def tools(self, tools: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [_hidden(tool, self._all) for tool in tools]
 
     def variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """With their names as they are: a template asks for them by name."""
+        """Return the variables with hidden values. Their own names stay, because a template reads
+        them by name."""
         return {name: _hidden(value, self._all) for name, value in variables.items()}
 
     def restore(self, text: str) -> str:
@@ -112,7 +114,7 @@ class SpecialTokenGuard:
 
 
 def _hidden(value: Any, hide: Hide) -> Any:
-    """A copy with every name in it, keys included, replaced by a mark."""
+    """Return a copy with every name in it, keys included, replaced by a mark."""
     if isinstance(value, str):
         return hide(value)
     if isinstance(value, list | tuple):
@@ -123,7 +125,7 @@ def _hidden(value: Any, hide: Hide) -> Any:
 
 
 ITEM_MARK = "_tasuki_item_mark"
-"""The filter that makes an item's mark."""
+"""The name of the filter that makes an item's mark."""
 
 _LOOP_END = f"{MARK_BEGIN}e{MARK_END}"
 _OPENING = f"{MARK_BEGIN}o{MARK_END}"
@@ -134,9 +136,9 @@ _FLAG = "add_generation_prompt"
 
 @dataclass(frozen=True)
 class MessagePlaces:
-    """In a text without its marks. ends: by a count of messages the place where the last of them
-    ends: where the next one begins, or where the loop over all of them ends. closed: how much of
-    the text the template writes without the opening of an answer; None where only rendering can
+    """Places in a text without its marks. ends: the end of the last message, by a count of
+    messages. It is the begin of the next message, or the end of the loop over all messages. closed:
+    the length of the text written without the opening of an answer; None if only a rendering can
     show it."""
 
     ends: Mapping[int, int]
@@ -144,13 +146,13 @@ class MessagePlaces:
 
 
 def item_mark(item: Any) -> str:
-    """Of a mapping, which may be a message; nothing of other items."""
+    """Return the mark of a mapping, because it may be a message; an empty text for other items."""
     return f"{MARK_BEGIN}m{id(item)}{MARK_END}" if isinstance(item, dict) else ""
 
 
 def message_places(marked: str, messages: Sequence[Any]) -> MessagePlaces:
-    """Reads the marks of a text. messages: the very objects that the template was given, so that
-    no other living object has their ids."""
+    """Return the places marked in a text. messages: the same objects as given to the template, so
+    that no other living object has their ids."""
     numbers = {id(message): number for number, message in enumerate(messages)}
     ends: dict[int, int] = {}
     closed: int | None = None
@@ -174,7 +176,7 @@ def message_places(marked: str, messages: Sequence[Any]) -> MessagePlaces:
 
 
 def mark_template(template: nodes.Template) -> nodes.Template:
-    """Changes a parsed template in place, and returns it."""
+    """Mark a parsed template in place, and return it."""
     opens_last = _opens_last(template)
     template.body = _marked(template.body)
     if opens_last:
@@ -183,8 +185,8 @@ def mark_template(template: nodes.Template) -> nodes.Template:
 
 
 def _opens_last(template: nodes.Template) -> bool:
-    """Whether the flag that asks for an answer's opening is good for the template's last branch
-    alone. All before that branch is then what the template writes without the flag."""
+    """Return whether the flag for an answer's opening affects only the template's last branch. If
+    so, the text before that branch is the output without the flag."""
     last = template.body[-1] if template.body else None
     if not isinstance(last, nodes.If) or last.else_ or last.elif_:
         return False
@@ -240,7 +242,7 @@ _LOOP_ATTRIBUTES = frozenset(name for name in dir(LoopContext) if not name.start
 
 class CompiledTemplate:
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        """source: jinja text; variables: bos_token and its like, as the template names them. Raises
+        """source: jinja text. variables: bos_token and similar, by the template's names. Raises
         ChatTemplateError."""
         environment = _Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
@@ -262,7 +264,8 @@ class CompiledTemplate:
         tools: Sequence[Any] = (),
         variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> str:
-        """variables: of this request, by name. Raises ChatTemplateError."""
+        """Return the rendered text. variables: of this request, by name. Raises
+        ChatTemplateError."""
         return self._run(self._plain, messages, open_answer, tools, variables)
 
     def text_and_places(
@@ -272,8 +275,8 @@ class CompiledTemplate:
         tools: Sequence[Any],
         variables: Mapping[str, Any],
     ) -> tuple[str, MessagePlaces]:
-        """The same text, and where its messages end. REQUIRES: no string in messages, tools and
-        variables holds a mark. Raises ChatTemplateError."""
+        """Return the text of text(), and the places of its messages. REQUIRES: no string in
+        messages, tools and variables holds a mark. Raises ChatTemplateError."""
         marked = self._run(self._marking, messages, open_answer, tools, variables)
         places = message_places(marked, messages)
         text = substituted(MARK, lambda _: "", marked, LONGEST_MARK)
@@ -302,8 +305,9 @@ class CompiledTemplate:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Answers at once what its base answers after long checks, where templates ask most: fields of
-    messages, loops and namespaces, and methods of strings."""
+    """A sandbox with fast paths for frequent accesses of templates: fields of messages, loops and
+    namespaces, and methods of strings. Each gives the base class's answer without its long
+    checks."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
@@ -334,7 +338,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The arguments that checkpoints' templates may give it."""
+    """Return the value as JSON. The parameters are those used by checkpoints' templates."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -351,8 +355,8 @@ def _raise_exception(message: str) -> NoReturn:
 def matches(
     pattern: "re.Pattern[str]", text: str, longest: int, slice_characters: int = SLICE_CHARACTERS
 ) -> Iterator["re.Match[str]"]:
-    """As `pattern.finditer(text)`. REQUIRES: no match is empty or has more than `longest`
-    characters, and none depends on what surrounds it."""
+    """Yield the matches of `pattern.finditer(text)`. REQUIRES: no match is empty or has more than
+    `longest` characters, and no match depends on the text around it."""
     position = 0
     for begin in range(0, len(text), slice_characters):
         end = begin + slice_characters
@@ -364,7 +368,8 @@ def matches(
 
 
 def any_of(names: Iterable[str]) -> "re.Pattern[str]":
-    """Matches the longest of the names at a place; nothing where there are none."""
+    """Return a pattern for the longest of the names at a place. Without names it matches
+    nothing."""
     longest_first = sorted(names, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
@@ -376,7 +381,7 @@ def substituted(
     longest: int,
     slice_characters: int = SLICE_CHARACTERS,
 ) -> str:
-    """As `pattern.sub(replace, text)`, with what `matches` requires."""
+    """Return `pattern.sub(replace, text)`, under the requirements of `matches`."""
     if len(text) <= slice_characters:
         return pattern.sub(replace, text)
     pieces = []
