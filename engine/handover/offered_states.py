@@ -1,8 +1,8 @@
-"""Every state that a decode engine offers to prefill nodes, in a room each: its own where it ends,
-and those of prefill nodes that end.
+"""Every state that a decode engine offers to prefill nodes, in one room each: its own when it ends,
+and those of ending prefill nodes.
 
-Owns no room: it asks for them, and gives them up. Thread rule: the engine loop's. Invariant: an
-heir that pulls nothing is given no grant, since it has the state, or would compute it.
+Owns no room: it asks for rooms and gives them up. Thread rule: the engine loop's. Invariant: an
+heir that pulls nothing gets no grant, because it has the state or would compute it.
 """
 
 import secrets
@@ -23,34 +23,36 @@ from tasuki.engine.scheduling.admission import AcceptWindow
 from tasuki.pycache.layout import PAGE_TOKENS
 
 _HEIR = "heir"
-"""Whoever it is: they share the window."""
+"""One window key for all heirs: they share the window."""
 
 
 class OfferedStates(ABC):
-    """Which states are offered, in which order, and what an outcome means.
+    """A source of states to offer: their selection, their order, and the handling of outcomes.
 
-    Invariant: those that are offered at a time are at most as many as may, and have no more tokens
-    than one heir lets a node pull.
+    Invariant: the states offered at a time are limited in number, and in tokens by the amount that
+    one heir lets a node pull.
     """
 
     def __init__(self, context: HandoverContext, most: int) -> None:
         """most: rooms at a time."""
         self.offered = 0
-        """In rooms that live."""
+        """Number of states in live rooms."""
         self._window = AcceptWindow(context.cache.capacity_tokens(context.working_slots), most)
 
     @abstractmethod
     def ended(
         self, request: Request, outcome: m.HeirOutcome, size: int = 0, heir: str = ""
     ) -> None:
-        """What became of the state. size, heir: bytes and who pulled them, where it was taken."""
+        """Record the outcome of the state. size, heir: bytes pulled and the pulling node, if it was
+        taken."""
 
     @abstractmethod
     def once_more(self, request: Request) -> None:
         """Its room was lost, and another heir may be asked."""
 
     def allows(self, size: int) -> bool:
-        """Whether a heir may pull so many bytes; they count from then on."""
+        """Return True if an heir may pull `size` bytes. They count against the bound from then
+        on."""
         return True
 
     def has_room(self, request: Request) -> bool:
@@ -66,13 +68,13 @@ class OfferedStates(ABC):
 
 
 class Heirs(OfferedStates):
-    """The states that a decode engine leaves to prefill nodes, its heirs, before it ends.
+    """The states that an ending decode engine leaves to prefill nodes, its heirs.
 
-    Owns what is offered when, and how much may be sent. Knows neither rooms' messages nor which
-    heir takes what. Thread rule: the engine loop's. Invariants: at most ALONE rooms live at a
-    time, and BESIDE while anything else is in flight. Bytes that may be pulled never exceed the
-    bound. Nothing begins before begin() or after end(), and what had begun by then is counted as
-    cut.
+    Owns the schedule of the offers and the bytes that may be sent. Knows neither the rooms'
+    messages nor the heir of each state. Thread rule: the engine loop's. Invariants: at most ALONE
+    rooms live at a time, and BESIDE while any other request is in flight. The bytes that may be
+    pulled never exceed the bound. Nothing begins before begin() or after end(). States begun by
+    end() are counted as cut.
     """
 
     def __init__(self, context: HandoverContext) -> None:
@@ -110,8 +112,9 @@ class Heirs(OfferedStates):
         return None
 
     def _is_too_much(self, request: Request) -> bool:
-        """Once the bound was met, what may be beyond it is offered to nobody: an heir would first
-        make room for it, and lose what it has there for nothing."""
+        """Return True if the state may exceed the bound after an heir was refused for it. Such a
+        state is counted and never offered. An heir would first evict its own states for it, in
+        vain."""
         if not self._struck or self.leaving.whole_bytes(request) <= self.leaving.left_bytes:
             return False
         self.ended(request, m.HeirOutcome.TOO_MUCH)
@@ -133,12 +136,14 @@ class Heirs(OfferedStates):
         self.leaving.ended(outcome, state_tokens(request), size, heir)
 
     def end_if_over(self, beside: int) -> None:
-        """Answer where nothing is in flight, here or at an heir, and nothing is left."""
+        """Answer the queries if no request is in flight, no heir holds an offer, and no state is
+        left."""
         if self.leaving.begun and not (beside or self.offered or self._again):
             self.leaving.finish()
 
     def end(self) -> None:
-        """No more; answer. REQUIRES: what is offered was counted as cut."""
+        """Offer no more states, and answer the queries. REQUIRES: every offered state was counted
+        as cut."""
         for request in self._again:
             self.ended(request, m.HeirOutcome.CUT)
         self._again.clear()
@@ -146,17 +151,17 @@ class Heirs(OfferedStates):
 
 
 AT_A_TIME = 4
-"""Beside answers, and whoever else pulls from here."""
+"""States offered at a time, beside answers and other pulls from here."""
 
 
 class PassedOn(OfferedStates):
-    """The states of prefill nodes that end which this decode engine passes on: each is fetched from
-    its holder and offered to a prefill node that stays, as a state of this engine's own would be.
+    """The states of ending prefill nodes passed on by this decode engine. It fetches each from its
+    holder and offers it to a remaining prefill node, like a state of its own.
 
-    Owns them from PassOn to its answer, but for what the fetch owns meanwhile. Thread rule: the
-    engine loop's. Invariants: each is answered once. At most AT_A_TIME are offered at a time. No
-    memory and no turn of an answer is waited for. What is here already is not fetched, and where
-    this node was handed over what goes on there nothing is done.
+    Owns each state from PassOn to its answer, except the part owned by the fetch meanwhile. Thread
+    rule: the engine loop's. Invariants: each is answered once. At most AT_A_TIME are offered at a
+    time. No step waits for memory or for an answer's turn. A state already here is not fetched. A
+    state whose continuation was handed over to this node is answered as held.
     """
 
     def __init__(self, context: HandoverContext, fetches: Fetches) -> None:
@@ -166,10 +171,10 @@ class PassedOn(OfferedStates):
         self._intake = context.intake
         self._fetches = fetches
         self._name = f"passed-on-{secrets.token_hex(8)}"
-        """Of no caller's request."""
+        """Name prefix of these requests; no caller's request has it."""
         self._names = count(1)
         self._queries: dict[m.RequestId, int] = {}
-        """By which whoever asked knows them."""
+        """The asker's query id, by request."""
         self._line: deque[Request] = deque()
         """Here, and not offered yet."""
 
@@ -223,18 +228,19 @@ class PassedOn(OfferedStates):
 class _Offer:
     request: Request
     states: OfferedStates
-    """Whose state it is of."""
+    """The source of the offered state."""
     bytes: int = 0
-    """That its heir was allowed to pull; 0 before."""
+    """Bytes that its heir was allowed to pull; 0 before."""
     refused: m.HeirOutcome = m.HeirOutcome.DECLINED
-    """What became of it where nothing is pulled."""
+    """The outcome if nothing is pulled."""
 
 
 class Offers:
-    """Rooms of one token behind a state, in which prefill nodes that become its heirs pull that.
+    """Rooms of one token behind a state. Prefill nodes that become its heirs pull the state in
+    them.
 
-    Owns what each heir may pull. Invariant: each room ends with one outcome, or its state is tried
-    once more.
+    Owns the number of bytes each heir may pull. Invariant: each room ends with one outcome, or its
+    state is tried once more.
     """
 
     def __init__(self, context: HandoverContext, rooms: DecodeRooms, fetches: Fetches) -> None:
@@ -247,19 +253,19 @@ class Offers:
         self._passed_on = PassedOn(context, fetches)
 
     def leave(self, query_id: int, beside: int) -> None:
-        """Leave what is here to heirs. beside: requests in flight."""
+        """Begin to leave this engine's states to heirs. beside: requests in flight."""
         self._heirs.leaving.begin(query_id, beside)
 
     def pass_on(self, message: m.PassOn) -> None:
         self._passed_on.take(message)
 
     def fetched(self, request: Request) -> None:
-        """A state that is passed on: its fetch is over, however it ended."""
+        """Offer a passed-on state after its fetch, whatever the outcome of the fetch."""
         self._passed_on.once_more(request)
 
     def advance(self, available: bool, beside: int) -> None:
-        """Offer as many as may be. available: whether a prefill node is connected. beside: requests
-        in flight."""
+        """Offer as many states as the limits allow. available: a prefill node is connected. beside:
+        requests in flight."""
         if not (available or beside) and self._heirs.leaving.begun:
             self.end_leaving()
         while available and (own := self._heirs.next(beside)) is not None:
@@ -280,7 +286,7 @@ class Offers:
         return offer
 
     def may_pull(self, message: m.PullAsked) -> bool:
-        """Whether the room's heir may pull what it lacks; it is refused where not."""
+        """Return True if the room's heir may pull the part it lacks; else refuse the pull."""
         offer = self._offers[message.room]
         size = self._router.state_bytes(message.first_page * PAGE_TOKENS, message.tokens)
         if offer.states.allows(size):
@@ -291,12 +297,13 @@ class Offers:
         return False
 
     def gone(self, room: m.RoomId) -> None:
-        """What its heir asked for is here no more."""
+        """Record that the state asked for by the room's heir is no longer here."""
         offer = self._offers[room]
         offer.bytes, offer.refused = 0, m.HeirOutcome.LOST
 
     def is_pulled(self, room: DecodeRoom) -> bool:
-        """Whether its heir pulls the state; the room is over where not, as that would compute."""
+        """Return True if the heir pulls the state. Otherwise end the room, because its heir would
+        compute."""
         if self._offers[room.id].bytes > 0:
             return True
         self._emit(m.HandoverCancelled(room.id))
@@ -332,7 +339,7 @@ class Offers:
             offer.states.ended(offer.request, m.HeirOutcome.LOST)
 
     def end_leaving(self) -> None:
-        """No more is left; idempotent. Rooms that live are given up."""
+        """Leave no more states and give up live rooms; idempotent."""
         if self._heirs.leaving.over:
             return
         living = [number for number, offer in self._offers.items() if offer.states is self._heirs]
