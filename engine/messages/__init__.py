@@ -1,9 +1,9 @@
-"""What the engine loop and the world around it say to each other: plain, immutable messages.
+"""The messages between the engine loop and its surroundings: plain and immutable.
 
-Nothing here holds a tensor, a lock, a channel or an object of C++: either side may be its own
+No message holds a tensor, a lock, a channel or an object of C++. Either side may be its own
 process, and a pipe carries the messages (tests/engine/test_engine_process.py). `Inbox` messages go
-to the engine, `Outbox` messages come from it. A request is named by request_id at a front and by
-room (a 63-bit id) in a hand-over; the decode engine knows both, the prefill engine only rooms.
+to the engine, `Outbox` messages come from it. A front names a request by request_id; a hand-over
+names it by room (a 63-bit id). The decode engine knows both, the prefill engine only rooms.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""A fetch: a state that a prefill node holds, brought to a decode node, which may then be pulled
-from there. Nothing is computed for it and no token is drawn."""
+"""A fetch: a decode node copies a state from the prefill node holding it. Other prefill nodes may
+pull it from there. Nothing is computed for it and no token is sampled."""
 
 from enum import Enum
 
@@ -19,7 +19,7 @@ class FetchOutcome(Enum):
 
 
 class FetchTicket(Message):
-    """As Ticket, of what is fetched."""
+    """Like Ticket, for a fetched state."""
 
     room: RoomId
     generation: int
@@ -27,8 +27,8 @@ class FetchTicket(Message):
 
 
 class FetchReserve(Message):
-    """(prefill) Send the state behind exactly this prompt, and its KV; answered by PrefillAccepted
-    or FetchRefused, and PrefillStart by StateHeld. peer: as of PrefillReserve."""
+    """(prefill) Send the state behind exactly this prompt, and its KV. Answered by PrefillAccepted
+    or FetchRefused; PrefillStart is answered by StateHeld. peer: as in PrefillReserve."""
 
     ticket: FetchTicket
     prompt: Tokens
@@ -46,13 +46,13 @@ class FetchRefused(Message):
 
 
 class StateHeld(OfRoom):
-    """What the room fetches may leave at once: the sender has its plan."""
+    """The room's state may be sent at once: the sender has its plan."""
 
 
 class FetchAdvised(Message):
-    """(decode) No room was opened for the prompt of this one: a prefill node, `holder`, has the
-    state behind its first `tokens`, the one that would compute it has not, and it is there sooner
-    by way of this node. seconds: within which."""
+    """(decode) No room was opened for this room's prompt; fetch the state first. `holder`, a
+    prefill node, has the state behind its first `tokens`. The prefill node computing the prompt
+    lacks it and gets it sooner through this node. seconds: the fetch's time limit."""
 
     room: RoomId
     holder: str
@@ -61,9 +61,9 @@ class FetchAdvised(Message):
 
 
 class FetchWanted(Message):
-    """(decode) Open a room at `holder` for the state behind the prompt, for so many seconds at
-    most; answered by GrantWanted and RemoteDone, or by FetchLost, behind which WriterFenced comes
-    if anything was granted."""
+    """(decode) Open a room at `holder` for the state behind the prompt, for at most `seconds`.
+    Answered by GrantWanted and RemoteDone, or by FetchLost. WriterFenced follows FetchLost if
+    anything was granted."""
 
     ticket: FetchTicket
     prompt: Tokens
@@ -79,7 +79,7 @@ class FetchLost(Message):
 
 
 class StateFetched(Message):
-    """What became of a fetch of so many tokens. bytes: that came."""
+    """The outcome of a fetch of `tokens` tokens. bytes: received."""
 
     outcome: FetchOutcome
     tokens: int

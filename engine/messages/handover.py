@@ -15,10 +15,13 @@ from .types import LossCause, Message, OfRoom, RequestError, RequestId, RoomId, 
 
 
 class Ticket(Message):
-    """What the receiver gives with Reserve. kv_matched is KV it holds (page multiple), not usable
-    state. offered: tokens of which it could give KV and the state at exactly their end; 0: none.
-    caller, priority and message_end: as of Submit. due_seconds: until its first token is due, from
-    now on; None: nobody said when."""
+    """The receiver's part of Reserve.
+
+    kv_matched: tokens of KV held by the receiver (page multiple), not usable state. offered: tokens
+    it could give with KV and the state at exactly their end; 0: none. caller, priority and
+    message_end: as in Submit. due_seconds: seconds from now until the first token is due; None: no
+    due time.
+    """
 
     room: RoomId
     generation: int
@@ -34,9 +37,12 @@ class Ticket(Message):
 
 
 class Grant(Message):
-    """The receiver's page and slot ids. pages[i] is logical page first_page + i; fewer held than
-    the ticket said is allowed (first_page rules), so that nothing is pinned while queued. slot:
-    None, with no pages, where nothing but the first token is wanted."""
+    """The receiver's page and slot ids.
+
+    pages[i] is logical page first_page + i. The receiver may hold fewer tokens than the ticket said
+    (first_page rules), because nothing is pinned while queued. slot: None, with no pages, if only
+    the first token is wanted.
+    """
 
     room: RoomId
     generation: int
@@ -62,16 +68,16 @@ class PrefillStart(Message):
 
 
 class PrefillEnd(Message):
-    """(prefill) The room is over (committed, aborted or lost) and its sender has drained: let go.
-    given_up: why this node ended it; None where it did not."""
+    """(prefill) Release the room: it is over (committed, aborted or lost) and its sender has
+    drained. given_up: the cause if this node ended it; else None."""
 
     room: RoomId
     given_up: LossCause | None = None
 
 
 class ReadUsable(Message):
-    """(prefill) What the cache can resume prompts from, as far as it has changed since this was
-    asked last; answered by UsableRead."""
+    """(prefill) Report the changes since the last query of the prefixes from which prompts can
+    resume; answered by UsableRead."""
 
 
 class PeersChanged(Message):
@@ -95,8 +101,10 @@ class GrantWanted(OfRoom):
 
 class RemoteReady(Message):
     """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop.
-    tail_seconds: until every window is flushed, as the sender expects; None where it has
-    no estimate. prefill_choice: why that node."""
+
+    tail_seconds: the sender's estimate until every window is flushed; None without one.
+    prefill_choice: the reason for choosing this prefill node.
+    """
 
     room: RoomId
     token: int
@@ -112,8 +120,8 @@ class RemoteReady(Message):
 
 
 class RemoteDone(Message):
-    """(decode) RemotePrefillDone: every window landed and every digest matched. pull: when what of
-    the pull before happened; None without one."""
+    """(decode) RemotePrefillDone: every window arrived and every digest matched. pull: timeline of
+    the pull before; None without one."""
 
     room: RoomId
     transfer: TransferReport
@@ -121,7 +129,7 @@ class RemoteDone(Message):
 
 
 class EarlyStepEnded(Message):
-    """(decode) A step that was begun behind the layer barrier touches nothing any more."""
+    """(decode) A step begun behind the layer barrier has ended and writes nothing more."""
 
 
 class HandoverFailed(Message):
@@ -139,8 +147,11 @@ class WriterFenced(OfRoom):
 
 
 class RoomEnded(Message):
-    """(prefill) A room is over and drained. hit: None where its prompt was never looked up.
-    handed_on: its prompt was computed to the end. given_up: as in PrefillEnd."""
+    """(prefill) A room is over and drained.
+
+    hit: None if its prompt was never looked up. handed_on: its prompt was computed to the end.
+    given_up: as in PrefillEnd.
+    """
 
     room: RoomId
     prompt_tokens: int
@@ -151,23 +162,23 @@ class RoomEnded(Message):
 
 
 class PrefillQueue(Message):
-    """Rooms that wait to be begun, in the order of their turns; emitted when it has changed."""
+    """Rooms waiting to be begun, in the order of their turns; emitted when the order changes."""
 
     rooms: tuple[RoomId, ...]
 
 
 class PrefillQueued(Message):
-    """Others are before this room, which has just come: of wait_seconds of prefill."""
+    """Other rooms are before this new room, with wait_seconds of prefill."""
 
     room: RoomId
     wait_seconds: float
 
 
 class PrefillLoad(Message):
-    """wait_seconds: of prefill that is left to do, of all rooms. seconds: of what a prefill takes
-    here. pull: seconds of any pull and of each of its tokens; None where that is not known.
-    stored_seconds: of prefill whose states were stored here, as NodeLoad counts them. waits: the
-    parts of wait_seconds, by whose rooms they are (PrefillReserve.peer)."""
+    """wait_seconds: seconds of prefill left to do, of all rooms. seconds: coefficients of a
+    prefill's time here. pull: seconds of any pull, and of each token pulled; None if unknown.
+    stored_seconds: seconds of prefill whose states were stored here, counted as in NodeLoad. waits:
+    parts of wait_seconds by room owner (PrefillReserve.peer)."""
 
     wait_seconds: float
     seconds: PrefillSeconds
@@ -177,8 +188,8 @@ class PrefillLoad(Message):
 
 
 class UsableRead(Message):
-    """Events of the stream `usable`; the first answer is a snapshot. It also comes unasked, where
-    others are about to look for what is new."""
+    """Events of the stream `usable`; the first answer is a snapshot. Also sent unasked, when decode
+    nodes are about to look for new states."""
 
     batch: PackedEvents
 
@@ -206,10 +217,12 @@ class PrefillToken(Message):
 
 
 class HandoverWanted(Message):
-    """(decode) Reserve this prompt at a prefill node. sender: which one, where a gateway has named
-    it of the room. session: which of this node's it continues, if any. purpose: of its request; of
-    what is to be inherited no room is opened where a prefill node holds it (AlreadyHeld).
-    may_fetch: whether FetchAdvised may answer it."""
+    """(decode) Reserve this prompt at a prefill node.
+
+    sender: the prefill node named for the room by a gateway. session: this node's session continued
+    by the prompt, if any. purpose: of the request. For INHERIT no room is opened if a prefill node
+    holds the state (AlreadyHeld). may_fetch: FetchAdvised may answer this.
+    """
 
     request_id: RequestId
     ticket: Ticket

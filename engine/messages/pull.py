@@ -1,12 +1,13 @@
-"""A pull: pages that a prefill node fetches from a decode node before it computes."""
+"""A pull: a prefill node copies pages from a decode node before it computes."""
 
 from .reports import PullReport
 from .types import Message, OfRoom, RoomId
 
 
 class PullGrant(Message):
-    """The prefill node's page and slot ids for what the ticket offered. pages[i] is logical page
-    first_page + i, up to the last page of `tokens`. generation: the prefill engine's own count."""
+    """The prefill node's page and slot ids for the ticket's offered tokens. pages[i] is logical
+    page first_page + i, up to the last page of `tokens`. generation: the prefill engine's own
+    count."""
 
     room: RoomId
     generation: int
@@ -17,7 +18,7 @@ class PullGrant(Message):
 
 
 class PullSource(Message):
-    """The decode node's ids that hold it, as PullGrant numbers them."""
+    """The decode node's ids of the pulled pages and state, numbered like PullGrant."""
 
     room: RoomId
     pages: tuple[int, ...]
@@ -41,8 +42,8 @@ class PullFenced(OfRoom):
 
 
 class PullAsked(Message):
-    """(decode) The prefill node pulls what the room's ticket offered: pin it; answered by
-    PullPinned or PullRefused."""
+    """(decode) The prefill node pulls the tokens offered in the room's ticket: pin them. Answered
+    by PullPinned or PullRefused."""
 
     room: RoomId
     tokens: int
@@ -54,7 +55,7 @@ class PullEnd(OfRoom):
 
 
 class PullWanted(Message):
-    """(prefill) Ask the decode node for what the ticket offered, into these ids; answered by
+    """(prefill) Ask the decode node for the ticket's offered tokens, into these ids. Answered by
     PullCommitted, or PullLost and then PullFenced."""
 
     grant: PullGrant
