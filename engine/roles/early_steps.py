@@ -1,21 +1,23 @@
-"""A forward of a request whose prompt, or the beginning of it, is still landing, on a thread of its
-own: the first decode step behind a hand-over, or the prompt's rest behind a load.
+"""A forward on its own thread for a request with KV still arriving: the first decode step after a
+hand-over, or a prompt's rest after a load.
 
-Owns that thread, and on a GPU its stream (OwnStream: work launched there is waited for there; on a
-device without streams all has ended when its call returns). One step runs at a time. Knows slots
-and pages as ids and the awaited bytes as a barrier; decides nothing: its caller begins steps. Its
-model shares the weights with the engine's; calls of both may overlap, since no page or slot is
-written by both.
-Thread rule: the engine loop begins and cancels steps; a step waits and computes on the thread here.
-On a GPU that thread waits for each layer's window on the host and then launches the layer on its
-own stream.
+Owns the thread, and on a GPU its stream (OwnStream: work launched there is waited for there). On a
+device without streams all work has ended when its call returns. One step runs at a time. Knows
+slots and pages as ids and the awaited bytes as a barrier. Decides nothing: its caller begins steps.
+Its model shares the weights with the engine's. Calls of both may overlap, because no page or slot
+is written by both.
+
+Thread rule: the engine loop begins and cancels steps; a step waits and computes on this thread. On
+a GPU the thread waits on the host for each layer's window, then launches the layer on its own
+stream.
+
 Invariants:
-1. Layer l is computed after the barrier let it through, that is when nobody else writes l.
-2. A step writes the slots of its sequence and KV at its positions: just what a step of the batch
-   would write for the same tokens. A step that is dropped is forgotten by forgetting its result.
-3. Whoever owns the ids keeps them until `ended`: a cancelled step may be inside a layer, and what
-   it launched may run long after the host gave it up. So `ended` is set in one place, behind a wait
-   for the stream, whichever way the step went; where that wait fails the ids are kept for good.
+1. Layer l is computed after the barrier opened for it: no one else writes l then.
+2. A step writes only the slots of its sequence and KV at its positions, exactly like a step of the
+   batch with the same tokens. A step is dropped by discarding its result.
+3. The owner of the ids keeps them until `ended`. A cancelled step may be inside a layer, and its
+   launched work may run long after the host gave it up. So `ended` is set in one place, after a
+   wait for the stream, whatever the step's outcome. If this wait fails, the ids are kept forever.
 """
 
 import logging
@@ -53,11 +55,11 @@ from tasuki.utils.system import name_this_thread, shorten_lock_turns
 
 class OwnStream(Protocol):
     def entered(self) -> AbstractContextManager[object]:
-        """What is launched inside goes to this stream."""
+        """Return a context; work launched inside goes to this stream."""
 
     def synchronize(self) -> None:
-        """Return once nothing that was launched here runs or will. Raises what the device says
-        where that cannot be known."""
+        """Return once no work launched here runs or will run. Raises the device's error if this
+        cannot be known."""
 
 
 class HostStream:
@@ -95,10 +97,10 @@ class _Shut(Exception):
 
 
 class Barrier(Protocol):
-    """Of the layers of what is landing."""
+    """Waits for the layers of arriving data."""
 
     def wait(self, layer: int) -> bool:
-        """Block until all that is awaited of the layer is here; False if it never will be."""
+        """Block until all awaited data of the layer is here; return False if it will never be."""
 
     def close(self) -> None:
         """Let nobody through any more. Idempotent."""
@@ -106,8 +108,11 @@ class Barrier(Protocol):
 
 @dataclass
 class EarlyStep:
-    """sequence: the last tokens known. sampling: of the one behind them; None: none is drawn.
-    adjuster: of the logits behind them, if any. seconds: of computing, without what was waited."""
+    """One step on the early thread.
+
+    sequence: the last known tokens. sampling: of the next token; None: none is sampled. adjuster:
+    of the logits behind them, if any. seconds: of computing, without waiting.
+    """
 
     barrier: Barrier
     sequence: SequenceSlice
@@ -119,7 +124,8 @@ class EarlyStep:
 
     @property
     def ended(self) -> bool:
-        """From then on it touches nothing; sampled is its token, None where it was dropped."""
+        """Whether the step has ended: it writes nothing more. sampled is its token then; None if it
+        was dropped."""
         return self._ended.is_set()
 
     def wait(self, seconds: float) -> None:
@@ -128,7 +134,7 @@ class EarlyStep:
 
     @property
     def computed(self) -> bool:
-        """Whether all layers were. REQUIRES: it has ended."""
+        """Whether all layers were computed. REQUIRES: it has ended."""
         return self.seconds is not None
 
     def cancel(self) -> None:
@@ -179,7 +185,8 @@ class EarlySteps:
         )
 
     def adjuster(self, request: Request) -> LogitAdjuster | None:
-        """Of the logits behind the tokens that are known; None where its sampling adjusts none."""
+        """Return the adjuster of the logits behind the known tokens; None if its sampling adjusts
+        none."""
         sampling = request.sampling
         if not sampling.adjusts:
             return None
@@ -191,7 +198,7 @@ class EarlySteps:
         self._thread.submit(self._prepare).result()
 
     def close(self) -> None:
-        """Cancel what runs, wait for its end; nothing is begun any more."""
+        """Cancel the running step and wait for its end; no step begins after this."""
         if self._running is not None:
             self._running.cancel()
         self._thread.shutdown()
@@ -256,8 +263,11 @@ class EarlySteps:
 
 
 class BehindCounts(TypedDict):
-    """begun: forwards; busy: that were not begun since another one ran; joined: whose tokens
-    counted; dropped: whose load failed, or that broke."""
+    """Counters of forwards behind loads.
+
+    begun: started. busy: not started because another one ran. joined: their tokens counted.
+    dropped: the load failed, or the forward failed.
+    """
 
     begun: int
     busy: int
@@ -267,8 +277,11 @@ class BehindCounts(TypedDict):
 
 @dataclass(frozen=True)
 class PrefillBehind:
-    """kept: checkpoints that it stores, each with its slot. stop: tokens of the request behind it.
-    is_alone: whether the state that it began with is intact behind it, whatever became of it."""
+    """A forward behind a load.
+
+    kept: checkpoints it stores, each with its slot. stop: number of the request's tokens after it.
+    is_alone: it writes another slot, so the loaded state stays intact whatever its outcome.
+    """
 
     step: EarlyStep
     stop: int
@@ -285,21 +298,21 @@ class PrefillBehind:
 
     @property
     def spoiled(self) -> bool:
-        """Whether it wrote over what was loaded and is of no use itself."""
+        """Whether it overwrote the loaded state without completing."""
         return not self.is_alone and not self.step.computed
 
 
 class PrefillsBehind:
-    """The part of a prompt behind a load, computed while that goes on.
+    """Prompt parts behind a load, computed while the load runs.
 
-    Owns the thread of these forwards (EarlySteps), one at a time, and what is held by the
-    one that runs; the load is the tiers'. Thread rule: the engine loop.
+    Owns the thread of these forwards (EarlySteps), one at a time, and the resources of the running
+    one; the load belongs to the tiers. Thread rule: the engine loop.
+
     Invariants:
-    1. A layer is computed once the load has brought all that it reads. That this is what was
-       written shows only at the load's end: until then nothing that was computed is in the tree,
-       drawn or given to anybody, and where the load fails it is forgotten with the allocation.
-    2. It writes pages and slots of the allocation alone, which are nobody else's before it has
-       ended.
+    1. A layer is computed once the load has brought all its inputs. The loaded data is verified
+       only at the load's end. Until then no result is in the tree, sampled or given to anyone. If
+       the load fails, the results are discarded with the allocation.
+    2. It writes only pages and slots of its allocation. No one else has them before it has ended.
     """
 
     def __init__(self, cache: HybridPrefixCache, steps: EarlySteps, most_tokens: int) -> None:
@@ -314,15 +327,16 @@ class PrefillsBehind:
         self._steps.prepare()
 
     def close(self) -> None:
-        """Cancel what runs and wait for its end."""
+        """Cancel the running forward and wait for its end."""
         self._steps.close()
 
     def begin(
         self, request: Request, allocation: Allocation, barrier: LoadBarrier, *, draws: bool
     ) -> PrefillBehind | None:
-        """Of the tokens behind the allocation's load, as many as a forward takes; None where there
-        are none, or another one runs. draws: whether the token behind the last one may be drawn
-        here; else the last one is left. REQUIRES: nothing of the load is awaited or landed yet."""
+        """Begin a forward of the tokens behind the allocation's load, as many as fit. Return None
+        if there are none, or another one runs. draws: the token behind the last one may be sampled
+        here; else the last token is left out. REQUIRES: no data of the load is awaited or has
+        arrived yet."""
         assert allocation.load is not None
         start = allocation.load.boundary
         is_drawn = draws and request.sampling.draws and request.scoring is None
@@ -355,7 +369,7 @@ class PrefillsBehind:
     def _checkpoints(
         self, request: Request, allocation: Allocation, start: int, stop: int
     ) -> tuple[tuple[PlannedCheckpoint, int], ...]:
-        """Those up to `stop` for which there are slots."""
+        """Return the checkpoints up to `stop` with a free slot."""
         found = []
         for planned in plan_checkpoints(
             request.length,
@@ -372,8 +386,8 @@ class PrefillsBehind:
         return tuple(found)
 
     def take(self, behind: PrefillBehind, allocation: Allocation) -> Ahead | None:
-        """What the request goes on from; its checkpoints are in the tree. REQUIRES: the load has
-        landed, and this has ended."""
+        """Insert its checkpoints into the tree and return the request's progress; None if it
+        failed. REQUIRES: the load has completed, and this has ended."""
         if not behind.step.computed:
             self.counts["dropped"] += 1
             return None
