@@ -1,8 +1,8 @@
 """A batch on a GPU: its inputs and results, and tables kept between steps.
 
-Owns buffers of fixed address, so that graphs may be captured over them. Thread rule: the engine
-loop's, one stream. Copies are asynchronous, from and to pinned memory that nothing reuses before
-they have ended.
+Owns buffers of fixed address, so graphs may be captured over them. Thread rule: the engine loop's,
+one stream. Copies are asynchronous, from and to pinned memory that is not reused before they have
+ended.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,12 +25,13 @@ from .rows import ResolvedRows, SequencePages, SequenceStates
 
 
 class BlockTable:
-    """The block table of the decoding rows on a GPU, kept between steps: a step copies what is new.
+    """The block table of the decoding rows on a GPU, kept between steps: a step copies only new
+    pages.
 
-    Owns the table, who sits in which row and how much of each row is written. Thread rule and
+    Owns the table, the sequence in each row and the written length of each row. Thread rule and
     copies: as in device_batch.
 
-    table [rows, pages] int32; of a row only the pages of its sequence mean anything.
+    table [rows, pages] int32; in a row only the pages of its sequence are valid.
     """
 
     def __init__(self, rows: int, pages: int, device: torch.device) -> None:
@@ -39,8 +40,9 @@ class BlockTable:
         self._written: list[int] = []
 
     def seat(self, sequences: Sequence[SequencePages]) -> list[int]:
-        """Which of the sequences, by number, sits in each row. Who stays in the batch keeps its row
-        where it can; each row's pages are in the table from here on in the stream."""
+        """Assign the sequences to rows. Return the sequence's number for each row. A sequence
+        staying in the batch keeps its row if possible. The table holds each row's pages from here
+        on in the stream."""
         if len(sequences) == len(self._seated) and all(map(is_, sequences, self._seated)):
             order = list(range(len(sequences)))
         else:
@@ -74,9 +76,9 @@ class BlockTable:
 
 
 class LastTokens:
-    """The token drawn last of every sequence, on the GPU: how one step hands the next its input.
+    """The last sampled token of every sequence, on the GPU: the input of the next step.
 
-    Owns one number a lane. One lane more than there are slots is for rows that count for nothing.
+    Owns one number per lane. One lane beyond the slots is for padding rows.
     """
 
     def __init__(self, slots: int, device: torch.device) -> None:
@@ -85,7 +87,7 @@ class LastTokens:
 
     @property
     def all(self) -> Tensor:
-        """[lanes] int32, where they stand."""
+        """[lanes] int32, at their fixed address."""
         return self._tokens
 
     def tokens(self, lanes: Tensor) -> Tensor:
@@ -105,15 +107,15 @@ class LastTokens:
 
 
 class LaneDrafts:
-    """Drafts that the draft layer guessed for each lane, on the GPU: how one step hands the next
-    its drafts, of which the host knows only how many there are.
+    """Drafts guessed by the draft layer for each lane, on the GPU: the drafts of the next step. The
+    host knows only their number.
 
     Owns them, a row of numbers a lane, and their counts. Thread rule: the engine loop's; one
     stream.
     """
 
     def __init__(self, lanes: int, drafts: int, device: torch.device) -> None:
-        """lanes: that one of rows which count for nothing included. drafts: of a lane at most."""
+        """lanes: including the lane of padding rows. drafts: most per lane."""
         self.tokens: Tensor = torch.zeros(lanes, drafts, dtype=torch.int32, device=device)
         """[lanes, drafts] int32; written by the graphs of guesses."""
         self._counts: dict[int, int] = {}
@@ -123,7 +125,7 @@ class LaneDrafts:
         self._counts.update(zip(lanes, counts, strict=True))
 
     def check(self, lane: int, count: int) -> None:
-        """Raises PlanError where fewer are there."""
+        """Raise PlanError if the lane has fewer drafts."""
         there = self._counts.get(lane, 0)
         if count > there:
             raise PlanError(f"lane {lane} is to verify {count} drafts of its own, and has {there}")
@@ -141,13 +143,13 @@ _FAR = 2**31 - 1
 
 
 class SamplingTable:
-    """How each lane's tokens are drawn, as the numbers of a row: set when its sequence joins.
+    """Sampling parameters by lane, as numbers of a row; set when the lane's sequence joins.
 
-    cuts [lanes] bool: whether a token is drawn from some of the likeliest only. adjusts [lanes]
-    bool, top_logprobs [lanes] int32: what the graph's sampler does not do (eager_sampler.py).
-    rules [lanes, 2] int32: first and last position, half open, at which a thinking budget may
-    change the logits. follows [lanes] bool: whether a draw depends on all draws before, though the
-    graph's sampler draws most."""
+    cuts [lanes] bool: sample only from the likeliest tokens. adjusts [lanes] bool, top_logprobs
+    [lanes] int32: work outside of the graph's sampler (eager_sampler.py). rules [lanes, 2] int32:
+    half-open range of positions with logits possibly changed by a thinking budget. follows [lanes]
+    bool: sampling depends on all earlier tokens, though the graph samples most.
+    """
 
     def __init__(self, lanes: int) -> None:
         self.top_k = np.zeros(lanes, dtype=np.int32)
@@ -183,7 +185,7 @@ class SamplingTable:
         return self.adjusts[rows.lanes] | ruled
 
     def sees_all(self, rows: ResolvedRows) -> bool:
-        """Whether logits of the whole vocabulary are looked at of any of them, once it is drawn."""
+        """Return True if some row's sampling needs logits of the whole vocabulary afterwards."""
         lanes = rows.lanes
         wanted = self.cuts[lanes] | self.adjusted(rows) | (self.top_logprobs[lanes] > 0)
         return bool(wanted.any())
@@ -191,7 +193,7 @@ class SamplingTable:
 
 @dataclass(frozen=True)
 class LaneStates:
-    """What a runner keeps of its requests between forwards, by lane."""
+    """A runner's state of its requests between forwards, by lane."""
 
     sequences: SequenceStates
     sampling: SamplingTable
@@ -207,14 +209,13 @@ class StepShape:
 
 
 class DeviceBatch:
-    """The rows of a batch as numbers on a GPU: inputs that one copy fills, results that one copy
-    reads.
+    """The rows of a batch as numbers on a GPU: inputs filled by one copy, results read by one copy.
 
-    Owns both blocks; their addresses never change, so that graphs may be captured over them. Knows
+    Owns both blocks; their addresses never change, so graphs may be captured over them. Knows
     neither pages nor the model. Thread rule: the engine loop's, one stream. Copies are asynchronous
-    from and to pinned memory that nothing reuses before they have ended.
+    from and to pinned memory that is not reused before they have ended.
 
-    At most `capacity` rows; scratch_lane: the lane that rows past the last one use.
+    At most `capacity` rows. scratch_lane: the lane of padding rows.
     """
 
     def __init__(self, capacity: int, scratch_lane: int, device: torch.device) -> None:
@@ -230,7 +231,8 @@ class DeviceBatch:
         self._copy(self._blank(0))
 
     def fill(self, rows: ResolvedRows, sampling: SamplingTable) -> None:
-        """Row i is rows[i] from here on in the stream: its last token is what it draws behind."""
+        """Fill row i with rows[i] from here on in the stream. A token is sampled after the row's
+        last one."""
         count, lanes, stops = len(rows), rows.lanes, rows.stops
         host = self._blank(count)
         fields, floats = host.numpy(), host.view(torch.float32).numpy()
@@ -247,7 +249,7 @@ class DeviceBatch:
         self._copy(host)
 
     def _blank(self, count: int) -> Tensor:
-        """Inputs of `count` rows that say nothing yet."""
+        """Return empty inputs of `count` rows."""
         host = torch.zeros(_FIELDS, self._stride, dtype=torch.int32, pin_memory=True)
         fields = host.numpy()
         fields[_ROWS] = count
@@ -258,14 +260,14 @@ class DeviceBatch:
         self._inputs.copy_(host, non_blocking=True)
 
     def read(self) -> Tensor:
-        """Start to copy what was drawn, for take_over() once the stream has come this far."""
+        """Start to copy the sampled tokens, for take_over() once the stream has come this far."""
         host = torch.empty(self._results.shape, dtype=torch.int32, pin_memory=True)
         host.copy_(self._results, non_blocking=True)
         return host
 
     @property
     def results(self) -> Tensor:
-        """[3, at least the rows] int32: what draws() of these rows have put there."""
+        """[3, at least the rows] int32: the results written through draws()."""
         return self._results
 
     @property
@@ -280,7 +282,7 @@ class DeviceBatch:
         return self._inputs[_POSITIONS, :size]
 
     def decode_batch(self, size: int, table: Tensor) -> DecodeBatch:
-        """The first `size` rows as the model takes them. table [rows, pages]: of these rows."""
+        """Return the first `size` rows in the model's form. table [rows, pages]: of these rows."""
         return DecodeBatch(
             positions=self.positions(size),
             context_lens=self._inputs[_CONTEXT, :size],
@@ -306,8 +308,8 @@ class DeviceBatch:
 
 
 def take_over(results: Tensor, drawn: DrawnTokens, rows: NDArray[np.int64]) -> None:
-    """results [3, at least n] int32, on the host, two of them float32 bits: what DeviceBatch.read()
-    gave goes to these rows [n] of `drawn`."""
+    """Copy results of DeviceBatch.read() to the rows [n] of `drawn`. results [3, at least n] int32,
+    on the host; two of them hold float32 bits."""
     numbers, floats = results.numpy(), results.view(torch.float32).numpy()
     count = len(rows)
     drawn.tokens[rows] = numbers[0, :count]
