@@ -34,7 +34,7 @@ def _written(allocation: Allocation) -> tuple[int, tuple[int, ...], int]:
 
 
 def _commit(cache: HybridPrefixCache, allocation: Allocation, tokens: int) -> None:
-    """Pages and state enter the tree."""
+    """Insert the received pages and state into the tree."""
     cache.accept_received(allocation)
     cache.insert(allocation, tokens, allocation.working_slots[0], CheckpointKind.TURN_END)
     cache.release(allocation)
@@ -132,7 +132,7 @@ class PullReceiver:
 
 
 MOST = 8
-"""At a time. Each of them has a slot and pages here."""
+"""Most fetches at a time. Each has a slot and pages here."""
 _ALL = "all"
 """One window key for all holders: they share the window."""
 
@@ -229,7 +229,7 @@ class Fetches:
             self.fenced(grant.room)
 
     def done(self, message: m.RemoteDone) -> None:
-        """Every window landed and matched: pages and state enter the tree."""
+        """Insert pages and state into the tree: every layer chunk arrived and matched."""
         fetch = self.rooms[message.room]
         if fetch.allocation is None or fetch.quarantine is not None:
             return

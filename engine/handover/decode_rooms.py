@@ -75,13 +75,13 @@ class DecodeRoom:
     """The cached part of the request's prompt on this node when it was asked for."""
     state: RoomState = RoomState.ASKED
     refused_at: int | None = None
-    """While WANTED: the cache's room when there was none for it last."""
+    """While WANTED: the cache's room version when memory was last insufficient."""
     step: EarlyStep | None = None
     """From READY on: computes the second token meanwhile, if it was begun."""
     done: RemoteDone | None = None
     """The transfer's result, while DONE."""
     quarantine: int | None = None
-    """The name of the ids in the cache, once they are lost."""
+    """Name of the ids in the cache, once they are lost."""
 
     def move(self, state: RoomState) -> None:
         if state not in MOVES[self.state]:
@@ -188,7 +188,8 @@ class DecodeRooms:
         return ticket.room
 
     def want_grant(self, room: DecodeRoom) -> None:
-        """Its sender is about to start. REQUIRES: it is Asked."""
+        """Queue the transfer for its allocation: its sender is about to start. REQUIRES: it is
+        Asked."""
         if goes_on_here(room.request):
             room.move(RoomState.WANTED)
             room.refused_at = None
@@ -287,7 +288,7 @@ class DecodeRooms:
         room.quarantine = self._cache.quarantine(state.allocation)
 
     def fenced(self, room_id: m.RoomId) -> None:
-        """Its sender writes no more."""
+        """Free the transfer's ids: its sender writes no more."""
         room = self._rooms.get(room_id)
         if room is None or room.state is not RoomState.QUARANTINED:
             return

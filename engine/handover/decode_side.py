@@ -42,7 +42,7 @@ from tasuki.pycache._cpp_cache import CheckpointKind, Match
 from tasuki.pycache.layout import PAGE_TOKENS
 
 AT_A_TIME = 16
-"""Each is read from the arena and sent while answers go on."""
+"""Hand-backs at a time. Each is read from the arena and sent while answers continue."""
 MOST_WAITING = 1024
 """Limit of waiting hand-backs, because all sessions of a draining node leave at once."""
 
@@ -87,7 +87,7 @@ class HandBacks:
         return None
 
     def advance(self) -> None:
-        """Ask for as many as may be."""
+        """Ask for as many as the limit allows."""
         while self._waiting and self._rooms.count(m.Purpose.HAND_BACK) < AT_A_TIME:
             request = self._waiting.popleft()
             if isinstance(request.state, Waiting):
@@ -95,7 +95,8 @@ class HandBacks:
                 self._rooms.ask(request, match)
 
     def lost(self, request: Request, message: m.HandoverFailed) -> None:
-        """Its room was lost. REQUIRES: the request is Waiting."""
+        """Retry or reject a request after the loss of its transfer. REQUIRES: the request is
+        Waiting."""
         if message.elsewhere:
             self._waiting.appendleft(request)
         else:
@@ -124,7 +125,8 @@ class DecodeHandover(Answers):
         self._fetches = Fetches(context)
         self._hand_backs = HandBacks(context, self, self._rooms)
         self._offers: Offers | None = None
-        """None before the first state is to be left or passed on: a step looks at none."""
+        """None until the first state is to be left or passed on, so a step has no work with it
+        before."""
         self._new_offers = partial(Offers, context, self._rooms, self._fetches)
         self._prefill_available = False
         self._others_wait = 0.0
@@ -218,8 +220,8 @@ class DecodeHandover(Answers):
         return self._others_wait if new > self._router.local_tokens else 0.0
 
     def _fetch_first(self, message: m.FetchAdvised) -> None:
-        """The room's prompt waits in no queue until its beginning is here, or is not to be had;
-        then it is considered anew."""
+        """Fetch the transfer's prefix first, outside of any queue. The request is considered again
+        when the fetch is over, with or without the state."""
         room = self._rooms.at(message.room, RoomState.ASKED)
         if room is not None:
             self._rooms.give_up(room)
@@ -239,7 +241,7 @@ class DecodeHandover(Answers):
                 super().abort_request(request)
 
     def admit(self, request: Request) -> bool:
-        """Asked for at a prefill node, or begun here."""
+        """Ask a prefill node for the prompt, or begin it here."""
         match = self._to_be_asked(request)
         if match is None:
             return self._admit_here(request)
@@ -293,7 +295,7 @@ class DecodeHandover(Answers):
         return self._rooms.first_wanted is None and taken + self._rooms.coming < places
 
     def advance(self) -> None:
-        """Ask, offer and grant as far as there is room."""
+        """Ask, offer and allocate as far as memory and limits allow."""
         self._fetches.grants.advance()
         while self._fetches.released:
             self._go_on(self._fetches.released.popleft())
@@ -332,7 +334,8 @@ class DecodeHandover(Answers):
         self._rooms.want_grant(room)
 
     def _ready(self, message: m.RemoteReady) -> None:
-        """The first token exists: it goes to the client; nothing else does before done."""
+        """Emit the first token to the client. No other token is emitted before the transfer is
+        done."""
         named = (message.token, *(token for token, _ in message.top))
         if not (all(map(self._intake.is_token, named)) and math.isfinite(message.logprob)):
             self._emit(m.HandoverCancelled(message.room))

@@ -108,8 +108,8 @@ class EarlyStart:
         return self._belief * min(self._seconds, default=0.0)
 
     def take(self, step: EarlyStep) -> Sampled | None:
-        """The answer's second token, if the step has drawn it. REQUIRES: the step has ended, and
-        its room is done."""
+        """Return the answer's second token; None if the step sampled none. REQUIRES: the step has
+        ended, and its transfer is done."""
         if step.sampled is None:
             self._counters.dropped += 1
             return None

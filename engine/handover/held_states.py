@@ -108,7 +108,7 @@ class HeldStates:
         loaded(end is LoadEnd.LANDED)
 
     def let_go(self, held: HeldState) -> None:
-        """REQUIRES: nobody reads it any more."""
+        """Release the state. REQUIRES: no sender reads it any more."""
         if held.sent is None:
             assert self._tiers is not None
             self._tiers.give_up(held.allocation)
@@ -182,7 +182,7 @@ class PullSender:
 
 
 MOST_OF_A_NODE = 8
-"""Fetches of one decode node at a time."""
+"""Most fetches of one decode node at a time."""
 MOST_IN_ALL = 32
 _ALL = "all"
 
@@ -210,7 +210,8 @@ class HeldSender:
         self.sources = AtRestQueue(context.runner, self._accept)
 
     def reserve(self, message: m.FetchReserve) -> None:
-        """REQUIRES: no other room has the number."""
+        """Pin or load the state, or refuse the fetch. REQUIRES: no other transfer has the
+        number."""
         room, peer, tokens = message.ticket.room, message.peer, len(message.prompt)
         if not (self._of_node.has_room(peer, tokens) and self._in_all.has_room(_ALL, tokens)):
             self._emit(m.FetchRefused(room, m.FetchRefusal.BUSY))
@@ -248,7 +249,8 @@ class HeldSender:
         self._emit(m.StateHeld(grant.room))
 
     def end(self, room: m.RoomId) -> None:
-        """The room is over and its sender has drained. REQUIRES: it is held."""
+        """Release the state of a transfer that is over, with its sender drained. REQUIRES: it is
+        held."""
         self._states.let_go(self._forget(room))
 
     def _forget(self, room: m.RoomId) -> HeldState:

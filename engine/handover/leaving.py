@@ -27,9 +27,9 @@ ALONE = 16
 """States left at a time. Together they hold at most the tokens of one heir's pull window, for an
 heir of this node's size. More would be declined if all went to that heir."""
 BESIDE = 2
-"""The same while anything else is in flight: answers come first."""
+"""States left at a time while any request is in flight, because answers come first."""
 MOST_STATES = 1024
-"""Drawn in all."""
+"""Most states selected in all."""
 _PART_OF_ARENA = 4
 """Heirs are sent at most a quarter of this engine's capacity, because the sent states displace the
 heirs' own."""
@@ -75,19 +75,19 @@ class Leaving:
         self._line: deque[HeldState] = deque()
         self._drawn: set[tuple[int, int | None, int]] = set()
         self._beside = 0
-        """In flight when the line was formed."""
+        """Number of requests in flight when the line was formed."""
         self._asked: list[int] = []
         self._over = False
         self._outcomes: Counter[m.HeirOutcome] = Counter()
         self._tokens = self._bytes = 0
 
     def __len__(self) -> int:
-        """States in the line."""
+        """Return the number of states in the line."""
         return len(self._line)
 
     @property
     def begun(self) -> bool:
-        """And not over."""
+        """Whether it has begun and is not over."""
         return bool(self._asked) and not self._over
 
     @property
@@ -95,7 +95,7 @@ class Leaving:
         return self._over
 
     def begin(self, query_id: int, beside: int) -> bool:
-        """Take a query; whether it is the first. beside: requests in flight."""
+        """Accept a query. Return True if it is the first. beside: requests in flight."""
         first = not (self._asked or self._over)
         self._asked.append(query_id)
         if self._over:
@@ -237,7 +237,7 @@ class LeftStates:
         suffices."""
 
     def begin(self, query_id: int, beside: int) -> None:
-        """beside: requests in flight."""
+        """Accept a query to leave states. beside: requests in flight."""
         if self._leaving.begin(query_id, beside):
             self.end_if_over(beside)
             if self._leaving.begun:
@@ -284,7 +284,7 @@ class LeftStates:
             leaving.finish()
 
     def end(self) -> None:
-        """No more; answer."""
+        """Give no more states, and answer all queries."""
         if self._leaving.over:
             return
         for given in self._given.values():

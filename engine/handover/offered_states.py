@@ -34,7 +34,7 @@ class OfferedStates(ABC):
     """
 
     def __init__(self, context: HandoverContext, most: int) -> None:
-        """most: rooms at a time."""
+        """most: transfers at a time."""
         self.offered = 0
         """Number of states in live rooms."""
         self._window = AcceptWindow(context.cache.capacity_tokens(context.working_slots), most)
@@ -48,7 +48,8 @@ class OfferedStates(ABC):
 
     @abstractmethod
     def once_more(self, request: Request) -> None:
-        """Its room was lost, and another heir may be asked."""
+        """Queue the state again after the loss of its transfer; another drain target may be
+        asked."""
 
     def allows(self, size: int) -> bool:
         """Return True if an heir may pull `size` bytes. They count against the bound from then
@@ -81,13 +82,13 @@ class Heirs(OfferedStates):
         super().__init__(context, ALONE)
         self.leaving = Leaving(context)
         self._struck = False
-        """Some heir was refused more bytes than are left."""
+        """True once a drain target was refused more bytes than remained."""
         self._again: deque[Request] = deque()
-        """Lost, and to be asked of another heir; or drawn, and without a place yet."""
+        """States to be offered again after a loss, and selected states without a place yet."""
 
     def next(self, beside: int) -> Request | None:
-        """A state to be asked of an heir now, as a request of one token behind it; the caller opens
-        its room and calls opened(). None: for now, there is none. beside: requests in flight."""
+        """Return a state to be offered now, as a request of one token behind it; None if there is
+        none now. The caller opens its transfer and calls opened(). beside: requests in flight."""
         if not self.leaving.begun:
             return None
         self.leaving.look_again(beside)
@@ -176,10 +177,10 @@ class PassedOn(OfferedStates):
         self._queries: dict[m.RequestId, int] = {}
         """The asker's query id, by request."""
         self._line: deque[Request] = deque()
-        """Here, and not offered yet."""
+        """States here and not offered yet."""
 
     def take(self, message: m.PassOn) -> None:
-        """Fetch it, unless there is no need to; it is offered then."""
+        """Fetch the state if needed; then it is offered."""
         state = message.state
         prompt = np.append(state.prompt, state.prompt[-1:])
         name = m.RequestId(f"{self._name}-{next(self._names)}")
@@ -199,7 +200,8 @@ class PassedOn(OfferedStates):
             self._fetches.fetch(request, message.holder, tokens, message.seconds)
 
     def next(self, available: bool) -> Request | None:
-        """A state to be asked of an heir now, as Heirs.next(). available: there may be one."""
+        """Return a state to be offered now, as Heirs.next(). available: a prefill node is
+        connected."""
         while self._line:
             request = self._line[0]
             if not (available and self._stands(request)):
@@ -313,7 +315,8 @@ class Offers:
         return False
 
     def taken(self, room: DecodeRoom, message: m.RemoteReady) -> None:
-        """Its heir has a token behind the state, having pulled so much."""
+        """Record a state taken by its drain target, with the bytes pulled: a token behind the state
+        arrived."""
         offer, pulled = self._closed(room.id), message.pulled
         if pulled is None:
             offer.states.ended(offer.request, m.HeirOutcome.LOST)
@@ -323,7 +326,7 @@ class Offers:
         self._end(room, Finished())
 
     def held(self, room_id: m.RoomId) -> None:
-        """Its heir has the state already."""
+        """Record that the drain target already has the state."""
         room = self._rooms.live(room_id)
         if room is not None:
             offer = self._closed(room_id)
@@ -331,7 +334,7 @@ class Offers:
             self._end(room, Finished())
 
     def lost(self, room_id: m.RoomId, elsewhere: bool) -> None:
-        """The room was lost. elsewhere: another heir may be asked."""
+        """Handle a lost transfer. elsewhere: another drain target may be asked."""
         offer = self._closed(room_id)
         if elsewhere:
             offer.states.once_more(offer.request)

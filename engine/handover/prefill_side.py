@@ -40,7 +40,7 @@ from tasuki.transfer.windows.window import FinishedLayers
 
 class PrefillHandover(Handover):
     retries = False
-    """Rooms cannot wait: their receivers prefill themselves."""
+    """Transfers cannot wait for a retry: their receivers prefill themselves."""
     draws_behind = False
     """The forward with the prompt's last token must have its windows planned."""
 
@@ -215,7 +215,7 @@ class PrefillHandover(Handover):
         self._leave_window(request.ticket.room)
 
     def _pull_pays(self, request: Request, peer: str) -> bool:
-        """And may begin."""
+        """Return True if a pull may begin and is expected to pay."""
         assert request.ticket is not None
         offered = request.ticket.offered
         if request.pull_tried or not offered or not self._pulls.window.has_room(peer, offered):
@@ -295,7 +295,7 @@ class PrefillHandover(Handover):
             )
 
     def on_token(self, request: Request, sampled: Sampled) -> None:
-        """The prompt is computed; its allocation stays until PrefillEnd."""
+        """Emit the first token: the prompt is computed. Its allocation stays until PrefillEnd."""
         self._scheduler.drop(request)
         state = request.state
         assert isinstance(state, Prefilling) and request.ticket is not None
@@ -331,8 +331,8 @@ class PrefillHandover(Handover):
             self._receivers.note(request.salt, request.prompt[:tokens], peer)
 
     def reject(self, request: Request, error: m.RequestError) -> None:
-        """The room cannot go on; its allocation stays until PrefillEnd, since windows may be in
-        flight."""
+        """Refuse a transfer that cannot continue. Its allocation stays until PrefillEnd, because
+        layer chunks may be in flight."""
         self._scheduler.drop(request)
         request.suspect = True
         assert request.ticket is not None

@@ -18,7 +18,7 @@ from .requests import *
 from .types import *
 
 FrontInbox = Submit | Abort | CacheQuery | Drain | Undrain | LeaveToHeirs | EndLeaving
-"""From a front, to an engine of any role."""
+"""Messages from an API server, to an engine of any role."""
 
 PrefillInbox = (
     PrefillReserve
@@ -32,7 +32,7 @@ PrefillInbox = (
     | LeftWanted
     | LeftTakenOver
 )
-"""From the control plane of a prefill node."""
+"""Messages from the control plane of a prefill node."""
 
 DecodeInbox = (
     PeersChanged
@@ -50,7 +50,7 @@ DecodeInbox = (
     | PullEnd
     | PassOn
 )
-"""From the control plane of a decode node."""
+"""Messages from the control plane of a decode node."""
 
 FrontOutbox = (
     TokenOut
@@ -100,7 +100,7 @@ Inbox = FrontInbox | PrefillInbox | DecodeInbox
 Outbox = FrontOutbox | PrefillOutbox | DecodeOutbox
 
 Post = Callable[[Inbox], None]
-"""Hands a message to the engine. Returns at once."""
+"""Send a message to the engine. Returns at once."""
 
 Emit = Callable[[Outbox], None]
-"""Takes a message of the engine, on the engine's thread. Returns at once."""
+"""Accept a message of the engine, on the engine's thread. Returns at once."""

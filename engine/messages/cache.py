@@ -1,4 +1,4 @@
-"""Questions about the cache, its cursors and its events, with their replies."""
+"""Queries about the cache, its cursors and its events, with their replies."""
 
 from dataclasses import field
 
@@ -34,7 +34,7 @@ class CountersQuery(Message):
 
 
 class LoadQuery(Message):
-    """How much room there is for one answer more; in constant time."""
+    """Ask for the capacity left for one more answer; in constant time."""
 
     query_id: int
 

@@ -7,9 +7,9 @@ from .types import Message, OfRoom, RoomId, Tokens
 
 
 class FetchOutcome(Enum):
-    """fetched: it is in this node's cache. refused: the prefill node does not hold it, or sends as
-    many as it may. no_room: there was no room for it here. late: it took longer than it was worth.
-    lost: the room broke."""
+    """fetched: the state is in this node's cache. refused: the prefill node does not hold it, or
+    sends as many as allowed already. no_room: there was no memory for it here. late: it took longer
+    than it was worth. lost: the transfer failed."""
 
     FETCHED = "fetched"
     REFUSED = "refused"
@@ -72,7 +72,7 @@ class FetchWanted(Message):
 
 
 class FetchLost(Message):
-    """(decode) Granted ids are quarantined until WriterFenced."""
+    """(decode) The fetch was lost. Granted ids are quarantined until WriterFenced."""
 
     room: RoomId
     outcome: FetchOutcome

@@ -1,4 +1,5 @@
-"""A hand-over, room by room, between an engine and its half of the control plane."""
+"""Messages of a hand-over, one transfer each, between an engine and its half of the control
+plane."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -52,9 +53,9 @@ class Grant(Message):
 
 
 class PrefillReserve(Message):
-    """(prefill) Queue this prompt; answered by PrefillAccepted or PrefillRefused, and until then it
-    is named by each PrefillQueue. peer: the decode node, by a name of its own; the rooms of
-    different ones take turns."""
+    """(prefill) Queue this prompt. Answered by PrefillAccepted or PrefillRefused; until then each
+    PrefillQueue names it. peer: the decode node, by a name of its own; different nodes take
+    turns."""
 
     ticket: Ticket
     prompt: Tokens
@@ -62,7 +63,7 @@ class PrefillReserve(Message):
 
 
 class PrefillStart(Message):
-    """(prefill) The receiver granted and a sender room is open: compute, tick, hand on."""
+    """(prefill) The receiver gave a destination and a sender is open: compute, tick, hand on."""
 
     grant: Grant
 
@@ -81,21 +82,21 @@ class ReadUsable(Message):
 
 
 class PeersChanged(Message):
-    """(decode) Whether a prefill node is connected now; without one, prompts are prefilled
+    """(decode) A prefill node is connected now, or none is. Without one, prompts are prefilled
     locally."""
 
     prefill_available: bool
 
 
 class PrefillBusy(Message):
-    """(decode) How many seconds of prefill at least every prefill node has to do for other decode
+    """(decode) Least seconds of prefill that every prefill node has to do for other decode
     nodes."""
 
     others_wait_seconds: float
 
 
 class GrantWanted(OfRoom):
-    """(decode) The prefill node is about to start: allocation and answer HandoverGranted or
+    """(decode) The prefill node is about to start: allocate, and answer HandoverGranted or
     HandoverDeclined."""
 
 
@@ -143,7 +144,7 @@ class HandoverFailed(Message):
 
 
 class WriterFenced(OfRoom):
-    """(decode) The room's writer can write no more: quarantined ids of the room are free."""
+    """(decode) The transfer's writer can write no more: its quarantined ids are free."""
 
 
 class RoomEnded(Message):
@@ -195,7 +196,7 @@ class UsableRead(Message):
 
 
 class PrefillAccepted(OfRoom):
-    """About to start: the allocation is held, the grant is awaited."""
+    """About to start: the allocation is held, the destination is awaited."""
 
 
 class PrefillRefused(Message):
@@ -204,7 +205,7 @@ class PrefillRefused(Message):
 
 
 class PrefillToken(Message):
-    """The forward ended and the first token is recorded; windows may still be in flight."""
+    """The forward ended and the first token is recorded; layer chunks may still be in flight."""
 
     room: RoomId
     token: int
@@ -238,9 +239,10 @@ class HandoverGranted(Message):
 
 
 class HandoverDeclined(OfRoom):
-    """(decode) No room for the grant now: abort the room; the request goes on without it."""
+    """(decode) No memory for the destination now: abort the transfer; the request continues without
+    it."""
 
 
 class HandoverCancelled(OfRoom):
-    """(decode) The request was aborted: abort the room; ids granted stay quarantined until
+    """(decode) The request was aborted: abort the transfer. Granted ids stay quarantined until
     WriterFenced."""

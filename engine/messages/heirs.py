@@ -35,7 +35,7 @@ class LeaveToHeirs(Message):
 
 
 class EndLeaving(Message):
-    """The time for LeaveToHeirs is over; idempotent."""
+    """End LeaveToHeirs: its time is over. Idempotent."""
 
 
 class AlreadyHeld(OfRoom):
@@ -43,7 +43,7 @@ class AlreadyHeld(OfRoom):
 
 
 class LeavingBegun(Message):
-    """(prefill) There are states to leave: decode nodes may ask for them."""
+    """(prefill) States are available to decode nodes that ask."""
 
 
 class LeftWanted(Message):

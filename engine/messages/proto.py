@@ -42,11 +42,12 @@ LOST = Wire(EvictedCheckpoint, report_pb2.LostState, eviction=EVICTION)
 PLAIN_HIT = Wire(HitBreakdown, report_pb2.HitBreakdown, apart=["in_pages"], lost=LOST)
 """The hit as sent to clients."""
 HIT = Wire(HitBreakdown, report_pb2.HitBreakdown, lost=LOST, in_pages=PLAIN_HIT)
-"""Reads one level of in_pages: more have no meaning, and a peer may send any number."""
+"""The hit with one level of in_pages: more have no meaning, and a peer may send any number."""
 PULLED = Wire(PullReport, report_pb2.Pulled, apart=["timeline"])
 ROUTE = Wire(RouteReport, report_pb2.Route)
 TRANSFER = Wire(TransferReport, report_pb2.TransferReport, apart=["timeline", "track"])
-"""Without the sender's track: a sender writes it itself (transfer/protocol/messages.py)."""
+"""The report without the sender's track: a sender writes it itself
+(transfer/protocol/messages.py)."""
 PEERS_PULLED = PULLED.bounded("pulled")
 PEERS_ROUTE = ROUTE.bounded("route")
 PEERS_TRANSFER = TRANSFER.bounded("report")
@@ -139,7 +140,8 @@ out."""
 
 
 def sampling_from_proto(sampling: handover_pb2.Sampling) -> SamplingParams:
-    """Raises ValueError naming the field. There is a token: a hand-over ends with it."""
+    """Read sampling parameters. Raises ValueError naming the field. At least one token is sampled:
+    a hand-over ends with it."""
     if not sampling.max_new_tokens:
         raise ValueError("max_new_tokens must be at least 1 in a hand-over, not 0")
     return SAMPLING.from_wire(sampling)

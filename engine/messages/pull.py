@@ -26,15 +26,15 @@ class PullSource(Message):
 
 
 class PullCommitted(Message):
-    """(prefill) Every window of the pull landed and every digest matched."""
+    """(prefill) Every layer chunk of the pull arrived and every digest matched."""
 
     room: RoomId
     report: PullReport
 
 
 class PullLost(OfRoom):
-    """(prefill) The prompt is computed without it; granted ids are quarantined until
-    PullFenced."""
+    """(prefill) The pull was lost: the prompt is computed without it. Granted ids are quarantined
+    until PullFenced."""
 
 
 class PullFenced(OfRoom):
@@ -51,7 +51,7 @@ class PullAsked(Message):
 
 
 class PullEnd(OfRoom):
-    """(decode) The pull is over and its sender has drained: let go."""
+    """(decode) Release the state: the pull is over and its sender has drained."""
 
 
 class PullWanted(Message):
@@ -62,13 +62,13 @@ class PullWanted(Message):
 
 
 class PullPinned(Message):
-    """(decode) Pinned and at rest: may be sent."""
+    """(decode) The state is pinned and at rest: it may be sent."""
 
     source: PullSource
 
 
 class PullRefused(Message):
-    """(decode) It is here no more."""
+    """(decode) The state cannot be sent, for the given reason."""
 
     room: RoomId
     reason: str

@@ -28,7 +28,7 @@ from tasuki.transfer.reports import HandoverTimeline
 from .types import Message, Targets
 
 TIERS = frozenset({"host", "disk"})
-"""Below the arena, by name."""
+"""Names of the tiers below the arena."""
 LOAD_FAILED = "load_failed"
 """Cause of tokens whose load from a lower tier was late or wrong; it comes before the tree's
 causes. Only the engine asking for the load sets it (engine/accounting.py)."""
@@ -55,7 +55,7 @@ TEMPLATE_CHANGED = "template_changed"
 from the last turn. No tree can see this."""
 EVICTION_KINDS = frozenset({"checkpoint", "tail", "pages"})
 CheckpointName: TypeAlias = Annotated[str, one_of(frozenset(k.value for k in CheckpointKind))]
-"""Why a state is kept."""
+"""Reason for keeping a state."""
 
 
 class Eviction(Message):

@@ -1,4 +1,4 @@
-"""Requests: their phases, questions, answers and ends. Also the drain of a node.
+"""Messages about requests: phases, submission, answers and ends. Also the drain of a node.
 
 Plain, immutable values.
 """
@@ -67,7 +67,7 @@ class RequestPhase(StrEnum):
 
     @property
     def is_queued(self) -> bool:
-        """Nobody computes the request's next token yet."""
+        """Whether the request still waits for its next token to be computed."""
         return self.stage is Stage.QUEUED
 
     @property
@@ -96,7 +96,7 @@ first marks and its last."""
 
 
 class LifeMark(Message):
-    """The request came into `state`, `at` seconds after it arrived."""
+    """The request entered `state` `at` seconds after it arrived."""
 
     state: RequestPhase
     at: float
@@ -121,7 +121,7 @@ class GatewayRoom(Message):
 
 
 class Fork(Message):
-    """One answer more to a Submit's prompt, as if it had been asked for by this id and seed."""
+    """One more answer to a Submit's prompt, as if asked for with this id and seed."""
 
     request_id: RequestId
     seed: int
@@ -184,7 +184,7 @@ class Submit(Message):
         return (self.request_id, *(fork.request_id for fork in self.forks))
 
     def of_fork(self, fork: Fork) -> "Submit":
-        """The same as if the fork alone had been asked for."""
+        """Return the Submit for the fork alone."""
         return replace(
             self,
             request_id=fork.request_id,
@@ -201,16 +201,19 @@ class Abort(Message):
 
 
 class Drain(Message):
-    """Refuse new requests; answered once everything in flight has ended, or an Undrain came."""
+    """Refuse new requests. Answered once all requests in flight have ended, or after an Undrain."""
 
     query_id: int
 
 
 class TokenOut(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """margin: how far, in logits, the choice was from a tie (model/ops/sampling/reference.py). top:
-    the likeliest tokens and their logprobs, as many as the request's top_logprobs.
+    """A sampled token.
 
-    A struct, since there is one a token: it is made in a tenth of a frozen dataclass's time."""
+    margin: distance of the choice from a tie, in logits (model/ops/sampling/reference.py). top: the
+    likeliest tokens and their logprobs, as many as the request's top_logprobs.
+
+    A struct, because there is one per token: it is made in a tenth of a frozen dataclass's time.
+    """
 
     request_id: RequestId
     token: int
@@ -249,7 +252,7 @@ class TokensOut(Message):
         )
 
     def each(self) -> Iterator[TokenOut]:
-        """The same, a message a token."""
+        """Return the same tokens, one message each."""
         tops = map(self.tops.get, range(len(self)), repeat(())) if self.tops else repeat(())
         return map(
             TokenOut,
@@ -281,7 +284,7 @@ class PromptScored(Message):
 
 
 def tokens_apart(messages: Iterable[Any]) -> Iterator[Any]:
-    """The messages in order, every token as one of its own."""
+    """Yield the messages in order, with one message per token."""
     for message in messages:
         if isinstance(message, TokensOut):
             yield from message.each()
@@ -312,11 +315,11 @@ class Rejected(Message):
 
 
 class Undrain(Message):
-    """Take new requests again."""
+    """Accept new requests again."""
 
 
 class Drained(Message):
-    """at_rest: everything in flight has ended; else an Undrain came first."""
+    """at_rest: all requests in flight have ended; otherwise an Undrain came first."""
 
     query_id: int
     at_rest: bool = True

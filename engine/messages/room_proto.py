@@ -214,7 +214,8 @@ _TOP = rows(pb.TokenLogprob, "token", "logprob")
 
 
 def _top(top: TopLogprobs, field: str) -> TopLogprobs:
-    """Shown to clients: any id of the int32 is a token's name there, and none is looked up."""
+    """Check the likeliest tokens. They are only shown to clients, so any int32 id is allowed: none
+    is looked up."""
     if len(top) > MAX_TOP_LOGPROBS:
         raise PeerInvalid(f"{field} has {len(top)} tokens, at most {MAX_TOP_LOGPROBS}")
     for token, logprob in top:
@@ -224,7 +225,8 @@ def _top(top: TopLogprobs, field: str) -> TopLogprobs:
 
 
 def _tail(seconds: float, field: str) -> float | None:
-    """An estimate, and no estimate is as good as a wrong one."""
+    """Return the estimate; None if it is out of range, because no estimate is as good as a wrong
+    one."""
     return seconds if 0 <= seconds <= peer_values.LONGEST_SECONDS else None
 
 
@@ -307,7 +309,7 @@ def read_message(room: m.RoomId, message: pb.SenderMessage, prefilled_on: str) -
 
 
 def _read_message(room: m.RoomId, message: pb.SenderMessage, prefilled_on: str) -> say.Message:
-    """Raises PeerInvalid naming the field."""
+    """Read a message. Raises PeerInvalid naming the field."""
     match message.WhichOneof("message"):
         case "queued":
             queued, wait = message.queued, None
@@ -381,7 +383,7 @@ def left_state(left: m.LeftState) -> pb.TakeOverResponse:
 
 
 def left_state_from_wire(answer: pb.TakeOverResponse) -> m.GivenState | None:
-    """None: it brings none. Raises PeerInvalid."""
+    """Return the state in the answer; None if it has none. Raises PeerInvalid."""
     return _GIVEN_STATE.from_wire(answer.state) if answer.HasField("state") else None
 
 

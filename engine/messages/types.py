@@ -34,7 +34,8 @@ class FinishReason(Enum):
 
 
 class ErrorKind(Enum):
-    """Why a request was refused or ended without an answer; fronts map each to one gRPC status."""
+    """Reason for a refused request or one ended without an answer; API servers map each to one gRPC
+    status."""
 
     INVALID = "invalid"
     TOO_LONG = "too_long"

@@ -88,8 +88,8 @@ class Answers(Handover):
                 raise misdirected(message)
 
     def submit(self, message: m.Submit, refusal: m.RequestError | None = None) -> None:
-        """Queue the request and its forks, or none. refusal: why the caller refuses it, if it
-        does."""
+        """Queue the request and all its forks, or reject them all. refusal: the caller's reason to
+        refuse it, if any."""
         salt, cursor = message.salt, message.cursor
         if message.prompt_logprobs is not None:
             # What is cached has no logits, so that the whole prompt is computed, apart from all.
@@ -124,7 +124,8 @@ class Answers(Handover):
     def _request(
         self, message: m.Submit, salt: bytes, cursor: int | None, targets: m.Targets
     ) -> Request:
-        """The answer of the message's own id. salt, cursor, targets: in place of the message's."""
+        """Return a request for the message's own id. salt, cursor, targets: replace the
+        message's."""
         scoring = scoring_of(message)
         return Request(
             message.request_id,
@@ -205,13 +206,13 @@ class Answers(Handover):
         self.end(request, m.FinishReason.ABORT)
 
     def advance(self) -> None:
-        """There is nothing to grant."""
+        """Do nothing: there is nothing to grant."""
 
     def planned(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
-        """Nothing of it travels."""
+        """Do nothing: no part of it is sent."""
 
     def landed(self, prompts: Sequence[ScheduledSequence], seconds: float) -> None:
-        """Nothing is learnt of it here."""
+        """Do nothing: nothing is learnt from it here."""
 
     def admit(self, request: Request) -> bool:
         allocation = self._allocate(request, request.next_capacity)
@@ -234,7 +235,7 @@ class Answers(Handover):
             self._go_on_with(request, drawn)
 
     def _go_on_with(self, request: Request, drawn: Sampled) -> None:
-        """A token of it was drawn beside the batch."""
+        """Continue with a token sampled outside of the batch."""
         if all_sound([drawn]):
             self.on_token(request, drawn)
         else:
@@ -356,7 +357,7 @@ class Answers(Handover):
                 self._speculation.ended(request.tokens(), request.salt, cached)
 
     def end(self, request: Request, reason: m.FinishReason, hint: str = "unknown") -> None:
-        """REQUIRES: the request holds nothing any more."""
+        """Report the end of a request. REQUIRES: the request holds nothing any more."""
         self._forget(request)
         if request.forks:
             self._release_forks(request)
@@ -416,7 +417,7 @@ class StopTokens:
         self._of: dict[RequestId, frozenset[int]] = {}
         self._count: Counter[frozenset[int]] = Counter()
         self._all: Ints | None = None
-        """None: to be gathered anew."""
+        """All stop tokens; None: to be collected again."""
 
     def add(self, request_id: RequestId, tokens: frozenset[int]) -> None:
         """Set the stop tokens of a request without any yet."""

@@ -125,8 +125,8 @@ class Handover(ABC):
             request.hit = with_failed(hit, request.load_failed)
 
     def _begin_load(self, request: Request, allocation: Allocation) -> None:
-        """Let the request wait for its load, and go on as _loaded() says. REQUIRES: the allocation
-        has one."""
+        """Begin the request's load; it continues in _loaded(). REQUIRES: the allocation has a
+        load."""
         assert self._tiers is not None and allocation.load is not None
         before = allocation.match.usable_tokens
         brought = brought_by(allocation.load, self._tiers.names)
@@ -169,7 +169,7 @@ class Handover(ABC):
         self._tiers.give_up(state.allocation)
 
     def _not_loaded(self, request: Request) -> None:
-        """Its load failed: it is about to wait again."""
+        """Clean up after a failed load: the request is about to wait again."""
         return
 
     def _loaded(self, request: Request, allocation: Allocation) -> None:
@@ -178,7 +178,7 @@ class Handover(ABC):
         raise AssertionError("a load in an engine that loads nothing")
 
     def _begin_prefill(self, request: Request, allocation: Allocation) -> Prefilling:
-        """The state to move to."""
+        """Return the state to move to."""
         ahead, request.ahead = request.ahead, None
         slots = tuple(allocation.working_slots)
         computed, slot = allocation.cached_tokens, 0
@@ -202,7 +202,7 @@ class Handover(ABC):
         return Prefilling(allocation, progress, checkpoints=planned)
 
     def _learn_prefill_cost(self, request: Request) -> None:
-        """The request's prompt has been computed just now."""
+        """Learn from the prompt computed just now."""
         if request.started is not None:
             at, cached = request.started
             tokens = len(request.prompt) - cached
@@ -234,7 +234,8 @@ class Handover(ABC):
 
     @abstractmethod
     def admit(self, request: Request) -> bool:
-        """Move a waiting request on, or leave it as it is. Raises ImpossibleRequest."""
+        """Move a waiting request on and return True, or leave it unchanged. Raises
+        ImpossibleRequest."""
 
     @abstractmethod
     def planned(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
@@ -243,7 +244,7 @@ class Handover(ABC):
 
     @abstractmethod
     def landed(self, prompts: Sequence[ScheduledSequence], seconds: float) -> None:
-        """A forward with these parts of prompts has ended; it took so long alone."""
+        """Note the end of a forward with these prompt parts, and its duration alone."""
 
     def on_tokens(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
         """Handle one sampled token for each of these answers, row by row. All are live and sound.
@@ -252,7 +253,7 @@ class Handover(ABC):
 
     @abstractmethod
     def on_token(self, request: Request, sampled: Sampled) -> None:
-        """A forward of the request has drawn its next token."""
+        """Handle the request's next token, sampled by a forward."""
 
     def until_end(self, request: Request, tokens: Sequence[Sampled]) -> int:
         """Return the number of these consecutive tokens belonging to its answer. Only a role that

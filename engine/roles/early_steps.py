@@ -67,7 +67,7 @@ class HostStream:
         return nullcontext()
 
     def synchronize(self) -> None:
-        """Calls have returned, so nothing runs."""
+        """Return at once: calls have returned, so nothing runs."""
 
 
 class DeviceStream:
@@ -103,7 +103,7 @@ class Barrier(Protocol):
         """Block until all awaited data of the layer is here; return False if it will never be."""
 
     def close(self) -> None:
-        """Let nobody through any more. Idempotent."""
+        """Let no step pass any more. Idempotent."""
 
 
 @dataclass
@@ -129,7 +129,7 @@ class EarlyStep:
         return self._ended.is_set()
 
     def wait(self, seconds: float) -> None:
-        """Until it has ended, at most so long."""
+        """Wait until the step has ended, at most `seconds`."""
         self._ended.wait(seconds)
 
     @property
@@ -138,12 +138,12 @@ class EarlyStep:
         return self.seconds is not None
 
     def cancel(self) -> None:
-        """It ends before the next layer. Idempotent."""
+        """Make the step end before its next layer. Idempotent."""
         self.barrier.close()
 
 
 class _Gate(LayerHooks):
-    """No layer before its window."""
+    """Holds each layer until its layer chunk has arrived."""
 
     def __init__(self, barrier: Barrier) -> None:
         self._barrier = barrier
@@ -157,9 +157,12 @@ class _Gate(LayerHooks):
 
 
 class EarlySteps:
-    """grammars: the engine's. prepare: once on the thread of the steps, before the first. on_end:
-    called there after each; must return at once. stream: makes the one of all steps; the arena's
-    device's own by default."""
+    """Runs early steps on one thread.
+
+    grammars: the engine's. prepare: called once on the thread, before the first step. on_end:
+    called there after each step; must return at once. stream: makes the one stream of all steps; by
+    default one of the arena's device.
+    """
 
     def __init__(
         self,
@@ -194,7 +197,7 @@ class EarlySteps:
         return logit_adjuster(sampling, before, self._model.config, self._grammars)
 
     def prepare(self) -> None:
-        """May take seconds on a GPU."""
+        """Prepare the thread. May take seconds on a GPU."""
         self._thread.submit(self._prepare).result()
 
     def close(self) -> None:
@@ -208,7 +211,7 @@ class EarlySteps:
         return self._running is None or self._running.ended
 
     def begin(self, step: EarlyStep) -> bool:
-        """Start it, unless another one runs."""
+        """Start the step, unless another one runs. Return True if started."""
         if not self.is_free:
             return False
         self._running = step
@@ -293,7 +296,7 @@ class PrefillBehind:
         return self.step.ended
 
     def wait(self, seconds: float) -> None:
-        """Until it has ended, at most so long."""
+        """Wait until the forward has ended, at most `seconds`."""
         self.step.wait(seconds)
 
     @property
@@ -323,7 +326,7 @@ class PrefillsBehind:
         self.counts: BehindCounts = {"begun": 0, "busy": 0, "joined": 0, "dropped": 0}
 
     def prepare(self) -> None:
-        """May take seconds on a GPU."""
+        """Prepare the thread. May take seconds on a GPU."""
         self._steps.prepare()
 
     def close(self) -> None:
@@ -397,5 +400,5 @@ class PrefillsBehind:
         return Ahead(behind.stop, behind.step.sampled)
 
     def drop(self) -> None:
-        """A forward is of no use: its load failed, or nobody wants it."""
+        """Count a useless forward: its load failed, or its request is gone."""
         self.counts["dropped"] += 1

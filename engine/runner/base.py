@@ -40,12 +40,12 @@ class DrawnTokens:
 
     @classmethod
     def nothing(cls, rows: int) -> "DrawnTokens":
-        """To be filled row by row."""
+        """Return empty columns, to be filled row by row."""
         return cls(np.zeros(rows, dtype=np.int32), np.zeros(rows), np.zeros(rows))
 
     @classmethod
     def of(cls, sampled: Iterable[Sampled | None]) -> "DrawnTokens":
-        """A row each; None: nothing was drawn of it."""
+        """Return one row each; None: nothing was sampled for the row."""
         found = list(sampled)
         tops = {row: token.top for row, token in enumerate(found) if token and token.top}
         drawn = replace(cls.nothing(len(found)), tops=tops)
@@ -66,7 +66,7 @@ class DrawnTokens:
         return DrawnTokens(self.tokens[rows], self.logprobs[rows], self.margins[rows], tops)
 
     def at(self, row: int) -> Sampled:
-        """REQUIRES: something was drawn of the row."""
+        """Return the row's first token. REQUIRES: a token was sampled for the row."""
         return Sampled(
             int(self.tokens[row]),
             float(self.logprobs[row]),
@@ -94,16 +94,17 @@ class InFlightForward(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the device has computed all of it."""
+        """True once the device has computed all of it."""
 
     @property
     def idle_seconds(self) -> float:
-        """From the end of the forward before to the start of this one, on the device, copies and
-        folds between them included. REQUIRES: result() was called."""
+        """Seconds from the end of the previous forward to the start of this one, on the device,
+        including copies and folds between them. REQUIRES: result() was called."""
 
     @property
     def busy_seconds(self) -> float:
-        """From the start of this one to its end, on the device. REQUIRES: result() was called."""
+        """Seconds from the start of this forward to its end, on the device. REQUIRES: result() was
+        called."""
 
     def result(self) -> DrawnTokens:
         """Wait for the end. Return the sampled tokens, by the plan's rows.
@@ -186,5 +187,5 @@ class AtRestQueue(Generic[Item]):
 
     @property
     def waiting(self) -> bool:
-        """Whether an item waits for the device."""
+        """True if an item waits for the device."""
         return bool(self._items)

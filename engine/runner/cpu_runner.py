@@ -1,7 +1,7 @@
 """The runner of CPUs.
 
-Owns the last tokens of lanes and the inputs of rows with drafts. Thread rule: one thread. A launch
-computes at once; all else is as on a GPU.
+Owns the last tokens by batch index and the inputs of rows with drafts. Thread rule: one thread. A
+launch computes at once; all else is as on a GPU.
 """
 
 import time
@@ -155,7 +155,7 @@ class CpuRunner:
         grammars: GrammarCompiler,
         together: DrawnTogether | None = None,
     ) -> None:
-        """together: with the other ranks of the model; None: there are none."""
+        """together: the other ranks of the model; None: there are none."""
         self._model = model
         self._arena = arena
         self._steps = steps
@@ -174,7 +174,7 @@ class CpuRunner:
         return self._steps.value
 
     def prepare(self) -> None:
-        """The first request waits for nothing here."""
+        """Do nothing: the first request waits for nothing here."""
 
     def check_device(self) -> None:
         """Do nothing: a host running this code is not lost."""
@@ -315,7 +315,8 @@ class CpuRunner:
     def _sample(
         self, logits: torch.Tensor, lanes: Sequence[int], positions: Sequence[int]
     ) -> list[Sampled]:
-        """A token of each row, of those lanes, to stand at those positions."""
+        """Return a sampled token of each row. lanes: of the rows. positions: of the sampled
+        tokens."""
         wanted = [self._sequences.sampling(lane) for lane in lanes]
         drawn = sample(logits, wanted, positions, self._adjustments.scores(logits, lanes))
         if self._together is not None and any(sampling.adjusts for sampling in wanted):

@@ -48,8 +48,8 @@ class DecodeGraphs:
         lanes: LastTokens,
         progress: Progress = no_progress,
     ) -> None:
-        """Capture a graph for every size up to table's rows. Nothing of the arena is touched: while
-        rows counts no row, the operators leave it alone."""
+        """Capture a graph for every size up to table's rows. Nothing in the arena is touched: while
+        rows counts no row, the operators leave it unchanged."""
         self._model = model
         self._backend = backend
         self._arena = arena
@@ -109,7 +109,8 @@ def no_collection() -> Iterator[None]:
 
 
 _FIRST_SHARE = 6
-"""One in so many layers takes the device as long as launching the others takes the host."""
+"""The first graph has 1 / _FIRST_SHARE of the layers. The device computes them in about the time
+the host needs to launch the others."""
 
 
 class SplitGraph:

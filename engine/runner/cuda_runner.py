@@ -86,7 +86,8 @@ class LayerEvents(LayerHooks):
 
 @dataclass(frozen=True)
 class DrawnPart:
-    """Tokens on their way, of the plan's rows of these numbers. tops: the likeliest of some."""
+    """Tokens being copied to the host, of the plan's rows of these numbers. tops: the likeliest
+    tokens of some rows."""
 
     rows: NDArray[np.int64]
     drawn: torch.Tensor
@@ -228,9 +229,10 @@ class CudaRunner:
         self._ends = ForwardEnds(begun, begun)
 
     def _warm_up(self) -> None:
-        """Let the kernels of prompts be compiled for every kind of length before a client waits.
+        """Compile the prompt kernels for every kind of length before a client waits.
 
-        REQUIRES: nothing in the arena is used yet."""
+        REQUIRES: nothing in the arena is used yet.
+        """
         longest = self._model.config.max_position
         far = min(_FAR_TOKENS, longest - PAGE_TOKENS)
         block = min(block_rows_of(self._model.config, self._arena.bytes.device), longest)
@@ -321,7 +323,7 @@ class CudaRunner:
     def _decode(
         self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
     ) -> list[DrawnPart]:
-        """The rows of these numbers, each of one token."""
+        """Compute the rows of these numbers, one token each."""
         lanes = rows.lanes[numbers].tolist()
         numbers = numbers[self._table.seat([self._sequences.pages(lane) for lane in lanes])]
         seated = rows.take(numbers)

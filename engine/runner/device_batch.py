@@ -91,15 +91,15 @@ class LastTokens:
         return self._tokens
 
     def tokens(self, lanes: Tensor) -> Tensor:
-        """[n] int32 of lanes [n] int32."""
+        """Return the last tokens [n] int32 at batch indices [n] int32."""
         return self._tokens.index_select(0, lanes)
 
     def put(self, lanes: Tensor, tokens: Tensor) -> None:
-        """lanes, tokens [n] int32 on the device."""
+        """Store tokens. lanes, tokens [n] int32 on the device."""
         self._tokens.index_copy_(0, lanes.long(), tokens)
 
     def put_known(self, lanes: Ints, tokens: Ints) -> None:
-        """lanes, tokens [n], of the host's."""
+        """Store tokens from the host. lanes, tokens [n]."""
         host = torch.empty(2, len(lanes), dtype=torch.int64, pin_memory=True)
         host.numpy()[:] = lanes, tokens
         known_lanes, known = host.to(self._tokens.device, non_blocking=True)
@@ -121,7 +121,8 @@ class LaneDrafts:
         self._counts: dict[int, int] = {}
 
     def guessed(self, lanes: Iterable[int], counts: Iterable[int]) -> None:
-        """So many are there from here on in the stream, in the place of those before."""
+        """Record the number of drafts stored from here on in the stream, replacing the previous
+        ones."""
         self._counts.update(zip(lanes, counts, strict=True))
 
     def check(self, lane: int, count: int) -> None:
@@ -163,7 +164,7 @@ class SamplingTable:
         self.follows: NDArray[np.bool_] = np.zeros(lanes, dtype=np.bool_)
 
     def join(self, lane: int, sampling: SamplingParams, begins: int) -> None:
-        """begins: position of the answer's first token."""
+        """Store a sequence's sampling parameters. begins: position of the answer's first token."""
         self.temperature[lane] = sampling.temperature
         # The best of all is the best of any cut.
         self.top_k[lane] = sampling.top_k if sampling.temperature else 0
@@ -178,7 +179,7 @@ class SamplingTable:
         self.follows[lane] = sampling.thinking is not None and not self.adjusts[lane]
 
     def adjusted(self, rows: ResolvedRows) -> NDArray[np.bool_]:
-        """[n] whether logits behind any token of a row may be changed before a token is drawn."""
+        """Return [n]: True if logits after any token of a row may be adjusted before sampling."""
         first, end = self.rules[rows.lanes].T
         drawn_first, drawn_last = rows.starts + 1, rows.stops
         ruled: NDArray[np.bool_] = (drawn_first < end) & (first <= drawn_last)
@@ -202,7 +203,7 @@ class LaneStates:
 
 @dataclass(frozen=True)
 class StepShape:
-    """rows: most of a step; pages: most of a row."""
+    """rows: most in a step; pages: most in a row."""
 
     rows: int
     pages: int
@@ -227,7 +228,7 @@ class DeviceBatch:
         self._results = torch.zeros(3, self._stride, dtype=torch.int32, device=device)
 
     def clear(self) -> None:
-        """No row counts from here on in the stream."""
+        """Make all rows padding from here on in the stream."""
         self._copy(self._blank(0))
 
     def fill(self, rows: ResolvedRows, sampling: SamplingTable) -> None:
@@ -272,7 +273,7 @@ class DeviceBatch:
 
     @property
     def rows(self) -> Tensor:
-        """[1]: how many rows count."""
+        """[1]: number of rows that are not padding."""
         return self._inputs[_ROWS, :1]
 
     def lanes(self, size: int) -> Tensor:

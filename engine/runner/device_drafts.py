@@ -1,4 +1,4 @@
-"""Drafts on a GPU: rows with drafts are verified, and the draft layer guesses the next ones.
+"""Drafts on a GPU: verification of rows with drafts, and the draft layer's next guesses.
 
 Owns the rows' numbers, page tables and graphs; shares model and arena with the runner. Thread rule:
 the runner's; one stream.
@@ -99,7 +99,7 @@ class DraftVerifier:
         """Folds of the last step to be done by the next one, by lane."""
         self._held: dict[int, _Held] = {}
         self.width = 1
-        """Tokens of a row of the last step."""
+        """Row length of the last step, in tokens."""
         self._alone: set[int] = set()
         """Lanes with rows computed without their drafts; these wrote their slots."""
         self._beside: frozenset[int] = frozenset()
@@ -137,7 +137,8 @@ class DraftVerifier:
     def verify(
         self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
     ) -> VerifiedRows:
-        """The rows of these numbers, at least one and at most as many as seated() leaves."""
+        """Compute the rows of these numbers, at least one and at most as many as seated()
+        leaves."""
         lanes = rows.lanes[numbers].tolist()
         numbers = numbers[self._table.seat([self._sequences.pages(lane) for lane in lanes])]
         rows = rows.take(numbers)
@@ -179,7 +180,7 @@ class DraftVerifier:
 
     @property
     def last_drawn(self) -> LastDrawn:
-        """REQUIRES: there is a draft layer."""
+        """The last step's results. REQUIRES: there is a draft layer."""
         assert self._scratch.hidden is not None, "the config has no draft layer"
         return self._rows.last_drawn(self._scratch.hidden)
 
@@ -363,7 +364,8 @@ class LayerDrafter:
     def _seat(
         self, asked: Sequence[Guess], rows: ResolvedRows
     ) -> tuple[NDArray[np.int64], list[int]]:
-        """The numbers of the rows as they sit here, and how many drafts each is to have."""
+        """Assign rows to the guesses. Return the rows' numbers in their order here, and the number
+        of drafts of each."""
         lanes = [int(rows.lanes[guess.row]) for guess in asked]
         order = self._table.seat([self._sequences.pages(lane) for lane in lanes])
         seated = [asked[place] for place in order]

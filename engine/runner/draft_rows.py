@@ -73,7 +73,7 @@ class DraftedRows:
         self._owners = {some: every.repeat_interleave(some) for some in range(1, width + 1)}
 
     def clear(self) -> None:
-        """No row counts from here on in the stream."""
+        """Make all rows padding from here on in the stream."""
         self._sequences.clear()
         self._tokens.clear()
         self._numbers.zero_()
@@ -111,7 +111,7 @@ class DraftedRows:
         return self._tokens.read()
 
     def read_ids(self) -> Tensor:
-        """Start to copy the tokens of all rows, [n] int32, those taken from lanes included."""
+        """Start to copy the tokens of all rows, [n] int32, including stored drafts."""
         ids = self._numbers[_IDS]
         host = torch.empty(ids.shape, dtype=torch.int32, pin_memory=True)
         host.copy_(ids, non_blocking=True)
@@ -119,7 +119,7 @@ class DraftedRows:
 
     @property
     def tokens(self) -> Tensor:
-        """[1]: how many tokens count, or stand between those."""
+        """[1]: number of tokens, including padding between rows."""
         return self._tokens.rows
 
     def take_drafts(self, size: int, width: int, drafts: Tensor) -> Tensor:
@@ -149,7 +149,8 @@ class DraftedRows:
         return self._tokens.draws(size * width)
 
     def batch(self, size: int, width: int, table: Tensor) -> VerifyBatch:
-        """The first `size` rows of `width` tokens as the model takes them. table [rows, pages]."""
+        """Return the first `size` rows of `width` tokens in the model's form. table [rows,
+        pages]."""
         rows = self._sequences.decode_batch(size, table)
         return VerifyBatch(
             positions=self._tokens.decode_batch(size * width, table).positions,
@@ -256,7 +257,7 @@ class GuessRows:
         """Tokens of a row."""
 
     def clear(self) -> None:
-        """No row counts from here on in the stream."""
+        """Make all rows padding from here on in the stream."""
         self._numbers.clear()
 
     def fill(
@@ -286,7 +287,7 @@ class GuessRows:
 
     @property
     def rows(self) -> Tensor:
-        """[1]: how many rows count."""
+        """[1]: number of rows that are not padding."""
         return self._numbers.rows
 
     def lanes(self, size: int) -> Tensor:

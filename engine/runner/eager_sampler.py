@@ -47,7 +47,7 @@ class CountedDraws(Protocol):
 
 @dataclass(frozen=True)
 class DrawnOnce:
-    """drawn: a token of each row, on its way to the host, as DeviceBatch.read() has it."""
+    """drawn: a token of each row, being copied to the host, as in DeviceBatch.read()."""
 
     drawn: Tensor
 
@@ -76,8 +76,8 @@ class _Untold:
 
 @dataclass(frozen=True)
 class TopTokens:
-    """rows: numbers of the rows. tokens, logprobs [n, most]: on their way to the host. counts: how
-    many each row wants."""
+    """rows: numbers of the rows. tokens, logprobs [n, most]: being copied to the host. counts:
+    number wanted by each row."""
 
     rows: Sequence[int]
     counts: Sequence[int]
@@ -85,7 +85,8 @@ class TopTokens:
     logprobs: Tensor
 
     def of_rows(self) -> list[tuple[int, TopLogprobs]]:
-        """(row, its likeliest tokens). REQUIRES: the stream has come this far."""
+        """Return pairs of a row and its likeliest tokens. REQUIRES: the stream has come this
+        far."""
         columns = (self.rows, self.counts, self.tokens.tolist(), self.logprobs.tolist())
         return [
             (row, tuple(zip(tokens[:count], logprobs[:count], strict=True)))
@@ -221,7 +222,7 @@ def _recorded() -> torch.cuda.Event:
 
 
 def _read(values: Tensor) -> Tensor:
-    """Start to copy to the host."""
+    """Start to copy the values to the host."""
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
     return host

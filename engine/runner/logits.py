@@ -80,13 +80,13 @@ class LaneAdjustments:
                 )
 
     def drawn(self, lane: int, token: int) -> None:
-        """The lane's next token."""
+        """Record the sequence's next token."""
         adjuster = self._adjusters.get(lane)
         if adjuster is not None:
             adjuster.append(token)
 
     def adjuster(self, lane: int) -> LogitAdjuster:
-        """REQUIRES: the lane's request adjusts."""
+        """Return the adjuster. REQUIRES: the request at the batch index adjusts."""
         return self._adjusters[lane]
 
     def scores(self, logits: Tensor, lanes: Sequence[int]) -> Tensor | None:

@@ -23,7 +23,8 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
 
 _STRIDES = ((4, 2), (16, 4), (64, 8), (256, 16))
-"""Up to so many rows, sizes stand so far apart; then by 64."""
+"""Pairs of a batch size and the distance between sizes below it; above the last the distance is
+64."""
 
 
 def padded_sizes(largest: int) -> list[int]:
@@ -85,7 +86,7 @@ class ResolvedRows:
 
     @property
     def stops(self) -> Ints:
-        """Tokens of each sequence once the forward has ended, without those drawn."""
+        """Length of each sequence once the forward has ended, without its sampled tokens."""
         return self.starts + self.lengths
 
     def take(self, rows: NDArray[np.int64]) -> "ResolvedRows":
@@ -131,7 +132,7 @@ class SequenceStates:
         return self._sampling[lane]
 
     def apply(self, plan: ForwardPlan) -> ResolvedRows:
-        """Take over the plan's changes; its rows. Raises PlanGap with nothing changed, PlanError
+        """Apply the plan's changes; return its rows. Raises PlanGap with nothing changed, PlanError
         with the plan's number used up."""
         if plan.number != self._next:
             raise PlanGap(f"plan {plan.number} came where {self._next} was due")

@@ -36,7 +36,7 @@ class StepOutlook:
         self._last = 0, 0.0
 
     def landed(self, rows: int, seconds: float) -> None:
-        """A step of nothing but so many answers, at least one, took so long."""
+        """Record a decode-only step of `rows` answers, at least one, and its duration."""
         before, self._last = self._last, (rows, seconds)
         if before[0] == rows:
             seconds = min(seconds, before[1])
@@ -62,7 +62,7 @@ class StepOutlook:
         return max(1, bisect_right(within, seconds, key=self._expected))
 
     def _expected(self, rows: int) -> float:
-        """REQUIRES: a step has landed."""
+        """Return the expected seconds of a step of `rows` rows. REQUIRES: a step was recorded."""
         place = bisect_left(self._rows, rows)
         if place == 0:
             return self._seconds[0] * rows / self._rows[0]
@@ -147,7 +147,7 @@ class QueueLimit:
 
     @property
     def idle_seconds(self) -> float | None:
-        """How long nobody needs to look; None: until somebody enters."""
+        """The seconds until the next check is needed; None: not before a request enters."""
         return max(0.0, self._times[0][0] - self._clock()) if self._times else None
 
     def passed(self, waiting: Container[Request]) -> list[Request]:
@@ -192,7 +192,7 @@ class FirstTokenOutlook:
         self._clock = clock
         self._waiting: dict[Request, None] = {}
         self._speeds: deque[float] = deque(maxlen=_WINDOWS)
-        """Prompt tokens a second, a window each."""
+        """Prompt tokens a second, one value per window."""
         self._worked = 0.0
         self._answered = 0
         self._looked_at = 0.0
@@ -202,7 +202,8 @@ class FirstTokenOutlook:
         self._waiting[request] = None
 
     def left(self, request: Request, *, answered: bool) -> None:
-        """answered: its first token is out; else it will have none. Idempotent."""
+        """Forget a prompt. answered: its first token is out; otherwise it will have none.
+        Idempotent."""
         if request not in self._waiting:
             return
         self._pass_time()
@@ -245,7 +246,7 @@ class FirstTokenOutlook:
 
 
 def _comes_first(other: Request, request: Request, due: float, now: float) -> bool:
-    """In a line of one caller."""
+    """Return True if `other` goes first in the line of its caller."""
     if other.priority != request.priority:
         return other.priority < request.priority
     # Of one that is late already nothing is due any more.
@@ -253,7 +254,7 @@ def _comes_first(other: Request, request: Request, due: float, now: float) -> bo
 
 
 SecondsElsewhere = Callable[[Request], float]
-"""Returns the seconds of others' work before a request, as of FirstTokenOutlook.seconds."""
+"""Return the seconds of others' work before a request, as in FirstTokenOutlook.seconds."""
 
 
 class EarlyRefusal:
@@ -334,7 +335,8 @@ MOST_ACCEPTED = 16
 """Accepted rooms of one decode node: as many as begin during a grant's round trip. Not more,
 because each holds a slot."""
 MOST_PULLED = 32
-"""Likewise: a pull waits for the forward in flight, and is over within the next one or two."""
+"""Pulling transfers of one decode node, limited likewise: a pull waits for the forward in flight,
+and is over within the next one or two."""
 _WINDOW_SHARE = 4
 """Their prompts together use at most this part of the capacity (1 / value); one is always
 allowed."""
@@ -368,7 +370,7 @@ class AcceptWindow:
         self._ahead.setdefault(peer, {})[room] = tokens
 
     def leave(self, peer: str, room: m.RoomId) -> None:
-        """A forward of the room is planned, its pull is over, or there will be neither.
+        """Remove a transfer: a forward of it is planned, its pull is over, or neither will come.
         Idempotent."""
         ahead = self._ahead.get(peer, {})
         if ahead.pop(room, None) is None:

@@ -34,7 +34,7 @@ from .shared_prompts import Leader, LoadLeader
 
 @dataclass
 class Held:
-    """By the running requests of one caller: rows of a forward, tokens of the arena."""
+    """Resources of the running requests of one caller: rows of a forward, tokens of the arena."""
 
     rows: int = 0
     tokens: int = 0
@@ -46,7 +46,7 @@ class RunningRequests(Collection[Request]):
         self._progress = progress
         self._lanes: dict[Request, int] = {}
         self._order: Lanes = np.empty(0, dtype=np.intp)
-        """Their lanes; of no meaning while _reordered."""
+        """Batch indices of the running requests; invalid while _reordered."""
         self._reordered = False
         self._suspects: list[Request] = []
         """May hold requests that are no longer suspect."""
@@ -57,7 +57,7 @@ class RunningRequests(Collection[Request]):
         self.capacities: Ints = np.zeros(lanes, dtype=np.int32)
         self.prompts: list[Request] = []
         self.held: dict[str, Held] = {}
-        """By caller; none is empty."""
+        """Resources by caller; none is empty."""
         self.drafting: dict[Request, Drafting] = {}
         """Requests with drafted answers, in the same order."""
 
@@ -74,7 +74,7 @@ class RunningRequests(Collection[Request]):
         return request in self._lanes
 
     def add(self, request: Request) -> None:
-        """REQUIRES: it is Active."""
+        """Add a running request. REQUIRES: it is Active."""
         state = request.state
         assert isinstance(state, Active)
         lane = state.progress.lane
@@ -111,7 +111,7 @@ class RunningRequests(Collection[Request]):
             del self.held[request.caller]
 
     def grown(self, request: Request, state: Active) -> None:
-        """Its allocation holds more."""
+        """Record the new capacity of its allocation."""
         lane, capacity = self._lanes[request], state.allocation.capacity_tokens
         self.held[request.caller].tokens += capacity - int(self.capacities[lane])
         self.capacities[lane] = capacity
@@ -122,7 +122,7 @@ class RunningRequests(Collection[Request]):
         self._answers[self._lanes[request]] = state.answers_here
 
     def acquit(self, requests: Sequence[Request]) -> None:
-        """A forward of theirs has succeeded, so none of them is suspect any more."""
+        """Clear the suspicion of requests in a successful forward."""
         for request in self._suspects:
             if request in requests:
                 request.suspect = False
@@ -208,7 +208,8 @@ class WaitingQueue:
         return request in self._places
 
     def __iter__(self) -> Iterator[Request]:
-        """All of them: the first of each line, then the second of each, the parked ones last."""
+        """Yield all requests: the first of each line, then the second of each, the parked ones
+        last."""
         for places in zip_longest(*self.lines.values()):
             for place in places:
                 if place is not None:
@@ -264,22 +265,24 @@ class WaitingQueue:
             self._stand(place)
 
     def park(self, request: Request, leader: Leader | LoadLeader) -> None:
-        """Let it wait behind a sibling, in nobody's way. REQUIRES: it stands in a line."""
+        """Move the request from its line to wait behind a sibling, without delaying others.
+        REQUIRES: it is in a line."""
         self._leave(self._places[request])
         self._parked.setdefault(leader, {})[request] = None
 
     def unpark(self) -> None:
-        """Whoever's sibling has come far enough, or will not, takes its place in its line again."""
+        """Return parked requests to their place in the line if their sibling has reached the
+        position, or never will."""
         for leader in [leader for leader in self._parked if leader.is_over]:
             for request in self._parked.pop(leader):
                 self._stand(self._places[request])
 
     def tried(self, caller: str) -> int:
-        """How many of the line, from its first, may be tried now."""
+        """Return the number of requests, from the line's first, that may be tried now."""
         return 1 if self.lines[caller][0][-1].overtaken >= _OVERTAKEN else _TRIED
 
     def begun(self, request: Request) -> None:
-        """It left its line; those before it were overtaken."""
+        """Remove a begun request from its line, and count it as overtaking those before it."""
         place = self._places.pop(request)
         for before in self.lines[request.caller][:_TRIED]:
             if before is place:
@@ -362,7 +365,7 @@ class CallerShares:
 
 
 def _least_urgent(requests: Iterable[Request]) -> Request:
-    """The first of them."""
+    """Return the least urgent request, the first of equals."""
     return max(requests, key=lambda request: request.priority)
 
 

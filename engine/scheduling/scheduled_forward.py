@@ -113,7 +113,7 @@ class AnswerRows:
         return still
 
     def requests_where(self, rows: NDArray[np.bool_]) -> list[Request]:
-        """rows [n]."""
+        """Return the requests of the marked rows [n]."""
         return [self.requests[row] for row in rows.nonzero()[0].tolist()]
 
     def take(self, rows: NDArray[np.intp]) -> "AnswerRows":
@@ -128,7 +128,7 @@ class AnswerRows:
         )
 
     def sequences(self) -> list[ScheduledSequence]:
-        """The same, one by one. REQUIRES: all are live."""
+        """Return the rows as single sequences. REQUIRES: all are live."""
         found = []
         for row, request in enumerate(self.requests):
             assert isinstance(request.state, Active)
@@ -144,7 +144,7 @@ class AnswerRows:
 
 @dataclass(frozen=True)
 class ScheduledForward:
-    """Rows of answers come before those of answers with drafts, and these before prompts'."""
+    """The rows of one forward: answers first, then answers with drafts, then prompts."""
 
     answers: AnswerRows
     prompts: Sequence[ScheduledSequence]
@@ -155,7 +155,7 @@ class ScheduledForward:
 
     @property
     def sequences(self) -> list[ScheduledSequence]:
-        """Behind the answers' rows, in the order of the rows."""
+        """The sequences after the answers' rows, in the order of the rows."""
         return [*self.drafted, *self.prompts]
 
     @property
@@ -209,7 +209,7 @@ class ForwardPlanner:
         copies: tuple[CopyOp, ...],
         folds: tuple[Fold, ...] = (),
     ) -> ForwardPlan:
-        """The next plan; it must be launched. REQUIRES: no two rows share a lane."""
+        """Return the next plan; it must be launched. REQUIRES: no two rows share a batch index."""
         answers = forward.answers
         changes = _Changes()
         columns: Ints = np.empty((COLUMNS, len(forward)), dtype=np.int32)
@@ -275,7 +275,7 @@ class ForwardPlanner:
         return known
 
     def _sequence_row(self, item: ScheduledSequence, column: Ints, changes: _Changes) -> list[int]:
-        """Fills the row's column; its tokens."""
+        """Fill the row's column; return its tokens."""
         lane = item.lane
         self._follow(item.request, lane, changes)
         flags = _VERIFIES if item.drafts else _DECODES if item.decodes else 0
@@ -294,7 +294,8 @@ class ForwardPlanner:
         return known + list(item.drafts)
 
     def _follow(self, request: Request, lane: int, changes: _Changes) -> None:
-        """Let the runner have the request's sequence and all of its pages."""
+        """Add the request's sequence and all its pages to the changes, as far as the runner lacks
+        them."""
         state = request.state
         assert isinstance(state, Active)
         if self._joined[lane] != state.progress.number:

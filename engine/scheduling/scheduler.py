@@ -212,7 +212,8 @@ class _Proposed:
 
 
 class Scheduler:
-    """`admit(request)` moves a waiting request on and says whether it could (Engine._admit)."""
+    """Chooses the content of each forward. `admit(request)` moves a waiting request on and returns
+    True if it could (Engine._admit)."""
 
     def __init__(
         self,
@@ -235,7 +236,7 @@ class Scheduler:
         self._drafts = drafts
         self._chunk = ChunkLimit(config.prefill_chunk_tokens, config.max_itl_seconds)
         self._chunk_seconds = LineFit()
-        """By prompt tokens of a forward."""
+        """Seconds of a forward by its prompt tokens."""
         self._shares = CallerShares(cache, seats)
         self._computing: list[Request] = []
         """Admitted requests with prompts not computed yet; some may be over."""
@@ -288,7 +289,7 @@ class Scheduler:
         return left if 0 < left < math.inf else None
 
     def landed(self, forward: ScheduledForward, seconds: float) -> None:
-        """It took so long."""
+        """Record a forward's duration."""
         self._chunk.landed(forward, seconds)
         if tokens := forward.prompt_tokens:
             self._chunk_seconds.add(tokens, seconds)
@@ -362,7 +363,7 @@ class Scheduler:
         return found
 
     def _watch(self) -> None:
-        """Some of the drafters, the next ones each time."""
+        """Watch some of the drafters, the next ones each time."""
         drafting = list(self.running.drafting.items()) if self._drafts.watched else []
         count = min(self._drafts.watched, len(drafting))
         for place in range(self._first_watched, self._first_watched + count):
@@ -381,8 +382,8 @@ class Scheduler:
     def _drafted(
         self, proposed: _Proposed, drafts: tuple[int, ...], most: int
     ) -> ScheduledSequence:
-        """With as many of these drafts, and of the guesses, `most` at most, as its pages have room
-        for."""
+        """Return the row with as many of these drafts, and at most `most` guesses, as its pages can
+        hold."""
         request, state, length = proposed.request, proposed.state, proposed.request.length
         drafts = drafts[: state.allocation.capacity_tokens - length]
         start, read, written = length - 1, state.progress.slot, state.next_index
@@ -541,7 +542,7 @@ class Scheduler:
         self.requeue(request)
 
     def _cut(self, request: Request, state: Prefilling, stop: int) -> ScheduledSequence:
-        """The tokens until there, with slots for the checkpoints among them."""
+        """Return the prompt's tokens up to `stop`, with slots for the checkpoints among them."""
         start = state.progress.num_scheduled
         kept = []
         for planned in state.checkpoints:

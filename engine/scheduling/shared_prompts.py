@@ -44,7 +44,7 @@ class Leader:
 
     @property
     def is_over(self) -> bool:
-        """Whether the state is kept, or never will be."""
+        """True if the state is kept, or never will be."""
         state = self.request.state
         if not isinstance(state, AwaitingGrant | Prefilling):
             return True
@@ -63,7 +63,7 @@ class LoadLeader:
 
     @property
     def is_over(self) -> bool:
-        """Whether the load has ended, with success or not."""
+        """True if the load has ended, with success or not."""
         state = self.request.state
         return not isinstance(state, Loading) or state.allocation is not self.allocation
 
@@ -142,7 +142,7 @@ def _computed(request: Request) -> int:
 
 
 def common_tokens(one: Tokens, other: Tokens) -> int:
-    """How many first tokens are the same."""
+    """Return the length of the common prefix."""
     length = min(len(one), len(other))
     if length == 0 or one[0] != other[0]:
         return 0
@@ -188,7 +188,7 @@ def carrier_of(choices: Sequence[Request], taken: Collection[m.RequestId]) -> Re
 
 
 def told_of(fork: Request, carrier: Request) -> None:
-    """Let the fork report how its prompt was computed."""
+    """Copy the carrier's report of the prompt's computation to the fork."""
     fork.hit = None if carrier.hit is None else _with_last_token(carrier.hit)
     fork.transfer, fork.pulled = carrier.transfer, carrier.pulled
     fork.route, fork.prefilled_on = carrier.route, carrier.prefilled_on

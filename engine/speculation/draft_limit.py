@@ -18,7 +18,7 @@ from typing import Protocol
 from .drafting import Drafting
 
 _KEPT = 9
-"""Steps of a kind, the newest."""
+"""Number of newest steps kept of each kind."""
 _KNOWN = 3
 """Steps of a kind needed to know its duration. Fewer may all have been delayed by something
 else."""
@@ -47,7 +47,7 @@ class StepCosts:
         self._more: dict[tuple[int, int, int], deque[float]] = defaultdict(some)
 
     def landed(self, shape: StepShape, seconds: float) -> None:
-        """A step took so long."""
+        """Record a step's duration."""
         if not shape.drafted:
             self._plain[shape.plain].append(seconds)
             return
@@ -134,7 +134,7 @@ class FixedLimit:
         return self.most
 
     def landed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
-        """It changes nothing."""
+        """Do nothing: the limit is constant."""
 
 
 _GAINS = 1.02
@@ -182,7 +182,7 @@ class MeasuredLimit:
         """Steps that drafts may still lose."""
         self._doubted = 0
         self._stale: dict[int, int] = {}
-        """Steps with drafts since those without were measured, by answers."""
+        """Steps with drafts since steps without were measured, by number of answers."""
         self._anew = 0
         self._tries = False
         self._looks = 0.0

@@ -81,16 +81,16 @@ class Chances:
             self._held[place] = self._held[place] * self._fades + (place < held)
 
     def looked(self, *, found: bool) -> None:
-        """Drafts were looked for."""
+        """Record a search for drafts."""
         self._found = self._found * _FADES + found * (1 - _FADES)
 
     @property
     def found(self) -> float:
-        """How likely there are drafts when they are looked for."""
+        """The chance of a search to find drafts."""
         return self._found
 
     def gains(self, most: int) -> Sequence[float]:
-        """How many of 1, 2, .. `most` drafts of a row hold, in the mean."""
+        """Return the mean number of accepted drafts for rows of 1, 2, .. `most` drafts."""
         if self._gains is None or len(self._gains) < most:
             reached = accumulate((self._likely(place) for place in range(most)), mul)
             self._gains = list(accumulate(reached))
@@ -113,14 +113,14 @@ class MtpDrafter:
         self._guessed: tuple[int, ...] = ()
         self._on_lane = 0
         self._behind = 0
-        """Nothing was asked for behind no token of the answer: it is drawn without a draft."""
+        """0: no drafts were asked for yet; the answer's first token is sampled without one."""
 
     @property
     def source(self) -> DraftSource:
         return DraftSource.MTP
 
     def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
-        """So many tokens of the answer stand before them."""
+        """Store the layer's drafts, made after `behind` tokens of the answer."""
         self._guessed, self._on_lane, self._behind = tokens, 0, behind
 
     def left_on_lane(self, count: int, behind: int) -> None:
@@ -217,7 +217,7 @@ class Drafting:
             self._mtp.left_on_lane(count, behind)
 
     def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
-        """It proposed these; so many tokens of the answer stand before them."""
+        """Store the layer's drafts, made after `behind` tokens of the answer."""
         if self._mtp is not None:
             self._mtp.guessed(tokens, behind)
 

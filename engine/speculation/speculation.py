@@ -40,7 +40,7 @@ class SuffixIndex:
         self._table: NDArray[np.int64] = np.zeros(1 << bits, dtype=np.int64)
         self._ring: Ints = np.zeros(capacity, dtype=np.int32)
         self._end = 1
-        """Places are numbered from 1 on, for ever; this is the next one."""
+        """The next place. Places are numbered from 1 on without end."""
         self._starts: deque[int] = deque()
         self._salts: deque[bytes] = deque()
 
@@ -91,7 +91,7 @@ class SuffixIndex:
         return self._ring[np.arange(start, stop) % len(self._ring)]
 
     def _slots(self, anchors: Ints) -> NDArray[np.uint64]:
-        """[n] of anchors [n, ANCHOR_TOKENS]."""
+        """Return the table slots [n] of anchors [n, ANCHOR_TOKENS]."""
         hashed = np.zeros(len(anchors), dtype=np.uint64)
         for column in anchors.T.astype(np.uint64):
             hashed = (hashed ^ column) * _FACTOR
@@ -180,7 +180,7 @@ class PredictionDrafter:
         self._prediction = prediction
         self._place = 0
         self._missed = 0
-        """Tokens since the answer went along."""
+        """Tokens since the answer last matched."""
         self._seen = 0
 
     @property
@@ -200,10 +200,10 @@ class PredictionDrafter:
         return found
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """The answer shows it."""
+        """Do nothing: the answer itself shows the result."""
 
     def _follow(self, token: int) -> None:
-        """The answer's next one; nothing to follow once the place is lost."""
+        """Follow the answer's next token; do nothing once the place is lost."""
         if self._missed > 1:
             return
         place = self._place
@@ -267,7 +267,7 @@ class ForcedDrafter:
         return self._grammar.behind(output).forced(most)
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """The answer shows it."""
+        """Do nothing: the answer itself shows the result."""
 
 
 class AllowedDrafter:
