@@ -44,8 +44,8 @@ def _commit(cache: HybridPrefixCache, allocation: Allocation, tokens: int) -> No
 class _Pull:
     """A pull in progress: the sender writes state and KV of `tokens` to the allocation.
 
-    peer: the decode node that owns the room. quarantine: name in the cache once the pull is lost,
-    because the sender may still write.
+    peer: the decode node that owns the transfer. quarantine: name in the cache once the pull is
+    lost, because the sender may still write.
     """
 
     request: Request
@@ -60,15 +60,15 @@ class PullReceiver:
     turn.
 
     Owns the allocations granted to pulls and the quarantines of lost pulls. A pull belongs to a
-    room and outlives it: after the request has left, arriving data is cached all the same. Emits
-    messages for the prefill node. Each method handles one event; messages about pulls that are over
-    are dropped. Invariants: a request pulls at most once. A granted allocation enters the tree only
-    after every window was verified. Otherwise it is freed only after its writer's fence. A room
-    number has one pull at a time.
+    transfer and outlives it: after the request has left, arriving data is cached all the same.
+    Emits messages for the prefill node. Each method handles one event; messages about pulls that
+    are over are dropped. Invariants: a request pulls at most once. A granted allocation enters the
+    tree only after every layer chunk was verified. Otherwise it is freed only after its writer's
+    fence. A transfer number has one pull at a time.
     """
 
     def __init__(self, context: HandoverContext, window: AcceptWindow) -> None:
-        """window: limits the pulling rooms; a lost pull counts until its fence."""
+        """window: limits the pulling transfers; a lost pull counts until its fence."""
         self.window = window
         self._cache = context.cache
         self._costs = context.router.costs
@@ -78,10 +78,10 @@ class PullReceiver:
         self.grants = AtRestQueue(context.runner, self._emit_grant)
 
     def begin(self, request: Request, peer: str) -> bool:
-        """Allocate space for the ticket's offered tokens and ask for them. Return False if there is
-        no memory or the room number still has a pull; the request need not wait then. REQUIRES: the
-        request waits and has pulled nothing yet. The window has room for one more of the decode
-        node `peer`, the room's owner."""
+        """Allocate space for the transfer request's offered tokens and ask for them. Return False
+        if there is no memory or the transfer number still has a pull; the request need not wait
+        then. REQUIRES: the request waits and has pulled nothing yet. The accept window has space
+        for one more transfer of the decode node `peer`, the transfer's owner."""
         assert request.ticket is not None
         request.pull_tried = True
         room, tokens = request.ticket.room, request.ticket.offered
@@ -134,16 +134,16 @@ class PullReceiver:
 MOST = 8
 """Most fetches at a time. Each has a slot and pages here."""
 _ALL = "all"
-"""One window key for all holders: they share the window."""
+"""One key of the accept window for all holders: they share it."""
 
 
 @dataclass
 class _Fetch:
     """A fetch in progress.
 
-    allocation: written by the holder; None before the grant. quarantine: name in the cache once the
-    fetch is lost, because the holder may still write. waiting: requests that continue when the
-    fetch is over.
+    allocation: written by the holder; None before a destination is allocated. quarantine: name in
+    the cache once the fetch is lost, because the holder may still write. waiting: requests that
+    continue when the fetch is over.
     """
 
     ticket: m.FetchTicket
@@ -161,13 +161,13 @@ class _Fetch:
 class Fetches:
     """The decode engine's side of fetches: copies states from prefill nodes to this node.
 
-    Owns the fetches' rooms until their ids enter the tree again, and the requests waiting for them.
-    Emits messages for the decode node's hand-over client. Drops messages about fetches that are
-    over. Thread rule: the engine loop's. Invariants: a prefix has at most one fetch at a time. A
-    granted allocation enters the tree only after every window was verified. Otherwise it is freed
-    only after its writer's fence. A waiting request continues once, whatever the outcome of the
-    fetch. A fetch never waits for memory. At most MOST fetches live, of at most a quarter of the
-    cache's tokens; a lost fetch counts until its fence.
+    Owns the fetches' transfers until their ids enter the tree again, and the requests waiting for
+    them. Emits messages for the decode node's hand-over client. Drops messages about fetches that
+    are over. Thread rule: the engine loop's. Invariants: a prefix has at most one fetch at a time.
+    A granted allocation enters the tree only after every layer chunk was verified. Otherwise it is
+    freed only after its writer's fence. A waiting request continues once, whatever the outcome of
+    the fetch. A fetch never waits for memory. At most MOST fetches live, of at most a quarter of
+    the cache's tokens; a lost fetch counts until its fence.
     """
 
     def __init__(self, context: HandoverContext) -> None:
@@ -186,8 +186,8 @@ class Fetches:
 
     def fetch(self, request: Request, holder: str, tokens: int, seconds: float) -> None:
         """Fetch the first `tokens` of the request's prompt; the request waits for them. If the
-        window has no room for another fetch, release the request at once. REQUIRES: the request is
-        Waiting, and in no queue."""
+        accept window has no space for another fetch, release the request at once. REQUIRES: the
+        request is Waiting, and in no queue."""
         request.fetch_tried = True
         if not 0 < tokens < len(request.prompt):
             self.released.append(request)
@@ -210,7 +210,7 @@ class Fetches:
         self._emit(m.FetchWanted(ticket, prompt, holder, seconds))
 
     def grant_wanted(self, room: m.RoomId) -> None:
-        """Grant the pages missing here, or decline."""
+        """Send the destination of the pages missing here, or decline."""
         fetch = self.rooms[room]
         if fetch.allocation is not None:
             return

@@ -1,9 +1,9 @@
-"""The rooms asked for by a decode engine, and their allocations.
+"""The transfers asked for by a decode engine, and their allocations.
 
-Owns the rooms, and their ids until a request or the tree owns them again. Emits messages for the
-decode node's hand-over client. Thread rule: the engine loop's. Invariants: ids given to a sender
-are freed only after its fence, and after the room's own early step. Rooms get memory in the order
-in which their senders asked.
+Owns the transfers, and their ids until a request or the tree owns them again. Emits messages for
+the decode node's hand-over client. Thread rule: the engine loop's. Invariants: ids given to a
+sender are freed only after its fence, and after the transfer's own early step. Transfers get memory
+in the order in which their senders asked.
 """
 
 import secrets
@@ -65,8 +65,8 @@ class DecodeRoom:
 
     The straight path is ASKED -> WANTED -> GRANTED -> READY -> DONE -> OVER. DONE is skipped if no
     early step runs by then. If the first token is the whole answer, the path is ASKED -> BARE ->
-    OVER. A lost hand-over is QUARANTINED until its writer is fenced, if it was granted. Then it is
-    FENCED while the room's own early step may still write.
+    OVER. A lost hand-over is QUARANTINED until its writer is fenced, if a destination was given.
+    Then it is FENCED while the transfer's own early step may still write.
     """
 
     id: RoomId
@@ -90,12 +90,12 @@ class DecodeRoom:
 
     @property
     def live(self) -> bool:
-        """Whether the request still waits for this room."""
+        """True if the request still waits for this transfer."""
         return self.state not in _LOST_OR_OVER
 
     @property
     def running_step(self) -> EarlyStep | None:
-        """The early step that may still write ids of the room."""
+        """The early step that may still write ids of the transfer."""
         return None if self.step is None or self.step.ended else self.step
 
 
@@ -122,29 +122,29 @@ class DecodeRooms:
 
     @property
     def waits(self) -> bool:
-        """Whether a grant waits for the device."""
+        """True if a destination waits for the device."""
         return self._grants.waiting
 
     @property
     def coming(self) -> int:
-        """The number of live rooms whose answers continue here."""
+        """The number of live transfers whose answers continue here."""
         return self._coming
 
     @property
     def first_wanted(self) -> DecodeRoom | None:
-        """The first room waiting for memory."""
+        """The first transfer waiting for memory."""
         return self._wanted[0] if self._wanted else None
 
     def count(self, purpose: m.Purpose) -> int:
         return sum(room.request.purpose is purpose for room in self._rooms.values())
 
     def at(self, room_id: m.RoomId, *states: RoomState) -> DecodeRoom | None:
-        """Return the room if it is in one of these states."""
+        """Return the transfer if it is in one of these states."""
         room = self._rooms.get(room_id)
         return room if room is not None and room.state in states else None
 
     def live(self, room_id: m.RoomId) -> DecodeRoom | None:
-        """Return the room if its request still waits for it."""
+        """Return the transfer if its request still waits for it."""
         room = self._rooms.get(room_id)
         return room if room is not None and room.live else None
 
@@ -202,15 +202,15 @@ class DecodeRooms:
         self._emit(m.HandoverGranted(m.Grant(room.id, generation, end, (), None)))
 
     def grant(self, gives_way: Callable[[Request], bool]) -> None:
-        """Allocate for rooms whose senders are about to start, as far as memory allows. Each grant
-        is emitted once its ids are at rest. gives_way: returns True if another request goes
-        first."""
+        """Allocate for transfers whose senders are about to start, as far as memory allows. Each
+        destination is emitted once its ids are at rest. gives_way: returns True if another request
+        goes first."""
         self._grants.advance()
         while self._wanted and self._is_settled(self._wanted[0], gives_way):
             self._wanted.popleft()
 
     def _is_settled(self, room: DecodeRoom, gives_way: Callable[[Request], bool]) -> bool:
-        """Return True if the room no longer waits for an allocation."""
+        """Return True if the transfer no longer waits for an allocation."""
         room_version = self._cache.room_version
         if room.state is not RoomState.WANTED:
             return True
@@ -265,9 +265,9 @@ class DecodeRooms:
             self.fenced(room.id)
 
     def commit(self, room: DecodeRoom) -> tuple[Allocation, Sampled | None]:
-        """Give the allocation to the room's request. Return the allocation and the token sampled by
-        the room's early step, if any. REQUIRES: every window arrived and matched, and the step has
-        ended."""
+        """Give the allocation to the transfer's request. Return the allocation and the token
+        sampled by the transfer's early step, if any. REQUIRES: every layer chunk arrived and
+        matched, and the step has ended."""
         assert isinstance(room.request.state, Receiving)
         second = None if room.step is None else self._early.take(room.step)
         self._coming -= 1
@@ -275,8 +275,8 @@ class DecodeRooms:
         return room.request.state.allocation, second
 
     def give_up(self, room: DecodeRoom) -> None:
-        """Quarantine the room's granted allocation and discard its step's token. REQUIRES: the room
-        is live."""
+        """Quarantine the transfer's granted allocation and discard its step's token. REQUIRES: the
+        transfer is live."""
         self._coming -= goes_on_here(room.request)
         state = room.request.state
         if not isinstance(state, Receiving):
@@ -298,8 +298,8 @@ class DecodeRooms:
             room.move(RoomState.FENCED)
 
     def step_ended(self) -> list[tuple[DecodeRoom, m.RemoteDone]]:
-        """Free rooms fenced while an early step ran. Return rooms completed meanwhile, to be
-        committed."""
+        """Free transfers fenced while an early step ran. Return transfers completed meanwhile, to
+        be committed."""
         ended = [room for room in self._rooms.values() if room.running_step is None]
         for room in ended:
             if room.state is RoomState.FENCED:

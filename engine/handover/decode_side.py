@@ -1,10 +1,11 @@
 """The receiving half of hand-overs: a decode engine's requests, and the choice of the node that
 computes each prompt.
 
-Rooms are in decode_rooms.py; fetched and offered states in brought_states.py and offered_states.py.
-Messages about rooms that are over are dropped. Thread rule: the engine loop's. Invariants: a prompt
-is asked for only while its answer has a place here, so a granted room is decoded. Rooms and locally
-computed prompts wait for cache memory in order of arrival. Requests begun before go first.
+Transfers are in decode_rooms.py; fetched and offered states in brought_states.py and
+offered_states.py. Messages about transfers that are over are dropped. Thread rule: the engine
+loop's. Invariants: a prompt is asked for only while its answer has a place here, so a transfer with
+a destination is decoded. Transfers and locally computed prompts wait for cache memory in order of
+arrival. Requests begun before go first.
 """
 
 import math
@@ -53,8 +54,8 @@ class HandBacks:
 
     A prefill node is asked for one token behind the state, and pulls the state for that. Owns the
     requests that wait to be sent. Takes no place and no memory here, and waits for no answer.
-    Thread rule: the engine loop's. Invariant: at most AT_A_TIME rooms hand back, quarantined rooms
-    included.
+    Thread rule: the engine loop's. Invariant: at most AT_A_TIME transfers hand back, quarantined
+    transfers included.
     """
 
     def __init__(self, context: HandoverContext, answers: Answers, rooms: DecodeRooms) -> None:
@@ -289,8 +290,8 @@ class DecodeHandover(Answers):
 
     @property
     def _has_place(self) -> bool:
-        """Whether one more answer has a place here. False while a room waits for memory: more rooms
-        would only hold memory on the prefill node."""
+        """True if one more answer has a place here. False while a transfer waits for memory: more
+        transfers would only hold memory on the prefill node."""
         places, taken = self._scheduler.seats.places, len(self._scheduler.running)
         return self._rooms.first_wanted is None and taken + self._rooms.coming < places
 
@@ -388,8 +389,8 @@ class DecodeHandover(Answers):
         self.finish_elsewhere(request, reason)
 
     def _done(self, message: m.RemoteDone) -> None:
-        """Begin decoding, because every window arrived and matched. If the room's early step still
-        runs, wait for its end."""
+        """Begin decoding, because every layer chunk arrived and matched. If the transfer's early
+        step still runs, wait for its end."""
         room = self._rooms.at(message.room, RoomState.READY)
         if room is None:
             return

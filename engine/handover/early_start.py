@@ -1,5 +1,5 @@
-"""The first decode step after a hand-over, begun while its windows still arrive: the decision, and
-the measured step time. Thread rule: the engine loop's."""
+"""The first decode step after a hand-over, begun while its layer chunks still arrive: the decision,
+and the measured step time. Thread rule: the engine loop's."""
 
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +20,8 @@ _DOUBT = 0.98
 nothing would be learnt."""
 
 Barriers = Callable[[RoomId], LayerBarrier | None]
-"""Return the layer barrier of a room whose windows arrive here; None if no window is expected."""
+"""Return the layer barrier of a transfer whose layer chunks arrive here; None if no layer chunk is
+expected."""
 
 
 def no_barriers(room: RoomId) -> None:
@@ -31,8 +32,8 @@ def no_barriers(room: RoomId) -> None:
 class EarlyCounters:
     """Counters of early steps.
 
-    unneeded: the rest of the transfer was shorter than a step. busy: another room's step ran.
-    joined: its token became the answer's second. dropped: the room was lost or the step failed.
+    unneeded: the rest of the transfer was shorter than a step. busy: another transfer's step ran.
+    joined: its token became the answer's second. dropped: the transfer was lost or the step failed.
     """
 
     begun: int = 0
@@ -45,9 +46,9 @@ class EarlyCounters:
 class EarlyStart:
     """The decision to decode a request before its prompt has arrived, and the measured step time.
 
-    Owns the thread of the steps and the measured duration of a step; a step belongs to its room
+    Owns the thread of the steps and the measured duration of a step; a step belongs to its transfer
     (decode_rooms.py). Thread rule: the engine loop. Invariant: the token of a step is used only by
-    take(), called for rooms that are done.
+    take(), called for transfers that are done.
     """
 
     def __init__(self, steps: EarlySteps, barriers: Barriers) -> None:
@@ -73,9 +74,9 @@ class EarlyStart:
         """Begin the step behind the first token, if the rest of the transfer takes longer than a
         step. Return None if no step was begun.
 
-        Before the first step ever, its duration is unknown and counts as 0. REQUIRES: the room had
-        no step; the request's output is one token, not its last; the allocation covers that token's
-        position.
+        Before the first step ever, its duration is unknown and counts as 0. REQUIRES: the transfer
+        had no step; the request's output is one token, not its last; the allocation covers that
+        token's position.
         """
         if tail_seconds is None or tail_seconds <= self._step_seconds:
             self._counters.unneeded += 1
@@ -120,5 +121,5 @@ class EarlyStart:
         return step.sampled
 
     def drop(self) -> None:
-        """Count an ended step of a lost room."""
+        """Count an ended step of a lost transfer."""
         self._counters.dropped += 1

@@ -128,17 +128,17 @@ class PullSender:
         self._emit = context.emit
         self._states = HeldStates(context)
         self._pinned: dict[m.RoomId, tuple[int, HeldState]] = {}
-        """State by room, with the first page asked for."""
+        """State by transfer, with the first page asked for."""
         self.sources = AtRestQueue(context.runner, self._emit_source)
 
     def is_pinned(self, room: m.RoomId) -> bool:
-        """Return True if the state asked for by the room's prefill node is pinned or being
+        """Return True if the state asked for by the transfer's prefill node is pinned or being
         loaded."""
         return room in self._pinned
 
     def asked(self, message: m.PullAsked, request: Request | None) -> None:
-        """Pin or load the state asked for, or refuse. request: the room's request; None if the room
-        is over."""
+        """Pin or load the state asked for, or refuse. request: the transfer's request; None if the
+        transfer is over."""
         room, tokens = message.room, message.tokens
         if request is None or room in self._pinned:
             self._emit(m.PullRefused(room, "the room is over, or is pulled already"))
@@ -238,8 +238,8 @@ class HeldSender:
             self._emit(m.PrefillAccepted(room))
 
     def start(self, grant: m.Grant) -> None:
-        """Plan the sending of all pages missing at the receiver, at once, because the room was
-        granted. REQUIRES: the state is held."""
+        """Plan the sending of all pages missing at the receiver, at once, because the receiver gave
+        a destination. REQUIRES: the state is held."""
         _, held = self.held[grant.room]
         if held.sent is None:
             return

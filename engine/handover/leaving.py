@@ -3,7 +3,7 @@ reports.
 
 A decode engine offers its own states to prefill nodes (offered_states.py). A prefill engine is
 asked by decode nodes for its states, one at a time. They fetch each state and offer it to a prefill
-node that stays. Knows neither connections nor rooms. Thread rule: the engine loop's.
+node that stays. Knows neither connections nor transfers. Thread rule: the engine loop's.
 """
 
 import secrets
@@ -24,15 +24,15 @@ from tasuki.pycache._cpp_cache import HeldState
 from tasuki.pycache.layout import PAGE_TOKENS
 
 ALONE = 16
-"""States left at a time. Together they hold at most the tokens of one heir's pull window, for an
-heir of this node's size. More would be declined if all went to that heir."""
+"""States left at a time. Together they hold at most the tokens of one drain target's pull window,
+for a drain target of this node's size. More would be declined if all went to that drain target."""
 BESIDE = 2
 """States left at a time while any request is in flight, because answers come first."""
 MOST_STATES = 1024
 """Most states selected in all."""
 _PART_OF_ARENA = 4
-"""Heirs are sent at most a quarter of this engine's capacity, because the sent states displace the
-heirs' own."""
+"""Drain targets are sent at most a quarter of this engine's capacity, because the sent states
+displace the drain targets' own."""
 _LAST = 1_000_000
 """Priority at an heir: behind all requests with a waiting client."""
 
@@ -58,9 +58,9 @@ class Leaving:
     """An engine's leaving, from the first query to its answer: the line of untried states, the
     remaining byte budget, and each state's outcome.
 
-    Asks the cache; holds nothing of it. Invariants: a state is drawn once. A drawn state is in the
-    cache, behind all tokens of the request except the last. Nothing is drawn before begin() or
-    after finish(). Every query is answered once, with the counts until then.
+    Asks the cache; holds nothing of it. Invariants: a state is selected once. A selected state is
+    in the cache, behind all tokens of the request except the last. Nothing is selected before
+    begin() or after finish(). Every query is answered once, with the counts until then.
     """
 
     def __init__(self, context: HandoverContext) -> None:
@@ -87,7 +87,7 @@ class Leaving:
 
     @property
     def begun(self) -> bool:
-        """Whether it has begun and is not over."""
+        """True if it has begun and is not over."""
         return bool(self._asked) and not self._over
 
     @property
@@ -105,7 +105,8 @@ class Leaving:
         return first
 
     def finish(self, aside: int = 0) -> None:
-        """Draw no more states, and answer all queries. aside: states drawn and never offered."""
+        """Select no more states, and answer all queries. aside: states selected and never
+        offered."""
         self._over = True
         self._answer(len(self._line) + aside)
 
@@ -116,7 +117,8 @@ class Leaving:
             self._emit(m.LeftToHeirs(query_id, states, self._tokens, self._bytes, untried))
 
     def ended(self, outcome: m.HeirOutcome, tokens: int, size: int = 0, heir: str = "") -> None:
-        """Report the outcome of a state of `tokens` tokens. size: bytes pulled by the heir."""
+        """Report the outcome of a state of `tokens` tokens. size: bytes pulled by the drain
+        target."""
         self._outcomes[outcome] += 1
         if outcome is m.HeirOutcome.TAKEN:
             self._tokens += tokens
@@ -129,7 +131,7 @@ class Leaving:
             self._form_line(beside)
 
     def _form_line(self, beside: int) -> None:
-        """Line up the cached states not drawn yet, the most valuable first."""
+        """Line up the cached states not selected yet, the most valuable first."""
         self._beside = beside
         states = self._cache.most_valuable(MOST_STATES)
         self._line = deque(
@@ -207,7 +209,8 @@ def _name(salt: bytes, tokens: Tokens) -> bytes:
 
 
 _MOST_ASIDE = 32
-"""States drawn and kept aside for decode nodes that have not asked yet: each holds its tokens."""
+"""States selected and kept aside for decode nodes that have not asked yet: each holds its
+tokens."""
 
 
 @dataclass(frozen=True)
@@ -276,8 +279,8 @@ class LeftStates:
         self.end_if_over(beside)
 
     def end_if_over(self, beside: int) -> None:
-        """Answer the queries if no request is in flight, no heir holds an offer, and no state is
-        left."""
+        """Answer the queries if no request is in flight, no drain target holds an offer, and no
+        state is left."""
         leaving = self._leaving
         leaving.look_again(beside)
         if leaving.begun and not (beside or self._given or leaving or self._aside):

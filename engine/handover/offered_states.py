@@ -1,8 +1,9 @@
-"""Every state that a decode engine offers to prefill nodes, in one room each: its own when it ends,
-and those of ending prefill nodes.
+"""Every state that a decode engine offers to prefill nodes, in one transfer each. These are its own
+when it ends, and those of ending prefill nodes.
 
-Owns no room: it asks for rooms and gives them up. Thread rule: the engine loop's. Invariant: an
-heir that pulls nothing gets no grant, because it has the state or would compute it.
+Owns no transfer: it asks for transfers and gives them up. Thread rule: the engine loop's.
+Invariant: a drain target that pulls nothing gets no destination, because it has the state or would
+compute it.
 """
 
 import secrets
@@ -23,20 +24,20 @@ from tasuki.engine.scheduling.admission import AcceptWindow
 from tasuki.pycache.layout import PAGE_TOKENS
 
 _HEIR = "heir"
-"""One window key for all heirs: they share the window."""
+"""One key of the accept window for all drain targets: they share it."""
 
 
 class OfferedStates(ABC):
     """A source of states to offer: their selection, their order, and the handling of outcomes.
 
     Invariant: the states offered at a time are limited in number, and in tokens by the amount that
-    one heir lets a node pull.
+    one drain target lets a node pull.
     """
 
     def __init__(self, context: HandoverContext, most: int) -> None:
         """most: transfers at a time."""
         self.offered = 0
-        """Number of states in live rooms."""
+        """Number of states in live transfers."""
         self._window = AcceptWindow(context.cache.capacity_tokens(context.working_slots), most)
 
     @abstractmethod
@@ -52,8 +53,8 @@ class OfferedStates(ABC):
         asked."""
 
     def allows(self, size: int) -> bool:
-        """Return True if an heir may pull `size` bytes. They count against the bound from then
-        on."""
+        """Return True if a drain target may pull `size` bytes. They count against the bound from
+        then on."""
         return True
 
     def has_room(self, request: Request) -> bool:
@@ -69,13 +70,13 @@ class OfferedStates(ABC):
 
 
 class Heirs(OfferedStates):
-    """The states that an ending decode engine leaves to prefill nodes, its heirs.
+    """The states that an ending decode engine leaves to prefill nodes, its drain targets.
 
-    Owns the schedule of the offers and the bytes that may be sent. Knows neither the rooms'
-    messages nor the heir of each state. Thread rule: the engine loop's. Invariants: at most ALONE
-    rooms live at a time, and BESIDE while any other request is in flight. The bytes that may be
-    pulled never exceed the bound. Nothing begins before begin() or after end(). States begun by
-    end() are counted as cut.
+    Owns the schedule of the offers and the bytes that may be sent. Knows neither the transfers'
+    messages nor the drain target of each state. Thread rule: the engine loop's. Invariants: at most
+    ALONE transfers live at a time, and BESIDE while any other request is in flight. The bytes that
+    may be pulled never exceed the bound. Nothing begins before begin() or after end(). States begun
+    by end() are counted as cut.
     """
 
     def __init__(self, context: HandoverContext) -> None:
@@ -113,9 +114,9 @@ class Heirs(OfferedStates):
         return None
 
     def _is_too_much(self, request: Request) -> bool:
-        """Return True if the state may exceed the bound after an heir was refused for it. Such a
-        state is counted and never offered. An heir would first evict its own states for it, in
-        vain."""
+        """Return True if the state may exceed the bound after a drain target was refused for it.
+        Such a state is counted and never offered. A drain target would first evict its own states
+        for it, in vain."""
         if not self._struck or self.leaving.whole_bytes(request) <= self.leaving.left_bytes:
             return False
         self.ended(request, m.HeirOutcome.TOO_MUCH)
@@ -137,8 +138,8 @@ class Heirs(OfferedStates):
         self.leaving.ended(outcome, state_tokens(request), size, heir)
 
     def end_if_over(self, beside: int) -> None:
-        """Answer the queries if no request is in flight, no heir holds an offer, and no state is
-        left."""
+        """Answer the queries if no request is in flight, no drain target holds an offer, and no
+        state is left."""
         if self.leaving.begun and not (beside or self.offered or self._again):
             self.leaving.finish()
 
@@ -232,17 +233,17 @@ class _Offer:
     states: OfferedStates
     """The source of the offered state."""
     bytes: int = 0
-    """Bytes that its heir was allowed to pull; 0 before."""
+    """Bytes that its drain target was allowed to pull; 0 before."""
     refused: m.HeirOutcome = m.HeirOutcome.DECLINED
     """The outcome if nothing is pulled."""
 
 
 class Offers:
-    """Rooms of one token behind a state. Prefill nodes that become its heirs pull the state in
-    them.
+    """Transfers of one token behind a state. Prefill nodes that become its drain targets pull the
+    state in them.
 
-    Owns the number of bytes each heir may pull. Invariant: each room ends with one outcome, or its
-    state is tried once more.
+    Owns the number of bytes each drain target may pull. Invariant: each transfer ends with one
+    outcome, or its state is tried once more.
     """
 
     def __init__(self, context: HandoverContext, rooms: DecodeRooms, fetches: Fetches) -> None:
@@ -255,7 +256,7 @@ class Offers:
         self._passed_on = PassedOn(context, fetches)
 
     def leave(self, query_id: int, beside: int) -> None:
-        """Begin to leave this engine's states to heirs. beside: requests in flight."""
+        """Begin to leave this engine's states to drain targets. beside: requests in flight."""
         self._heirs.leaving.begin(query_id, beside)
 
     def pass_on(self, message: m.PassOn) -> None:
@@ -288,7 +289,8 @@ class Offers:
         return offer
 
     def may_pull(self, message: m.PullAsked) -> bool:
-        """Return True if the room's heir may pull the part it lacks; else refuse the pull."""
+        """Return True if the transfer's drain target may pull the part it lacks; else refuse the
+        pull."""
         offer = self._offers[message.room]
         size = self._router.state_bytes(message.first_page * PAGE_TOKENS, message.tokens)
         if offer.states.allows(size):
@@ -299,13 +301,13 @@ class Offers:
         return False
 
     def gone(self, room: m.RoomId) -> None:
-        """Record that the state asked for by the room's heir is no longer here."""
+        """Record that the state asked for by the transfer's drain target is no longer here."""
         offer = self._offers[room]
         offer.bytes, offer.refused = 0, m.HeirOutcome.LOST
 
     def is_pulled(self, room: DecodeRoom) -> bool:
-        """Return True if the heir pulls the state. Otherwise end the room, because its heir would
-        compute."""
+        """Return True if the drain target pulls the state. Otherwise end the transfer, because its
+        drain target would compute."""
         if self._offers[room.id].bytes > 0:
             return True
         self._emit(m.HandoverCancelled(room.id))
@@ -342,7 +344,7 @@ class Offers:
             offer.states.ended(offer.request, m.HeirOutcome.LOST)
 
     def end_leaving(self) -> None:
-        """Leave no more states and give up live rooms; idempotent."""
+        """Leave no more states and give up live transfers; idempotent."""
         if self._heirs.leaving.over:
             return
         living = [number for number, offer in self._offers.items() if offer.states is self._heirs]

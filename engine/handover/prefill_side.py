@@ -1,8 +1,9 @@
-"""The sending half of a hand-over, in a prefill engine: rooms, their windows, their first token.
+"""The sending half of a hand-over, in a prefill engine: transfers, their layer chunks, their first
+token.
 
-Owns rooms. A room's allocation is released only by PrefillEnd, posted by its daemon after the
-sender has drained. So no window ever reads a page that has a new owner. Thread rule: the engine
-loop's.
+Owns transfers. A transfer's allocation is released only by PrefillEnd, posted by its daemon after
+the sender has drained. So no layer chunk ever reads a page that has a new owner. Thread rule: the
+engine loop's.
 """
 
 import time
@@ -42,7 +43,7 @@ class PrefillHandover(Handover):
     retries = False
     """Transfers cannot wait for a retry: their receivers prefill themselves."""
     draws_behind = False
-    """The forward with the prompt's last token must have its windows planned."""
+    """The forward with the prompt's last token must have its layer chunks planned."""
 
     def __init__(self, context: HandoverContext, sender: Sender, speed: PrefillSpeed) -> None:
         """sender: over the cache's arena, counting the runner's steps. speed: learns from the
@@ -64,7 +65,7 @@ class PrefillHandover(Handover):
         self._order: tuple[m.RoomId, ...] = ()
         """The order of the queue, as emitted last."""
         self._ending: list[m.PrefillEnd] = []
-        """Ends of rooms whose last forward is in flight."""
+        """Ends of transfers whose last forward is in flight."""
 
     @property
     def requests(self) -> Collection[Request]:
@@ -154,8 +155,8 @@ class PrefillHandover(Handover):
         self._load.enter(room, usable_here(match), len(request.prompt), peer)
 
     def _show_what_was_left(self, request: Request | None) -> None:
-        """Emit the usable states at once after the pull of a one-token room. Such a session moves
-        to another decode node, and that node chooses a prefill node soon."""
+        """Emit the usable states at once after the pull of a one-token transfer. Such a session
+        moves to another decode node, and that node chooses a prefill node soon."""
         if self._usable is None or request is None or request.sampling.max_new_tokens != 1:
             return
         self._read_usable()
@@ -178,7 +179,7 @@ class PrefillHandover(Handover):
 
     def admit(self, request: Request) -> bool:
         """Pull the tokens offered by the receiver if that pays; else allocate, and wait for the
-        grant."""
+        destination."""
         assert request.ticket is not None
         room, tokens = request.ticket.room, len(request.prompt)
         peer = self._peers[room]
@@ -206,8 +207,8 @@ class PrefillHandover(Handover):
         self._emit(m.PrefillAccepted(request.ticket.room))
 
     def _loaded(self, request: Request, allocation: Allocation) -> None:
-        """Accept the room after its load, not before: windows read the loaded pages once the room
-        is granted."""
+        """Accept the transfer after its load, not before: layer chunks read the loaded pages once
+        the destination is given."""
         self._accept(request, allocation)
 
     def _not_loaded(self, request: Request) -> None:
@@ -252,7 +253,7 @@ class PrefillHandover(Handover):
         self._window.leave(self._peers[room], room)
 
     def _emit_queue(self) -> None:
-        """Emit the queue's order if it changed: progress keeps queued rooms from timing out."""
+        """Emit the queue's order if it changed: progress keeps queued transfers from timing out."""
         waiting = self._scheduler.waiting
         order = tuple(request.ticket.room for request in waiting if request.ticket is not None)
         if order and order != self._order:
@@ -260,7 +261,8 @@ class PrefillHandover(Handover):
         self._order = order
 
     def _start(self, message: m.PrefillStart) -> None:
-        """Start the request or the sending of a held state, because the receiver granted."""
+        """Start the request or the sending of a held state, because the receiver gave a
+        destination."""
         if message.grant.room in self._fetched.held:
             self._fetched.start(message.grant)
         request = self._rooms.get(message.grant.room)
@@ -273,7 +275,7 @@ class PrefillHandover(Handover):
         self._scheduler.start(request)
 
     def _plan_windows(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
-        """Plan the windows of the coming forward: its finished pages, layer by layer."""
+        """Plan the layer chunks of the coming forward: its finished pages, layer by layer."""
         ending = sum(item.num_sampled > 0 for item in prompts)
         for item in prompts:
             state = item.active
@@ -323,8 +325,8 @@ class PrefillHandover(Handover):
             self._note_receiver(request, request.ticket.offered)
 
     def _note_receiver(self, request: Request, tokens: int) -> None:
-        """Record the room's decode node as a receiver of the state behind `tokens`, if its answer
-        continues there."""
+        """Record the transfer's decode node as a receiver of the state behind `tokens`, if its
+        answer continues there."""
         assert request.ticket is not None
         if tokens and request.sampling.max_new_tokens != 1:
             peer = self._peers[request.ticket.room]
@@ -340,7 +342,7 @@ class PrefillHandover(Handover):
         self._emit(m.PrefillRefused(request.ticket.room, error))
 
     def _end(self, message: m.PrefillEnd) -> None:
-        """End a room whose sender has drained. A forward in flight is waited for, because the
+        """End a transfer whose sender has drained. A forward in flight is waited for, because the
         computed part of the prompt stays cached."""
         if message.room in self._fetched.held:
             self._fetched.end(message.room)

@@ -2,8 +2,9 @@
 
 No message holds a tensor, a lock, a channel or an object of C++. Either side may be its own
 process, and a pipe carries the messages (tests/engine/test_engine_process.py). `Inbox` messages go
-to the engine, `Outbox` messages come from it. A front names a request by request_id; a hand-over
-names it by room (a 63-bit id). The decode engine knows both, the prefill engine only rooms.
+to the engine, `Outbox` messages come from it. An API server names a request by request_id. A
+hand-over names it by its transfer's `room`, a 63-bit id. The decode engine knows both, the prefill
+engine only transfers.
 """
 
 from collections.abc import Callable

@@ -46,11 +46,11 @@ class FetchRefused(Message):
 
 
 class StateHeld(OfRoom):
-    """The room's state may be sent at once: the sender has its plan."""
+    """The transfer's state may be sent at once: the sender has its plan."""
 
 
 class FetchAdvised(Message):
-    """(decode) No room was opened for this room's prompt; fetch the state first. `holder`, a
+    """(decode) No prefill node was asked for this transfer yet: fetch the state first. `holder`, a
     prefill node, has the state behind its first `tokens`. The prefill node computing the prompt
     lacks it and gets it sooner through this node. seconds: the fetch's time limit."""
 
@@ -61,7 +61,7 @@ class FetchAdvised(Message):
 
 
 class FetchWanted(Message):
-    """(decode) Open a room at `holder` for the state behind the prompt, for at most `seconds`.
+    """(decode) Open a transfer at `holder` for the state behind the prompt, for at most `seconds`.
     Answered by GrantWanted and RemoteDone, or by FetchLost. WriterFenced follows FetchLost if
     anything was granted."""
 

@@ -40,9 +40,9 @@ class Ticket(Message):
 class Grant(Message):
     """The receiver's page and slot ids.
 
-    pages[i] is logical page first_page + i. The receiver may hold fewer tokens than the ticket said
-    (first_page rules), because nothing is pinned while queued. slot: None, with no pages, if only
-    the first token is wanted.
+    pages[i] is logical page first_page + i. The receiver may hold fewer tokens than the transfer
+    request said (first_page rules), because nothing is pinned while queued. slot: None, with no
+    pages, if only the first token is wanted.
     """
 
     room: RoomId
@@ -103,7 +103,7 @@ class GrantWanted(OfRoom):
 class RemoteReady(Message):
     """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop.
 
-    tail_seconds: the sender's estimate until every window is flushed; None without one.
+    tail_seconds: the sender's estimate until every layer chunk is flushed; None without one.
     prefill_choice: the reason for choosing this prefill node.
     """
 
@@ -121,8 +121,8 @@ class RemoteReady(Message):
 
 
 class RemoteDone(Message):
-    """(decode) RemotePrefillDone: every window arrived and every digest matched. pull: timeline of
-    the pull before; None without one."""
+    """(decode) RemotePrefillDone: every layer chunk arrived and every digest matched. pull:
+    timeline of the pull before; None without one."""
 
     room: RoomId
     transfer: TransferReport
@@ -148,7 +148,7 @@ class WriterFenced(OfRoom):
 
 
 class RoomEnded(Message):
-    """(prefill) A room is over and drained.
+    """(prefill) A transfer is over and drained.
 
     hit: None if its prompt was never looked up. handed_on: its prompt was computed to the end.
     given_up: as in PrefillEnd.
@@ -163,23 +163,24 @@ class RoomEnded(Message):
 
 
 class PrefillQueue(Message):
-    """Rooms waiting to be begun, in the order of their turns; emitted when the order changes."""
+    """Transfers waiting to be begun, in the order of their turns; emitted when the order
+    changes."""
 
     rooms: tuple[RoomId, ...]
 
 
 class PrefillQueued(Message):
-    """Other rooms are before this new room, with wait_seconds of prefill."""
+    """Other transfers come before this new one, with wait_seconds of prefill."""
 
     room: RoomId
     wait_seconds: float
 
 
 class PrefillLoad(Message):
-    """wait_seconds: seconds of prefill left to do, of all rooms. seconds: coefficients of a
+    """wait_seconds: seconds of prefill left to do, of all transfers. seconds: coefficients of a
     prefill's time here. pull: seconds of any pull, and of each token pulled; None if unknown.
     stored_seconds: seconds of prefill whose states were stored here, counted as in NodeLoad. waits:
-    parts of wait_seconds by room owner (PrefillReserve.peer)."""
+    parts of wait_seconds by transfer owner (PrefillReserve.peer)."""
 
     wait_seconds: float
     seconds: PrefillSeconds
@@ -220,9 +221,9 @@ class PrefillToken(Message):
 class HandoverWanted(Message):
     """(decode) Reserve this prompt at a prefill node.
 
-    sender: the prefill node named for the room by a gateway. session: this node's session continued
-    by the prompt, if any. purpose: of the request. For INHERIT no room is opened if a prefill node
-    holds the state (AlreadyHeld). may_fetch: FetchAdvised may answer this.
+    sender: the prefill node named for the transfer by a gateway. session: this node's session
+    continued by the prompt, if any. purpose: of the request. For INHERIT no transfer is opened if a
+    prefill node holds the state (AlreadyHeld). may_fetch: FetchAdvised may answer this.
     """
 
     request_id: RequestId

@@ -1,5 +1,5 @@
-"""The states left by an ending node to prefill nodes, its heirs. A decode node offers them to the
-heirs; a prefill node gives them to decode nodes, and these pass them on."""
+"""The states left by an ending node to prefill nodes, its drain targets. A decode node offers them
+to the drain targets; a prefill node gives them to decode nodes, and these pass them on."""
 
 from collections.abc import Mapping, Set
 from dataclasses import field
@@ -13,9 +13,10 @@ from .types import Message, OfRoom, Tokens
 class HeirOutcome(Enum):
     """The outcome of a state to be left.
 
-    taken: an heir has pulled it completely. held: a prefill node had it before, or the decode node
-    continuing there has more. declined: an heir would rather compute it, or has no room. lost: no
-    asked heir could take it. too_much: more bytes than remain in all. cut: the time was over.
+    taken: a drain target has pulled it completely. held: a prefill node had it before, or the
+    decode node continuing there has more. declined: a drain target would rather compute it, or has
+    no memory. lost: no asked drain target could take it. too_much: more bytes than remain in all.
+    cut: the time was over.
     """
 
     TAKEN = "taken"
@@ -39,7 +40,7 @@ class EndLeaving(Message):
 
 
 class AlreadyHeld(OfRoom):
-    """(decode) No room was opened, because a prefill node already holds its state."""
+    """(decode) No transfer was opened, because a prefill node already holds its state."""
 
 
 class LeavingBegun(Message):
@@ -106,8 +107,8 @@ class StatePassedOn(Message):
 
 
 class StateLeft(Message):
-    """The outcome of a state of `tokens` tokens. bytes: pulled by an heir. heir: its name; empty if
-    no heir got the state from here."""
+    """The outcome of a state of `tokens` tokens. bytes: pulled by a drain target. heir: its name;
+    empty if no drain target got the state from here."""
 
     outcome: HeirOutcome
     tokens: int

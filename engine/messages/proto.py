@@ -135,8 +135,8 @@ SAMPLING = Wire(
     grammar=Wire(Grammar, handover_pb2.Grammar, kind=Codec(_kind_from_wire)),
     thinking=Wire(ThinkingBudget, handover_pb2.ThinkingBudget),
 )
-"""Sampling parameters as sent in a ticket: every field is set, although a client may leave some
-out."""
+"""Sampling parameters as sent in a transfer request: every field is set, although a client may
+leave some out."""
 
 
 def sampling_from_proto(sampling: handover_pb2.Sampling) -> SamplingParams:

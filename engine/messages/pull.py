@@ -5,9 +5,9 @@ from .types import Message, OfRoom, RoomId
 
 
 class PullGrant(Message):
-    """The prefill node's page and slot ids for the ticket's offered tokens. pages[i] is logical
-    page first_page + i, up to the last page of `tokens`. generation: the prefill engine's own
-    count."""
+    """The prefill node's page and slot ids for the transfer request's offered tokens. pages[i] is
+    logical page first_page + i, up to the last page of `tokens`. generation: the prefill engine's
+    own count."""
 
     room: RoomId
     generation: int
@@ -42,8 +42,8 @@ class PullFenced(OfRoom):
 
 
 class PullAsked(Message):
-    """(decode) The prefill node pulls the tokens offered in the room's ticket: pin them. Answered
-    by PullPinned or PullRefused."""
+    """(decode) The prefill node pulls the tokens offered in the transfer request: pin them.
+    Answered by PullPinned or PullRefused."""
 
     room: RoomId
     tokens: int
@@ -55,8 +55,8 @@ class PullEnd(OfRoom):
 
 
 class PullWanted(Message):
-    """(prefill) Ask the decode node for the ticket's offered tokens, into these ids. Answered by
-    PullCommitted, or PullLost and then PullFenced."""
+    """(prefill) Ask the decode node for the transfer request's offered tokens, into these ids.
+    Answered by PullCommitted, or PullLost and then PullFenced."""
 
     grant: PullGrant
 

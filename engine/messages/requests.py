@@ -67,7 +67,7 @@ class RequestPhase(StrEnum):
 
     @property
     def is_queued(self) -> bool:
-        """Whether the request still waits for its next token to be computed."""
+        """True if the request still waits for its next token to be computed."""
         return self.stage is Stage.QUEUED
 
     @property
@@ -113,7 +113,7 @@ _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
 
 class GatewayRoom(Message):
-    """A room made by a gateway; both nodes get a call for it. sender: HOST:PORT of the prefill
+    """A transfer made by a gateway; both nodes get a call for it. sender: HOST:PORT of the prefill
     node's gRPC server."""
 
     room: RoomId
@@ -146,7 +146,7 @@ class Submit(Message):
     marks: token counts of checkpoints wanted by the client (role boundaries). message_end: token
     count at the last message's end, before the answer's opening; the next turn may continue there.
     None: unknown or of no use. session: the conversation's name for operators; ignored by the
-    engine. gateway_room: the room of the first hand-over, if a gateway made it.
+    engine. gateway_room: the transfer of the first hand-over, if a gateway made it.
 
     caller: differently named callers get equal parts of a scarce engine. priority: among a caller's
     requests the lowest goes first. patience: seconds until its client stops waiting for an answer

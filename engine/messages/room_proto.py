@@ -1,4 +1,4 @@
-"""The messages of a hand-over's rooms to and from protobuf, for both sides.
+"""The messages of a hand-over's transfers to and from protobuf, for both sides.
 
 A receiver's request becomes an engine's messages, so InvalidReserve is raised before any engine
 sees a bad one. A prefill node's reports are kept, counted and shown, so they must lie within this
@@ -121,7 +121,7 @@ def reserve(wanted: m.HandoverWanted, traceparent: str) -> pb.ReceiverMessage:
 
 
 def reserve_from_wire(reserve: pb.Reserve, connection: str) -> m.PrefillReserve:
-    """Read a Reserve. connection: the room's owner. Raises InvalidReserve naming the field."""
+    """Read a Reserve. connection: the transfer's owner. Raises InvalidReserve naming the field."""
     ticket = reserve.ticket
     _require_named(ticket.room, ticket.generation)
     prompt = _tokens(reserve.prompt, "prompt")
@@ -130,7 +130,7 @@ def reserve_from_wire(reserve: pb.Reserve, connection: str) -> m.PrefillReserve:
 
 
 def trail_from_wire(reserve: pb.Reserve) -> tuple[str, str]:
-    """Return a room's request id and traceparent; empty if the receiver sent none."""
+    """Return a transfer's request id and traceparent; empty if the receiver sent none."""
     return peer_values.shown(reserve.request_id), peer_values.shown(reserve.traceparent)
 
 
@@ -164,7 +164,7 @@ def fetch(wanted: m.FetchWanted) -> pb.ReceiverMessage:
 
 
 def fetch_from_wire(room: int, fetch: pb.Fetch, connection: str) -> m.FetchReserve:
-    """Read a Fetch. connection: the room's owner. Raises InvalidReserve naming the field."""
+    """Read a Fetch. connection: the transfer's owner. Raises InvalidReserve naming the field."""
     _require_named(room, fetch.generation)
     prompt = _tokens(fetch.tokens, "tokens")
     ticket = m.FetchTicket(m.RoomId(room), fetch.generation, _salt(fetch.salt, "salt"))
@@ -300,8 +300,8 @@ def done_from_wire(room: m.RoomId, done: pb.Done, received: ReceiverTrack) -> m.
 
 
 def read_message(room: m.RoomId, message: pb.SenderMessage, prefilled_on: str) -> say.Message:
-    """Return the prefill node's message in the room, checked against bounds. An invalid one becomes
-    a Contradiction. prefilled_on: the node's name."""
+    """Return the prefill node's message about the transfer, checked against bounds. An invalid one
+    becomes a Contradiction. prefilled_on: the node's name."""
     try:
         return _read_message(room, message, prefilled_on)
     except PeerInvalid as error:
@@ -341,7 +341,7 @@ def _read_message(room: m.RoomId, message: pb.SenderMessage, prefilled_on: str) 
 
 
 def load(reported: m.PrefillLoad, connection: str) -> pb.Load:
-    """Build a Load for one peer. connection: the peer; its own rooms are excluded from
+    """Build a Load for one peer. connection: the peer; its own transfers do not count in
     others_wait_seconds."""
     pull_fixed, pull_token = reported.pull or (None, None)
     return pb.Load(

@@ -47,8 +47,8 @@ class ErrorKind(Enum):
 
 
 class LossCause(Enum):
-    """Causes for the loss of a hand-over. moved: to a node that begins it sooner, before any
-    grant."""
+    """Causes for the loss of a hand-over. moved: to a node that begins it sooner, before a
+    destination was given."""
 
     REFUSED = "refused"
     NO_NODE = "no_node"
@@ -71,7 +71,7 @@ class RequestError(Message):
 
 
 class OfRoom(Message):
-    """A message with only its room as content."""
+    """A message with only its transfer as content."""
 
     room: RoomId
 

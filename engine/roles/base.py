@@ -83,9 +83,9 @@ class Handover(ABC):
     """
 
     retries: bool = True
-    """Whether requests of a failed forward may be restarted, each by itself."""
+    """True if requests of a failed forward may be restarted, each by itself."""
     draws_behind: bool = True
-    """Whether an answer's first token may be sampled behind a load."""
+    """True if an answer's first token may be sampled behind a load."""
 
     def __init__(self, context: HandoverContext) -> None:
         self._cache = context.cache
@@ -276,7 +276,7 @@ class Handover(ABC):
 
     @property
     def waits(self) -> bool:
-        """Whether the next step is needed although no request runs."""
+        """True if the next step is needed although no request runs."""
         return False
 
     @property

@@ -1,5 +1,5 @@
-"""A forward on its own thread for a request with KV still arriving: the first decode step after a
-hand-over, or a prompt's rest after a load.
+"""A forward on its own thread for a request with KV still arriving. It is the first decode step
+after a hand-over, or a prompt's rest after a load.
 
 Owns the thread, and on a GPU its stream (OwnStream: work launched there is waited for there). On a
 device without streams all work has ended when its call returns. One step runs at a time. Knows
@@ -8,11 +8,10 @@ Its model shares the weights with the engine's. Calls of both may overlap, becau
 is written by both.
 
 Thread rule: the engine loop begins and cancels steps; a step waits and computes on this thread. On
-a GPU the thread waits on the host for each layer's window, then launches the layer on its own
-stream.
+a GPU the thread waits on the host for each layer chunk, then launches the layer on its own stream.
 
 Invariants:
-1. Layer l is computed after the barrier opened for it: no one else writes l then.
+1. Layer l is computed after the barrier opened for it: nothing else writes l then.
 2. A step writes only the slots of its sequence and KV at its positions, exactly like a step of the
    batch with the same tokens. A step is dropped by discarding its result.
 3. The owner of the ids keeps them until `ended`. A cancelled step may be inside a layer, and its
@@ -124,7 +123,7 @@ class EarlyStep:
 
     @property
     def ended(self) -> bool:
-        """Whether the step has ended: it writes nothing more. sampled is its token then; None if it
+        """True if the step has ended: it writes nothing more. sampled is its token then; None if it
         was dropped."""
         return self._ended.is_set()
 
@@ -134,7 +133,7 @@ class EarlyStep:
 
     @property
     def computed(self) -> bool:
-        """Whether all layers were computed. REQUIRES: it has ended."""
+        """True if all layers were computed. REQUIRES: it has ended."""
         return self.seconds is not None
 
     def cancel(self) -> None:
@@ -301,7 +300,7 @@ class PrefillBehind:
 
     @property
     def spoiled(self) -> bool:
-        """Whether it overwrote the loaded state without completing."""
+        """True if it overwrote the loaded state without completing."""
         return not self.is_alone and not self.step.computed
 
 

@@ -73,8 +73,8 @@ class HeldInputs:
     Such a row leaves its slots unchanged (forward_plan.py, invariant 5). Storing the state behind
     some of its tokens repeats the recurrence over the same inputs, with the same arithmetic, token
     by token. So the state equals that of as many decode steps bit for bit. The inputs of a token
-    take a hundredth of a state. Owns the inputs of at most one row per lane, from its forward to
-    its fold, or until its sequence leaves. Thread rule: the runner's.
+    take a hundredth of a state. Owns the inputs of at most one row per batch index, from its
+    forward to its fold, or until its sequence leaves. Thread rule: the runner's.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class HeldInputs:
         return len(self._rows)
 
     def hold(self, lane: int, row: HeldRow) -> None:
-        """Keep the row, in place of the lane's previous one."""
+        """Keep the row, in place of the previous one at the batch index."""
         self._rows[lane] = row
 
     def drop(self, lanes: Iterable[int]) -> None:
@@ -111,7 +111,7 @@ class HeldInputs:
 
 
 class LayerTicks(LayerHooks):
-    """Ticks once per layer of any kind, so windows leave while the rest still runs."""
+    """Ticks once per layer of any kind, so layer chunks leave while the rest still runs."""
 
     def __init__(self, steps: StepCounter, layers: int) -> None:
         """layers: of a forward."""
@@ -141,10 +141,11 @@ class CpuForward:
 
 class CpuRunner:
     """Runs plans on the CPU. A launch computes at once. All else is as on a GPU: a sampled token
-    stays on its lane, and the next forward takes it from there. A row of several tokens samples one
-    after each, in order, until a draft differs.
+    stays at its batch index, and the next forward takes it from there. A row of several tokens
+    samples one after each, in order, until a draft differs.
 
-    Owns the lanes and its data of sequences; shares model and arena. Thread rule: one thread.
+    Owns the last tokens by batch index and its data of sequences; shares model and arena. Thread
+    rule: one thread.
     """
 
     def __init__(

@@ -34,8 +34,9 @@ class DecodeGraphs:
     """Decode steps as CUDA graphs, one per padded batch size, from the sampled tokens to the next
     ones.
 
-    Owns the graphs and their memory. A replay reads rows, pages and lanes from buffers of fixed
-    address and writes tokens back to the lanes. So the next replay needs nothing from the host.
+    Owns the graphs and their memory. A replay reads rows, pages and batch indices from buffers of
+    fixed address and writes tokens back to the batch indices. So the next replay needs nothing from
+    the host.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class DecodeGraphs:
     def replay(self, count: int) -> Tensor:
         """Sample one token for each of `count` rows. Return the logits [padded, vocab], as in
         Qwen35Model.own_head(); the next replay overwrites them. REQUIRES: rows are filled, the
-        table is written, lanes hold tokens."""
+        table is written, every batch index holds a token."""
         size = self._sizes[bisect_left(self._sizes, count)]
         self._graphs[size].replay()
         return self._logits[size]
@@ -175,7 +176,8 @@ class VerifyGraphs:
     ) -> None:
         """Capture a graph for every size up to table's rows and every width up to the scratch's.
         Nothing in the arena is touched: while rows counts no row, the operators leave it unchanged.
-        drafts [lanes, most of a row]: drafts on lanes; None if there are never any."""
+        drafts [lanes, most of a row]: drafts stored at batch indices; None if there are never
+        any."""
         self._model = model
         self._backend = backend
         self._arena = arena
@@ -238,7 +240,8 @@ class VerifyGraphs:
 
 class GuessGraphs:
     """The draft layer's guesses as CUDA graphs, one per padded batch size and number of guesses.
-    Each guess continues the one before, from the last sampled token; all go to the rows' lanes.
+    Each guess continues the one before, from the last sampled token; all go to the rows' batch
+    indices.
 
     Owns the graphs and their memory. Sampling from a part of the vocabulary (top_k, top_p) has
     graphs of its own. Finding the part takes longer than the rest of a small sampling.

@@ -56,9 +56,9 @@ from .rows import ResolvedRows, SequenceStates
 class LayerEvents(LayerHooks):
     """Ticks the step counter when a GPU has written a layer's KV and state.
 
-    Owns the thread that waits for the event behind each layer's writes and ticks; it never holds
+    Owns a thread that waits for the event behind each layer's writes, then ticks. It never holds
     the interpreter's lock (cpp_cache/dataplane/stream_ticks.h). The thread of the forward only
-    records. Thread rule: hooks on the engine loop's thread; only the ticking thread ticks the
+    records. Thread rule: hooks on the engine loop's thread; only the owned thread ticks the
     counter.
 
     launched: the counter's value once all recorded events have passed.
@@ -107,9 +107,9 @@ class CudaForward:
     """`InFlightForward` of a plan with `rows` rows.
 
     parts: a row in two parts takes the later value. verified: of rows with drafts. guessed: number
-    of drafts on the lanes of some rows when the next forward begins. The forward ends before these
-    guesses, and its busy time includes the guesses of the previous forward. scores: being copied,
-    by rows.
+    of drafts at the batch indices of some rows when the next forward begins. The forward ends
+    before these guesses, and its busy time includes the guesses of the previous forward. scores:
+    being copied, by rows.
     """
 
     rows: int
@@ -303,7 +303,7 @@ class CudaRunner:
         return CudaForward(len(rows), parts, verified, guessed, scores, before, started, ended)
 
     def _folded(self, plan: ForwardPlan, rows: ResolvedRows) -> ResolvedRows:
-        """Launch the plan's folds. Return its rows; as many verify drafts as there is room for."""
+        """Launch the plan's folds. Return its rows; as many verify drafts as there is space for."""
         if self._drafter is None and (plan.guesses or plan.first_guesses):
             raise PlanError(f"plan {plan.number} asks for guesses, which nobody makes here")
         if self._verifier is None:

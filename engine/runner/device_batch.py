@@ -78,7 +78,7 @@ class BlockTable:
 class LastTokens:
     """The last sampled token of every sequence, on the GPU: the input of the next step.
 
-    Owns one number per lane. One lane beyond the slots is for padding rows.
+    Owns one number per batch index. One batch index beyond the slots is for padding rows.
     """
 
     def __init__(self, slots: int, device: torch.device) -> None:
@@ -107,15 +107,15 @@ class LastTokens:
 
 
 class LaneDrafts:
-    """Drafts guessed by the draft layer for each lane, on the GPU: the drafts of the next step. The
-    host knows only their number.
+    """Drafts guessed by the draft layer for each batch index, on the GPU: the drafts of the next
+    step. The host knows only their number.
 
-    Owns them, a row of numbers a lane, and their counts. Thread rule: the engine loop's; one
-    stream.
+    Owns them, a row of numbers per batch index, and their counts. Thread rule: the engine loop's;
+    one stream.
     """
 
     def __init__(self, lanes: int, drafts: int, device: torch.device) -> None:
-        """lanes: including the lane of padding rows. drafts: most per lane."""
+        """lanes: including the batch index of padding rows. drafts: most per batch index."""
         self.tokens: Tensor = torch.zeros(lanes, drafts, dtype=torch.int32, device=device)
         """[lanes, drafts] int32; written by the graphs of guesses."""
         self._counts: dict[int, int] = {}
@@ -126,7 +126,7 @@ class LaneDrafts:
         self._counts.update(zip(lanes, counts, strict=True))
 
     def check(self, lane: int, count: int) -> None:
-        """Raise PlanError if the lane has fewer drafts."""
+        """Raise PlanError if fewer drafts are stored."""
         there = self._counts.get(lane, 0)
         if count > there:
             raise PlanError(f"lane {lane} is to verify {count} drafts of its own, and has {there}")
@@ -144,7 +144,7 @@ _FAR = 2**31 - 1
 
 
 class SamplingTable:
-    """Sampling parameters by lane, as numbers of a row; set when the lane's sequence joins.
+    """Sampling parameters by batch index, as numbers of a row; set when its sequence joins.
 
     cuts [lanes] bool: sample only from the likeliest tokens. adjusts [lanes] bool, top_logprobs
     [lanes] int32: work outside of the graph's sampler (eager_sampler.py). rules [lanes, 2] int32:
@@ -194,7 +194,7 @@ class SamplingTable:
 
 @dataclass(frozen=True)
 class LaneStates:
-    """A runner's state of its requests between forwards, by lane."""
+    """A runner's state of its requests between forwards, by batch index."""
 
     sequences: SequenceStates
     sampling: SamplingTable
@@ -216,7 +216,7 @@ class DeviceBatch:
     neither pages nor the model. Thread rule: the engine loop's, one stream. Copies are asynchronous
     from and to pinned memory that is not reused before they have ended.
 
-    At most `capacity` rows. scratch_lane: the lane of padding rows.
+    At most `capacity` rows. scratch_lane: the batch index of padding rows.
     """
 
     def __init__(self, capacity: int, scratch_lane: int, device: torch.device) -> None:

@@ -96,18 +96,18 @@ class DraftVerifier:
         self._turn = 0
         """Index, 0 or 1, of the kept inputs of the last step."""
         self._later: dict[int, HeldFold] = {}
-        """Folds of the last step to be done by the next one, by lane."""
+        """Folds of the last step to be done by the next one, by batch index."""
         self._held: dict[int, _Held] = {}
         self.width = 1
         """Row length of the last step, in tokens."""
         self._alone: set[int] = set()
-        """Lanes with rows computed without their drafts; these wrote their slots."""
+        """Batch indices with rows computed without their drafts; these wrote their slots."""
         self._beside: frozenset[int] = frozenset()
-        """Lanes of this step's rows without drafts."""
+        """Batch indices of this step's rows without drafts."""
         self._store([_Held(0, 1, 0, 0)])
 
     def seated(self, rows: ResolvedRows) -> ResolvedRows:
-        """Return the rows with drafts limited to the available room; others run without drafts, as
+        """Return the rows with drafts limited to the available space; others run without drafts, as
         one-token steps. If all one-token rows fit too, they join this step, so weights are read
         once."""
         self._beside = frozenset()
@@ -185,8 +185,8 @@ class DraftVerifier:
         return self._rows.last_drawn(self._scratch.hidden)
 
     def place(self, lane: int) -> int:
-        """Return the place of the lane's row in the last step. REQUIRES: no part of it is folded
-        yet."""
+        """Return the place of the row at the batch index in the last step. REQUIRES: no part of it
+        is folded yet."""
         return self._held[lane].place
 
     def _take_over(self, adjusted: Mapping[int, Sequence[Sampled]], width: int) -> None:
@@ -244,8 +244,8 @@ class DraftVerifier:
         return found
 
     def fold(self, folds: Iterable[Fold], later: Collection[int]) -> None:
-        """Store the states asked for. later: lanes with rows in the next step; if there is room,
-        that step folds them itself. Raises PlanError."""
+        """Store the states asked for. later: batch indices with rows in the next step; if there is
+        space, that step folds them itself. Raises PlanError."""
         found: dict[int, HeldFold] = {}
         for fold in folds:
             if fold.lane in self._alone and fold.count == 1:
@@ -291,11 +291,11 @@ class DraftVerifier:
 
 class LayerDrafter:
     """Lets the model's draft layer guess on a GPU, after a forward's sampled token or before a
-    forward. One graph makes all guesses, each from the one before. The drafts stay on the rows'
-    lanes.
+    forward. One graph makes all guesses, each from the one before. The drafts stay at the rows'
+    batch indices.
 
     Owns the rows' numbers, their page table and the graphs. Shares model, arena, last tokens and
-    the lanes' drafts with the runner. A draft is sampled with the temperature, cuts and noise of
+    the stored drafts with the runner. A draft is sampled with the temperature, cuts and noise of
     its position, like the model's later sample there (model/qwen3_5.py is the CPU's). Thread rule:
     the runner's; one stream.
     """
@@ -329,8 +329,8 @@ class LayerDrafter:
 
     def first(self, plan: ForwardPlan, rows: ResolvedRows) -> ResolvedRows:
         """Make the plan's first guesses from the carry in the rows' slots. Return the rows with
-        these drafts on their lanes. Called before the forward is launched. rows: the plan's; rows
-        that verify nothing get no guesses."""
+        these drafts at their batch indices. Called before the forward is launched. rows: the
+        plan's; rows that verify nothing get no guesses."""
         asked = [guess for guess in plan.first_guesses if rows.verifies[guess.row]]
         if not asked:
             return rows
@@ -345,8 +345,8 @@ class LayerDrafter:
         return replace(rows, drafts_on_lane=on_lane)
 
     def behind(self, plan: ForwardPlan, rows: ResolvedRows) -> dict[int, int]:
-        """Make the plan's guesses after its rows' sampled tokens, as far as there is room. Return
-        the number of drafts on the lane, by row. REQUIRES: the rows are launched."""
+        """Make the plan's guesses after its rows' sampled tokens, as far as rows are free. Return
+        the number of drafts at the batch index, by row. REQUIRES: the rows are launched."""
         if not plan.guesses:
             return {}
         numbers, wanted = self._seat(plan.guesses[: self._most], rows)

@@ -31,8 +31,8 @@ _IDS, _COUNTS, _TAKEN, _TURN, _FOLD_COUNTS, _FOLD_PLACES, _FOLD_SLOTS = range(7)
 
 @dataclass(frozen=True)
 class HeldFold:
-    """The first `count` tokens of the row kept at `place` by the last step, applied to the state in
-    read_slot and stored in write_slot."""
+    """A fold of the row kept at `place` by the last step. Its first `count` tokens advance the
+    state in read_slot; the result goes to write_slot."""
 
     place: int
     count: int
@@ -88,7 +88,8 @@ class DraftedRows:
         folds: Mapping[int, HeldFold],
     ) -> None:
         """Fill the rows. each: token_rows() of the rows. ids [rows, width]: their tokens, except
-        drafts on lanes. turn: of the step. folds: done before the rows, by lane."""
+        drafts stored at batch indices. turn: of the step. folds: done before the rows, by batch
+        index."""
         self._sequences.fill(rows, sampling)
         self._tokens.fill(each, sampling)
         host = torch.zeros(self._numbers.shape, dtype=torch.int32, pin_memory=True)
@@ -123,8 +124,8 @@ class DraftedRows:
         return self._tokens.rows
 
     def take_drafts(self, size: int, width: int, drafts: Tensor) -> Tensor:
-        """Return tokens [size * width] of the first rows, with the drafts from their lanes. drafts
-        [lanes, at least width - 1]."""
+        """Return tokens [size * width] of the first rows, with the drafts from their batch indices.
+        drafts [lanes, at least width - 1]."""
         ids, counts = self.ids(size, width), self._numbers[_COUNTS, :size]
         lanes = self._sequences.lanes(size)
         take_drafts(ids, width, counts, self._numbers[_TAKEN, :size], lanes, drafts)
@@ -273,8 +274,8 @@ class GuessRows:
 
         rows: one token each, the one before the guesses, at its position if no draft of the forward
         held. wanted: drafts of each, at least one. places: each row's place among the rows that
-        verified drafts last, `width` tokens each. -1: it was not among them, and begins with its
-        lane's token and its slot's carry.
+        verified drafts last, `width` tokens each. -1: it was not among them, and begins with the
+        last token at its batch index and its slot's carry.
         """
         self._numbers.fill(rows, sampling)
         host = torch.zeros(self._seats.shape, dtype=torch.int32, pin_memory=True)

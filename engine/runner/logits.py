@@ -1,6 +1,6 @@
-"""Work on logits beside sampling: adjustments by lane, and scores of prompts.
+"""Work on logits beside sampling: adjustments by batch index, and scores of prompts.
 
-Owns an adjuster for each lane with a request that asks for one. Thread rule: the runner's.
+Owns an adjuster for each batch index with a request that asks for one. Thread rule: the runner's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,8 +42,8 @@ def logit_adjuster(
 
 
 class DrawnTogether(Protocol):
-    """Sampling from adjusted logits by ranks sharing a model. leads: this rank has the lanes'
-    adjustments; exactly one rank has."""
+    """Sampling from adjusted logits by ranks sharing a model. leads: this rank has the adjustments;
+    exactly one rank has."""
 
     leads: bool
 
@@ -57,11 +57,11 @@ class DrawnTogether(Protocol):
 
 
 class LaneAdjustments:
-    """The adjustments of each lane's logits before sampling, and the tokens they depend on.
+    """The adjustments of each sequence's logits before sampling, and the tokens they depend on.
 
-    Owns a `LogitAdjuster` of every lane with a request that asks for one; knows neither pages nor
-    forwards. Thread rule: the runner's. Invariant: code sampling from adjusted logits gives a
-    lane's adjuster every earlier sampled token, in order.
+    Owns a `LogitAdjuster` of every batch index with a request that asks for one; knows neither
+    pages nor forwards. Thread rule: the runner's. Invariant: code sampling from adjusted logits
+    gives each adjuster every earlier sampled token of its sequence, in order.
     """
 
     def __init__(self, model: ModelConfig, grammars: GrammarCompiler) -> None:
@@ -90,8 +90,8 @@ class LaneAdjustments:
         return self._adjusters[lane]
 
     def scores(self, logits: Tensor, lanes: Sequence[int]) -> Tensor | None:
-        """Return logits [n, vocab], row i adjusted by lanes[i] now, float32; None if no lane
-        adjusts."""
+        """Return logits [n, vocab], row i adjusted for the sequence at lanes[i], float32; None if
+        no sequence is adjusted."""
         rows = [
             row
             for row, lane in enumerate(lanes)

@@ -1,6 +1,6 @@
 """A plan's rows as numbers of this host, padded to the sizes of captured graphs.
 
-Owns the pages, slots and length of each lane; knows no tensor. Thread rule: the runner's.
+Owns the pages, slots and length of each batch index; knows no tensor. Thread rule: the runner's.
 """
 
 from dataclasses import dataclass, replace
@@ -51,8 +51,8 @@ _VERIFIES, _DRAFTS = int(RowFlag.VERIFIES), int(RowFlag.DRAFTS_ON_LANE)
 
 
 class SequencePages:
-    """Ids of one sequence's pages, by logical page; grows. A sequence joining the lane later gets
-    another object."""
+    """Ids of one sequence's pages, by logical page; grows. A sequence joining at the batch index
+    later gets another object."""
 
     def __init__(self) -> None:
         self.ids: Ints = np.empty(0, dtype=np.int32)
@@ -65,8 +65,9 @@ class SequencePages:
 class ResolvedRows:
     """Rows of a plan with all values known, columns [n] int32.
 
-    tokens_at: index of each row's first token among the plan's tokens, unless they are on its lane
-    (on_lane [n] bool). drafts_on_lane [n] bool: all tokens but the first are on the lane.
+    tokens_at: index of each row's first token among the plan's tokens, unless they are at its batch
+    index (on_lane [n] bool). drafts_on_lane [n] bool: all tokens but the first are at the batch
+    index.
     """
 
     lanes: Ints
@@ -108,13 +109,13 @@ class ResolvedRows:
 class SequenceStates:
     """A runner's data of joined sequences; turns a plan's rows into numbers of this host.
 
-    Owns pages, slots and the length of each lane; knows no tensor. Thread rule: the runner's.
-    Invariant: position and pending of a lane include all applied plans, even if their forwards have
-    not ended. A forward samples as many tokens as its plan says, so the host knows both without
-    waiting. If a forward decided its number of accepted tokens, they would become numbers on the
-    device, and resolve() a kernel.
+    Owns pages, slots and the length of each batch index; knows no tensor. Thread rule: the
+    runner's. Invariant: position and pending of a batch index include all applied plans, even if
+    their forwards have not ended. A forward samples as many tokens as its plan says, so the host
+    knows both without waiting. If a forward decided its number of accepted tokens, they would
+    become numbers on the device, and resolve() a kernel.
 
-    At most `lanes` lanes with at most `slots` working slots each.
+    At most `lanes` batch indices with at most `slots` working slots each.
     """
 
     def __init__(self, lanes: int, slots: int = 2) -> None:
@@ -231,8 +232,8 @@ class SequenceStates:
     def slices(
         self, plan: ForwardPlan, rows: ResolvedRows, drawn: dict[int, list[int]]
     ) -> list[SequenceSlice]:
-        """Return the rows in the model's form. drawn: tokens by lane, for rows that read theirs
-        there."""
+        """Return the rows in the model's form. drawn: tokens by batch index, for rows that read
+        theirs there."""
         marks: dict[int, list[tuple[int, int]]] = {}
         for mark in plan.checkpoints:
             marks.setdefault(int(plan.rows.lanes[mark.row]), []).append((mark.position, mark.slot))

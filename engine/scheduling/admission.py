@@ -1,6 +1,7 @@
 """Admission: the number of running requests, their longest wait, and the refusal of late ones.
 
-Owns measured times and the counts of rooms that left a window. Thread rule: the engine loop's.
+Owns measured times and the counts of transfers that left an accept window. Thread rule: the engine
+loop's.
 """
 
 import math
@@ -332,8 +333,8 @@ def _refusal(why: str, retry_after: float) -> m.RequestError:
 
 
 MOST_ACCEPTED = 16
-"""Accepted rooms of one decode node: as many as begin during a grant's round trip. Not more,
-because each holds a slot."""
+"""Accepted transfers of one decode node: as many as begin during the round trip for a destination.
+Not more, because each holds a slot."""
 MOST_PULLED = 32
 """Pulling transfers of one decode node, limited likewise: a pull waits for the forward in flight,
 and is over within the next one or two."""
@@ -343,8 +344,8 @@ allowed."""
 
 
 class AcceptWindow:
-    """Rooms holding memory on a prefill node before any computation: accepted rooms, and rooms with
-    a pull.
+    """Transfers holding memory on a prefill node before any computation: accepted transfers, and
+    transfers with a pull.
 
     Owns the count of one kind of them by decode node, and their limit. Knows no queue and no cache.
     Thread rule: the engine loop's. Invariant: a decode node that never grants holds at most its
@@ -352,12 +353,13 @@ class AcceptWindow:
     """
 
     def __init__(self, capacity_tokens: int, most: int) -> None:
-        """capacity_tokens: the cache's capacity for one prompt. most: rooms of a decode node."""
+        """capacity_tokens: the cache's capacity for one prompt. most: transfers of a decode
+        node."""
         self._most = most
         self._share = capacity_tokens // _WINDOW_SHARE
         self._ahead: dict[str, dict[m.RoomId, int]] = {}
         self.left = 0
-        """Number of rooms that have left the window; it grows when others may enter."""
+        """Number of transfers that have left the window; it grows when others may enter."""
 
     def has_room(self, peer: str, tokens: int) -> bool:
         """Return True if a prompt of `tokens` tokens may be allocated for the decode node."""

@@ -1,10 +1,12 @@
 """The scheduler's requests: running requests, waiting requests, and each caller's share.
 
 RunningRequests holds the running requests in the order of their start, and the columns for a
-forward's rows by lane. It owns order, columns and the callers' holdings; ProgressTable owns the
-numbers changed by a forward. It asks nothing of the cache. WaitingQueue and CallerShares own the
-queue and each caller's share. Thread rule: the engine loop's. Invariants:
-1. A column is valid only for lanes of requests that run here.
+forward's rows by batch index. It owns order, columns and the callers' holdings; ProgressTable owns
+the numbers changed by a forward. It asks nothing of the cache. WaitingQueue and CallerShares own
+the queue and each caller's share. Thread rule: the engine loop's.
+
+Invariants:
+1. A column is valid only for batch indices of requests that run here.
 2. `prompts` holds the requests with more than the next token left to schedule, in the same order. A
    request answered here that leaves it has one token per forward from then on, the last sampled
    one.
@@ -128,13 +130,13 @@ class RunningRequests(Collection[Request]):
                 request.suspect = False
 
     def of(self, lanes: Lanes) -> list[Request]:
-        """Return the requests running on these lanes."""
+        """Return the requests running at these batch indices."""
         found: list[Request] = self._requests[lanes].tolist()
         return found
 
     def answering(self) -> Lanes:
-        """Return, in order, the lanes that need one token forwarded and may be in the next forward.
-        The token may still be in the forward before."""
+        """Return, in order, the batch indices that need one token forwarded and may be in the next
+        forward. The token may still be in the forward before."""
         suspect = self._suspect()
         lanes = self._in_order() if suspect is None else np.array([self._lanes[suspect]])
         scheduled = self._progress.num_scheduled[lanes]
@@ -149,8 +151,8 @@ class RunningRequests(Collection[Request]):
         return [suspect] if suspect in self.prompts else []
 
     def schedule_next(self, lanes: Lanes) -> AnswerRows:
-        """Schedule one token of each of these lanes from answering(). They count as scheduled from
-        here on."""
+        """Schedule one token of each of these batch indices from answering(). They count as
+        scheduled from here on."""
         tokens = self._progress.schedule_next(lanes)
         stops = tokens.starts + 1
         return AnswerRows(
@@ -178,9 +180,9 @@ class RunningRequests(Collection[Request]):
 
 
 _TRIED = 4
-"""Requests of a line tried while those before them find no room."""
+"""Requests of a line tried while those before them find no memory."""
 _OVERTAKEN = 16
-"""Number of times a request without room may be overtaken; after that its line waits with it."""
+"""Number of times a request without memory may be overtaken; after that its line waits with it."""
 
 Place = tuple[int, bool, float, int, Request]
 

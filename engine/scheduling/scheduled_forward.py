@@ -1,10 +1,10 @@
 """The content of one forward: kept by the engine until it completes, and planned for the runner.
 
 ForwardPlanner turns the scheduler's choice into a plan: plain data, as changes against the runner's
-copy. It owns the plans' numbers. It also owns, for every joined lane, the sequence there and the
-number of pages known to the runner. Thread rule: the engine loop. Invariant: this record of a lane
-equals the runner's after it has run every plan made. So each plan must be launched, once and in
-order.
+copy. It owns the plans' numbers. It also owns, for every joined batch index, the sequence there and
+the number of pages known to the runner. Thread rule: the engine loop. Invariant: this record of a
+batch index equals the runner's after it has run every plan made. So each plan must be launched,
+once and in order.
 """
 
 from collections.abc import Sequence
@@ -75,13 +75,13 @@ class ScheduledSequence:
 
     @property
     def decodes(self) -> bool:
-        """Whether this is one token of an answer given here, so it may run in a decode graph."""
+        """True if this is one token of an answer given here, so it may run in a decode graph."""
         one = self.num_sampled > 0 and self.stop - self.start == 1
         return one and self.active.answers_here and not self.checkpoints
 
     @property
     def live(self) -> bool:
-        """Whether the request still runs on the allocation planned here."""
+        """True if the request still runs on the allocation planned here."""
         state = self.request.state
         return isinstance(state, Active) and state.allocation is self.active.allocation
 
@@ -198,10 +198,10 @@ class ForwardPlanner:
         self._progress = progress
         self._number = 0
         self._joined: NDArray[np.int64] = np.zeros(lanes, dtype=np.int64)
-        """Number of the sequence in the runner, by lane; 0: none."""
+        """Number of the sequence in the runner, by batch index; 0: none."""
         self._joined_count = 0
         self._row_limits: Ints = np.zeros(lanes, dtype=np.int32)
-        """Token capacity of the pages known to the runner, by lane."""
+        """Token capacity of the pages known to the runner, by batch index."""
 
     def plan(
         self,
@@ -256,7 +256,7 @@ class ForwardPlanner:
         return number
 
     def _answer_rows(self, answers: AnswerRows, columns: Ints, changes: _Changes) -> list[int]:
-        """Fill the columns. Return the tokens of rows without a token on a lane."""
+        """Fill the columns. Return the tokens of rows without a token at a batch index."""
         lanes, tokens = answers.lanes, answers.tokens
         changed = (self._joined[lanes] != answers.holders) | (
             self._row_limits[lanes] != answers.row_limits
@@ -312,7 +312,7 @@ class ForwardPlanner:
             self._row_limits[lane] = limit
 
     def _leave(self) -> list[int]:
-        """Remove sequences that no longer run; return their lanes."""
+        """Remove sequences that no longer run; return their batch indices."""
         over = (self._joined != 0) & (self._joined != self._progress.holders)
         gone: Lanes = over.nonzero()[0]
         self._joined[gone] = 0

@@ -404,7 +404,7 @@ class Scheduler:
         )
 
     def _admit_waiting(self) -> None:
-        """Admit requests, the caller with the least share first, until no request finds room."""
+        """Admit requests, the caller with the least share first, until no request finds memory."""
         self._computing = [request for request in self._computing if _computes(request)]
         self.waiting.unpark()
         blocked: set[str] = set()
@@ -491,8 +491,8 @@ class Scheduler:
         ]
 
     def _growable(self) -> Lanes:
-        """Return the lanes of answering requests with room for one more token. Others are retracted
-        to make room."""
+        """Return the batch indices of answering requests with memory for one more token. Others are
+        retracted to make space."""
         lanes = self.running.answering()
         # One is there, or in flight, that no forward has yet; the next one comes behind it.
         needed = self.progress.num_scheduled[lanes] + 1
@@ -507,7 +507,7 @@ class Scheduler:
         return self._in_turns(lanes)
 
     def _in_turns(self, answering: Lanes) -> Lanes:
-        """Return the lanes for the next forward, leaving one row for a waiting prompt. If
+        """Return the batch indices for the next forward, leaving one row for a waiting prompt. If
         hand-overs brought more requests than rows, they take turns, so each progresses."""
         if len(answering) < self.max_batch:
             return answering

@@ -27,8 +27,8 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 class SuffixIndex:
     """An index of seen texts: the last occurrence of a few tokens, and the tokens after it.
 
-    Owns the newest `capacity` tokens of all texts, in a ring, and a table of places by a hash of
-    the tokens before each; both have fixed size. A place from the table is checked token by token,
+    Owns the newest `capacity` tokens of all texts, in a ring. Owns a table of places by a hash of
+    the tokens before each. Both have fixed size. A place from the table is checked token by token,
     so results are exact. A text is found only under its own salt. Otherwise the speed of one
     tenant's answers would reveal another tenant's texts. Thread rule: the engine loop's.
     """
@@ -344,7 +344,7 @@ class Speculation:
 
     @property
     def remembers(self) -> bool:
-        """Whether ended requests are kept for other requests."""
+        """True if ended requests are kept for other requests."""
         return self._left is not None
 
     def ended(self, tokens: Ints, salt: bytes, known: int) -> None:
