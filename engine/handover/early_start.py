@@ -71,7 +71,7 @@ class EarlyStart:
     def consider(
         self, room: RoomId, request: Request, allocation: Allocation, tail_seconds: float | None
     ) -> EarlyStep | None:
-        """Begin the step behind the first token, if the rest of the transfer takes longer than a
+        """Begin the step after the first token, if the rest of the transfer takes longer than a
         step. Return None if no step was begun.
 
         Before the first step ever, its duration is unknown and counts as 0. REQUIRES: the transfer

@@ -2,8 +2,8 @@
 tier below is loaded first.
 
 Owns no state after handing it out: the holder calls let_go(). Thread rule: the engine loop's.
-Invariant: only the state behind exactly the named tokens, under their salt, is sent, once every
-page was acknowledged.
+Invariant: only the state after exactly the named tokens, under their salt, is sent, once every page
+was acknowledged.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class HeldStates:
         self._tiers = context.tiers
 
     def hold(self, tokens: Tokens, salt: bytes, loaded: Callable[[bool], None]) -> HeldState | None:
-        """Pin or begin to load the state behind `tokens`. Return None if the state is not on this
+        """Pin or begin to load the state after `tokens`. Return None if the state is not on this
         node, or cannot be loaded now.
 
         loaded: called once with the result of a load, unless let_go() came first. After False the
@@ -192,8 +192,8 @@ class HeldSender:
 
     Owns the allocations that pin states while they are read or loaded from a lower tier. Has no
     queue: a fetched state waits for no prompt. Thread rule: the engine loop's. Invariants: only the
-    state behind exactly the named tokens, under their salt, is sent. A loaded state is sent once
-    the load was acknowledged; a failed or late load is refused. A state stays pinned and unchanged
+    state after exactly the named tokens, under their salt, is sent. A loaded state is sent once the
+    load was acknowledged; a failed or late load is refused. A state stays pinned and unchanged
     until end(), posted by the daemon after its sender has drained. The accept windows bound the
     pinned tokens, per decode node and in total.
     """
@@ -206,7 +206,7 @@ class HeldSender:
         self._in_all = AcceptWindow(capacity, MOST_IN_ALL)
         self._states = HeldStates(context)
         self.held: dict[m.RoomId, tuple[str, HeldState]] = {}
-        """By room: the reading decode node and the state."""
+        """The reading decode node and the state, by transfer."""
         self.sources = AtRestQueue(context.runner, self._accept)
 
     def reserve(self, message: m.FetchReserve) -> None:

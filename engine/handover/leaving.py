@@ -34,11 +34,11 @@ _PART_OF_ARENA = 4
 """Drain targets are sent at most a quarter of this engine's capacity, because the sent states
 displace the drain targets' own."""
 _LAST = 1_000_000
-"""Priority at an heir: behind all requests with a waiting client."""
+"""Priority at a drain target: after all requests with a waiting client."""
 
 
 def as_request(name: m.RequestId, prompt: m.Tokens, salt: bytes) -> Request:
-    """Return a request of one token behind the state stored before the prompt's last token."""
+    """Return a request of one token after the state stored before the prompt's last token."""
     return Request(
         name,
         prompt,
@@ -59,7 +59,7 @@ class Leaving:
     remaining byte budget, and each state's outcome.
 
     Asks the cache; holds nothing of it. Invariants: a state is selected once. A selected state is
-    in the cache, behind all tokens of the request except the last. Nothing is selected before
+    in the cache, after all tokens of the request except the last. Nothing is selected before
     begin() or after finish(). Every query is answered once, with the counts until then.
     """
 
@@ -141,7 +141,7 @@ class Leaving:
         )
 
     def draw(self) -> Request | None:
-        """Return a request of one token behind the next state; None if the line is empty."""
+        """Return a request of one token after the next state; None if the line is empty."""
         while self._line and len(self._drawn) < MOST_STATES:
             state = self._line.popleft()
             self._drawn.add(state.name)

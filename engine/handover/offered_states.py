@@ -88,7 +88,7 @@ class Heirs(OfferedStates):
         """States to be offered again after a loss, and selected states without a place yet."""
 
     def next(self, beside: int) -> Request | None:
-        """Return a state to be offered now, as a request of one token behind it; None if there is
+        """Return a state to be offered now, as a request of one token after it; None if there is
         none now. The caller opens its transfer and calls opened(). beside: requests in flight."""
         if not self.leaving.begun:
             return None
@@ -239,7 +239,7 @@ class _Offer:
 
 
 class Offers:
-    """Transfers of one token behind a state. Prefill nodes that become its drain targets pull the
+    """Transfers of one token after a state. Prefill nodes that become its drain targets pull the
     state in them.
 
     Owns the number of bytes each drain target may pull. Invariant: each transfer ends with one
@@ -317,7 +317,7 @@ class Offers:
         return False
 
     def taken(self, room: DecodeRoom, message: m.RemoteReady) -> None:
-        """Record a state taken by its drain target, with the bytes pulled: a token behind the state
+        """Record a state taken by its drain target, with the bytes pulled: a token after the state
         arrived."""
         offer, pulled = self._closed(room.id), message.pulled
         if pulled is None:

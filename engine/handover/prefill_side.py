@@ -325,7 +325,7 @@ class PrefillHandover(Handover):
             self._note_receiver(request, request.ticket.offered)
 
     def _note_receiver(self, request: Request, tokens: int) -> None:
-        """Record the transfer's decode node as a receiver of the state behind `tokens`, if its
+        """Record the transfer's decode node as a receiver of the state after `tokens`, if its
         answer continues there."""
         assert request.ticket is not None
         if tokens and request.sampling.max_new_tokens != 1:

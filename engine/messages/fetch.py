@@ -27,7 +27,7 @@ class FetchTicket(Message):
 
 
 class FetchReserve(Message):
-    """(prefill) Send the state behind exactly this prompt, and its KV. Answered by PrefillAccepted
+    """(prefill) Send the state after exactly this prompt, and its KV. Answered by PrefillAccepted
     or FetchRefused; PrefillStart is answered by StateHeld. peer: as in PrefillReserve."""
 
     ticket: FetchTicket
@@ -51,7 +51,7 @@ class StateHeld(OfRoom):
 
 class FetchAdvised(Message):
     """(decode) No prefill node was asked for this transfer yet: fetch the state first. `holder`, a
-    prefill node, has the state behind its first `tokens`. The prefill node computing the prompt
+    prefill node, has the state after its first `tokens`. The prefill node computing the prompt
     lacks it and gets it sooner through this node. seconds: the fetch's time limit."""
 
     room: RoomId
@@ -61,7 +61,7 @@ class FetchAdvised(Message):
 
 
 class FetchWanted(Message):
-    """(decode) Open a transfer at `holder` for the state behind the prompt, for at most `seconds`.
+    """(decode) Open a transfer at `holder` for the state after the prompt, for at most `seconds`.
     Answered by GrantWanted and RemoteDone, or by FetchLost. WriterFenced follows FetchLost if
     anything was granted."""
 

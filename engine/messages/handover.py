@@ -69,7 +69,7 @@ class PrefillStart(Message):
 
 
 class PrefillEnd(Message):
-    """(prefill) Release the room: it is over (committed, aborted or lost) and its sender has
+    """(prefill) Release the transfer: it is over (committed, aborted or lost) and its sender has
     drained. given_up: the cause if this node ended it; else None."""
 
     room: RoomId

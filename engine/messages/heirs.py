@@ -57,7 +57,7 @@ class LeftWanted(Message):
 
 
 class GivenState(Message):
-    """The state behind the prompt, for one decode node.
+    """The state after the prompt, for one decode node.
 
     number: names the state in LeftTakenOver. known: the state's prompt was handed over to that
     node, and to no other as far as this engine knows.

@@ -322,8 +322,8 @@ class Answers(Handover):
         return None
 
     def _was_cut(self, request: Request) -> bool:
-        """Return True if the end token stands at a dead end of its grammar, not at the end of a
-        valid text: a step's bound was exceeded (model/grammar/constraint.py)."""
+        """Return True if the end token was forced at a dead end of its grammar, not at the end of a
+        valid text. This happens when a step's bound was exceeded (model/grammar/constraint.py)."""
         grammar, last = request.sampling.grammar, request.output[-1]
         if grammar is None or last not in self._eos_ids:
             return False

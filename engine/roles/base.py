@@ -144,7 +144,7 @@ class Handover(ABC):
         self, request: Request, state: Loading, behind: PrefillBehind | None, end: LoadEnd
     ) -> None:
         """Continue after a load. After a late or wrong one the tokens are computed, with those
-        computed behind it, and the request never loads again."""
+        computed after it, and the request never loads again."""
         if end is LoadEnd.LANDED:
             is_first = request.hit is None
             self._note_hit(request, state.allocation)

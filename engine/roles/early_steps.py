@@ -110,7 +110,7 @@ class EarlyStep:
     """One step on the early thread.
 
     sequence: the last known tokens. sampling: of the next token; None: none is sampled. adjuster:
-    of the logits behind them, if any. seconds: of computing, without waiting.
+    of the logits after them, if any. seconds: of computing, without waiting.
     """
 
     barrier: Barrier
@@ -187,7 +187,7 @@ class EarlySteps:
         )
 
     def adjuster(self, request: Request) -> LogitAdjuster | None:
-        """Return the adjuster of the logits behind the known tokens; None if its sampling adjusts
+        """Return the adjuster of the logits after the known tokens; None if its sampling adjusts
         none."""
         sampling = request.sampling
         if not sampling.adjusts:
@@ -336,7 +336,7 @@ class PrefillsBehind:
         self, request: Request, allocation: Allocation, barrier: LoadBarrier, *, draws: bool
     ) -> PrefillBehind | None:
         """Begin a forward of the tokens behind the allocation's load, as many as fit. Return None
-        if there are none, or another one runs. draws: the token behind the last one may be sampled
+        if there are none, or another one runs. draws: the token after the last one may be sampled
         here; else the last token is left out. REQUIRES: no data of the load is awaited or has
         arrived yet."""
         assert allocation.load is not None

@@ -129,7 +129,7 @@ Event = Callable[[], bool]
 
 class EventRecorder(Protocol):
     def record_event(self) -> Event:
-        """Return an event behind all launches and copies until now."""
+        """Return an event after all launches and copies until now."""
 
 
 class Runner(EventRecorder, Protocol):

@@ -40,7 +40,7 @@ class HeldRow:
 @dataclass
 class InputsOfRows(LayerHooks):
     """Copies of these rows' mixer inputs in `layers`, beside other hooks. whole: number of the
-    layer with all rows copied."""
+    layer with the input of all rows kept."""
 
     hooks: LayerHooks
     layers: frozenset[int]
@@ -70,7 +70,7 @@ class HeldInputs:
     """Inputs of the recurrence, and of a draft layer's carry, of rows that verify drafts. They are
     kept until the number of accepted tokens is known.
 
-    Such a row leaves its slots unchanged (forward_plan.py, invariant 5). Storing the state behind
+    Such a row leaves its slots unchanged (forward_plan.py, invariant 5). Storing the state after
     some of its tokens repeats the recurrence over the same inputs, with the same arithmetic, token
     by token. So the state equals that of as many decode steps bit for bit. The inputs of a token
     take a hundredth of a state. Owns the inputs of at most one row per batch index, from its

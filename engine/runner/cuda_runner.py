@@ -56,10 +56,9 @@ from .rows import ResolvedRows, SequenceStates
 class LayerEvents(LayerHooks):
     """Ticks the step counter when a GPU has written a layer's KV and state.
 
-    Owns a thread that waits for the event behind each layer's writes, then ticks. It never holds
-    the interpreter's lock (cpp_cache/dataplane/stream_ticks.h). The thread of the forward only
-    records. Thread rule: hooks on the engine loop's thread; only the owned thread ticks the
-    counter.
+    Owns a thread that waits for the event after each layer's writes, then ticks. It never holds the
+    interpreter's lock (cpp_cache/dataplane/stream_ticks.h). The thread of the forward only records.
+    Thread rule: hooks on the engine loop's thread; only the owned thread ticks the counter.
 
     launched: the counter's value once all recorded events have passed.
     """
@@ -96,7 +95,7 @@ class DrawnPart:
 
 @dataclass(frozen=True)
 class ForwardEnds:
-    """Ends of a forward: after all sampling, and after the guesses behind it."""
+    """Ends of a forward: after all sampling, and after the guesses after it."""
 
     drawn: torch.cuda.Event
     guessed: torch.cuda.Event
@@ -156,7 +155,7 @@ _FAR_TOKENS = 32 * 1024
 
 class CudaRunner:
     """Runs plans on a GPU: decoding rows by a captured graph, rows with drafts by another one,
-    prompts eagerly behind them. Then the draft layer guesses the next tokens.
+    prompts eagerly after them. Then the draft layer guesses the next tokens.
 
     Owns the last tokens, the rows and the block table; shares model and arena. All work joins one
     stream, the current one, and only InFlightForward.result() waits for the GPU. Thread rule: the

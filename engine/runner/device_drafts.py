@@ -267,7 +267,7 @@ class DraftVerifier:
             self._alone.discard(lane)
 
     def _store(self, rows: Sequence[_Held]) -> None:
-        """Store the states behind one-token rows; their token always holds."""
+        """Store the states after one-token rows; their token always holds."""
         self._fold_now([row.fold(1) for row in rows])
 
     @torch.inference_mode()

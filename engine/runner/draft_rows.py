@@ -1,4 +1,4 @@
-"""Rows with drafts on a GPU: drafts to verify, verified results, rows to guess behind.
+"""Rows with drafts on a GPU: drafts to verify, verified results, rows to guess after.
 
 Owns buffers of fixed address, so graphs may be captured over them. Thread rule and copies: as in
 device_batch.py.

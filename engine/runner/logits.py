@@ -29,7 +29,7 @@ from .rows import ResolvedRows
 def logit_adjuster(
     sampling: SamplingParams, before: TokensBefore, model: ModelConfig, grammars: GrammarCompiler
 ) -> LogitAdjuster:
-    """Return the adjuster of one sequence behind the tokens `before`. REQUIRES: the sampling
+    """Return the adjuster of one sequence after the tokens `before`. REQUIRES: the sampling
     adjusts, and its grammar was compiled before. A cached grammar is ready in microseconds; one
     dropped since is compiled again."""
     constraint = None

@@ -18,7 +18,7 @@ from tasuki.engine.request import Request
 from tasuki.utils.signatures import Clock
 
 _GROWTH = 2
-"""A step is expected to have at most this many times the rows of the largest measured one."""
+"""Factor on the largest measured number of rows: fitting() returns no more."""
 
 
 class StepOutlook:
@@ -74,8 +74,8 @@ class StepOutlook:
 
 
 _SEATS_A_PLACE = 8
-"""One place more for each such number of seats. About that share of a full batch ends while a
-prompt is computed and sent; its rows would be empty until then."""
+"""Number of seats per additional place. About that share of a full batch ends while a prompt is
+computed and sent; its rows would be empty until then."""
 
 
 class Seats:
@@ -180,12 +180,14 @@ class FirstTokenOutlook:
     prompts waited.
 
     Owns the prompts without a first token. Asks neither queue nor cache, so it holds wherever
-    prompts are computed. Thread rule: the engine loop's. Invariants:
+    prompts are computed. Thread rule: the engine loop's.
+
+    Invariants:
     1. A prompt counts whole, with its cached part: new prompts are like past ones.
     2. The speed is that of the best of the last windows of work, so low demand refuses no request.
        Nothing is expected before the end of the first window of work.
-    3. A caller waits for its own prompts that are as urgent and due no later. Of another caller's
-       it waits for no more tokens than of its own, because callers take turns. Work sent by other
+    3. A caller waits for its own prompts that are as urgent and due no later. It waits for no more
+       tokens of another caller than of its own, because callers take turns. Work sent by other
        nodes to the computing nodes counts as another caller's.
     """
 

@@ -88,7 +88,7 @@ class ScheduledSequence:
 
 @dataclass(frozen=True)
 class AnswerRows:
-    """The answers of one forward without drafts: one token of each request, and one sampled behind
+    """The answers of one forward without drafts: one token of each request, and one sampled after
     it.
 
     One row each, columns [n]. holders: as in ProgressTable. row_limits: tokens held by the

@@ -150,7 +150,7 @@ _DOUBTED = 64
 """Steps without drafts before unfavourable estimates are tested again, in _TRIES steps."""
 _TRIES = 3
 _CONSIDERED = 4
-"""Only every such step without drafts reads the estimates: that takes the host some 20 us."""
+"""Steps without drafts per look at the estimates: a look takes the host some 20 us."""
 _STALE = 256
 """Steps with drafts before _ANEW steps without are measured again."""
 _WATCHED = 4
