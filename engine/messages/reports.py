@@ -49,7 +49,7 @@ usable token on."""
 CAUSES = frozenset(CAUSES_IN_ORDER)
 NOT_PULLED = "not_pulled"
 """Cause of tokens computed on one node while another held their KV and state; it comes before the
-tree's causes. Only a comparison of both caches sets it (engine/handover/receiving/pair_hit.py)."""
+tree's causes. Only a comparison of both caches sets it (engine/accounting.py)."""
 TEMPLATE_CHANGED = "template_changed"
 """Cause of tokens counted as new by the tree: the chat template renders an earlier turn differently
 from the last turn. No tree can see this."""
