@@ -1,1 +1,1 @@
-"""The engine sides of a hand-over and of a pull."""
+"""The engine's side of hand-overs and pulls."""

@@ -1,6 +1,5 @@
-"""States that an engine has brought to it from another node: pulled by a prefill engine, fetched
-by a decode engine. Thread rule: the engine loop's.
-"""
+"""States copied to this engine from another node: pulled by a prefill engine, fetched by a decode
+engine. Thread rule: the engine loop's."""
 
 import secrets
 from collections import deque
@@ -17,8 +16,8 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 
 def _allocated(cache: HybridPrefixCache, prompt: m.Tokens, salt: bytes) -> Allocation | None:
-    """For KV and the state of the whole prompt, which another node writes; None where there is no
-    room for it now, or never."""
+    """Allocate space for KV and state of the whole prompt, to be written by another node. Return
+    None if no memory is free now, or the prompt can never fit."""
     try:
         return cache.allocate_to_receive(
             prompt, salt=salt, capacity_tokens=len(prompt), working_slots=1, cursor=None
@@ -28,13 +27,14 @@ def _allocated(cache: HybridPrefixCache, prompt: m.Tokens, salt: bytes) -> Alloc
 
 
 def _written(allocation: Allocation) -> tuple[int, tuple[int, ...], int]:
-    """What the other node is to write: the first logical page, pages from there on, the slot."""
+    """Return the part to be written by the other node: the first logical page, the pages from there
+    on, the slot."""
     first = allocation.shared_pages
     return first, tuple(allocation.pages[first:].tolist()), allocation.working_slots[0]
 
 
 def _commit(cache: HybridPrefixCache, allocation: Allocation, tokens: int) -> None:
-    """Pages and state enter the tree."""
+    """Insert the received pages and state into the tree."""
     cache.accept_received(allocation)
     cache.insert(allocation, tokens, allocation.working_slots[0], CheckpointKind.TURN_END)
     cache.release(allocation)
@@ -42,9 +42,11 @@ def _commit(cache: HybridPrefixCache, allocation: Allocation, tokens: int) -> No
 
 @dataclass
 class _Pull:
-    """The allocation is the sender's to write: state and KV of `tokens` are to land in it. peer:
-    whose room it is. quarantine: its name in the cache once it is lost; the sender may still
-    write."""
+    """A pull in progress: the sender writes state and KV of `tokens` to the allocation.
+
+    peer: the decode node that owns the transfer. quarantine: name in the cache once the pull is
+    lost, because the sender may still write.
+    """
 
     request: Request
     peer: str
@@ -54,19 +56,19 @@ class _Pull:
 
 
 class PullReceiver:
-    """The return path as a prefill engine sees it: what it pulls from the node that answered the
-    last turn.
+    """The prefill engine's side of the return path: pulls from the node that answered the last
+    turn.
 
-    Owns the allocations that are granted to pulls and the quarantines of those lost. A pull
-    belongs to a room but outlives it: whoever asked may leave, what lands is cached all the same.
-    Emits what the prefill node acts on; each method is one event, and messages of pulls that are
-    over are dropped. Invariants: a request pulls at most once. What was granted becomes the
-    tree's only after every window was verified, and is free again otherwise only after its
-    writer's fence. Of one room's number there is one pull at a time.
+    Owns the allocations granted to pulls and the quarantines of lost pulls. A pull belongs to a
+    transfer and outlives it: after the request has left, arriving data is cached all the same.
+    Emits messages for the prefill node. Each method handles one event; messages about pulls that
+    are over are dropped. Invariants: a request pulls at most once. A granted allocation enters the
+    tree only after every layer chunk was verified. Otherwise it is freed only after its writer's
+    fence. A transfer number has one pull at a time.
     """
 
     def __init__(self, context: HandoverContext, window: AcceptWindow) -> None:
-        """window: of rooms that pull, a lost one until its fence."""
+        """window: limits the pulling transfers; a lost pull counts until its fence."""
         self.window = window
         self._cache = context.cache
         self._costs = context.router.costs
@@ -76,9 +78,10 @@ class PullReceiver:
         self.grants = AtRestQueue(context.runner, self._emit_grant)
 
     def begin(self, request: Request, peer: str) -> bool:
-        """Grant room for what the ticket offers and ask for it; False where there is no memory,
-        which is no reason to wait. REQUIRES: the request waits and pulled nothing yet, and the
-        decode node `peer`, whose room it is, has room for one more."""
+        """Allocate space for the transfer request's offered tokens and ask for them. Return False
+        if there is no memory or the transfer number still has a pull; the request need not wait
+        then. REQUIRES: the request waits and has pulled nothing yet. The accept window has space
+        for one more transfer of the decode node `peer`, the transfer's owner."""
         assert request.ticket is not None
         request.pull_tried = True
         room, tokens = request.ticket.room, request.ticket.offered
@@ -100,7 +103,7 @@ class PullReceiver:
         self._emit(m.PullWanted(grant))
 
     def over(self, message: m.PullCommitted | m.PullLost) -> Request | None:
-        """The request that waits for the pull, if it still does."""
+        """Handle the end of a pull. Return its request if the request still waits for the pull."""
         pull = self._pulls.get(message.room)
         if pull is None or pull.quarantine is not None:
             return None
@@ -129,16 +132,19 @@ class PullReceiver:
 
 
 MOST = 8
-"""At a time. Each of them has a slot and pages here."""
+"""Most fetches at a time. Each has a slot and pages here."""
 _ALL = "all"
-"""Whoever holds it: they share the window."""
+"""One key of the accept window for all holders: they share it."""
 
 
 @dataclass
 class _Fetch:
-    """allocation: the holder's to write; None before anything is granted. quarantine: its name in
-    the cache once it is lost; the holder may still write. waiting: requests that go on when it is
-    over."""
+    """A fetch in progress.
+
+    allocation: written by the holder; None before a destination is allocated. quarantine: name in
+    the cache once the fetch is lost, because the holder may still write. waiting: requests that
+    continue when the fetch is over.
+    """
 
     ticket: m.FetchTicket
     prompt: m.Tokens
@@ -153,15 +159,15 @@ class _Fetch:
 
 
 class Fetches:
-    """Fetches as a decode engine sees them: states that prefill nodes hold and this one is to have.
+    """The decode engine's side of fetches: copies states from prefill nodes to this node.
 
-    Owns their rooms until their ids are the tree's again, and the requests that wait for them.
-    Emits what the decode node's hand-over client acts on; messages of fetches that are over are
-    dropped. Thread rule: the engine loop's. Invariants: of one beginning there is one fetch at a
-    time. What was granted becomes the tree's only after every window was verified, and is free
-    again otherwise only after its writer's fence. Whoever waits goes on once, whatever became of
-    the fetch. No memory is waited for. At most MOST fetches live, of no more tokens than a
-    quarter of what fits, a lost one until its fence.
+    Owns the fetches' transfers until their ids enter the tree again, and the requests waiting for
+    them. Emits messages for the decode node's hand-over client. Drops messages about fetches that
+    are over. Thread rule: the engine loop's. Invariants: a prefix has at most one fetch at a time.
+    A granted allocation enters the tree only after every layer chunk was verified. Otherwise it is
+    freed only after its writer's fence. A waiting request continues once, whatever the outcome of
+    the fetch. A fetch never waits for memory. At most MOST fetches live, of at most a quarter of
+    the cache's tokens; a lost fetch counts until its fence.
     """
 
     def __init__(self, context: HandoverContext) -> None:
@@ -171,17 +177,17 @@ class Fetches:
         self._window = AcceptWindow(capacity, MOST)
         self._generations = count(1)
         self.rooms: dict[m.RoomId, _Fetch] = {}
-        """That live: until their ids are the tree's, or free."""
+        """Live fetches: until their ids enter the tree or are free."""
         self._by_beginning: dict[tuple[bytes, bytes], _Fetch] = {}
-        """Those that are not lost."""
+        """Fetches that are not lost, by salt and prefix."""
         self.released: deque[Request] = deque()
-        """Requests that wait no longer; some may have been aborted."""
+        """Requests that no longer wait; some may have been aborted."""
         self.grants = AtRestQueue(context.runner, self._emit_grant)
 
     def fetch(self, request: Request, holder: str, tokens: int, seconds: float) -> None:
-        """Fetch the beginning of the request's prompt, so many tokens, which waits for that; where
-        there is no room for a fetch more it goes on at once. REQUIRES: it is Waiting, and in no
-        queue."""
+        """Fetch the first `tokens` of the request's prompt; the request waits for them. If the
+        accept window has no space for another fetch, release the request at once. REQUIRES: the
+        request is Waiting, and in no queue."""
         request.fetch_tried = True
         if not 0 < tokens < len(request.prompt):
             self.released.append(request)
@@ -204,7 +210,7 @@ class Fetches:
         self._emit(m.FetchWanted(ticket, prompt, holder, seconds))
 
     def grant_wanted(self, room: m.RoomId) -> None:
-        """Grant what is lacking here, or decline."""
+        """Send the destination of the pages missing here, or decline."""
         fetch = self.rooms[room]
         if fetch.allocation is not None:
             return
@@ -223,7 +229,7 @@ class Fetches:
             self.fenced(grant.room)
 
     def done(self, message: m.RemoteDone) -> None:
-        """Every window landed and matched: pages and state enter the tree."""
+        """Insert pages and state into the tree: every layer chunk arrived and matched."""
         fetch = self.rooms[message.room]
         if fetch.allocation is None or fetch.quarantine is not None:
             return

@@ -1,9 +1,9 @@
-"""The rooms that a decode engine asked for, and what was allocated for them.
+"""The transfers asked for by a decode engine, and their allocations.
 
-Owns the rooms, and their ids until a request or the tree owns them again. Emits what the decode
-node's hand-over client acts on. Thread rule: the engine loop's.
-Invariants: ids that a sender was given are free only after its fence, and after the room's own
-early step. Rooms that wait for memory get it in the order in which their senders asked.
+Owns the transfers, and their ids until a request or the tree owns them again. Emits messages for
+the decode node's hand-over client. Thread rule: the engine loop's. Invariants: ids given to a
+sender are freed only after its fence, and after the transfer's own early step. Transfers get memory
+in the order in which their senders asked.
 """
 
 import secrets
@@ -61,27 +61,27 @@ _LOST_OR_OVER = frozenset({_S.QUARANTINED, _S.FENCED, _S.OVER})
 
 @dataclass
 class DecodeRoom:
-    """One hand-over as a decode engine sees it; an illegal move raises.
+    """One hand-over in a decode engine; an illegal move raises.
 
-    ASKED -> WANTED -> GRANTED -> READY -> DONE -> OVER is the straight line; DONE is passed over
-    where no early step runs by then. Where the first token is the answer it is ASKED -> BARE ->
-    OVER. What was granted to a hand-over that is lost is QUARANTINED until its writer is fenced,
-    and FENCED where the room's own early step may still write then.
+    The straight path is ASKED -> WANTED -> GRANTED -> READY -> DONE -> OVER. DONE is skipped if no
+    early step runs by then. If the first token is the whole answer, the path is ASKED -> BARE ->
+    OVER. A lost hand-over is QUARANTINED until its writer is fenced, if a destination was given.
+    Then it is FENCED while the transfer's own early step may still write.
     """
 
     id: RoomId
     request: Request
     held: HitBreakdown
-    """Of the request's prompt, in this node's cache when it was asked for."""
+    """The cached part of the request's prompt on this node when it was asked for."""
     state: RoomState = RoomState.ASKED
     refused_at: int | None = None
-    """While WANTED: the cache's room when there was none for it last."""
+    """While WANTED: the cache's room version when memory was last insufficient."""
     step: EarlyStep | None = None
     """From READY on: computes the second token meanwhile, if it was begun."""
     done: RemoteDone | None = None
-    """What the transfer came to, while DONE."""
+    """The transfer's result, while DONE."""
     quarantine: int | None = None
-    """The name of the ids in the cache, once they are lost."""
+    """Name of the ids in the cache, once they are lost."""
 
     def move(self, state: RoomState) -> None:
         if state not in MOVES[self.state]:
@@ -90,17 +90,17 @@ class DecodeRoom:
 
     @property
     def live(self) -> bool:
-        """Whether its request still waits for it."""
+        """True if the request still waits for this transfer."""
         return self.state not in _LOST_OR_OVER
 
     @property
     def running_step(self) -> EarlyStep | None:
-        """An early step that may still write ids of the room."""
+        """The early step that may still write ids of the transfer."""
         return None if self.step is None or self.step.ended else self.step
 
 
 _FIRST_TOKEN_ALONE = SamplingParams(max_new_tokens=1)
-"""What is asked for where no token of the prefill node's is wanted: it draws one anyway."""
+"""Sampling parameters sent if no token is needed from the prefill node: it samples one anyway."""
 
 
 class DecodeRooms:
@@ -122,35 +122,35 @@ class DecodeRooms:
 
     @property
     def waits(self) -> bool:
-        """Whether something that was granted waits for the device."""
+        """True if a destination waits for the device."""
         return self._grants.waiting
 
     @property
     def coming(self) -> int:
-        """Live rooms whose answers are to go on here."""
+        """The number of live transfers whose answers continue here."""
         return self._coming
 
     @property
     def first_wanted(self) -> DecodeRoom | None:
-        """The first of those that wait for memory."""
+        """The first transfer waiting for memory."""
         return self._wanted[0] if self._wanted else None
 
     def count(self, purpose: m.Purpose) -> int:
         return sum(room.request.purpose is purpose for room in self._rooms.values())
 
     def at(self, room_id: m.RoomId, *states: RoomState) -> DecodeRoom | None:
-        """The room, where it is in one of these states."""
+        """Return the transfer if it is in one of these states."""
         room = self._rooms.get(room_id)
         return room if room is not None and room.state in states else None
 
     def live(self, room_id: m.RoomId) -> DecodeRoom | None:
-        """The room, where its request still waits for it."""
+        """Return the transfer if its request still waits for it."""
         room = self._rooms.get(room_id)
         return room if room is not None and room.live else None
 
     def ask(self, request: Request, match: Match) -> m.RoomId:
-        """Ask a prefill node for the prompt; nothing is held here until it is about to start.
-        match: what is here of it."""
+        """Ask a prefill node for the prompt. Nothing is allocated here until that node is about to
+        start. match: the part cached here."""
         named, request.gateway_room = request.gateway_room, None
         if named is not None and named.room in self._rooms:
             # Another request of that room was queued before this one.
@@ -188,7 +188,8 @@ class DecodeRooms:
         return ticket.room
 
     def want_grant(self, room: DecodeRoom) -> None:
-        """Its sender is about to start. REQUIRES: it is Asked."""
+        """Queue the transfer for its allocation: its sender is about to start. REQUIRES: it is
+        Asked."""
         if goes_on_here(room.request):
             room.move(RoomState.WANTED)
             room.refused_at = None
@@ -201,14 +202,15 @@ class DecodeRooms:
         self._emit(m.HandoverGranted(m.Grant(room.id, generation, end, (), None)))
 
     def grant(self, gives_way: Callable[[Request], bool]) -> None:
-        """Allocate for those whose senders are about to start, as far as there is memory; emit what
-        is granted once its ids are at rest. gives_way: whether somebody else goes first."""
+        """Allocate for transfers whose senders are about to start, as far as memory allows. Each
+        destination is emitted once its ids are at rest. gives_way: returns True if another request
+        goes first."""
         self._grants.advance()
         while self._wanted and self._is_settled(self._wanted[0], gives_way):
             self._wanted.popleft()
 
     def _is_settled(self, room: DecodeRoom, gives_way: Callable[[Request], bool]) -> bool:
-        """Whether the room waits no longer for an allocation."""
+        """Return True if the transfer no longer waits for an allocation."""
         room_version = self._cache.room_version
         if room.state is not RoomState.WANTED:
             return True
@@ -263,9 +265,9 @@ class DecodeRooms:
             self.fenced(room.id)
 
     def commit(self, room: DecodeRoom) -> tuple[Allocation, Sampled | None]:
-        """Its request owns the allocation from here on. Returns that, and what the room's early
-        step drew, if there was one. REQUIRES: every window landed and matched, and the step has
-        ended."""
+        """Give the allocation to the transfer's request. Return the allocation and the token
+        sampled by the transfer's early step, if any. REQUIRES: every layer chunk arrived and
+        matched, and the step has ended."""
         assert isinstance(room.request.state, Receiving)
         second = None if room.step is None else self._early.take(room.step)
         self._coming -= 1
@@ -273,8 +275,8 @@ class DecodeRooms:
         return room.request.state.allocation, second
 
     def give_up(self, room: DecodeRoom) -> None:
-        """What was granted is quarantined; a step's token is worth nothing. REQUIRES: the room is
-        live."""
+        """Quarantine the transfer's granted allocation and discard its step's token. REQUIRES: the
+        transfer is live."""
         self._coming -= goes_on_here(room.request)
         state = room.request.state
         if not isinstance(state, Receiving):
@@ -286,7 +288,7 @@ class DecodeRooms:
         room.quarantine = self._cache.quarantine(state.allocation)
 
     def fenced(self, room_id: m.RoomId) -> None:
-        """Its sender writes no more."""
+        """Free the transfer's ids: its sender writes no more."""
         room = self._rooms.get(room_id)
         if room is None or room.state is not RoomState.QUARANTINED:
             return
@@ -296,8 +298,8 @@ class DecodeRooms:
             room.move(RoomState.FENCED)
 
     def step_ended(self) -> list[tuple[DecodeRoom, m.RemoteDone]]:
-        """Free what was fenced while an early step ran. Returns what was done meanwhile, to be
-        committed."""
+        """Free transfers fenced while an early step ran. Return transfers completed meanwhile, to
+        be committed."""
         ended = [room for room in self._rooms.values() if room.running_step is None]
         for room in ended:
             if room.state is RoomState.FENCED:
@@ -321,6 +323,6 @@ class DecodeRooms:
 
 
 def goes_on_here(request: Request) -> bool:
-    """Whether what is handed over is decoded from: its answer is more than the first token, or
-    others begin there."""
+    """Return True if this node decodes from the transferred state: its answer has more tokens than
+    the first, or forks begin there."""
     return request.sampling.max_new_tokens > 1 or bool(request.forks)

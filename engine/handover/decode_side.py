@@ -1,10 +1,11 @@
-"""The receiving half of hand-overs: a decode engine's requests, and who computes their prompts.
+"""The receiving half of hand-overs: a decode engine's requests, and the choice of the node that
+computes each prompt.
 
-Rooms live in decode_rooms.py; what is fetched and offered in brought_states.py and
-offered_states.py. Messages of rooms that are over are dropped. Thread rule: the engine loop's.
-Invariants: a prompt is asked for only while its answer has a place here, so what is granted is
-decoded. For room in the cache, rooms and prompts that are computed here wait for each other in the
-order of their arrival, behind those that were begun before.
+Transfers are in decode_rooms.py; fetched and offered states in brought_states.py and
+offered_states.py. Messages about transfers that are over are dropped. Thread rule: the engine
+loop's. Invariants: a prompt is asked for only while its answer has a place here, so a transfer with
+a destination is decoded. Transfers and locally computed prompts wait for cache memory in order of
+arrival. Requests begun before go first.
 """
 
 import math
@@ -42,19 +43,19 @@ from tasuki.pycache._cpp_cache import CheckpointKind, Match
 from tasuki.pycache.layout import PAGE_TOKENS
 
 AT_A_TIME = 16
-"""Each is read from the arena and sent while answers go on."""
+"""Hand-backs at a time. Each is read from the arena and sent while answers continue."""
 MOST_WAITING = 1024
-"""Of a node that drains, all sessions leave at once."""
+"""Limit of waiting hand-backs, because all sessions of a draining node leave at once."""
 
 
 class HandBacks:
-    """What a decode engine holds of a prompt, handed back to a prefill node: the next turn is asked
-    elsewhere.
+    """The decode engine's states handed back to a prefill node, because the next turn goes to
+    another node.
 
-    A prefill node is asked for one token behind it, and pulls it for that. Owns those that wait
-    to be asked for. Takes no place and no memory here, and waits for nobody's answer. Thread
-    rule: the engine loop's. Invariant: at most AT_A_TIME rooms are for it, the quarantined among
-    them.
+    A prefill node is asked for one token after the state, and pulls the state for that. Owns the
+    requests that wait to be sent. Takes no place and no memory here, and waits for no answer.
+    Thread rule: the engine loop's. Invariant: at most AT_A_TIME transfers hand back, quarantined
+    transfers included.
     """
 
     def __init__(self, context: HandoverContext, answers: Answers, rooms: DecodeRooms) -> None:
@@ -62,10 +63,10 @@ class HandBacks:
         self._answers = answers
         self._rooms = rooms
         self._waiting: deque[Request] = deque()
-        """Maybe some that were aborted."""
+        """May hold aborted requests."""
 
     def submit(self, message: m.Submit, available: bool) -> None:
-        """available: whether a prefill node is connected."""
+        """Accept a hand-back. available: a prefill node is connected."""
         match = self._cache.match(message.prompt, message.salt, message.cursor)
         held = message.prompt[: match.usable_tokens + 1]
         request = self._answers.take_aside(replace(message, prompt=held), self._refusal(available))
@@ -87,7 +88,7 @@ class HandBacks:
         return None
 
     def advance(self) -> None:
-        """Ask for as many as may be."""
+        """Ask for as many as the limit allows."""
         while self._waiting and self._rooms.count(m.Purpose.HAND_BACK) < AT_A_TIME:
             request = self._waiting.popleft()
             if isinstance(request.state, Waiting):
@@ -95,7 +96,8 @@ class HandBacks:
                 self._rooms.ask(request, match)
 
     def lost(self, request: Request, message: m.HandoverFailed) -> None:
-        """Its room was lost. REQUIRES: the request is Waiting."""
+        """Retry or reject a request after the loss of its transfer. REQUIRES: the request is
+        Waiting."""
         if message.elsewhere:
             self._waiting.appendleft(request)
         else:
@@ -113,10 +115,10 @@ _NOTHING_SENT = m.TransferReport(bytes=0, windows=0, pages=0, hidden_seconds=0, 
 
 
 class DecodeHandover(Answers):
-    """Answers whose prompts may be computed by prefill nodes."""
+    """The answers of a decode engine; prefill nodes may compute their prompts."""
 
     def __init__(self, context: HandoverContext, terms: AnswerTerms, early: EarlyStart) -> None:
-        """early: what may decode before a prompt has landed."""
+        """early: begins a decode step before the prompt has arrived."""
         super().__init__(context, terms)
         self._early = early
         self._rooms = DecodeRooms(context, early)
@@ -124,13 +126,14 @@ class DecodeHandover(Answers):
         self._fetches = Fetches(context)
         self._hand_backs = HandBacks(context, self, self._rooms)
         self._offers: Offers | None = None
-        """None before the first state is to be left or passed on: a step looks at none."""
+        """None until the first state is to be left or passed on, so a step has no work with it
+        before."""
         self._new_offers = partial(Offers, context, self._rooms, self._fetches)
         self._prefill_available = False
         self._others_wait = 0.0
-        """Seconds of prefill that every prefill node has to do for other decode nodes."""
+        """Seconds of prefill that each prefill node still has to do for other decode nodes."""
         self._blocked: Request | None = None
-        """The first of those that found no room to be computed here, while it waits."""
+        """The first waiting request that found no memory to be computed here."""
 
     @property
     def admission_terms(self) -> Hashable:
@@ -209,7 +212,8 @@ class DecodeHandover(Answers):
         self.submit(message, refusal)
 
     def _elsewhere(self, request: Request) -> float:
-        """What a request that comes now waits for at the prefill nodes, beside this node's own."""
+        """Return the seconds that a new request would wait at the prefill nodes, beyond this node's
+        own work there."""
         if not (self._prefill_available and self._others_wait):
             return 0.0
         match = self._cache.match(request.prompt, request.salt, request.cursor)
@@ -217,8 +221,8 @@ class DecodeHandover(Answers):
         return self._others_wait if new > self._router.local_tokens else 0.0
 
     def _fetch_first(self, message: m.FetchAdvised) -> None:
-        """The room's prompt waits in no queue until its beginning is here, or is not to be had;
-        then it is considered anew."""
+        """Fetch the transfer's prefix first, outside of any queue. The request is considered again
+        when the fetch is over, with or without the state."""
         room = self._rooms.at(message.room, RoomState.ASKED)
         if room is not None:
             self._rooms.give_up(room)
@@ -238,7 +242,7 @@ class DecodeHandover(Answers):
                 super().abort_request(request)
 
     def admit(self, request: Request) -> bool:
-        """Asked for at a prefill node, or begun here."""
+        """Ask a prefill node for the prompt, or begin it here."""
         match = self._to_be_asked(request)
         if match is None:
             return self._admit_here(request)
@@ -257,14 +261,15 @@ class DecodeHandover(Answers):
         return admitted
 
     def _gives_way(self, request: Request) -> bool:
-        """To a prompt that waits to be computed here and came before."""
+        """Return True if an earlier prompt waits to be computed here."""
         blocked = self._blocked
         if blocked is None or blocked not in self._scheduler.waiting:
             return False
         return _goes_before(blocked, request)
 
     def _to_be_asked(self, request: Request) -> Match | None:
-        """What is here of a prompt that a prefill node is to compute; None where this one is."""
+        """Return the cache match of a prompt to be computed by a prefill node; None if this node
+        computes it."""
         if not self._prefill_available or request.handover_lost or request.output:
             return None
         if request.scoring is not None or not (request.sampling.draws or request.forks):
@@ -285,13 +290,13 @@ class DecodeHandover(Answers):
 
     @property
     def _has_place(self) -> bool:
-        """Whether one answer more has a place here. None has while a room waits for memory: more
-        would only hold what the prefill node has."""
+        """True if one more answer has a place here. False while a transfer waits for memory: more
+        transfers would only hold memory on the prefill node."""
         places, taken = self._scheduler.seats.places, len(self._scheduler.running)
         return self._rooms.first_wanted is None and taken + self._rooms.coming < places
 
     def advance(self) -> None:
-        """Ask, offer and grant as far as there is room."""
+        """Ask, offer and allocate as far as memory and limits allow."""
         self._fetches.grants.advance()
         while self._fetches.released:
             self._go_on(self._fetches.released.popleft())
@@ -302,7 +307,8 @@ class DecodeHandover(Answers):
         self._pulls.sources.advance()
 
     def _go_on(self, request: Request) -> None:
-        """What it waited for is here, or is not to be had; it may have been aborted meanwhile."""
+        """Continue a request whose fetch is over, whatever the outcome. The request may have been
+        aborted meanwhile."""
         if not isinstance(request.state, Waiting):
             return
         if request.purpose is m.Purpose.INHERIT:
@@ -329,7 +335,8 @@ class DecodeHandover(Answers):
         self._rooms.want_grant(room)
 
     def _ready(self, message: m.RemoteReady) -> None:
-        """The first token exists: it goes to the client; nothing else does before done."""
+        """Emit the first token to the client. No other token is emitted before the transfer is
+        done."""
         named = (message.token, *(token for token, _ in message.top))
         if not (all(map(self._intake.is_token, named)) and math.isfinite(message.logprob)):
             self._emit(m.HandoverCancelled(message.room))
@@ -371,7 +378,8 @@ class DecodeHandover(Answers):
         room.move(RoomState.READY)
 
     def _answered(self, room: DecodeRoom, reason: m.FinishReason) -> None:
-        """By its first token: nobody will read what landed, so the rest is not waited for."""
+        """Finish a request answered by its first token, without waiting for the rest of the
+        transfer."""
         request = room.request
         if room.state is RoomState.BARE:
             request.transfer = _NOTHING_SENT
@@ -381,8 +389,8 @@ class DecodeHandover(Answers):
         self.finish_elsewhere(request, reason)
 
     def _done(self, message: m.RemoteDone) -> None:
-        """Every window landed and matched: the request decodes, behind the room's step where one
-        runs."""
+        """Begin decoding, because every layer chunk arrived and matched. If the transfer's early
+        step still runs, wait for its end."""
         room = self._rooms.at(message.room, RoomState.READY)
         if room is None:
             return
@@ -397,8 +405,8 @@ class DecodeHandover(Answers):
             self._commit(room, message)
 
     def _commit(self, room: DecodeRoom, message: m.RemoteDone) -> None:
-        """The prompt's pages enter the tree; the request decodes, with the token that its early
-        step drew, if there was one."""
+        """Insert the prompt's pages into the tree and begin decoding. If an early step ran, its
+        token is the second one."""
         request = room.request
         allocation, second = self._rooms.commit(room)
         sent = request.transfer = message.transfer
@@ -421,8 +429,8 @@ class DecodeHandover(Answers):
             self.take_over(request, second)
 
     def _lost(self, message: m.HandoverFailed) -> None:
-        """Another prefill node is asked, or the prompt is prefilled here; what was granted waits
-        for the writer's fence."""
+        """Ask another prefill node, or prefill here. The granted pages wait for the writer's
+        fence."""
         room = self._rooms.live(message.room)
         if room is None:
             return
@@ -448,7 +456,7 @@ class DecodeHandover(Answers):
 
 
 def _arrival(request: Request) -> tuple[bool, float]:
-    """Orders those that wait for room: what was begun and gave way first, then as they came."""
+    """Return the sort key of requests waiting for memory: preempted ones first, then by arrival."""
     return not request.begun, request.created
 
 

@@ -1,6 +1,5 @@
-"""The first decode step behind a hand-over, while its windows still land: whether it is begun, and
-what is learnt from it. Thread rule: the engine loop's.
-"""
+"""The first decode step after a hand-over, begun while its layer chunks still arrive: the decision,
+and the measured step time. Thread rule: the engine loop's."""
 
 from collections import deque
 from collections.abc import Callable
@@ -15,23 +14,27 @@ from tasuki.pycache._cpp_cache import Allocation
 from tasuki.transfer.receiving.incoming_room import LayerBarrier
 
 _REMEMBERED = 8
-"""Steps whose shortest is believed: a step that others held up says nothing of the next."""
+"""Number of steps remembered. The shortest counts, because a delayed step predicts nothing."""
 _DOUBT = 0.98
-"""Of what is believed, for each transfer that was not worth a step: without steps nothing is
-learnt."""
+"""Factor on the believed step time, applied after each transfer too short for a step. Without steps
+nothing would be learnt."""
 
 Barriers = Callable[[RoomId], LayerBarrier | None]
-"""The barrier of a room whose windows land here; None where none are awaited."""
+"""Return the layer barrier of a transfer whose layer chunks arrive here; None if no layer chunk is
+expected."""
 
 
 def no_barriers(room: RoomId) -> None:
-    """As Barriers, where no step begins early."""
+    """Return None: a `Barriers` for engines without early steps."""
 
 
 @dataclass
 class EarlyCounters:
-    """unneeded: the rest of the transfer was shorter than a step; busy: another room's step ran;
-    joined: its token was the answer's second; dropped: the room was lost or the step broke."""
+    """Counters of early steps.
+
+    unneeded: the rest of the transfer was shorter than a step. busy: another transfer's step ran.
+    joined: its token became the answer's second. dropped: the transfer was lost or the step failed.
+    """
 
     begun: int = 0
     unneeded: int = 0
@@ -41,11 +44,11 @@ class EarlyCounters:
 
 
 class EarlyStart:
-    """Whether a request decodes before its prompt has landed, and what is learnt from that step.
+    """The decision to decode a request before its prompt has arrived, and the measured step time.
 
-    Owns the thread of the steps and the measure of how long one takes; a step belongs to its room
+    Owns the thread of the steps and the measured duration of a step; a step belongs to its transfer
     (decode_rooms.py). Thread rule: the engine loop. Invariant: the token of a step is used only by
-    take(), which is for rooms that are done.
+    take(), called for transfers that are done.
     """
 
     def __init__(self, steps: EarlySteps, barriers: Barriers) -> None:
@@ -68,12 +71,13 @@ class EarlyStart:
     def consider(
         self, room: RoomId, request: Request, allocation: Allocation, tail_seconds: float | None
     ) -> EarlyStep | None:
-        """Begin the step behind the first token, if the transfer's rest takes longer than it; None
-        where none was begun.
+        """Begin the step after the first token, if the rest of the transfer takes longer than a
+        step. Return None if no step was begun.
 
-        Before the first step of all its length is unknown and taken for nothing. REQUIRES: the room
+        Before the first step ever, its duration is unknown and counts as 0. REQUIRES: the transfer
         had no step; the request's output is one token, not its last; the allocation covers that
-        token's position."""
+        token's position.
+        """
         if tail_seconds is None or tail_seconds <= self._step_seconds:
             self._counters.unneeded += 1
             self._belief *= _DOUBT
@@ -105,8 +109,8 @@ class EarlyStart:
         return self._belief * min(self._seconds, default=0.0)
 
     def take(self, step: EarlyStep) -> Sampled | None:
-        """The answer's second token, if the step has drawn it. REQUIRES: the step has ended, and
-        its room is done."""
+        """Return the answer's second token; None if the step sampled none. REQUIRES: the step has
+        ended, and its transfer is done."""
         if step.sampled is None:
             self._counters.dropped += 1
             return None
@@ -117,5 +121,5 @@ class EarlyStart:
         return step.sampled
 
     def drop(self) -> None:
-        """A step has ended whose room was lost."""
+        """Count an ended step of a lost transfer."""
         self._counters.dropped += 1

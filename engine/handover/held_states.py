@@ -1,9 +1,9 @@
-"""States that this node holds and another one reads: pinned where the arena has them, loaded first
-where memory below it has.
+"""States stored on this node and read by another node. A state in the arena is pinned; a state in a
+tier below is loaded first.
 
-Owns nothing that it gave out: who holds a state lets it go. Thread rule: the engine loop's.
-Invariant: what is sent is the state behind exactly the tokens that were named, under their salt,
-once every page of it was acknowledged.
+Owns no state after handing it out: the holder calls let_go(). Thread rule: the engine loop's.
+Invariant: only the state after exactly the named tokens, under their salt, is sent, once every page
+was acknowledged.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,8 @@ from tasuki.transfer.windows.window import FinishedLayers
 
 @dataclass(eq=False)
 class HeldState:
-    """pages: of its whole path; slot: of the state. None while it is being loaded."""
+    """pages: of the state's whole path; slot: of the state. None while the state is being
+    loaded."""
 
     allocation: Allocation
     sent: tuple[tuple[int, ...], int] | None
@@ -39,9 +40,12 @@ class HeldStates:
         self._tiers = context.tiers
 
     def hold(self, tokens: Tokens, salt: bytes, loaded: Callable[[bool], None]) -> HeldState | None:
-        """The state behind these; None where it is nowhere here, or nothing is to be had from below
-        now. loaded: called once of a state that is loaded, unless it is let go before: whether it
-        landed, and is gone where it did not."""
+        """Pin or begin to load the state after `tokens`. Return None if the state is not on this
+        node, or cannot be loaded now.
+
+        loaded: called once with the result of a load, unless let_go() came first. After False the
+        state is gone.
+        """
         # A match ends before a prompt's last token.
         prompt = np.append(tokens, tokens[-1:])
         return self._pinned(prompt, salt) or self._loading(prompt, salt, loaded)
@@ -104,7 +108,7 @@ class HeldStates:
         loaded(end is LoadEnd.LANDED)
 
     def let_go(self, held: HeldState) -> None:
-        """REQUIRES: nobody reads it any more."""
+        """Release the state. REQUIRES: no sender reads it any more."""
         if held.sent is None:
             assert self._tiers is not None
             self._tiers.give_up(held.allocation)
@@ -113,27 +117,28 @@ class HeldStates:
 
 
 class PullSender:
-    """The return path as a decode engine sees it: prefixes that a prefill node pulls from here.
+    """The decode engine's side of the return path: a prefill node pulls prefixes from here.
 
-    Owns the states that are pinned, or loaded from below, while they are sent. Emits what the
-    decode node acts on; messages of pulls that are over are dropped. Invariant: what is being
-    sent stays pinned and unchanged until end(), which the daemon posts after its sender has
-    drained.
+    Owns the states pinned, or loaded from a lower tier, while they are sent. Emits messages for the
+    decode node. Drops messages about pulls that are over. Invariant: a state being sent stays
+    pinned and unchanged until end(), posted by the daemon after its sender has drained.
     """
 
     def __init__(self, context: HandoverContext) -> None:
         self._emit = context.emit
         self._states = HeldStates(context)
         self._pinned: dict[m.RoomId, tuple[int, HeldState]] = {}
-        """With the first page that is asked for."""
+        """State by transfer, with the first page asked for."""
         self.sources = AtRestQueue(context.runner, self._emit_source)
 
     def is_pinned(self, room: m.RoomId) -> bool:
-        """Whether what the room's prefill node asked for is held for it, or on its way up."""
+        """Return True if the state asked for by the transfer's prefill node is pinned or being
+        loaded."""
         return room in self._pinned
 
     def asked(self, message: m.PullAsked, request: Request | None) -> None:
-        """request: the one whose room it is, None where that is over."""
+        """Pin or load the state asked for, or refuse. request: the transfer's request; None if the
+        transfer is over."""
         room, tokens = message.room, message.tokens
         if request is None or room in self._pinned:
             self._emit(m.PullRefused(room, "the room is over, or is pulled already"))
@@ -177,21 +182,20 @@ class PullSender:
 
 
 MOST_OF_A_NODE = 8
-"""Fetches of one decode node at a time."""
+"""Most fetches of one decode node at a time."""
 MOST_IN_ALL = 32
 _ALL = "all"
 
 
 class HeldSender:
-    """Fetches as a prefill engine sees them: states that decode nodes read from here.
+    """The prefill engine's side of fetches: decode nodes read states from here.
 
-    Owns the allocations that pin them while they are read, or loaded before from memory below the
-    arena. Knows no queue: what is fetched waits for no prompt. Thread rule: the engine loop's.
-    Invariants: what is sent is the state behind exactly the tokens that were named, under their
-    salt, or nothing is. What had to be loaded is sent once that was acknowledged, and refused
-    where it is late or wrong. It stays pinned and unchanged until end(), which the daemon posts
-    after its sender has drained. No more is pinned than the windows allow, of one decode node and
-    in all.
+    Owns the allocations that pin states while they are read or loaded from a lower tier. Has no
+    queue: a fetched state waits for no prompt. Thread rule: the engine loop's. Invariants: only the
+    state after exactly the named tokens, under their salt, is sent. A loaded state is sent once the
+    load was acknowledged; a failed or late load is refused. A state stays pinned and unchanged
+    until end(), posted by the daemon after its sender has drained. The accept windows bound the
+    pinned tokens, per decode node and in total.
     """
 
     def __init__(self, context: HandoverContext, sender: Sender) -> None:
@@ -202,11 +206,12 @@ class HeldSender:
         self._in_all = AcceptWindow(capacity, MOST_IN_ALL)
         self._states = HeldStates(context)
         self.held: dict[m.RoomId, tuple[str, HeldState]] = {}
-        """By room, with the decode node that reads it."""
+        """The reading decode node and the state, by transfer."""
         self.sources = AtRestQueue(context.runner, self._accept)
 
     def reserve(self, message: m.FetchReserve) -> None:
-        """REQUIRES: no other room has the number."""
+        """Pin or load the state, or refuse the fetch. REQUIRES: no other transfer has the
+        number."""
         room, peer, tokens = message.ticket.room, message.peer, len(message.prompt)
         if not (self._of_node.has_room(peer, tokens) and self._in_all.has_room(_ALL, tokens)):
             self._emit(m.FetchRefused(room, m.FetchRefusal.BUSY))
@@ -233,7 +238,8 @@ class HeldSender:
             self._emit(m.PrefillAccepted(room))
 
     def start(self, grant: m.Grant) -> None:
-        """It was granted: all that the receiver lacks may leave at once. REQUIRES: it is held."""
+        """Plan the sending of all pages missing at the receiver, at once, because the receiver gave
+        a destination. REQUIRES: the state is held."""
         _, held = self.held[grant.room]
         if held.sent is None:
             return
@@ -243,7 +249,8 @@ class HeldSender:
         self._emit(m.StateHeld(grant.room))
 
     def end(self, room: m.RoomId) -> None:
-        """The room is over and its sender has drained. REQUIRES: it is held."""
+        """Release the state of a transfer that is over, with its sender drained. REQUIRES: it is
+        held."""
         self._states.let_go(self._forget(room))
 
     def _forget(self, room: m.RoomId) -> HeldState:

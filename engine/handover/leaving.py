@@ -1,9 +1,9 @@
-"""The states that an engine leaves to others before it ends: which, in which order, how many at a
-time, and what is reported of them.
+"""The states that an ending engine leaves to other nodes: selection, order, concurrency and
+reports.
 
-A decode engine offers its own to prefill nodes (offered_states.py). Of a prefill engine decode
-nodes ask for them one by one, fetch each and offer it to a prefill node that stays. Knows neither
-connections nor rooms. Thread rule: the engine loop's.
+A decode engine offers its own states to prefill nodes (offered_states.py). A prefill engine is
+asked by decode nodes for its states, one at a time. They fetch each state and offer it to a prefill
+node that stays. Knows neither connections nor transfers. Thread rule: the engine loop's.
 """
 
 import secrets
@@ -24,21 +24,21 @@ from tasuki.pycache._cpp_cache import HeldState
 from tasuki.pycache.layout import PAGE_TOKENS
 
 ALONE = 16
-"""States at a time. Together they have no more tokens than one heir of this node's size would let
-it pull at once, should all go there: it declines the others."""
+"""States left at a time. Together they hold at most the tokens of one drain target's pull window,
+for a drain target of this node's size. More would be declined if all went to that drain target."""
 BESIDE = 2
-"""The same while anything else is in flight: answers come first."""
+"""States left at a time while any request is in flight, because answers come first."""
 MOST_STATES = 1024
-"""Drawn in all."""
+"""Most states selected in all."""
 _PART_OF_ARENA = 4
-"""What heirs are sent takes at most a quarter of what this engine can hold: they have states of
-their own, which it crowds."""
+"""Drain targets are sent at most a quarter of this engine's capacity, because the sent states
+displace the drain targets' own."""
 _LAST = 1_000_000
-"""Of the priorities at an heir: behind those who are waited for."""
+"""Priority at a drain target: after all requests with a waiting client."""
 
 
 def as_request(name: m.RequestId, prompt: m.Tokens, salt: bytes) -> Request:
-    """Of one token behind the state that stands before the prompt's last token."""
+    """Return a request of one token after the state stored before the prompt's last token."""
     return Request(
         name,
         prompt,
@@ -50,17 +50,17 @@ def as_request(name: m.RequestId, prompt: m.Tokens, salt: bytes) -> Request:
 
 
 def state_tokens(request: Request) -> int:
-    """Behind so many of its tokens stands the state that it is of."""
+    """Return the number of the request's tokens before its state."""
     return len(request.prompt) - 1
 
 
 class Leaving:
-    """An engine's leaving, from the first query to its answer: the line of states that are untried,
-    the bytes that may still be left, and what became of each state.
+    """An engine's leaving, from the first query to its answer: the line of untried states, the
+    remaining byte budget, and each state's outcome.
 
-    Asks the cache; holds nothing of it. Invariants: a state is drawn once. What is drawn stands,
-    and is the state behind all tokens of the request but the last. Nothing is drawn before begin()
-    or after finish(). Every query is answered once, by what was counted until then.
+    Asks the cache; holds nothing of it. Invariants: a state is selected once. A selected state is
+    in the cache, after all tokens of the request except the last. Nothing is selected before
+    begin() or after finish(). Every query is answered once, with the counts until then.
     """
 
     def __init__(self, context: HandoverContext) -> None:
@@ -71,23 +71,23 @@ class Leaving:
         arena = context.cache.arena
         self.left_bytes = arena.slabs * arena.layout.slab_bytes // _PART_OF_ARENA
         self._name = f"left-to-heirs-{secrets.token_hex(8)}"
-        """Of no caller's request."""
+        """Name prefix of these requests; no caller's request has it."""
         self._line: deque[HeldState] = deque()
         self._drawn: set[tuple[int, int | None, int]] = set()
         self._beside = 0
-        """In flight when the line was formed."""
+        """Number of requests in flight when the line was formed."""
         self._asked: list[int] = []
         self._over = False
         self._outcomes: Counter[m.HeirOutcome] = Counter()
         self._tokens = self._bytes = 0
 
     def __len__(self) -> int:
-        """States in the line."""
+        """Return the number of states in the line."""
         return len(self._line)
 
     @property
     def begun(self) -> bool:
-        """And not over."""
+        """True if it has begun and is not over."""
         return bool(self._asked) and not self._over
 
     @property
@@ -95,7 +95,7 @@ class Leaving:
         return self._over
 
     def begin(self, query_id: int, beside: int) -> bool:
-        """Take a query; whether it is the first. beside: requests in flight."""
+        """Accept a query. Return True if it is the first. beside: requests in flight."""
         first = not (self._asked or self._over)
         self._asked.append(query_id)
         if self._over:
@@ -105,7 +105,8 @@ class Leaving:
         return first
 
     def finish(self, aside: int = 0) -> None:
-        """No more; answer. aside: states that were drawn and that nobody was asked to take."""
+        """Select no more states, and answer all queries. aside: states selected and never
+        offered."""
         self._over = True
         self._answer(len(self._line) + aside)
 
@@ -116,7 +117,8 @@ class Leaving:
             self._emit(m.LeftToHeirs(query_id, states, self._tokens, self._bytes, untried))
 
     def ended(self, outcome: m.HeirOutcome, tokens: int, size: int = 0, heir: str = "") -> None:
-        """Report a state of so many tokens. size: bytes that the heir pulled."""
+        """Report the outcome of a state of `tokens` tokens. size: bytes pulled by the drain
+        target."""
         self._outcomes[outcome] += 1
         if outcome is m.HeirOutcome.TAKEN:
             self._tokens += tokens
@@ -124,12 +126,12 @@ class Leaving:
         self._emit(m.StateLeft(outcome, tokens, size, heir))
 
     def look_again(self, beside: int) -> None:
-        """Form the line anew where requests have ended: they left the states that matter most."""
+        """Form the line again if requests have ended since: their states are the most valuable."""
         if self.begun and beside < self._beside and not (self._line and beside):
             self._form_line(beside)
 
     def _form_line(self, beside: int) -> None:
-        """Of what stands now and was not drawn: the most valuable first."""
+        """Line up the cached states not selected yet, the most valuable first."""
         self._beside = beside
         states = self._cache.most_valuable(MOST_STATES)
         self._line = deque(
@@ -139,7 +141,7 @@ class Leaving:
         )
 
     def draw(self) -> Request | None:
-        """A request of one token behind the next state; None where there is no more."""
+        """Return a request of one token after the next state; None if the line is empty."""
         while self._line and len(self._drawn) < MOST_STATES:
             state = self._line.popleft()
             self._drawn.add(state.name)
@@ -149,16 +151,17 @@ class Leaving:
         return None
 
     def stands(self, request: Request) -> bool:
-        """Whether the state still does that the request is of."""
+        """Return True if the request's state is still in the cache."""
         match = self._cache.match(request.prompt, request.salt)
         return match.usable_tokens == state_tokens(request)
 
     def whole_bytes(self, request: Request) -> int:
-        """Of the state with all its pages."""
+        """Return the bytes of the state with all its pages."""
         return self._router.state_bytes(0, state_tokens(request))
 
     def _request(self, state: HeldState) -> Request | None:
-        """None where the state is gone, or no node would take a prompt of its length."""
+        """Return a request for the state; None if the state is gone, or no node would accept its
+        length."""
         path = self._cache.path_to(state)
         if path is None:
             return None
@@ -175,21 +178,21 @@ _NAME_BYTES = 16
 
 
 class SoleReceivers:
-    """Which decode node alone was handed over what stands behind a beginning: whoever goes on there
-    has more with that node than here.
+    """The prefixes handed over to exactly one decode node. Their sessions continue there, so that
+    node holds more of them than this one.
 
-    Owns names of the latest MOST beginnings. A hint: one that is wrong costs a message. Thread
-    rule: the engine loop's. Invariant: a beginning of more prompts than one has no such node:
-    others may begin there who have nothing with it.
+    Owns names of the latest MOST prefixes. A hint: a wrong one costs a message. Thread rule: the
+    engine loop's. Invariant: a prefix of several prompts has no such node, because others may
+    continue it elsewhere.
     """
 
     def __init__(self) -> None:
         self._peers: OrderedDict[bytes, str | None] = OrderedDict()
-        """None: of several prompts."""
+        """Decode node by prefix name; None: a prefix of several prompts."""
 
     def note(self, salt: bytes, tokens: Tokens, peer: str) -> None:
-        """A prompt with these tokens at its beginning, behind which its state stands, was handed
-        over to the decode node `peer`."""
+        """Record a prompt handed over to the decode node `peer`. tokens: the prompt's first tokens,
+        before its state."""
         name = _name(salt, tokens)
         self._peers[name] = None if name in self._peers else peer
         self._peers.move_to_end(name)
@@ -206,7 +209,8 @@ def _name(salt: bytes, tokens: Tokens) -> bytes:
 
 
 _MOST_ASIDE = 32
-"""Drawn, and kept for decode nodes that have not asked yet: each holds its tokens."""
+"""States selected and kept aside for decode nodes that have not asked yet: each holds its
+tokens."""
 
 
 @dataclass(frozen=True)
@@ -216,12 +220,13 @@ class _Given:
 
 
 class LeftStates:
-    """The states that a prefill engine gives to decode nodes that ask.
+    """The states that a prefill engine gives to decode nodes on request.
 
-    Owns what was given to whom until that says what became of it. Invariants: a state is given
-    once. At most ALONE are given at a time, and BESIDE while anything else is in flight. Bytes of
-    those that are given or taken never exceed the bound. What a decode node that asks was handed
-    over alone is given to none but that one. What was given by end() is counted as cut.
+    Owns the record of each given state until its decode node reports the outcome. Invariants: a
+    state is given once. At most ALONE are given at a time, and BESIDE while any request is in
+    flight. The bytes of given or taken states never exceed the bound. A state handed over to a
+    single asking decode node is given to that node only. A state still given at end() is counted as
+    cut.
     """
 
     def __init__(self, context: HandoverContext, receivers: SoleReceivers) -> None:
@@ -231,17 +236,18 @@ class LeftStates:
         self._numbers = count(1)
         self._given: dict[int, _Given] = {}
         self._aside: list[tuple[str | None, Request]] = []
-        """With the decode node that each is for; None: for any, once there are bytes for it."""
+        """States kept aside, each with its decode node. None: for any node, once the byte budget
+        suffices."""
 
     def begin(self, query_id: int, beside: int) -> None:
-        """beside: requests in flight."""
+        """Accept a query to leave states. beside: requests in flight."""
         if self._leaving.begin(query_id, beside):
             self.end_if_over(beside)
             if self._leaving.begun:
                 self._emit(m.LeavingBegun())
 
     def give(self, wanted: m.LeftWanted, beside: int) -> None:
-        """Answer with the most valuable state that may go there now, or with none."""
+        """Answer with the most valuable state that may go to this node now, or with none."""
         leaving, request = self._leaving, None
         if leaving.begun:
             leaving.look_again(beside)
@@ -261,7 +267,7 @@ class LeftStates:
         self._emit(m.LeftState(wanted.query_id, given, False))
 
     def taken_over(self, message: m.LeftTakenOver, beside: int) -> None:
-        """What became of it; of what is over already it says nothing new."""
+        """Record the outcome of a given state. A report about an ended one is ignored."""
         given = self._given.pop(message.number, None)
         if given is None:
             return
@@ -273,14 +279,15 @@ class LeftStates:
         self.end_if_over(beside)
 
     def end_if_over(self, beside: int) -> None:
-        """Answer where nothing is in flight, here or at an heir, and nothing is left."""
+        """Answer the queries if no request is in flight, no drain target holds an offer, and no
+        state is left."""
         leaving = self._leaving
         leaving.look_again(beside)
         if leaving.begun and not (beside or self._given or leaving or self._aside):
             leaving.finish()
 
     def end(self) -> None:
-        """No more; answer."""
+        """Give no more states, and answer all queries."""
         if self._leaving.over:
             return
         for given in self._given.values():
@@ -314,8 +321,8 @@ class LeftStates:
         return None
 
     def _fits(self, request: Request) -> bool | None:
-        """Whether there are bytes for it; None: not before others have said what they took. One
-        that never will be is counted."""
+        """Return True if the byte budget suffices for the state. Return None if it may suffice once
+        others have reported. A state that can never fit is counted as too much."""
         if self._leaving.whole_bytes(request) <= self._leaving.left_bytes:
             return True
         if self._given:

@@ -1,8 +1,9 @@
-"""Every state that a decode engine offers to prefill nodes, in a room each: its own where it ends,
-and those of prefill nodes that end.
+"""Every state that a decode engine offers to prefill nodes, in one transfer each. These are its own
+when it ends, and those of ending prefill nodes.
 
-Owns no room: it asks for them, and gives them up. Thread rule: the engine loop's. Invariant: an
-heir that pulls nothing is given no grant, since it has the state, or would compute it.
+Owns no transfer: it asks for transfers and gives them up. Thread rule: the engine loop's.
+Invariant: a drain target that pulls nothing gets no destination, because it has the state or would
+compute it.
 """
 
 import secrets
@@ -23,34 +24,37 @@ from tasuki.engine.scheduling.admission import AcceptWindow
 from tasuki.pycache.layout import PAGE_TOKENS
 
 _HEIR = "heir"
-"""Whoever it is: they share the window."""
+"""One key of the accept window for all drain targets: they share it."""
 
 
 class OfferedStates(ABC):
-    """Which states are offered, in which order, and what an outcome means.
+    """A source of states to offer: their selection, their order, and the handling of outcomes.
 
-    Invariant: those that are offered at a time are at most as many as may, and have no more tokens
-    than one heir lets a node pull.
+    Invariant: the states offered at a time are limited in number, and in tokens by the amount that
+    one drain target lets a node pull.
     """
 
     def __init__(self, context: HandoverContext, most: int) -> None:
-        """most: rooms at a time."""
+        """most: transfers at a time."""
         self.offered = 0
-        """In rooms that live."""
+        """Number of states in live transfers."""
         self._window = AcceptWindow(context.cache.capacity_tokens(context.working_slots), most)
 
     @abstractmethod
     def ended(
         self, request: Request, outcome: m.HeirOutcome, size: int = 0, heir: str = ""
     ) -> None:
-        """What became of the state. size, heir: bytes and who pulled them, where it was taken."""
+        """Record the outcome of the state. size, heir: bytes pulled and the pulling node, if it was
+        taken."""
 
     @abstractmethod
     def once_more(self, request: Request) -> None:
-        """Its room was lost, and another heir may be asked."""
+        """Queue the state again after the loss of its transfer; another drain target may be
+        asked."""
 
     def allows(self, size: int) -> bool:
-        """Whether a heir may pull so many bytes; they count from then on."""
+        """Return True if a drain target may pull `size` bytes. They count against the bound from
+        then on."""
         return True
 
     def has_room(self, request: Request) -> bool:
@@ -66,26 +70,26 @@ class OfferedStates(ABC):
 
 
 class Heirs(OfferedStates):
-    """The states that a decode engine leaves to prefill nodes, its heirs, before it ends.
+    """The states that an ending decode engine leaves to prefill nodes, its drain targets.
 
-    Owns what is offered when, and how much may be sent. Knows neither rooms' messages nor which
-    heir takes what. Thread rule: the engine loop's. Invariants: at most ALONE rooms live at a
-    time, and BESIDE while anything else is in flight. Bytes that may be pulled never exceed the
-    bound. Nothing begins before begin() or after end(), and what had begun by then is counted as
-    cut.
+    Owns the schedule of the offers and the bytes that may be sent. Knows neither the transfers'
+    messages nor the drain target of each state. Thread rule: the engine loop's. Invariants: at most
+    ALONE transfers live at a time, and BESIDE while any other request is in flight. The bytes that
+    may be pulled never exceed the bound. Nothing begins before begin() or after end(). States begun
+    by end() are counted as cut.
     """
 
     def __init__(self, context: HandoverContext) -> None:
         super().__init__(context, ALONE)
         self.leaving = Leaving(context)
         self._struck = False
-        """Some heir was refused more bytes than are left."""
+        """True once a drain target was refused more bytes than remained."""
         self._again: deque[Request] = deque()
-        """Lost, and to be asked of another heir; or drawn, and without a place yet."""
+        """States to be offered again after a loss, and selected states without a place yet."""
 
     def next(self, beside: int) -> Request | None:
-        """A state to be asked of an heir now, as a request of one token behind it; the caller opens
-        its room and calls opened(). None: for now, there is none. beside: requests in flight."""
+        """Return a state to be offered now, as a request of one token after it; None if there is
+        none now. The caller opens its transfer and calls opened(). beside: requests in flight."""
         if not self.leaving.begun:
             return None
         self.leaving.look_again(beside)
@@ -110,8 +114,9 @@ class Heirs(OfferedStates):
         return None
 
     def _is_too_much(self, request: Request) -> bool:
-        """Once the bound was met, what may be beyond it is offered to nobody: an heir would first
-        make room for it, and lose what it has there for nothing."""
+        """Return True if the state may exceed the bound after a drain target was refused for it.
+        Such a state is counted and never offered. A drain target would first evict its own states
+        for it, in vain."""
         if not self._struck or self.leaving.whole_bytes(request) <= self.leaving.left_bytes:
             return False
         self.ended(request, m.HeirOutcome.TOO_MUCH)
@@ -133,12 +138,14 @@ class Heirs(OfferedStates):
         self.leaving.ended(outcome, state_tokens(request), size, heir)
 
     def end_if_over(self, beside: int) -> None:
-        """Answer where nothing is in flight, here or at an heir, and nothing is left."""
+        """Answer the queries if no request is in flight, no drain target holds an offer, and no
+        state is left."""
         if self.leaving.begun and not (beside or self.offered or self._again):
             self.leaving.finish()
 
     def end(self) -> None:
-        """No more; answer. REQUIRES: what is offered was counted as cut."""
+        """Offer no more states, and answer the queries. REQUIRES: every offered state was counted
+        as cut."""
         for request in self._again:
             self.ended(request, m.HeirOutcome.CUT)
         self._again.clear()
@@ -146,17 +153,17 @@ class Heirs(OfferedStates):
 
 
 AT_A_TIME = 4
-"""Beside answers, and whoever else pulls from here."""
+"""States offered at a time, beside answers and other pulls from here."""
 
 
 class PassedOn(OfferedStates):
-    """The states of prefill nodes that end which this decode engine passes on: each is fetched from
-    its holder and offered to a prefill node that stays, as a state of this engine's own would be.
+    """The states of ending prefill nodes passed on by this decode engine. It fetches each from its
+    holder and offers it to a remaining prefill node, like a state of its own.
 
-    Owns them from PassOn to its answer, but for what the fetch owns meanwhile. Thread rule: the
-    engine loop's. Invariants: each is answered once. At most AT_A_TIME are offered at a time. No
-    memory and no turn of an answer is waited for. What is here already is not fetched, and where
-    this node was handed over what goes on there nothing is done.
+    Owns each state from PassOn to its answer, except the part owned by the fetch meanwhile. Thread
+    rule: the engine loop's. Invariants: each is answered once. At most AT_A_TIME are offered at a
+    time. No step waits for memory or for an answer's turn. A state already here is not fetched. A
+    state whose continuation was handed over to this node is answered as held.
     """
 
     def __init__(self, context: HandoverContext, fetches: Fetches) -> None:
@@ -166,15 +173,15 @@ class PassedOn(OfferedStates):
         self._intake = context.intake
         self._fetches = fetches
         self._name = f"passed-on-{secrets.token_hex(8)}"
-        """Of no caller's request."""
+        """Name prefix of these requests; no caller's request has it."""
         self._names = count(1)
         self._queries: dict[m.RequestId, int] = {}
-        """By which whoever asked knows them."""
+        """The asker's query id, by request."""
         self._line: deque[Request] = deque()
-        """Here, and not offered yet."""
+        """States here and not offered yet."""
 
     def take(self, message: m.PassOn) -> None:
-        """Fetch it, unless there is no need to; it is offered then."""
+        """Fetch the state if needed; then it is offered."""
         state = message.state
         prompt = np.append(state.prompt, state.prompt[-1:])
         name = m.RequestId(f"{self._name}-{next(self._names)}")
@@ -194,7 +201,8 @@ class PassedOn(OfferedStates):
             self._fetches.fetch(request, message.holder, tokens, message.seconds)
 
     def next(self, available: bool) -> Request | None:
-        """A state to be asked of an heir now, as Heirs.next(). available: there may be one."""
+        """Return a state to be offered now, as Heirs.next(). available: a prefill node is
+        connected."""
         while self._line:
             request = self._line[0]
             if not (available and self._stands(request)):
@@ -223,18 +231,19 @@ class PassedOn(OfferedStates):
 class _Offer:
     request: Request
     states: OfferedStates
-    """Whose state it is of."""
+    """The source of the offered state."""
     bytes: int = 0
-    """That its heir was allowed to pull; 0 before."""
+    """Bytes that its drain target was allowed to pull; 0 before."""
     refused: m.HeirOutcome = m.HeirOutcome.DECLINED
-    """What became of it where nothing is pulled."""
+    """The outcome if nothing is pulled."""
 
 
 class Offers:
-    """Rooms of one token behind a state, in which prefill nodes that become its heirs pull that.
+    """Transfers of one token after a state. Prefill nodes that become its drain targets pull the
+    state in them.
 
-    Owns what each heir may pull. Invariant: each room ends with one outcome, or its state is tried
-    once more.
+    Owns the number of bytes each drain target may pull. Invariant: each transfer ends with one
+    outcome, or its state is tried once more.
     """
 
     def __init__(self, context: HandoverContext, rooms: DecodeRooms, fetches: Fetches) -> None:
@@ -247,19 +256,19 @@ class Offers:
         self._passed_on = PassedOn(context, fetches)
 
     def leave(self, query_id: int, beside: int) -> None:
-        """Leave what is here to heirs. beside: requests in flight."""
+        """Begin to leave this engine's states to drain targets. beside: requests in flight."""
         self._heirs.leaving.begin(query_id, beside)
 
     def pass_on(self, message: m.PassOn) -> None:
         self._passed_on.take(message)
 
     def fetched(self, request: Request) -> None:
-        """A state that is passed on: its fetch is over, however it ended."""
+        """Offer a passed-on state after its fetch, whatever the outcome of the fetch."""
         self._passed_on.once_more(request)
 
     def advance(self, available: bool, beside: int) -> None:
-        """Offer as many as may be. available: whether a prefill node is connected. beside: requests
-        in flight."""
+        """Offer as many states as the limits allow. available: a prefill node is connected. beside:
+        requests in flight."""
         if not (available or beside) and self._heirs.leaving.begun:
             self.end_leaving()
         while available and (own := self._heirs.next(beside)) is not None:
@@ -280,7 +289,8 @@ class Offers:
         return offer
 
     def may_pull(self, message: m.PullAsked) -> bool:
-        """Whether the room's heir may pull what it lacks; it is refused where not."""
+        """Return True if the transfer's drain target may pull the part it lacks; else refuse the
+        pull."""
         offer = self._offers[message.room]
         size = self._router.state_bytes(message.first_page * PAGE_TOKENS, message.tokens)
         if offer.states.allows(size):
@@ -291,12 +301,13 @@ class Offers:
         return False
 
     def gone(self, room: m.RoomId) -> None:
-        """What its heir asked for is here no more."""
+        """Record that the state asked for by the transfer's drain target is no longer here."""
         offer = self._offers[room]
         offer.bytes, offer.refused = 0, m.HeirOutcome.LOST
 
     def is_pulled(self, room: DecodeRoom) -> bool:
-        """Whether its heir pulls the state; the room is over where not, as that would compute."""
+        """Return True if the drain target pulls the state. Otherwise end the transfer, because its
+        drain target would compute."""
         if self._offers[room.id].bytes > 0:
             return True
         self._emit(m.HandoverCancelled(room.id))
@@ -306,7 +317,8 @@ class Offers:
         return False
 
     def taken(self, room: DecodeRoom, message: m.RemoteReady) -> None:
-        """Its heir has a token behind the state, having pulled so much."""
+        """Record a state taken by its drain target, with the bytes pulled: a token after the state
+        arrived."""
         offer, pulled = self._closed(room.id), message.pulled
         if pulled is None:
             offer.states.ended(offer.request, m.HeirOutcome.LOST)
@@ -316,7 +328,7 @@ class Offers:
         self._end(room, Finished())
 
     def held(self, room_id: m.RoomId) -> None:
-        """Its heir has the state already."""
+        """Record that the drain target already has the state."""
         room = self._rooms.live(room_id)
         if room is not None:
             offer = self._closed(room_id)
@@ -324,7 +336,7 @@ class Offers:
             self._end(room, Finished())
 
     def lost(self, room_id: m.RoomId, elsewhere: bool) -> None:
-        """The room was lost. elsewhere: another heir may be asked."""
+        """Handle a lost transfer. elsewhere: another drain target may be asked."""
         offer = self._closed(room_id)
         if elsewhere:
             offer.states.once_more(offer.request)
@@ -332,7 +344,7 @@ class Offers:
             offer.states.ended(offer.request, m.HeirOutcome.LOST)
 
     def end_leaving(self) -> None:
-        """No more is left; idempotent. Rooms that live are given up."""
+        """Leave no more states and give up live transfers; idempotent."""
         if self._heirs.leaving.over:
             return
         living = [number for number, offer in self._offers.items() if offer.states is self._heirs]

@@ -1,9 +1,10 @@
-"""The sending half of a hand-over, as a prefill engine sees it: rooms, their windows, their first
+"""The sending half of a hand-over, in a prefill engine: transfers, their layer chunks, their first
 token.
 
-Owns rooms; a room's allocation is let go only by PrefillEnd, which its daemon posts after the
-sender has drained, so that no window ever reads a page that has a new owner. Thread rule: the
-engine loop's."""
+Owns transfers. A transfer's allocation is released only by PrefillEnd, posted by its daemon after
+the sender has drained. So no layer chunk ever reads a page that has a new owner. Thread rule: the
+engine loop's.
+"""
 
 import time
 from collections.abc import Collection, Hashable, Sequence
@@ -40,9 +41,9 @@ from tasuki.transfer.windows.window import FinishedLayers
 
 class PrefillHandover(Handover):
     retries = False
-    """Rooms cannot wait: their receivers prefill themselves."""
+    """Transfers cannot wait for a retry: their receivers prefill themselves."""
     draws_behind = False
-    """The prompt's last token is in a forward whose windows are planned."""
+    """The forward with the prompt's last token must have its layer chunks planned."""
 
     def __init__(self, context: HandoverContext, sender: Sender, speed: PrefillSpeed) -> None:
         """sender: over the cache's arena, counting the runner's steps. speed: learns from the
@@ -52,7 +53,7 @@ class PrefillHandover(Handover):
         self._speed = speed
         self._load = PrefillLoad(speed)
         self._usable: int | None = None
-        """The watch of what is usable, once somebody has asked."""
+        """The cache watch of usable states, made by the first ReadUsable."""
         self._rooms: dict[m.RoomId, Request] = {}
         self._peers: dict[m.RoomId, str] = {}
         capacity = context.cache.capacity_tokens(context.working_slots)
@@ -62,9 +63,9 @@ class PrefillHandover(Handover):
         self._receivers = SoleReceivers()
         self._left = LeftStates(context, self._receivers)
         self._order: tuple[m.RoomId, ...] = ()
-        """Of the queue, as it was emitted last."""
+        """The order of the queue, as emitted last."""
         self._ending: list[m.PrefillEnd] = []
-        """Of rooms whose last forward is in flight."""
+        """Ends of transfers whose last forward is in flight."""
 
     @property
     def requests(self) -> Collection[Request]:
@@ -154,8 +155,8 @@ class PrefillHandover(Handover):
         self._load.enter(room, usable_here(match), len(request.prompt), peer)
 
     def _show_what_was_left(self, request: Request | None) -> None:
-        """Of a room of one token, what was pulled is a session's that goes to another decode node,
-        which is about to choose: it is shown at once."""
+        """Emit the usable states at once after the pull of a one-token transfer. Such a session
+        moves to another decode node, and that node chooses a prefill node soon."""
         if self._usable is None or request is None or request.sampling.max_new_tokens != 1:
             return
         self._read_usable()
@@ -177,7 +178,8 @@ class PrefillHandover(Handover):
             self._emit(load)
 
     def admit(self, request: Request) -> bool:
-        """Pull what the receiver offers where that pays, else allocate, and wait for the grant."""
+        """Pull the tokens offered by the receiver if that pays; else allocate, and wait for the
+        destination."""
         assert request.ticket is not None
         room, tokens = request.ticket.room, len(request.prompt)
         peer = self._peers[room]
@@ -205,7 +207,8 @@ class PrefillHandover(Handover):
         self._emit(m.PrefillAccepted(request.ticket.room))
 
     def _loaded(self, request: Request, allocation: Allocation) -> None:
-        """Only now: a window has what was loaded, once somebody may write windows."""
+        """Accept the transfer after its load, not before: layer chunks read the loaded pages once
+        the destination is given."""
         self._accept(request, allocation)
 
     def _not_loaded(self, request: Request) -> None:
@@ -213,7 +216,7 @@ class PrefillHandover(Handover):
         self._leave_window(request.ticket.room)
 
     def _pull_pays(self, request: Request, peer: str) -> bool:
-        """And may begin."""
+        """Return True if a pull may begin and is expected to pay."""
         assert request.ticket is not None
         offered = request.ticket.offered
         if request.pull_tried or not offered or not self._pulls.window.has_room(peer, offered):
@@ -226,7 +229,7 @@ class PrefillHandover(Handover):
         return decision.choice is m.Choice.PULLED
 
     def _seconds_ahead(self) -> float:
-        """Of prefill that is left of prompts whose turn has come."""
+        """Return the seconds of prefill left in prompts that have been admitted."""
         begun = AwaitingGrant | Prefilling
         return sum(
             self._load.left(room)
@@ -250,7 +253,7 @@ class PrefillHandover(Handover):
         self._window.leave(self._peers[room], room)
 
     def _emit_queue(self) -> None:
-        """Progress for those who queue: queued is not dead."""
+        """Emit the queue's order if it changed: progress keeps queued transfers from timing out."""
         waiting = self._scheduler.waiting
         order = tuple(request.ticket.room for request in waiting if request.ticket is not None)
         if order and order != self._order:
@@ -258,7 +261,8 @@ class PrefillHandover(Handover):
         self._order = order
 
     def _start(self, message: m.PrefillStart) -> None:
-        """The receiver granted: the request may run, or what is held may leave."""
+        """Start the request or the sending of a held state, because the receiver gave a
+        destination."""
         if message.grant.room in self._fetched.held:
             self._fetched.start(message.grant)
         request = self._rooms.get(message.grant.room)
@@ -271,7 +275,7 @@ class PrefillHandover(Handover):
         self._scheduler.start(request)
 
     def _plan_windows(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
-        """What the coming forward will have finished, layer by layer."""
+        """Plan the layer chunks of the coming forward: its finished pages, layer by layer."""
         ending = sum(item.num_sampled > 0 for item in prompts)
         for item in prompts:
             state = item.active
@@ -293,7 +297,7 @@ class PrefillHandover(Handover):
             )
 
     def on_token(self, request: Request, sampled: Sampled) -> None:
-        """The prompt is computed; its allocation stays until PrefillEnd."""
+        """Emit the first token: the prompt is computed. Its allocation stays until PrefillEnd."""
         self._scheduler.drop(request)
         state = request.state
         assert isinstance(state, Prefilling) and request.ticket is not None
@@ -321,16 +325,16 @@ class PrefillHandover(Handover):
             self._note_receiver(request, request.ticket.offered)
 
     def _note_receiver(self, request: Request, tokens: int) -> None:
-        """The state behind so many tokens of the prompt is the room's decode node's too, where its
-        answer goes on there."""
+        """Record the transfer's decode node as a receiver of the state after `tokens`, if its
+        answer continues there."""
         assert request.ticket is not None
         if tokens and request.sampling.max_new_tokens != 1:
             peer = self._peers[request.ticket.room]
             self._receivers.note(request.salt, request.prompt[:tokens], peer)
 
     def reject(self, request: Request, error: m.RequestError) -> None:
-        """The room cannot go on; its allocation stays until PrefillEnd, since windows may be in
-        flight."""
+        """Refuse a transfer that cannot continue. Its allocation stays until PrefillEnd, because
+        layer chunks may be in flight."""
         self._scheduler.drop(request)
         request.suspect = True
         assert request.ticket is not None
@@ -338,8 +342,8 @@ class PrefillHandover(Handover):
         self._emit(m.PrefillRefused(request.ticket.room, error))
 
     def _end(self, message: m.PrefillEnd) -> None:
-        """The room is over and its sender has drained. What was computed of its prompt stays
-        cached, so a forward in flight is waited for."""
+        """End a transfer whose sender has drained. A forward in flight is waited for, because the
+        computed part of the prompt stays cached."""
         if message.room in self._fetched.held:
             self._fetched.end(message.room)
         request = self._rooms.get(message.room)
@@ -383,11 +387,11 @@ class PrefillHandover(Handover):
 
 
 def _end_of_prompt(request: Request) -> int:
-    """Tokens behind which a prefill keeps the state: the last page boundary that a repeat of the
-    prompt may use."""
+    """Return the tokens before the state kept by a prefill: the last page boundary usable by a
+    repeat of the prompt."""
     return (len(request.prompt) - 1) // PAGE_TOKENS * PAGE_TOKENS
 
 
 def _loadable(match: Match) -> int:
-    """Tokens that a load from below the arena would make usable; 0 without one."""
+    """Return the tokens made usable by a load from below the arena; 0 without a load."""
     return max((stored.boundary for stored in match.stored), default=0)

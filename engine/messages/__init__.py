@@ -1,9 +1,10 @@
-"""What the engine loop and the world around it say to each other: plain, immutable messages.
+"""The messages between the engine loop and its surroundings: plain and immutable.
 
-Nothing here holds a tensor, a lock, a channel or an object of C++: either side may be its own
+No message holds a tensor, a lock, a channel or an object of C++. Either side may be its own
 process, and a pipe carries the messages (tests/engine/test_engine_process.py). `Inbox` messages go
-to the engine, `Outbox` messages come from it. A request is named by request_id at a front and by
-room (a 63-bit id) in a hand-over; the decode engine knows both, the prefill engine only rooms.
+to the engine, `Outbox` messages come from it. An API server names a request by request_id. A
+hand-over names it by its transfer's `room`, a 63-bit id. The decode engine knows both, the prefill
+engine only transfers.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from .requests import *
 from .types import *
 
 FrontInbox = Submit | Abort | CacheQuery | Drain | Undrain | LeaveToHeirs | EndLeaving
-"""From a front, to an engine of any role."""
+"""Messages from an API server, to an engine of any role."""
 
 PrefillInbox = (
     PrefillReserve
@@ -32,7 +33,7 @@ PrefillInbox = (
     | LeftWanted
     | LeftTakenOver
 )
-"""From the control plane of a prefill node."""
+"""Messages from the control plane of a prefill node."""
 
 DecodeInbox = (
     PeersChanged
@@ -50,7 +51,7 @@ DecodeInbox = (
     | PullEnd
     | PassOn
 )
-"""From the control plane of a decode node."""
+"""Messages from the control plane of a decode node."""
 
 FrontOutbox = (
     TokenOut
@@ -100,7 +101,7 @@ Inbox = FrontInbox | PrefillInbox | DecodeInbox
 Outbox = FrontOutbox | PrefillOutbox | DecodeOutbox
 
 Post = Callable[[Inbox], None]
-"""Hands a message to the engine. Returns at once."""
+"""Send a message to the engine. Returns at once."""
 
 Emit = Callable[[Outbox], None]
-"""Takes a message of the engine, on the engine's thread. Returns at once."""
+"""Accept a message of the engine, on the engine's thread. Returns at once."""

@@ -1,4 +1,4 @@
-"""Questions about the cache, its cursors and its events, with their replies."""
+"""Queries about the cache, its cursors and its events, with their replies."""
 
 from dataclasses import field
 
@@ -28,13 +28,13 @@ class StatsQuery(Message):
 
 
 class CountersQuery(Message):
-    """As StatsQuery, in constant time: of a large cache `integrity` is what was found last."""
+    """Like StatsQuery, in constant time: for a large cache `integrity` is the last known result."""
 
     query_id: int
 
 
 class LoadQuery(Message):
-    """How much room there is for one answer more; in constant time."""
+    """Ask for the capacity left for one more answer; in constant time."""
 
     query_id: int
 
@@ -52,7 +52,7 @@ class WatchCache(Message):
 
 
 class ReadEvents(Message):
-    """What changed since the last one. REQUIRES: the watch is open."""
+    """Report the changes since the last ReadEvents. REQUIRES: the watch is open."""
 
     query_id: int
     watch: int
@@ -63,8 +63,8 @@ class EndWatch(Message):
 
 
 class TreeQuery(Message):
-    """The `limit` heaviest subtrees of what the cache holds, answered by TreeReply. `under`: below
-    that node only. `prefix`: below the deepest node that holds KV of these tokens under `salt`."""
+    """Ask for the `limit` heaviest subtrees of the cache; answered by TreeReply. `under`: below
+    that node only. `prefix`: below the deepest node holding KV of these tokens under `salt`."""
 
     query_id: int
     limit: int
@@ -94,14 +94,16 @@ class CursorOpened(Message):
 
 
 class StatsReply(Message):
-    """pages, slots: free, working, tree, granted, quarantined, total, pinned. early: of steps
-    behind the layer barrier (EarlyCounters), where this engine takes them. The rest are
-    counters. policies: prefill tokens that each policy's shadow would have saved of late; empty
-    without shadows. policy: the one that is followed. slab_pages, slab_bytes: of one slab.
-    each_bytes: of one page and of one slot, by these names. stored: how weights, kv and states are,
-    and for how many draft_layers, by these names. tiers: below the arena, the nearest first.
-    looked_up_tokens, usable_tokens: of prompts, each request's once, as it ends. retractions: times
-    that a request gave its memory back, to go on later."""
+    """Sizes and counters of the engine. Fields not named here are counters.
+
+    pages, slots: free, working, tree, granted, quarantined, total, pinned. early: steps behind the
+    layer barrier (EarlyCounters), if this engine takes them. policies: prefill tokens recently
+    saved by each policy's shadow; empty without shadows. policy: the policy in use. slab_pages,
+    slab_bytes: of one slab. each_bytes: bytes of one page and of one slot, by these names. stored:
+    formats of weights, kv and states, and number of draft_layers, by these names. tiers: below the
+    arena, the nearest first. looked_up_tokens, usable_tokens: of prompts, each request's once, at
+    its end. retractions: times a request gave its memory back, to continue later.
+    """
 
     query_id: int
     pages: dict[str, int]
@@ -126,9 +128,9 @@ class StatsReply(Message):
 
 
 class LoadReply(Message):
-    """step_seconds: of a forward with one answer more; None where too few were measured. in_flight:
-    requests that are not over. places: of answers that run at a time. free_kv: the part of the
-    pages that no request holds."""
+    """step_seconds: of a forward with one more answer; None if too few were measured. in_flight:
+    requests not yet over. places: answers running at a time. free_kv: the part of the pages held by
+    no request."""
 
     query_id: int
     step_seconds: float | None
@@ -154,13 +156,13 @@ class EventsReply(Message):
 
 
 class TreeReply(Message):
-    """view: parents before children; None where what was asked for is not in the tree."""
+    """view: parents before children; None if the node asked for is not in the tree."""
 
     query_id: int
     view: PackedTree | None
 
 
 class Evicted(Message):
-    """What the cache gave up since the last report, oldest first."""
+    """The cache's evictions since the last report, oldest first."""
 
     evictions: tuple[Eviction, ...]

@@ -1,5 +1,5 @@
-"""A fetch: a state that a prefill node holds, brought to a decode node, which may then be pulled
-from there. Nothing is computed for it and no token is drawn."""
+"""A fetch: a decode node copies a state from the prefill node holding it. Other prefill nodes may
+pull it from there. Nothing is computed for it and no token is sampled."""
 
 from enum import Enum
 
@@ -7,9 +7,9 @@ from .types import Message, OfRoom, RoomId, Tokens
 
 
 class FetchOutcome(Enum):
-    """fetched: it is in this node's cache. refused: the prefill node does not hold it, or sends as
-    many as it may. no_room: there was no room for it here. late: it took longer than it was worth.
-    lost: the room broke."""
+    """fetched: the state is in this node's cache. refused: the prefill node does not hold it, or
+    sends as many as allowed already. no_room: there was no memory for it here. late: it took longer
+    than it was worth. lost: the transfer failed."""
 
     FETCHED = "fetched"
     REFUSED = "refused"
@@ -19,7 +19,7 @@ class FetchOutcome(Enum):
 
 
 class FetchTicket(Message):
-    """As Ticket, of what is fetched."""
+    """Like Ticket, for a fetched state."""
 
     room: RoomId
     generation: int
@@ -27,8 +27,8 @@ class FetchTicket(Message):
 
 
 class FetchReserve(Message):
-    """(prefill) Send the state behind exactly this prompt, and its KV; answered by PrefillAccepted
-    or FetchRefused, and PrefillStart by StateHeld. peer: as of PrefillReserve."""
+    """(prefill) Send the state after exactly this prompt, and its KV. Answered by PrefillAccepted
+    or FetchRefused; PrefillStart is answered by StateHeld. peer: as in PrefillReserve."""
 
     ticket: FetchTicket
     prompt: Tokens
@@ -46,13 +46,13 @@ class FetchRefused(Message):
 
 
 class StateHeld(OfRoom):
-    """What the room fetches may leave at once: the sender has its plan."""
+    """The transfer's state may be sent at once: the sender has its plan."""
 
 
 class FetchAdvised(Message):
-    """(decode) No room was opened for the prompt of this one: a prefill node, `holder`, has the
-    state behind its first `tokens`, the one that would compute it has not, and it is there sooner
-    by way of this node. seconds: within which."""
+    """(decode) No prefill node was asked for this transfer yet: fetch the state first. `holder`, a
+    prefill node, has the state after its first `tokens`. The prefill node computing the prompt
+    lacks it and gets it sooner through this node. seconds: the fetch's time limit."""
 
     room: RoomId
     holder: str
@@ -61,9 +61,9 @@ class FetchAdvised(Message):
 
 
 class FetchWanted(Message):
-    """(decode) Open a room at `holder` for the state behind the prompt, for so many seconds at
-    most; answered by GrantWanted and RemoteDone, or by FetchLost, behind which WriterFenced comes
-    if anything was granted."""
+    """(decode) Open a transfer at `holder` for the state after the prompt, for at most `seconds`.
+    Answered by GrantWanted and RemoteDone, or by FetchLost. WriterFenced follows FetchLost if
+    anything was granted."""
 
     ticket: FetchTicket
     prompt: Tokens
@@ -72,14 +72,14 @@ class FetchWanted(Message):
 
 
 class FetchLost(Message):
-    """(decode) Granted ids are quarantined until WriterFenced."""
+    """(decode) The fetch was lost. Granted ids are quarantined until WriterFenced."""
 
     room: RoomId
     outcome: FetchOutcome
 
 
 class StateFetched(Message):
-    """What became of a fetch of so many tokens. bytes: that came."""
+    """The outcome of a fetch of `tokens` tokens. bytes: received."""
 
     outcome: FetchOutcome
     tokens: int

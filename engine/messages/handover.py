@@ -1,4 +1,5 @@
-"""A hand-over, room by room, between an engine and its half of the control plane."""
+"""Messages of a hand-over, one transfer each, between an engine and its half of the control
+plane."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -15,10 +16,13 @@ from .types import LossCause, Message, OfRoom, RequestError, RequestId, RoomId, 
 
 
 class Ticket(Message):
-    """What the receiver gives with Reserve. kv_matched is KV it holds (page multiple), not usable
-    state. offered: tokens of which it could give KV and the state at exactly their end; 0: none.
-    caller, priority and message_end: as of Submit. due_seconds: until its first token is due, from
-    now on; None: nobody said when."""
+    """The receiver's part of Reserve.
+
+    kv_matched: tokens of KV held by the receiver (page multiple), not usable state. offered: tokens
+    it could give with KV and the state at exactly their end; 0: none. caller, priority and
+    message_end: as in Submit. due_seconds: seconds from now until the first token is due; None: no
+    due time.
+    """
 
     room: RoomId
     generation: int
@@ -34,9 +38,12 @@ class Ticket(Message):
 
 
 class Grant(Message):
-    """The receiver's page and slot ids. pages[i] is logical page first_page + i; fewer held than
-    the ticket said is allowed (first_page rules), so that nothing is pinned while queued. slot:
-    None, with no pages, where nothing but the first token is wanted."""
+    """The receiver's page and slot ids.
+
+    pages[i] is logical page first_page + i. The receiver may hold fewer tokens than the transfer
+    request said (first_page rules), because nothing is pinned while queued. slot: None, with no
+    pages, if only the first token is wanted.
+    """
 
     room: RoomId
     generation: int
@@ -46,9 +53,9 @@ class Grant(Message):
 
 
 class PrefillReserve(Message):
-    """(prefill) Queue this prompt; answered by PrefillAccepted or PrefillRefused, and until then it
-    is named by each PrefillQueue. peer: the decode node, by a name of its own; the rooms of
-    different ones take turns."""
+    """(prefill) Queue this prompt. Answered by PrefillAccepted or PrefillRefused; until then each
+    PrefillQueue names it. peer: the decode node, by a name of its own; different nodes take
+    turns."""
 
     ticket: Ticket
     prompt: Tokens
@@ -56,47 +63,49 @@ class PrefillReserve(Message):
 
 
 class PrefillStart(Message):
-    """(prefill) The receiver granted and a sender room is open: compute, tick, hand on."""
+    """(prefill) The receiver gave a destination and a sender is open: compute, tick, hand on."""
 
     grant: Grant
 
 
 class PrefillEnd(Message):
-    """(prefill) The room is over (committed, aborted or lost) and its sender has drained: let go.
-    given_up: why this node ended it; None where it did not."""
+    """(prefill) Release the transfer: it is over (committed, aborted or lost) and its sender has
+    drained. given_up: the cause if this node ended it; else None."""
 
     room: RoomId
     given_up: LossCause | None = None
 
 
 class ReadUsable(Message):
-    """(prefill) What the cache can resume prompts from, as far as it has changed since this was
-    asked last; answered by UsableRead."""
+    """(prefill) Report the changes since the last query of the prefixes from which prompts can
+    resume; answered by UsableRead."""
 
 
 class PeersChanged(Message):
-    """(decode) Whether a prefill node is connected now; without one, prompts are prefilled
+    """(decode) A prefill node is connected now, or none is. Without one, prompts are prefilled
     locally."""
 
     prefill_available: bool
 
 
 class PrefillBusy(Message):
-    """(decode) How many seconds of prefill at least every prefill node has to do for other decode
+    """(decode) Least seconds of prefill that every prefill node has to do for other decode
     nodes."""
 
     others_wait_seconds: float
 
 
 class GrantWanted(OfRoom):
-    """(decode) The prefill node is about to start: allocation and answer HandoverGranted or
+    """(decode) The prefill node is about to start: allocate, and answer HandoverGranted or
     HandoverDeclined."""
 
 
 class RemoteReady(Message):
     """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop.
-    tail_seconds: until every window is flushed, as the sender expects; None where it has
-    no estimate. prefill_choice: why that node."""
+
+    tail_seconds: the sender's estimate until every layer chunk is flushed; None without one.
+    prefill_choice: the reason for choosing this prefill node.
+    """
 
     room: RoomId
     token: int
@@ -112,8 +121,8 @@ class RemoteReady(Message):
 
 
 class RemoteDone(Message):
-    """(decode) RemotePrefillDone: every window landed and every digest matched. pull: when what of
-    the pull before happened; None without one."""
+    """(decode) RemotePrefillDone: every layer chunk arrived and every digest matched. pull:
+    timeline of the pull before; None without one."""
 
     room: RoomId
     transfer: TransferReport
@@ -121,7 +130,7 @@ class RemoteDone(Message):
 
 
 class EarlyStepEnded(Message):
-    """(decode) A step that was begun behind the layer barrier touches nothing any more."""
+    """(decode) A step begun behind the layer barrier has ended and writes nothing more."""
 
 
 class HandoverFailed(Message):
@@ -135,12 +144,15 @@ class HandoverFailed(Message):
 
 
 class WriterFenced(OfRoom):
-    """(decode) The room's writer can write no more: quarantined ids of the room are free."""
+    """(decode) The transfer's writer can write no more: its quarantined ids are free."""
 
 
 class RoomEnded(Message):
-    """(prefill) A room is over and drained. hit: None where its prompt was never looked up.
-    handed_on: its prompt was computed to the end. given_up: as in PrefillEnd."""
+    """(prefill) A transfer is over and drained.
+
+    hit: None if its prompt was never looked up. handed_on: its prompt was computed to the end.
+    given_up: as in PrefillEnd.
+    """
 
     room: RoomId
     prompt_tokens: int
@@ -151,23 +163,24 @@ class RoomEnded(Message):
 
 
 class PrefillQueue(Message):
-    """Rooms that wait to be begun, in the order of their turns; emitted when it has changed."""
+    """Transfers waiting to be begun, in the order of their turns; emitted when the order
+    changes."""
 
     rooms: tuple[RoomId, ...]
 
 
 class PrefillQueued(Message):
-    """Others are before this room, which has just come: of wait_seconds of prefill."""
+    """Other transfers come before this new one, with wait_seconds of prefill."""
 
     room: RoomId
     wait_seconds: float
 
 
 class PrefillLoad(Message):
-    """wait_seconds: of prefill that is left to do, of all rooms. seconds: of what a prefill takes
-    here. pull: seconds of any pull and of each of its tokens; None where that is not known.
-    stored_seconds: of prefill whose states were stored here, as NodeLoad counts them. waits: the
-    parts of wait_seconds, by whose rooms they are (PrefillReserve.peer)."""
+    """wait_seconds: seconds of prefill left to do, of all transfers. seconds: coefficients of a
+    prefill's time here. pull: seconds of any pull, and of each token pulled; None if unknown.
+    stored_seconds: seconds of prefill whose states were stored here, counted as in NodeLoad. waits:
+    parts of wait_seconds by transfer owner (PrefillReserve.peer)."""
 
     wait_seconds: float
     seconds: PrefillSeconds
@@ -177,14 +190,14 @@ class PrefillLoad(Message):
 
 
 class UsableRead(Message):
-    """Events of the stream `usable`; the first answer is a snapshot. It also comes unasked, where
-    others are about to look for what is new."""
+    """Events of the stream `usable`; the first answer is a snapshot. Also sent unasked, when decode
+    nodes are about to look for new states."""
 
     batch: PackedEvents
 
 
 class PrefillAccepted(OfRoom):
-    """About to start: the allocation is held, the grant is awaited."""
+    """About to start: the allocation is held, the destination is awaited."""
 
 
 class PrefillRefused(Message):
@@ -193,7 +206,7 @@ class PrefillRefused(Message):
 
 
 class PrefillToken(Message):
-    """The forward ended and the first token is recorded; windows may still be in flight."""
+    """The forward ended and the first token is recorded; layer chunks may still be in flight."""
 
     room: RoomId
     token: int
@@ -206,10 +219,12 @@ class PrefillToken(Message):
 
 
 class HandoverWanted(Message):
-    """(decode) Reserve this prompt at a prefill node. sender: which one, where a gateway has named
-    it of the room. session: which of this node's it continues, if any. purpose: of its request; of
-    what is to be inherited no room is opened where a prefill node holds it (AlreadyHeld).
-    may_fetch: whether FetchAdvised may answer it."""
+    """(decode) Reserve this prompt at a prefill node.
+
+    sender: the prefill node named for the transfer by a gateway. session: this node's session
+    continued by the prompt, if any. purpose: of the request. For INHERIT no transfer is opened if a
+    prefill node holds the state (AlreadyHeld). may_fetch: FetchAdvised may answer this.
+    """
 
     request_id: RequestId
     ticket: Ticket
@@ -225,9 +240,10 @@ class HandoverGranted(Message):
 
 
 class HandoverDeclined(OfRoom):
-    """(decode) No room for the grant now: abort the room; the request goes on without it."""
+    """(decode) No memory for the destination now: abort the transfer; the request continues without
+    it."""
 
 
 class HandoverCancelled(OfRoom):
-    """(decode) The request was aborted: abort the room; ids granted stay quarantined until
+    """(decode) The request was aborted: abort the transfer. Granted ids stay quarantined until
     WriterFenced."""

@@ -1,5 +1,5 @@
-"""What a node that ends leaves to prefill nodes, its heirs: a decode node offers it to them, a
-prefill node gives it to decode nodes, which pass it on."""
+"""The states left by an ending node to prefill nodes, its drain targets. A decode node offers them
+to the drain targets; a prefill node gives them to decode nodes, and these pass them on."""
 
 from collections.abc import Mapping, Set
 from dataclasses import field
@@ -11,10 +11,13 @@ from .types import Message, OfRoom, Tokens
 
 
 class HeirOutcome(Enum):
-    """Of a state that was to be left. taken: an heir has pulled it, whole. held: a prefill node had
-    it before, or the decode node that goes on there has more. declined: an heir would rather
-    compute it, or has no room. lost: no heir that was asked could take it. too_much: more bytes
-    than are left in all. cut: the time was over."""
+    """The outcome of a state to be left.
+
+    taken: a drain target has pulled it completely. held: a prefill node had it before, or the
+    decode node continuing there has more. declined: a drain target would rather compute it, or has
+    no memory. lost: no asked drain target could take it. too_much: more bytes than remain in all.
+    cut: the time was over.
+    """
 
     TAKEN = "taken"
     HELD = "held"
@@ -25,28 +28,28 @@ class HeirOutcome(Enum):
 
 
 class LeaveToHeirs(Message):
-    """This engine is about to end: have prefill nodes pull what they lack of its most valuable
-    states, few at a time while anything is in flight. Answered by LeftToHeirs once nothing is in
-    flight and nothing is left to hand on, or by EndLeaving."""
+    """This engine is about to end: prefill nodes should pull the missing parts of its most valuable
+    states. Only a few are sent at a time while any request is in flight. Answered by LeftToHeirs
+    once no request is in flight and no state is left to hand on, or by EndLeaving."""
 
     query_id: int
 
 
 class EndLeaving(Message):
-    """The time for LeaveToHeirs is over; idempotent."""
+    """End LeaveToHeirs: its time is over. Idempotent."""
 
 
 class AlreadyHeld(OfRoom):
-    """(decode) A prefill node holds what the room was to bring there: none was opened."""
+    """(decode) No transfer was opened, because a prefill node already holds its state."""
 
 
 class LeavingBegun(Message):
-    """(prefill) There are states to leave: decode nodes may ask for them."""
+    """(prefill) States are available to decode nodes that ask."""
 
 
 class LeftWanted(Message):
-    """(prefill) A decode node would take a state over; answered by LeftState. peer: as of
-    PrefillReserve. asking: all that ask, by the same names."""
+    """(prefill) A decode node would take a state over; answered by LeftState. peer: as in
+    PrefillReserve. asking: all asking decode nodes, by the same names."""
 
     query_id: int
     peer: str
@@ -54,9 +57,11 @@ class LeftWanted(Message):
 
 
 class GivenState(Message):
-    """The state behind the prompt, for one decode node. number: by which LeftTakenOver names it.
-    known: that node was handed over the prompt that the state is of, the only one that this engine
-    knows of."""
+    """The state after the prompt, for one decode node.
+
+    number: names the state in LeftTakenOver. known: the state's prompt was handed over to that
+    node, and to no other as far as this engine knows.
+    """
 
     number: int
     prompt: Tokens
@@ -65,8 +70,8 @@ class GivenState(Message):
 
 
 class LeftState(Message):
-    """The answer to LeftWanted. state: None where there is none for that decode node now. over:
-    nor will there be one for any."""
+    """The answer to LeftWanted. state: None if none is available for that decode node now. over: no
+    decode node will get another one."""
 
     query_id: int
     state: GivenState | None
@@ -74,8 +79,7 @@ class LeftState(Message):
 
 
 class LeftTakenOver(Message):
-    """(prefill) What became of a state that a decode node was given. bytes, heir: as of
-    StateLeft."""
+    """(prefill) The outcome of a state given to a decode node. bytes, heir: as in StateLeft."""
 
     number: int
     outcome: HeirOutcome
@@ -84,8 +88,8 @@ class LeftTakenOver(Message):
 
 
 class PassOn(Message):
-    """(decode) `holder`, a prefill node, ends and leaves this state: fetch it within so many
-    seconds and offer it to one that stays. query_id: by which StatePassedOn names it."""
+    """(decode) `holder`, an ending prefill node, leaves this state. Fetch it within `seconds` and
+    offer it to a prefill node that stays. query_id: names the state in StatePassedOn."""
 
     query_id: int
     state: GivenState
@@ -94,7 +98,7 @@ class PassOn(Message):
 
 
 class StatePassedOn(Message):
-    """What became of PassOn's state. bytes, heir: as of StateLeft."""
+    """The outcome of PassOn's state. bytes, heir: as in StateLeft."""
 
     query_id: int
     outcome: HeirOutcome
@@ -103,8 +107,8 @@ class StatePassedOn(Message):
 
 
 class StateLeft(Message):
-    """What became of a state of so many tokens. bytes: that an heir pulled. heir: its name; empty
-    where none has it from here."""
+    """The outcome of a state of `tokens` tokens. bytes: pulled by a drain target. heir: its name;
+    empty if no drain target got the state from here."""
 
     outcome: HeirOutcome
     tokens: int
@@ -113,8 +117,8 @@ class StateLeft(Message):
 
 
 class LeftToHeirs(Message):
-    """states: by outcome. tokens, bytes: of those that were taken. untried: more states of value
-    that nobody was asked to take."""
+    """states: counts by outcome. tokens, bytes: of the taken states. untried: more valuable states,
+    offered to no node."""
 
     query_id: int
     states: Mapping[HeirOutcome, int] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Tables of reports, sampling and the cache's events, for clients and for the hand-over.
 
-Pure. A table reads a message as it is; those of PEERS_ hold what a node reports to bounds, and
-raise PeerInvalid.
+Pure. A table converts a message unchanged. Tables named PEERS_* check a node's reports against
+bounds, and raise PeerInvalid.
 """
 
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
@@ -40,13 +40,14 @@ GAP = Wire(EventGap, inference_pb2.EventGap)
 EVICTION = Wire(Eviction, report_pb2.Eviction)
 LOST = Wire(EvictedCheckpoint, report_pb2.LostState, eviction=EVICTION)
 PLAIN_HIT = Wire(HitBreakdown, report_pb2.HitBreakdown, apart=["in_pages"], lost=LOST)
-"""As a client gets it."""
+"""The hit as sent to clients."""
 HIT = Wire(HitBreakdown, report_pb2.HitBreakdown, lost=LOST, in_pages=PLAIN_HIT)
-"""Reads one level of in_pages: more have no meaning, and a peer may send any number."""
+"""The hit with one level of in_pages: more have no meaning, and a peer may send any number."""
 PULLED = Wire(PullReport, report_pb2.Pulled, apart=["timeline"])
 ROUTE = Wire(RouteReport, report_pb2.Route)
 TRANSFER = Wire(TransferReport, report_pb2.TransferReport, apart=["timeline", "track"])
-"""Without the sender's track: a sender writes it itself (transfer/protocol/messages.py)."""
+"""The report without the sender's track: a sender writes it itself
+(transfer/protocol/messages.py)."""
 PEERS_PULLED = PULLED.bounded("pulled")
 PEERS_ROUTE = ROUTE.bounded("route")
 PEERS_TRANSFER = TRANSFER.bounded("report")
@@ -134,11 +135,13 @@ SAMPLING = Wire(
     grammar=Wire(Grammar, handover_pb2.Grammar, kind=Codec(_kind_from_wire)),
     thinking=Wire(ThinkingBudget, handover_pb2.ThinkingBudget),
 )
-"""As a ticket carries it: decided, where a client's may leave fields out."""
+"""Sampling parameters as sent in a transfer request: every field is set, although a client may
+leave some out."""
 
 
 def sampling_from_proto(sampling: handover_pb2.Sampling) -> SamplingParams:
-    """Raises ValueError naming the field. There is a token: a hand-over ends with it."""
+    """Read sampling parameters. Raises ValueError naming the field. At least one token is sampled:
+    a hand-over ends with it."""
     if not sampling.max_new_tokens:
         raise ValueError("max_new_tokens must be at least 1 in a hand-over, not 0")
     return SAMPLING.from_wire(sampling)

@@ -1,12 +1,13 @@
-"""A pull: pages that a prefill node fetches from a decode node before it computes."""
+"""A pull: a prefill node copies pages from a decode node before it computes."""
 
 from .reports import PullReport
 from .types import Message, OfRoom, RoomId
 
 
 class PullGrant(Message):
-    """The prefill node's page and slot ids for what the ticket offered. pages[i] is logical page
-    first_page + i, up to the last page of `tokens`. generation: the prefill engine's own count."""
+    """The prefill node's page and slot ids for the transfer request's offered tokens. pages[i] is
+    logical page first_page + i, up to the last page of `tokens`. generation: the prefill engine's
+    own count."""
 
     room: RoomId
     generation: int
@@ -17,7 +18,7 @@ class PullGrant(Message):
 
 
 class PullSource(Message):
-    """The decode node's ids that hold it, as PullGrant numbers them."""
+    """The decode node's ids of the pulled pages and state, numbered like PullGrant."""
 
     room: RoomId
     pages: tuple[int, ...]
@@ -25,15 +26,15 @@ class PullSource(Message):
 
 
 class PullCommitted(Message):
-    """(prefill) Every window of the pull landed and every digest matched."""
+    """(prefill) Every layer chunk of the pull arrived and every digest matched."""
 
     room: RoomId
     report: PullReport
 
 
 class PullLost(OfRoom):
-    """(prefill) The prompt is computed without it; granted ids are quarantined until
-    PullFenced."""
+    """(prefill) The pull was lost: the prompt is computed without it. Granted ids are quarantined
+    until PullFenced."""
 
 
 class PullFenced(OfRoom):
@@ -41,8 +42,8 @@ class PullFenced(OfRoom):
 
 
 class PullAsked(Message):
-    """(decode) The prefill node pulls what the room's ticket offered: pin it; answered by
-    PullPinned or PullRefused."""
+    """(decode) The prefill node pulls the tokens offered in the transfer request: pin them.
+    Answered by PullPinned or PullRefused."""
 
     room: RoomId
     tokens: int
@@ -50,24 +51,24 @@ class PullAsked(Message):
 
 
 class PullEnd(OfRoom):
-    """(decode) The pull is over and its sender has drained: let go."""
+    """(decode) Release the state: the pull is over and its sender has drained."""
 
 
 class PullWanted(Message):
-    """(prefill) Ask the decode node for what the ticket offered, into these ids; answered by
-    PullCommitted, or PullLost and then PullFenced."""
+    """(prefill) Ask the decode node for the transfer request's offered tokens, into these ids.
+    Answered by PullCommitted, or PullLost and then PullFenced."""
 
     grant: PullGrant
 
 
 class PullPinned(Message):
-    """(decode) Pinned and at rest: may be sent."""
+    """(decode) The state is pinned and at rest: it may be sent."""
 
     source: PullSource
 
 
 class PullRefused(Message):
-    """(decode) It is here no more."""
+    """(decode) The state cannot be sent, for the given reason."""
 
     room: RoomId
     reason: str

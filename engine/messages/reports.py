@@ -1,7 +1,7 @@
-"""What an engine reports of work that is over: evictions, hits, transfers, routes, steps.
+"""An engine's reports of finished work: evictions, hits, transfers, routes, steps.
 
-Plain, immutable values. Nothing here decides or remembers. A bound in a field's type is metadata,
-and holds where a peer has sent the field (room_proto.py).
+Plain, immutable values without decisions or memory. A bound in a field's type is metadata, and
+applies to fields sent by a peer (room_proto.py).
 """
 
 from collections.abc import Mapping
@@ -28,13 +28,12 @@ from tasuki.transfer.reports import HandoverTimeline
 from .types import Message, Targets
 
 TIERS = frozenset({"host", "disk"})
-"""Below the arena, by name."""
+"""Names of the tiers below the arena."""
 LOAD_FAILED = "load_failed"
-"""The cause of tokens that a tier below the arena was to bring, where what came was late or wrong;
-it comes before the tree's. Only who asked for the load gives it
-(engine/accounting.py)."""
+"""Cause of tokens whose load from a lower tier was late or wrong; it comes before the tree's
+causes. Only the engine asking for the load sets it (engine/accounting.py)."""
 LOAD_DECLINED = "load_declined"
-"""The cause of tokens that a tier has and that were cheaper to compute."""
+"""Cause of tokens held by a tier but cheaper to compute."""
 CAUSES_IN_ORDER = (
     LOAD_FAILED,
     LOAD_DECLINED,
@@ -45,33 +44,28 @@ CAUSES_IN_ORDER = (
     "kv_evicted",
     "new",
 )
-"""Why a token of a prompt was not usable, in the order in which the tree lays its causes over a
-prompt, from the last usable token on."""
+"""Causes for an unusable token of a prompt. The tree applies them in this order, from the last
+usable token on."""
 CAUSES = frozenset(CAUSES_IN_ORDER)
 NOT_PULLED = "not_pulled"
-"""The cause of tokens that were computed on one node while another one held their KV and state; it
-comes before the tree's. Only who compares both caches gives it
-(engine/handover/receiving/pair_hit.py)."""
+"""Cause of tokens computed on one node while another held their KV and state; it comes before the
+tree's causes. Only a comparison of both caches sets it (engine/accounting.py)."""
 TEMPLATE_CHANGED = "template_changed"
-"""A cause that no tree can see, of tokens that it takes for new: the chat template renders an
-earlier turn otherwise than when it was the last."""
+"""Cause of tokens counted as new by the tree: the chat template renders an earlier turn differently
+from the last turn. No tree can see this."""
 EVICTION_KINDS = frozenset({"checkpoint", "tail", "pages"})
 CheckpointName: TypeAlias = Annotated[str, one_of(frozenset(k.value for k in CheckpointKind))]
-"""Why a state is kept."""
+"""Reason for keeping a state."""
 
 
 class Eviction(Message):
-    """What the cache gave up, and which of it a prompt would have needed: plain, immutable values.
+    """One eviction decided by the cache's policy.
 
-    Nothing here decides or remembers; engine/accounting.py does.
-
-    One decision of the cache's policy.
-
-    sequence: 1, 2, 3, ... over the engine's life. kind: checkpoint, tail, or pages (KV that no
-    state needs). checkpoint_kind: why a state had been kept. tokens: from the prompt's start to its
-    end. slabs: freed, a state's slot being one. score: what the policy held it to be worth, a page;
-    None of one that goes by age. taken_by: the request that needed the room; None where a flush did
-    or that request is gone.
+    sequence: 1, 2, 3, ... over the engine's life. kind: checkpoint, tail, or pages (KV needed by no
+    state). checkpoint_kind: why a state had been kept. tokens: from the prompt's start to the
+    evicted end. slabs: freed, a state's slot being one. score: the policy's estimated value per
+    page; None if it evicts by age. taken_by: the request needing the memory; None for a flush or a
+    forgotten request.
     """
 
     sequence: int
@@ -84,11 +78,11 @@ class Eviction(Message):
 
 
 class EvictedCheckpoint(Message):
-    """The deepest state of a prompt that was evicted.
+    """The deepest evicted state of a prompt.
 
-    tokens: that it covered, whether or not all of them were lost with it. slabs_since: freed by
-    its eviction and all later ones, so that an arena larger by as much had kept it, as far as
-    evictions go by age. eviction: None where it is forgotten.
+    tokens: covered by it, whether or not all were lost with it. slabs_since: freed by its eviction
+    and all later ones. An arena larger by as much had kept it, as far as evictions go by age.
+    eviction: None if it is forgotten.
     """
 
     tokens: Count32
@@ -97,12 +91,14 @@ class EvictedCheckpoint(Message):
 
 
 class HitBreakdown(Message):
-    """Where a prompt's tokens came from. usable + sum(causes) == prompt, on the node that computed
-    it. lost: the evicted state that would have served it best. in_pages: the same as if the cache
-    knew whole pages only (PageMatch); None where only this much was sent. template_changed_at: the
-    first token that the conversation had otherwise the turn before; None where no cause is
-    `template_changed`. loaded: of the usable ones, by tier, those that a load from below the arena
-    made so."""
+    """The origin of a prompt's tokens. usable + sum(causes) == prompt, on the node that computed
+    it.
+
+    lost: the evicted state with the greatest possible use. in_pages: the same if the cache knew
+    whole pages only (PageMatch); None if only this much was sent. template_changed_at: the first
+    token that differed in the conversation's previous turn; None without the cause
+    `template_changed`. loaded: usable tokens made so by a load from below the arena, by tier.
+    """
 
     prompt_tokens: Count32
     kv_tokens: Count32
@@ -116,10 +112,10 @@ class HitBreakdown(Message):
 
 
 class TransferReport(Message):
-    """One hand-over as the sender saw it, durations on its monotonic clock.
+    """One hand-over as measured by the sender, durations on its monotonic clock.
 
-    hidden_seconds is transfer time that ran beside the forward, exposed_seconds what came after
-    its end. timeline: both sides' tracks; None where only the sums were sent.
+    hidden_seconds: transfer time beside the forward. exposed_seconds: transfer time after its end.
+    timeline: both sides' tracks; None if only the sums were sent.
     """
 
     bytes: ByteCount
@@ -131,9 +127,12 @@ class TransferReport(Message):
 
 
 class PullReport(Message):
-    """What the prefill node pulled before it computed: `tokens` of the prompt's beginning are those
-    of which it then had KV and state. seconds: from the ask to the commit, on its clock. timeline:
-    both sides' tracks; None where only the sums were sent, or not yet."""
+    """A pull by the prefill node before it computed.
+
+    tokens: first tokens of the prompt covered by KV and state after the pull. seconds: from the ask
+    to the commit, on its clock. timeline: both sides' tracks; None if only the sums were sent, or
+    not yet.
+    """
 
     tokens: Count32
     bytes: ByteCount
@@ -148,22 +147,28 @@ class Choice(Enum):
 
 
 ESTIMATES = frozenset({"here", "there", "pull", "compute"})
-"""Of what seconds are estimated: the prompt here and there, a pull, computing what was offered."""
+"""Names of the estimates, in seconds: prompt here, prompt there, a pull, computing the offered
+part."""
 
 
 class RouteReport(Message):
-    """Why a prompt was computed where it was. choice: "here", "there" or "there, with a pull".
-    estimates: seconds by what they are of: here, there (both of the whole prompt), pull, compute
-    (of what was offered); empty where constants decided (engine/routing.py)."""
+    """The choice of the node that computed a prompt. choice: "here", "there" or "there, with a
+    pull".
+
+    estimates: seconds by name: here, there (both of the whole prompt), pull, compute (of the
+    offered part). Empty if constants decided (engine/routing.py).
+    """
 
     choice: Annotated[str, one_of(frozenset(choice.value for choice in Choice))]
     estimates: Annotated[dict[str, float], each(ESTIMATES, long_seconds)]
 
 
 class PrefillBid(Message):
-    """What one prefill node would have cost a prompt. usable_tokens: of the prompt, as far as was
-    known. prefill_seconds: of the rest of it. wait_seconds: before it; exposed_seconds: of a pull.
-    cost: all of that, weighed (routing/node_choice.py)."""
+    """The estimated cost of a prompt at one prefill node.
+
+    usable_tokens: of the prompt, as far as known. prefill_seconds: of the rest of it. wait_seconds:
+    before it. exposed_seconds: of a pull. cost: the weighted sum (routing/node_choice.py).
+    """
 
     node: str
     address: str
@@ -176,12 +181,14 @@ class PrefillBid(Message):
 
 
 class PrefillChoice(Message):
-    """Why a prompt went to the prefill node that it went to. reason: as routing's Reason. bids: of
-    the cheapest that were weighed and of the chosen one. weighed: how many. expected_tokens: of the
-    prompt that were held to be usable there. regret_seconds: how much dearer the choice was than
-    the best of the others, by what was known of these then and of the chosen one afterwards; 0
-    where it was not. moved_from: the address of the node that had it before; empty where none
-    had."""
+    """The choice of a prefill node for a prompt.
+
+    reason: as in routing's Reason. bids: of the cheapest weighed nodes and of the chosen one.
+    weighed: number of nodes weighed. expected_tokens: tokens of the prompt expected to be usable
+    there. regret_seconds: extra cost against the best other node, from the others' estimates then
+    and the chosen node's measurement afterwards; 0 if none. moved_from: the address of the previous
+    node; empty if none.
+    """
 
     reason: str
     bids: tuple[PrefillBid, ...]
@@ -192,9 +199,9 @@ class PrefillChoice(Message):
 
 
 class DraftUse(Message):
-    """Drafts of an answer from one source, counted by their place in a forward's drafts, the first
-    one's first. source: prediction, mtp, tree or grammar. drafted: that were computed before they
-    were drawn; accepted: of these the answer's."""
+    """Drafts of an answer from one source, counted by position in a forward's drafts, first
+    position first. source: prediction, mtp, tree or grammar. drafted: computed before they were
+    sampled. accepted: those in the answer."""
 
     source: str
     drafted: tuple[int, ...]
@@ -202,14 +209,13 @@ class DraftUse(Message):
 
 
 class Usage(Message):
-    """What the client gets. hit is None only where the request ended before its prompt was
-    scheduled.
+    """The client's report. hit is None only if the request ended before its prompt was scheduled.
 
     prefilled_on: "local", or the prefill node's name. local_fallback: a hand-over was lost and the
-    prompt computed here instead. targets: None where nothing was said of them. drafted_tokens: that
-    were computed before they were drawn; accepted_tokens: of these the answer's. The same of those
-    that the request's prediction proposed; None without one. drafts: the same by source; none of a
-    source that proposed nothing.
+    prompt computed here instead. targets: None if none were given. drafted_tokens: computed before
+    they were sampled. accepted_tokens: drafted tokens in the answer. accepted_prediction_tokens,
+    rejected_prediction_tokens: the same for the request's prediction; None without one. drafts: the
+    same by source; sources without proposals are left out.
     """
 
     prompt_tokens: int
@@ -232,8 +238,11 @@ class Usage(Message):
 
 
 class TimeSpread(Message):
-    """counts[i]: of those at most bounds[i] seconds and more than the bound before; one more for
-    what is longer. seconds: the sum."""
+    """A histogram of durations.
+
+    counts[i]: durations at most bounds[i] seconds and above the bound before; one more for longer
+    ones. seconds: the sum.
+    """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -241,9 +250,12 @@ class TimeSpread(Message):
 
 
 class StepReport(Message):
-    """steps: from planning a forward to having landed the one before. idle: from the end of a
-    forward to the start of the next, where the next was launched before the first had landed.
-    drafts: steps of answers of which some may be drafted, by the most drafts of one."""
+    """Times of steps.
+
+    steps: from planning a forward to completing the one before. idle: from the end of a forward to
+    the start of the next, if the next was launched before the first completed. drafts: steps of
+    answers with drafts allowed, by the largest number of drafts in one answer.
+    """
 
     steps: TimeSpread
     idle: TimeSpread
@@ -251,15 +263,20 @@ class StepReport(Message):
 
 
 class TierReport(Message):
-    """A tier below the arena. slabs: free, and all. held: pages and slots that are of use. loads,
-    writes: counters, by how they ended. bytes: of those that were of use, counters; loaded and
-    written. moving: loads and writes under way, and writes that wait. dropped: pages and slots,
-    counters. kept: of a tier that outlives its node, by what was done. On a disk: states that stood
-    again at its start and those whose path was not whole, records that were torn, and those that
-    it did not take. In a remote store: states that others may find from now on, and that were
-    found there; manifests that were torn; requests that failed; lookups, and those that were
-    late. budget_bytes: of a tier with a write budget: left, that may be written now, below 0 where
-    a write took more than there were; a_second, that it is filled by."""
+    """A tier below the arena.
+
+    slabs: free, and all. held: useful pages and slots. loads, writes: counters, by outcome. bytes:
+    counters of useful bytes, loaded and written. moving: loads and writes under way, and waiting
+    writes. dropped: pages and slots, counters.
+
+    kept: counters of a persistent tier, by action. On a disk: states restored at its start, states
+    with an incomplete path, torn records, and records not accepted. In a remote store: states
+    published for other nodes, states found there, torn manifests, failed requests, lookups, late
+    lookups.
+
+    budget_bytes: of a tier with a write budget. left: bytes that may be written now, below 0 after
+    a write beyond the budget. a_second: the rate of its refill.
+    """
 
     name: str
     slab_bytes: int

@@ -1,4 +1,4 @@
-"""Requests: their phases, questions, answers and ends. Also the drain of a node.
+"""Messages about requests: phases, submission, answers and ends. Also the drain of a node.
 
 Plain, immutable values.
 """
@@ -30,7 +30,7 @@ from .types import (
 
 
 class Stage(Enum):
-    """Of a request's life, as schedulers and gateways count it."""
+    """Stage of a request's life, as counted by schedulers and gateways."""
 
     QUEUED = "queued"
     PREFILL = "prefill"
@@ -42,10 +42,10 @@ class Stage(Enum):
 
 
 class RequestPhase(StrEnum):
-    """Where a request is in its life, since when, and how every consumer counts it.
+    """A request's phase, in the form used by every consumer.
 
-    One for each state class of engine/request.py. The value is the public name: metrics' labels,
-    Stats, Explain and the page show it.
+    One for each state class of engine/request.py. The value is the public name, shown in metrics'
+    labels, Stats, Explain and the page.
     """
 
     WAITING = "Waiting"
@@ -67,7 +67,7 @@ class RequestPhase(StrEnum):
 
     @property
     def is_queued(self) -> bool:
-        """Nobody computes the request's next token yet."""
+        """True if the request still waits for its next token to be computed."""
         return self.stage is Stage.QUEUED
 
     @property
@@ -91,18 +91,19 @@ _STAGES = {
 }
 
 KEPT_MARKS = 64
-"""A request that is retracted or handed over again and again keeps its first marks and its end."""
+"""Limit of marks kept for a request. One that is retracted or handed over repeatedly keeps its
+first marks and its last."""
 
 
 class LifeMark(Message):
-    """The request came into `state`, `at` seconds after it arrived."""
+    """The request entered `state` `at` seconds after it arrived."""
 
     state: RequestPhase
     at: float
 
 
 def marked(life: list[LifeMark], mark: LifeMark) -> None:
-    """Append to `life`, in place of the last mark where it is full."""
+    """Append to `life`; if it is full, replace the last mark."""
     if len(life) >= KEPT_MARKS:
         life.pop()
     life.append(mark)
@@ -112,7 +113,7 @@ _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
 
 class GatewayRoom(Message):
-    """A room that a gateway made, of which both nodes get a call. sender: HOST:PORT of the prefill
+    """A transfer made by a gateway; both nodes get a call for it. sender: HOST:PORT of the prefill
     node's gRPC server."""
 
     room: RoomId
@@ -120,16 +121,19 @@ class GatewayRoom(Message):
 
 
 class Fork(Message):
-    """One answer more to a Submit's prompt, as if it had been asked for by this id and seed."""
+    """One more answer to a Submit's prompt, as if asked for with this id and seed."""
 
     request_id: RequestId
     seed: int
 
 
 class Purpose(Enum):
-    """Of a request. answer: to generate. hand_back: to have a prefill node fetch what this engine's
-    cache holds of the prompt; no answer is wanted, and it waits in no queue. inherit: the same of a
-    state that this engine chose to leave before it ends; nobody submits it."""
+    """The purpose of a request.
+
+    answer: generate. hand_back: have a prefill node fetch this engine's cached part of the prompt;
+    no answer is wanted, and the request waits in no queue. inherit: the same for a state chosen by
+    this engine to be left before it ends; no client submits it.
+    """
 
     ANSWER = "answer"
     HAND_BACK = "hand_back"
@@ -139,20 +143,21 @@ class Purpose(Enum):
 class Submit(Message):
     """Generate from `prompt`. salt isolates tenants; cursor is a session's place in the tree.
 
-    marks are token counts at which the client wants a checkpoint (role boundaries). message_end:
-    the token count at which the last message ends, before the answer's opening, where the next turn
-    may go on; None: it is of no use there, or nobody knows. session: what
-    operators may call the conversation; the engine does not look at it. gateway_room: the room of
-    its first hand-over, where a gateway made it. caller: callers of different names have equal
-    parts of the engine where it is scarce. priority: of a caller's requests the lowest comes first.
-    patience: seconds after which its client no longer waits for an answer to begin. targets: where
-    it is not expected to be in time, it is refused at once. changed: the tokens [begin, end) of the
-    prompt that its conversation had otherwise the turn before.
-    prompt_logprobs: answered by PromptScored too, with so many of the likeliest tokens in each
-    place; nothing that is cached is used, since it has no logits. None: not asked for. forks: more
-    answers, each of which ends by itself; the prompt is computed once for all of them. purpose: see
-    there. prediction: what the answer is thought to be, from which it may be drafted; it changes no
-    token."""
+    marks: token counts of checkpoints wanted by the client (role boundaries). message_end: token
+    count at the last message's end, before the answer's opening; the next turn may continue there.
+    None: unknown or of no use. session: the conversation's name for operators; ignored by the
+    engine. gateway_room: the transfer of the first hand-over, if a gateway made it.
+
+    caller: differently named callers get equal parts of a scarce engine. priority: among a caller's
+    requests the lowest goes first. patience: seconds until its client stops waiting for an answer
+    to begin. targets: the request is refused at once if it is expected to miss them. changed:
+    tokens [begin, end) of the prompt that differed in the conversation's previous turn.
+
+    prompt_logprobs: answered by PromptScored too, with this many likeliest tokens per position. The
+    cache is not used then, because it has no logits. None: not asked for. forks: more answers, each
+    with its own end; the prompt is computed once for all. purpose: see Purpose. prediction: the
+    expected answer, used for drafts; it changes no token.
+    """
 
     request_id: RequestId
     prompt: Tokens
@@ -175,11 +180,11 @@ class Submit(Message):
 
     @property
     def answer_ids(self) -> tuple[RequestId, ...]:
-        """Of each answer that it asks for."""
+        """Ids of all answers asked for."""
         return (self.request_id, *(fork.request_id for fork in self.forks))
 
     def of_fork(self, fork: Fork) -> "Submit":
-        """The same as if the fork alone had been asked for."""
+        """Return the Submit for the fork alone."""
         return replace(
             self,
             request_id=fork.request_id,
@@ -189,23 +194,26 @@ class Submit(Message):
 
 
 class Abort(Message):
-    """Idempotent; answered by Finished(ABORT) where the request still lived, by nothing
-    otherwise."""
+    """Abort a request. Idempotent; answered by Finished(ABORT) if the request still lived, else not
+    answered."""
 
     request_id: RequestId
 
 
 class Drain(Message):
-    """Refuse new requests; answered once everything in flight has ended, or an Undrain came."""
+    """Refuse new requests. Answered once all requests in flight have ended, or after an Undrain."""
 
     query_id: int
 
 
 class TokenOut(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """margin: how far, in logits, the choice was from a tie (model/ops/sampling/reference.py). top:
-    the likeliest tokens and their logprobs, as many as the request's top_logprobs.
+    """A sampled token.
 
-    A struct, since there is one a token: it is made in a tenth of a frozen dataclass's time."""
+    margin: distance of the choice from a tie, in logits (model/ops/sampling/reference.py). top: the
+    likeliest tokens and their logprobs, as many as the request's top_logprobs.
+
+    A struct, because there is one per token: it is made in a tenth of a frozen dataclass's time.
+    """
 
     request_id: RequestId
     token: int
@@ -216,9 +224,11 @@ class TokenOut(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class TokensOut(Message):
-    """A token of each of many requests, at most one of each: what a step drew for answers that go
-    on. Columns of one length: tokens and indices [n] int32, logprobs and margins [n] float64, each
-    as in TokenOut. tops: of those places that have any."""
+    """Tokens sampled in one step for continuing answers, at most one per request.
+
+    Columns of one length: tokens and indices [n] int32, logprobs and margins [n] float64, each as
+    in TokenOut. tops: by place, if it has any.
+    """
 
     request_ids: tuple[RequestId, ...]
     tokens: Tokens
@@ -231,7 +241,7 @@ class TokensOut(Message):
         return len(self.request_ids)
 
     def at(self, places: list[int]) -> "TokensOut":
-        """Those of these places, in their order."""
+        """Return the tokens of these places, in their order."""
         return TokensOut(
             tuple(self.request_ids[place] for place in places),
             self.tokens[places],
@@ -242,7 +252,7 @@ class TokensOut(Message):
         )
 
     def each(self) -> Iterator[TokenOut]:
-        """The same, a message a token."""
+        """Return the same tokens, one message each."""
         tops = map(self.tops.get, range(len(self)), repeat(())) if self.tops else repeat(())
         return map(
             TokenOut,
@@ -256,9 +266,11 @@ class TokensOut(Message):
 
 
 class PromptScored(Message):
-    """How likely tokens of the prompt were, those from place `first` on; places follow each other
-    from message to message, and end before the answer's first token. The columns are those of
-    PromptScores (model/ops/sampling/prompt_scores.py)."""
+    """Scores of the prompt's tokens, from place `first` on.
+
+    Places follow each other from message to message, and end before the answer's first token. The
+    columns are those of PromptScores (model/ops/sampling/prompt_scores.py).
+    """
 
     request_id: RequestId
     first: int
@@ -272,7 +284,7 @@ class PromptScored(Message):
 
 
 def tokens_apart(messages: Iterable[Any]) -> Iterator[Any]:
-    """The messages in order, every token as one of its own."""
+    """Yield the messages in order, with one message per token."""
     for message in messages:
         if isinstance(message, TokensOut):
             yield from message.each()
@@ -281,8 +293,11 @@ def tokens_apart(messages: Iterable[Any]) -> Iterator[Any]:
 
 
 class Finished(Message):
-    """life: the states that the request went through. hint: what the answer's end shows of the next
-    turn (engine/scheduling/checkpoints.py)."""
+    """The end of an answer.
+
+    life: the request's states so far. hint: the next turn, guessed from the answer's end
+    (engine/scheduling/checkpoints.py).
+    """
 
     request_id: RequestId
     reason: FinishReason
@@ -292,7 +307,7 @@ class Finished(Message):
 
 
 class Rejected(Message):
-    """targets: as of Usage."""
+    """The request ended without an answer. targets: as in Usage."""
 
     request_id: RequestId
     error: RequestError
@@ -300,11 +315,11 @@ class Rejected(Message):
 
 
 class Undrain(Message):
-    """Take new requests again."""
+    """Accept new requests again."""
 
 
 class Drained(Message):
-    """at_rest: everything in flight has ended; else an Undrain came first."""
+    """at_rest: all requests in flight have ended; otherwise an Undrain came first."""
 
     query_id: int
     at_rest: bool = True

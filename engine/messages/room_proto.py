@@ -1,9 +1,9 @@
-"""The messages of a hand-over's rooms to and from protobuf, of both sides.
+"""The messages of a hand-over's transfers to and from protobuf, for both sides.
 
-What a receiver asks becomes an engine's messages, so it is refused by InvalidReserve before an
-engine sees any of it. What a prefill node reports is kept, counted and shown, so it is held to what
-one of this version could report: its readers raise PeerInvalid. Both name the field. Bytes and
-digests are judged elsewhere. Pure.
+A receiver's request becomes an engine's messages, so InvalidReserve is raised before any engine
+sees a bad one. A prefill node's reports are kept, counted and shown, so they must lie within this
+version's bounds: their readers raise PeerInvalid. Both errors name the field. Bytes and digests are
+checked elsewhere. Pure.
 """
 
 from dataclasses import replace
@@ -50,7 +50,7 @@ _LONGEST_CALLER = 1 << 12
 
 
 class InvalidReserve(ValueError):
-    """A Reserve or Fetch that no receiver of this version sends. Names the field."""
+    """A Reserve or Fetch never sent by a receiver of this version. Names the field."""
 
 
 def _tokens_to_wire(tokens: m.Tokens) -> bytes:
@@ -85,7 +85,7 @@ def _due_seconds(sent: float, field: str) -> float:
 
 
 def _sampling(sent: pb.Sampling, field: str) -> SamplingParams:
-    """What may be long is judged before it is copied."""
+    """Read sampling parameters. Fields of unbounded length are checked before they are copied."""
     if sent.top_k > _HIGHEST_INT32:
         raise InvalidReserve(f"{field}: top_k {sent.top_k} is not less than 2^31")
     if not sent.temperature <= _HIGHEST_INT32:
@@ -108,7 +108,7 @@ _TICKET = Wire(
 
 
 def reserve(wanted: m.HandoverWanted, traceparent: str) -> pb.ReceiverMessage:
-    """traceparent: empty where the request is not traced."""
+    """Build a Reserve. traceparent: empty if the request is not traced."""
     return pb.ReceiverMessage(
         reserve=pb.Reserve(
             ticket=_TICKET.to_wire(wanted.ticket),
@@ -121,7 +121,7 @@ def reserve(wanted: m.HandoverWanted, traceparent: str) -> pb.ReceiverMessage:
 
 
 def reserve_from_wire(reserve: pb.Reserve, connection: str) -> m.PrefillReserve:
-    """connection: whose room it is. Raises InvalidReserve naming the field."""
+    """Read a Reserve. connection: the transfer's owner. Raises InvalidReserve naming the field."""
     ticket = reserve.ticket
     _require_named(ticket.room, ticket.generation)
     prompt = _tokens(reserve.prompt, "prompt")
@@ -130,7 +130,7 @@ def reserve_from_wire(reserve: pb.Reserve, connection: str) -> m.PrefillReserve:
 
 
 def trail_from_wire(reserve: pb.Reserve) -> tuple[str, str]:
-    """A room's request id and traceparent; empty where the receiver sent none."""
+    """Return a transfer's request id and traceparent; empty if the receiver sent none."""
     return peer_values.shown(reserve.request_id), peer_values.shown(reserve.traceparent)
 
 
@@ -142,7 +142,7 @@ def _require_named(room: int, generation: int) -> None:
 
 
 def _require_inside(ticket: pb.Ticket, tokens: int) -> None:
-    """tokens: of the prompt."""
+    """Raise InvalidReserve if a field points outside the prompt. tokens: length of the prompt."""
     if ticket.offered >= tokens:
         raise InvalidReserve(
             f"ticket.offered {ticket.offered} is not less than the prompt's {tokens}"
@@ -164,7 +164,7 @@ def fetch(wanted: m.FetchWanted) -> pb.ReceiverMessage:
 
 
 def fetch_from_wire(room: int, fetch: pb.Fetch, connection: str) -> m.FetchReserve:
-    """connection: whose room it is. Raises InvalidReserve naming the field."""
+    """Read a Fetch. connection: the transfer's owner. Raises InvalidReserve naming the field."""
     _require_named(room, fetch.generation)
     prompt = _tokens(fetch.tokens, "tokens")
     ticket = m.FetchTicket(m.RoomId(room), fetch.generation, _salt(fetch.salt, "salt"))
@@ -214,7 +214,8 @@ _TOP = rows(pb.TokenLogprob, "token", "logprob")
 
 
 def _top(top: TopLogprobs, field: str) -> TopLogprobs:
-    """Shown to clients: any id of the int32 is a token's name there, and none is looked up."""
+    """Check the likeliest tokens. They are only shown to clients, so any int32 id is allowed: none
+    is looked up."""
     if len(top) > MAX_TOP_LOGPROBS:
         raise PeerInvalid(f"{field} has {len(top)} tokens, at most {MAX_TOP_LOGPROBS}")
     for token, logprob in top:
@@ -224,13 +225,13 @@ def _top(top: TopLogprobs, field: str) -> TopLogprobs:
 
 
 def _tail(seconds: float, field: str) -> float | None:
-    """An estimate, and no estimate is as good as a wrong one."""
+    """Return the estimate; None if it is out of range, because no estimate is as good as a wrong
+    one."""
     return seconds if 0 <= seconds <= peer_values.LONGEST_SECONDS else None
 
 
 def _known_to_all(hit: m.HitBreakdown) -> m.HitBreakdown:
-    """A receiver of before knows no ends of messages, and refuses what it does not know: they are
-    reported as marks."""
+    """Report message ends as marks, because older receivers refuse kinds unknown to them."""
     lost, in_pages = hit.lost, hit.in_pages
     if lost is not None and lost.eviction is not None:
         kind = _known_kind(lost.eviction.checkpoint_kind)
@@ -274,8 +275,8 @@ def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) ->
 
 
 def ready_from_wire(room: m.RoomId, ready: pb.Ready, prefilled_on: str) -> m.RemoteReady:
-    """Raises PeerInvalid, as all that end in from_wire. The token is judged by who knows the
-    vocabulary."""
+    """Read a Ready. Raises PeerInvalid, like every function named *from_wire. The decode engine,
+    with the vocabulary, checks the token."""
     return _REMOTE_READY.from_wire(ready, room=room, prefilled_on=prefilled_on)
 
 
@@ -299,7 +300,8 @@ def done_from_wire(room: m.RoomId, done: pb.Done, received: ReceiverTrack) -> m.
 
 
 def read_message(room: m.RoomId, message: pb.SenderMessage, prefilled_on: str) -> say.Message:
-    """Return what the prefill node said in the room, within bounds. prefilled_on: its name."""
+    """Return the prefill node's message about the transfer, checked against bounds. An invalid one
+    becomes a Contradiction. prefilled_on: the node's name."""
     try:
         return _read_message(room, message, prefilled_on)
     except PeerInvalid as error:
@@ -307,7 +309,7 @@ def read_message(room: m.RoomId, message: pb.SenderMessage, prefilled_on: str) -
 
 
 def _read_message(room: m.RoomId, message: pb.SenderMessage, prefilled_on: str) -> say.Message:
-    """Raises PeerInvalid naming the field."""
+    """Read a message. Raises PeerInvalid naming the field."""
     match message.WhichOneof("message"):
         case "queued":
             queued, wait = message.queued, None
@@ -339,7 +341,8 @@ def _read_message(room: m.RoomId, message: pb.SenderMessage, prefilled_on: str) 
 
 
 def load(reported: m.PrefillLoad, connection: str) -> pb.Load:
-    """connection: to whom it is sent."""
+    """Build a Load for one peer. connection: the peer; its own transfers do not count in
+    others_wait_seconds."""
     pull_fixed, pull_token = reported.pull or (None, None)
     return pb.Load(
         wait_seconds=reported.wait_seconds,
@@ -380,10 +383,10 @@ def left_state(left: m.LeftState) -> pb.TakeOverResponse:
 
 
 def left_state_from_wire(answer: pb.TakeOverResponse) -> m.GivenState | None:
-    """None: it brings none. Raises PeerInvalid."""
+    """Return the state in the answer; None if it has none. Raises PeerInvalid."""
     return _GIVEN_STATE.from_wire(answer.state) if answer.HasField("state") else None
 
 
 def taken_over(number: int, passed: m.StatePassedOn) -> pb.TakenOver:
-    """number: as the prefill node knows the state."""
+    """Build a TakenOver. number: the state's number at the prefill node."""
     return TAKEN_OVER.to_wire(m.LeftTakenOver(number, passed.outcome, passed.bytes, passed.heir))

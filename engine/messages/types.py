@@ -16,7 +16,7 @@ RequestId = NewType("RequestId", str)
 RoomId = NewType("RoomId", int)
 Tokens = NDArray[np.int32]
 NodeName = tuple[int, int]
-"""Of a node of the cache's tree, as long as it lives."""
+"""Name of a node of the cache's tree, valid as long as the node lives."""
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -34,7 +34,8 @@ class FinishReason(Enum):
 
 
 class ErrorKind(Enum):
-    """Why a request was refused or ended without an answer; fronts map each to one gRPC status."""
+    """Reason for a refused request or one ended without an answer; API servers map each to one gRPC
+    status."""
 
     INVALID = "invalid"
     TOO_LONG = "too_long"
@@ -46,8 +47,8 @@ class ErrorKind(Enum):
 
 
 class LossCause(Enum):
-    """Why a hand-over was lost. moved: to a node that would begin it sooner, before anything was
-    granted."""
+    """Causes for the loss of a hand-over. moved: to a node that begins it sooner, before a
+    destination was given."""
 
     REFUSED = "refused"
     NO_NODE = "no_node"
@@ -62,7 +63,7 @@ class LossCause(Enum):
 
 
 class RequestError(Message):
-    """retry_after: seconds after which it may be asked again; None: nothing is known of that."""
+    """retry_after: seconds until a retry is worthwhile; None: unknown."""
 
     kind: ErrorKind
     message: str
@@ -70,17 +71,17 @@ class RequestError(Message):
 
 
 class OfRoom(Message):
-    """A message that names its room and nothing else."""
+    """A message with only its transfer as content."""
 
     room: RoomId
 
 
 class Targets(Message):
-    """What an answer is wanted within.
+    """Time limits wanted for an answer.
 
-    Seconds, each above 0 and finite; None: nothing is asked, or what the node's settings say.
-    first_token: from arrival to the first token. per_token: the mean over the later tokens. answer:
-    from arrival to the last token.
+    Seconds, each above 0 and finite; None: no limit, or the node's setting. first_token: from
+    arrival to the first token. per_token: the mean over the later tokens. answer: from arrival to
+    the last token.
     """
 
     first_token: float | None = None
@@ -88,7 +89,7 @@ class Targets(Message):
     answer: float | None = None
 
     def or_else(self, others: "Targets") -> "Targets":
-        """The others' where it has none."""
+        """Return these targets, with unset ones taken from `others`."""
         return Targets(
             others.first_token if self.first_token is None else self.first_token,
             others.per_token if self.per_token is None else self.per_token,
@@ -103,22 +104,22 @@ BodyReader: TypeAlias = Callable[[msgspec.Raw | bytes], Any]
 
 
 def packer() -> msgspec.msgpack.Encoder:
-    """One message to MessagePack and back. Pure.
+    """Return a MessagePack encoder for any message.
 
-    Not part of the messages themselves: whoever moves or keeps them as bytes imports it by name.
-
-    Of any message. Its encode() raises msgspec's errors of what is no plain value.
+    Not part of the messages themselves: code that moves or stores them as bytes imports it by name.
+    encode() raises msgspec's errors for values that are not plain.
     """
     return msgspec.msgpack.Encoder(enc_hook=_plain_value)
 
 
 def reader_of(kind: type) -> BodyReader:
-    """Of messages of that kind. It raises msgspec's errors of what is none."""
+    """Return a MessagePack decoder of messages of one kind. It raises msgspec's errors for anything
+    else."""
     return msgspec.msgpack.Decoder(kind, dec_hook=_built_value).decode
 
 
 def _plain_value(value: Any) -> Any:
-    """What msgspec does not know: arrays, and numbers that came out of one."""
+    """Encode types unknown to msgspec: arrays, and numbers taken from an array."""
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, np.generic):

@@ -1,1 +1,1 @@
-"""What an engine of any role does with its requests, where nothing is handed over."""
+"""The handling of requests by an engine of any role, without the hand-over."""

@@ -1,8 +1,8 @@
 """Client requests answered by this engine, from Submit to Finished or Rejected.
 
-Owns them; their allocations are computed on this engine, unless a decode engine's hand-over brings
-one. Knows the stop tokens of an answer. Refuses tokens drawn from logits
-that are no numbers. Thread rule: the engine loop's.
+Owns them. Their prompts are computed on this engine, unless a decode engine's hand-over brings the
+allocation. Knows the stop tokens of an answer. Rejects requests with tokens sampled from NaN or
+infinite logits. Thread rule: the engine loop's.
 """
 
 import logging
@@ -41,13 +41,13 @@ from tasuki.model.ops.sampling.reference import Sampled, stop_ids
 from tasuki.pycache._cpp_cache import Allocation
 
 _OWN_SALT_BYTES = 16
-"""So many random ones name what no other request shares."""
+"""Bytes of a random salt shared by no other request."""
 
 
 @dataclass(frozen=True)
 class AnswerTerms:
-    """eos_ids end an answer unless it ignores them; tool_call_ids open a tool call. targets: of
-    requests that name none. speculation: which answers are drafted."""
+    """eos_ids: end an answer unless it ignores them. tool_call_ids: open a tool call. targets: for
+    requests without any. speculation: chooses the drafted answers."""
 
     eos_ids: tuple[int, ...]
     tool_call_ids: frozenset[int]
@@ -56,7 +56,7 @@ class AnswerTerms:
 
 
 class Answers(Handover):
-    """All that a fused engine does with its requests: it hands nothing over."""
+    """A fused engine's handling of its requests: it hands nothing over."""
 
     def __init__(self, context: HandoverContext, terms: AnswerTerms) -> None:
         super().__init__(context)
@@ -88,8 +88,8 @@ class Answers(Handover):
                 raise misdirected(message)
 
     def submit(self, message: m.Submit, refusal: m.RequestError | None = None) -> None:
-        """Queue the request and its forks, or none. refusal: why the caller refuses it, if it
-        does."""
+        """Queue the request and all its forks, or reject them all. refusal: the caller's reason to
+        refuse it, if any."""
         salt, cursor = message.salt, message.cursor
         if message.prompt_logprobs is not None:
             # What is cached has no logits, so that the whole prompt is computed, apart from all.
@@ -124,7 +124,8 @@ class Answers(Handover):
     def _request(
         self, message: m.Submit, salt: bytes, cursor: int | None, targets: m.Targets
     ) -> Request:
-        """The answer of the message's own id. salt, cursor, targets: in place of the message's."""
+        """Return a request for the message's own id. salt, cursor, targets: replace the
+        message's."""
         scoring = scoring_of(message)
         return Request(
             message.request_id,
@@ -147,7 +148,7 @@ class Answers(Handover):
         )
 
     def take_aside(self, message: m.Submit, refusal: m.RequestError | None) -> Request | None:
-        """Own a request that waits in no queue, also while the node drains; None where it is
+        """Own a request without queueing it, even while the node drains. Return None if it is
         refused. REQUIRES: it has no forks."""
         request = self._request(message, message.salt, message.cursor, m.NO_TARGETS)
         error = refusal or self._intake.misfit(request.prompt, request.final_length)
@@ -171,7 +172,7 @@ class Answers(Handover):
         self._stops.add(request.id, stop_ids(request.sampling, self._eos_ids))
 
     def _shares_prompt(self, choices: Sequence[Request]) -> bool:
-        """Whether there is something to compute once for all of them."""
+        """Return True if a common prefix is to be computed once for all of them."""
         first = choices[0]
         if len(choices) == 1 or len(first.prompt) == 1:
             return False
@@ -179,12 +180,12 @@ class Answers(Handover):
         return match.usable_tokens < len(first.prompt) - 1
 
     def _elsewhere(self, request: Request) -> float:
-        """As of FirstTokenOutlook.seconds, of a request that comes now."""
+        """Return the seconds of work elsewhere before a new request, as in
+        FirstTokenOutlook.seconds."""
         return 0.0
 
     def abort(self, request_id: m.RequestId) -> None:
-        """Abort the request where it lives, and what computes its prompt where nobody else waits
-        for that."""
+        """Abort the request if it lives. Abort its carrier too if no other fork waits for it."""
         request = self._requests.get(request_id)
         if request is None:
             return
@@ -205,13 +206,13 @@ class Answers(Handover):
         self.end(request, m.FinishReason.ABORT)
 
     def advance(self) -> None:
-        """There is nothing to grant."""
+        """Do nothing: there is nothing to grant."""
 
     def planned(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
-        """Nothing of it travels."""
+        """Do nothing: no part of it is sent."""
 
     def landed(self, prompts: Sequence[ScheduledSequence], seconds: float) -> None:
-        """Nothing is learnt of it here."""
+        """Do nothing: nothing is learnt from it here."""
 
     def admit(self, request: Request) -> bool:
         allocation = self._allocate(request, request.next_capacity)
@@ -234,14 +235,15 @@ class Answers(Handover):
             self._go_on_with(request, drawn)
 
     def _go_on_with(self, request: Request, drawn: Sampled) -> None:
-        """A token of it was drawn beside the batch."""
+        """Continue with a token sampled outside of the batch."""
         if all_sound([drawn]):
             self.on_token(request, drawn)
         else:
             self.reject(request, unsound(request))
 
     def take_over(self, request: Request, second: Sampled | None) -> None:
-        """Decode a request whose prompt a hand-over brought. second: drawn by its early step."""
+        """Decode a request with a prompt brought by a hand-over. second: sampled by its early
+        step."""
         self._scheduler.start(request)
         if second is None:
             self._finish_if_over(request)
@@ -249,7 +251,7 @@ class Answers(Handover):
             self._go_on_with(request, second)
 
     def on_tokens(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
-        """Record them and emit them together; end the requests of which one was the last."""
+        """Record the tokens and emit them together; end the requests with their last token."""
         requests = answers.requests
         for request, token in zip(requests, drawn.tokens.tolist(), strict=True):
             request.output.append(token)
@@ -264,7 +266,7 @@ class Answers(Handover):
             self._finish_if_over(request)
 
     def on_token(self, request: Request, sampled: Sampled) -> None:
-        """Record and emit the token; end the request where it was the last."""
+        """Record and emit the token; end the request if it was the last."""
         state = request.state
         if isinstance(state, Prefilling):
             request.move(Decoding(state.allocation, state.progress))
@@ -283,14 +285,14 @@ class Answers(Handover):
             self._finish_if_over(request)
 
     def until_end(self, request: Request, tokens: Sequence[Sampled]) -> int:
-        """How many of these, drawn one behind the other, are its answer's: up to the first that
-        ends it, within its length."""
+        """Return the number of these consecutive tokens belonging to its answer: up to the first
+        end token, within its length."""
         within = tokens[: request.tokens_left]
         ends = (i for i, token in enumerate(within, 1) if self._stops.ends(request.id, token.token))
         return next(ends, len(within))
 
     def on_scores(self, request: Request, row: int, scores: PromptScores) -> None:
-        """Emit those that were not, before the request gave way and was begun again."""
+        """Emit scores not emitted before the request was preempted and begun again."""
         new = scores.behind(max(0, request.scored - row))
         if not len(new):
             return
@@ -312,7 +314,7 @@ class Answers(Handover):
         self.end(request, m.FinishReason.LENGTH)
 
     def finish_reason(self, request: Request) -> m.FinishReason | None:
-        """Why the last token of the output is the answer's last; None where it is not."""
+        """Return the reason if the output's last token is the answer's last; else None."""
         if self._stops.ends(request.id, request.output[-1]):
             return m.FinishReason.LENGTH if self._was_cut(request) else m.FinishReason.STOP
         if len(request.output) >= request.sampling.max_new_tokens:
@@ -320,16 +322,16 @@ class Answers(Handover):
         return None
 
     def _was_cut(self, request: Request) -> bool:
-        """Whether an end token is where its grammar could not go on, not where a text of it ends:
-        a step's bound was passed (model/grammar/constraint.py)."""
+        """Return True if the end token was forced at a dead end of its grammar, not at the end of a
+        valid text. This happens when a step's bound was exceeded (model/grammar/constraint.py)."""
         grammar, last = request.sampling.grammar, request.output[-1]
         if grammar is None or last not in self._eos_ids:
             return False
         return self._grammars.constraint(grammar, request.output).failed
 
     def finish_elsewhere(self, request: Request, reason: m.FinishReason) -> None:
-        """The first token of a prompt that was computed elsewhere is the answer. REQUIRES: the
-        request holds nothing here any more."""
+        """Finish a request answered by the first token from another node. REQUIRES: the request
+        holds nothing here any more."""
         hint = turn_hint(request.output, reason, self._tool_call_ids)
         request.move(Finished())
         self.end(request, reason, hint)
@@ -347,7 +349,7 @@ class Answers(Handover):
         self.end(request, reason, hint)
 
     def _keep(self, request: Request, active: Active, hint: str = "unknown") -> None:
-        """What the next turn may resume at, if it can be found."""
+        """Keep the state for the next turn, if the request may be found."""
         if request.findable:
             keep_state(self._cache, request, active, hint)
             if self._speculation.remembers:
@@ -355,7 +357,7 @@ class Answers(Handover):
                 self._speculation.ended(request.tokens(), request.salt, cached)
 
     def end(self, request: Request, reason: m.FinishReason, hint: str = "unknown") -> None:
-        """REQUIRES: the request holds nothing any more."""
+        """Report the end of a request. REQUIRES: the request holds nothing any more."""
         self._forget(request)
         if request.forks:
             self._release_forks(request)
@@ -364,8 +366,8 @@ class Answers(Handover):
         self._emit(m.Finished(request.id, reason, usage_of(request), tuple(request.life), hint))
 
     def _release_forks(self, carrier: Request) -> None:
-        """Their prompt is computed but for its last token: they stand before those that have not
-        waited yet."""
+        """Requeue the carrier's forks after their common prompt was computed. They go ahead of
+        requests that have not waited yet."""
         for fork in carrier.waiting_forks:
             told_of(fork, carrier)
             self._scheduler.requeue(fork)
@@ -389,7 +391,7 @@ class Answers(Handover):
 
 
 def _named(request: Request) -> m.Targets | None:
-    """Its targets, where it has any."""
+    """Return its targets; None if it has none."""
     return None if request.targets == m.NO_TARGETS else request.targets
 
 
@@ -404,20 +406,21 @@ _LARGEST = np.iinfo(np.int32).max
 
 
 class StopTokens:
-    """Which tokens end whose answer: of all answers together as an array, of one exactly.
+    """The stop tokens of all answers: an array for a quick test of all, a set for an exact test of
+    one.
 
-    Owns a set a request. Thread rule: the engine loop's. Invariant: may_end() is true at least
-    where ends() is for some request that was added.
+    Owns one set per request. Thread rule: the engine loop's. Invariant: may_end() is true whenever
+    ends() is true for an added request.
     """
 
     def __init__(self) -> None:
         self._of: dict[RequestId, frozenset[int]] = {}
         self._count: Counter[frozenset[int]] = Counter()
         self._all: Ints | None = None
-        """None: to be gathered anew."""
+        """All stop tokens; None: to be collected again."""
 
     def add(self, request_id: RequestId, tokens: frozenset[int]) -> None:
-        """Of a request that has none yet."""
+        """Set the stop tokens of a request without any yet."""
         self._of[request_id] = tokens
         self._count[tokens] += 1
         if self._count[tokens] == 1:
@@ -434,7 +437,7 @@ class StopTokens:
         return token in self._of[request_id]
 
     def may_end(self, tokens: Ints) -> NDArray[np.bool_]:
-        """[n]: whether the token ends anybody's answer."""
+        """Return [n]: True if the token ends some answer."""
         if self._all is None:
             named = frozenset[int]().union(*self._count)
             # A client may name what no token is.
@@ -446,13 +449,13 @@ log = logging.getLogger(__name__)
 
 
 def all_sound(tokens: Sequence[Sampled]) -> bool:
-    """Whether all were drawn from numbers."""
+    """Return True if all were sampled from finite logits."""
     return all(math.isfinite(token.logprob) for token in tokens)
 
 
 def unsound(request: Request) -> RequestError:
-    """Why the request must end without tokens that are not sound. Nothing of it may be kept: its
-    state and KV are no numbers either."""
+    """Return the error for unsound tokens. Nothing of the request may be kept: its state and KV are
+    not finite either."""
     log.error("request %s ends: its logits were NaN or infinite", request.id)
     return RequestError(
         ErrorKind.INTERNAL,

@@ -1,8 +1,8 @@
-"""What the step loop asks of an engine's requests, by role.
+"""The step loop's interface to an engine's requests, by role.
 
-A fused engine answers all of its requests itself (answers.py) and hands nothing over; a prefill
-engine hands prompts to decode nodes (prefill_side.py); a decode engine takes prompts from
-prefill nodes (decode_side.py). Thread rule: the engine loop's.
+A fused engine answers all of its requests itself (answers.py) and hands nothing over. A prefill
+engine hands prompts to decode nodes (prefill_side.py). A decode engine takes prompts from prefill
+nodes (decode_side.py). Thread rule: the engine loop's.
 """
 
 import time
@@ -39,7 +39,7 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 
 class AllocationTerms(TypedDict):
-    """As PrefixCache.allocate() takes them."""
+    """Keyword arguments of PrefixCache.allocate()."""
 
     salt: bytes
     capacity_tokens: int
@@ -48,14 +48,17 @@ class AllocationTerms(TypedDict):
 
 
 RequestInbox = m.Submit | m.Abort | m.LeaveToHeirs | m.EndLeaving | m.PrefillInbox | m.DecodeInbox
-"""What concerns requests and their hand-overs."""
+"""Messages about requests and their hand-overs."""
 
 
 @dataclass(frozen=True)
 class HandoverContext:
-    """What of an engine its hand-over works on. working_slots: of a request. emit: a message to the
-    world, in order. clock: of the time that requests wait, seconds. tiers: below the arena, if any
-    are; behind: computes behind their loads, if anything does. lookups: of all that ends here."""
+    """The parts of an engine used by its hand-over.
+
+    working_slots: of a request. emit: sends a message out, in order. clock: of requests' waiting
+    times, seconds. tiers: below the arena, if any. behind: computes behind their loads, if set.
+    lookups: of all requests ending here.
+    """
 
     cache: HybridPrefixCache
     runner: EventRecorder
@@ -73,14 +76,16 @@ class HandoverContext:
 
 
 class Handover(ABC):
-    """A step calls advance(), admit() for the head of the queue as often as it is admitted, and
-    planned(); then on_tokens(), on_token() or reject() for requests of the forward that has
-    ended."""
+    """One role's handling of its requests.
+
+    A step calls advance(), then admit() for the head of the queue until it is refused, then
+    planned(). Later it calls on_tokens(), on_token() or reject() for requests of the ended forward.
+    """
 
     retries: bool = True
-    """Whether requests of a forward that failed may be started over, each by itself."""
+    """True if requests of a failed forward may be restarted, each by itself."""
     draws_behind: bool = True
-    """Whether an answer's first token may be drawn behind a load."""
+    """True if an answer's first token may be sampled behind a load."""
 
     def __init__(self, context: HandoverContext) -> None:
         self._cache = context.cache
@@ -95,9 +100,9 @@ class Handover(ABC):
         self.lookups = context.lookups
 
     def _allocate(self, request: Request, capacity_tokens: int) -> Allocation | None:
-        """For a prefill here of all the request's tokens; None where there is no room for it now.
-        The request's first one says what it hit. Raises ImpossibleRequest. REQUIRES: one with a
-        load is loaded first."""
+        """Allocate for a prefill of all the request's tokens; None if there is no memory now. The
+        first allocation sets the request's hit. Raises ImpossibleRequest. REQUIRES: the caller
+        performs the allocation's load first, if it has one."""
         terms: AllocationTerms = {
             "salt": request.salt,
             "capacity_tokens": capacity_tokens,
@@ -114,14 +119,14 @@ class Handover(ABC):
         return allocation
 
     def _note_hit(self, request: Request, allocation: Allocation) -> None:
-        """What its first allocation found."""
+        """Record the hit of its first allocation."""
         if request.hit is None:
             hit = breakdown(allocation.match, self._ledger.lost(allocation.match))
             request.hit = with_failed(hit, request.load_failed)
 
     def _begin_load(self, request: Request, allocation: Allocation) -> None:
-        """Let the request wait for its load, and go on as _loaded() says. REQUIRES: the allocation
-        has one."""
+        """Begin the request's load; it continues in _loaded(). REQUIRES: the allocation has a
+        load."""
         assert self._tiers is not None and allocation.load is not None
         before = allocation.match.usable_tokens
         brought = brought_by(allocation.load, self._tiers.names)
@@ -138,8 +143,8 @@ class Handover(ABC):
     def _load_ended(
         self, request: Request, state: Loading, behind: PrefillBehind | None, end: LoadEnd
     ) -> None:
-        """What was late or wrong is computed, and what was computed behind it again: the request
-        asks for no other load."""
+        """Continue after a load. After a late or wrong one the tokens are computed, with those
+        computed after it, and the request never loads again."""
         if end is LoadEnd.LANDED:
             is_first = request.hit is None
             self._note_hit(request, state.allocation)
@@ -159,20 +164,21 @@ class Handover(ABC):
         self._scheduler.requeue(request)
 
     def _give_up_load(self, state: Loading) -> None:
-        """Of a request that is over; the allocation is gone on return."""
+        """Give up the load of a finished request; the allocation is gone on return."""
         assert self._tiers is not None
         self._tiers.give_up(state.allocation)
 
     def _not_loaded(self, request: Request) -> None:
-        """Its load failed: it is about to wait again."""
+        """Clean up after a failed load: the request is about to wait again."""
         return
 
     def _loaded(self, request: Request, allocation: Allocation) -> None:
-        """Move on a request whose prefix has landed. Only roles that load have such requests."""
+        """Continue a request after its prefix was loaded. Only roles with loads have such
+        requests."""
         raise AssertionError("a load in an engine that loads nothing")
 
     def _begin_prefill(self, request: Request, allocation: Allocation) -> Prefilling:
-        """The state to move to."""
+        """Return the state to move to."""
         ahead, request.ahead = request.ahead, None
         slots = tuple(allocation.working_slots)
         computed, slot = allocation.cached_tokens, 0
@@ -196,7 +202,7 @@ class Handover(ABC):
         return Prefilling(allocation, progress, checkpoints=planned)
 
     def _learn_prefill_cost(self, request: Request) -> None:
-        """The request's prompt has been computed just now."""
+        """Learn from the prompt computed just now."""
         if request.started is not None:
             at, cached = request.started
             tokens = len(request.prompt) - cached
@@ -205,61 +211,62 @@ class Handover(ABC):
     @property
     @abstractmethod
     def requests(self) -> Collection[Request]:
-        """All that are not over."""
+        """All requests not yet over."""
 
     @property
     def admission_terms(self) -> Hashable:
-        """What an answer of admit() depends on, beside the room in the cache: a refusal holds until
-        one of them changes."""
+        """Return the inputs of admit() besides the cache's free memory: a refusal holds until one
+        of them changes."""
         return None
 
     @abstractmethod
     def handle(self, message: RequestInbox) -> None:
-        """Raises ValueError for a message that another role takes."""
+        """Handle a message. Raises ValueError for a message of another role."""
 
     def leave_nothing(self, message: m.LeaveToHeirs | m.EndLeaving) -> None:
-        """Of a role that has no prefill nodes to leave anything to."""
+        """Answer LeaveToHeirs with nothing left, in a role without prefill nodes."""
         if isinstance(message, m.LeaveToHeirs):
             self._emit(m.LeftToHeirs(message.query_id))
 
     @abstractmethod
     def advance(self) -> None:
-        """Before a forward is planned: grant what can be granted by now."""
+        """Grant as much as possible now; called before a forward is planned."""
 
     @abstractmethod
     def admit(self, request: Request) -> bool:
-        """Move a waiting request on, or leave it as it is. Raises ImpossibleRequest."""
+        """Move a waiting request on and return True, or leave it unchanged. Raises
+        ImpossibleRequest."""
 
     @abstractmethod
     def planned(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
-        """A forward is about to be launched, these parts of prompts in it. first_tick: the step
-        counter's value once all that was launched before has ended."""
+        """Note a forward about to be launched with these prompt parts. first_tick: the step
+        counter's value after all work launched before."""
 
     @abstractmethod
     def landed(self, prompts: Sequence[ScheduledSequence], seconds: float) -> None:
-        """A forward with these parts of prompts has ended; it took so long alone."""
+        """Note the end of a forward with these prompt parts, and its duration alone."""
 
     def on_tokens(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
-        """A forward has drawn the next token of each of these answers, row by row. All are live
-        and sound. Only a role that answers has such rows."""
+        """Handle one sampled token for each of these answers, row by row. All are live and sound.
+        Only a role that answers has such rows."""
         raise AssertionError("an answer's row in an engine that answers nothing")
 
     @abstractmethod
     def on_token(self, request: Request, sampled: Sampled) -> None:
-        """A forward of the request has drawn its next token."""
+        """Handle the request's next token, sampled by a forward."""
 
     def until_end(self, request: Request, tokens: Sequence[Sampled]) -> int:
-        """How many of these, drawn one behind the other, are its answer's. Only a role that answers
-        has such rows."""
+        """Return the number of these consecutive tokens belonging to its answer. Only a role that
+        answers has such rows."""
         raise AssertionError("an answer's row in an engine that answers nothing")
 
     def on_scores(self, request: Request, row: int, scores: PromptScores) -> None:
-        """How likely those tokens of the prompt were that stand behind its tokens from `row` on.
-        Only a role that answers has such requests."""
+        """Handle scores of the prompt's tokens after position `row`. Only a role that answers has
+        such requests."""
         raise AssertionError("a scored prompt in an engine that answers nothing")
 
     def on_prompt_end(self, request: Request) -> None:
-        """The prompt of a request that draws nothing is computed. Only a role that answers has
+        """Handle the computed prompt of a request without sampling. Only a role that answers has
         such requests."""
         raise AssertionError("a prompt without an answer in an engine that answers nothing")
 
@@ -269,15 +276,15 @@ class Handover(ABC):
 
     @property
     def waits(self) -> bool:
-        """Whether the next step is needed although nothing runs."""
+        """True if the next step is needed although no request runs."""
         return False
 
     @property
     def early_counters(self) -> dict[str, int]:
-        """EarlyCounters, where this role takes early steps."""
+        """EarlyCounters, if this role takes early steps."""
         return {}
 
 
 def misdirected(message: RequestInbox) -> ValueError:
-    """A message that reached an engine of another role than the one that takes it."""
+    """Return an error for a message sent to an engine of the wrong role."""
     return ValueError(f"{type(message).__name__} reached an engine whose role does not take it")

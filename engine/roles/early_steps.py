@@ -1,21 +1,22 @@
-"""A forward of a request whose prompt, or the beginning of it, is still landing, on a thread of its
-own: the first decode step behind a hand-over, or the prompt's rest behind a load.
+"""A forward on its own thread for a request with KV still arriving. It is the first decode step
+after a hand-over, or a prompt's rest after a load.
 
-Owns that thread, and on a GPU its stream (OwnStream: work launched there is waited for there; on a
-device without streams all has ended when its call returns). One step runs at a time. Knows slots
-and pages as ids and the awaited bytes as a barrier; decides nothing: its caller begins steps. Its
-model shares the weights with the engine's; calls of both may overlap, since no page or slot is
-written by both.
-Thread rule: the engine loop begins and cancels steps; a step waits and computes on the thread here.
-On a GPU that thread waits for each layer's window on the host and then launches the layer on its
-own stream.
+Owns the thread, and on a GPU its stream (OwnStream: work launched there is waited for there). On a
+device without streams all work has ended when its call returns. One step runs at a time. Knows
+slots and pages as ids and the awaited bytes as a barrier. Decides nothing: its caller begins steps.
+Its model shares the weights with the engine's. Calls of both may overlap, because no page or slot
+is written by both.
+
+Thread rule: the engine loop begins and cancels steps; a step waits and computes on this thread. On
+a GPU the thread waits on the host for each layer chunk, then launches the layer on its own stream.
+
 Invariants:
-1. Layer l is computed after the barrier let it through, that is when nobody else writes l.
-2. A step writes the slots of its sequence and KV at its positions: just what a step of the batch
-   would write for the same tokens. A step that is dropped is forgotten by forgetting its result.
-3. Whoever owns the ids keeps them until `ended`: a cancelled step may be inside a layer, and what
-   it launched may run long after the host gave it up. So `ended` is set in one place, behind a wait
-   for the stream, whichever way the step went; where that wait fails the ids are kept for good.
+1. Layer l is computed after the barrier opened for it: nothing else writes l then.
+2. A step writes only the slots of its sequence and KV at its positions, exactly like a step of the
+   batch with the same tokens. A step is dropped by discarding its result.
+3. The owner of the ids keeps them until `ended`. A cancelled step may be inside a layer, and its
+   launched work may run long after the host gave it up. So `ended` is set in one place, after a
+   wait for the stream, whatever the step's outcome. If this wait fails, the ids are kept forever.
 """
 
 import logging
@@ -53,11 +54,11 @@ from tasuki.utils.system import name_this_thread, shorten_lock_turns
 
 class OwnStream(Protocol):
     def entered(self) -> AbstractContextManager[object]:
-        """What is launched inside goes to this stream."""
+        """Return a context; work launched inside goes to this stream."""
 
     def synchronize(self) -> None:
-        """Return once nothing that was launched here runs or will. Raises what the device says
-        where that cannot be known."""
+        """Return once no work launched here runs or will run. Raises the device's error if this
+        cannot be known."""
 
 
 class HostStream:
@@ -65,7 +66,7 @@ class HostStream:
         return nullcontext()
 
     def synchronize(self) -> None:
-        """Calls have returned, so nothing runs."""
+        """Return at once: calls have returned, so nothing runs."""
 
 
 class DeviceStream:
@@ -95,19 +96,22 @@ class _Shut(Exception):
 
 
 class Barrier(Protocol):
-    """Of the layers of what is landing."""
+    """Waits for the layers of arriving data."""
 
     def wait(self, layer: int) -> bool:
-        """Block until all that is awaited of the layer is here; False if it never will be."""
+        """Block until all awaited data of the layer is here; return False if it will never be."""
 
     def close(self) -> None:
-        """Let nobody through any more. Idempotent."""
+        """Let no step pass any more. Idempotent."""
 
 
 @dataclass
 class EarlyStep:
-    """sequence: the last tokens known. sampling: of the one behind them; None: none is drawn.
-    adjuster: of the logits behind them, if any. seconds: of computing, without what was waited."""
+    """One step on the early thread.
+
+    sequence: the last known tokens. sampling: of the next token; None: none is sampled. adjuster:
+    of the logits after them, if any. seconds: of computing, without waiting.
+    """
 
     barrier: Barrier
     sequence: SequenceSlice
@@ -119,25 +123,26 @@ class EarlyStep:
 
     @property
     def ended(self) -> bool:
-        """From then on it touches nothing; sampled is its token, None where it was dropped."""
+        """True if the step has ended: it writes nothing more. sampled is its token then; None if it
+        was dropped."""
         return self._ended.is_set()
 
     def wait(self, seconds: float) -> None:
-        """Until it has ended, at most so long."""
+        """Wait until the step has ended, at most `seconds`."""
         self._ended.wait(seconds)
 
     @property
     def computed(self) -> bool:
-        """Whether all layers were. REQUIRES: it has ended."""
+        """True if all layers were computed. REQUIRES: it has ended."""
         return self.seconds is not None
 
     def cancel(self) -> None:
-        """It ends before the next layer. Idempotent."""
+        """Make the step end before its next layer. Idempotent."""
         self.barrier.close()
 
 
 class _Gate(LayerHooks):
-    """No layer before its window."""
+    """Holds each layer until its layer chunk has arrived."""
 
     def __init__(self, barrier: Barrier) -> None:
         self._barrier = barrier
@@ -151,9 +156,12 @@ class _Gate(LayerHooks):
 
 
 class EarlySteps:
-    """grammars: the engine's. prepare: once on the thread of the steps, before the first. on_end:
-    called there after each; must return at once. stream: makes the one of all steps; the arena's
-    device's own by default."""
+    """Runs early steps on one thread.
+
+    grammars: the engine's. prepare: called once on the thread, before the first step. on_end:
+    called there after each step; must return at once. stream: makes the one stream of all steps; by
+    default one of the arena's device.
+    """
 
     def __init__(
         self,
@@ -179,7 +187,8 @@ class EarlySteps:
         )
 
     def adjuster(self, request: Request) -> LogitAdjuster | None:
-        """Of the logits behind the tokens that are known; None where its sampling adjusts none."""
+        """Return the adjuster of the logits after the known tokens; None if its sampling adjusts
+        none."""
         sampling = request.sampling
         if not sampling.adjusts:
             return None
@@ -187,11 +196,11 @@ class EarlySteps:
         return logit_adjuster(sampling, before, self._model.config, self._grammars)
 
     def prepare(self) -> None:
-        """May take seconds on a GPU."""
+        """Prepare the thread. May take seconds on a GPU."""
         self._thread.submit(self._prepare).result()
 
     def close(self) -> None:
-        """Cancel what runs, wait for its end; nothing is begun any more."""
+        """Cancel the running step and wait for its end; no step begins after this."""
         if self._running is not None:
             self._running.cancel()
         self._thread.shutdown()
@@ -201,7 +210,7 @@ class EarlySteps:
         return self._running is None or self._running.ended
 
     def begin(self, step: EarlyStep) -> bool:
-        """Start it, unless another one runs."""
+        """Start the step, unless another one runs. Return True if started."""
         if not self.is_free:
             return False
         self._running = step
@@ -256,8 +265,11 @@ class EarlySteps:
 
 
 class BehindCounts(TypedDict):
-    """begun: forwards; busy: that were not begun since another one ran; joined: whose tokens
-    counted; dropped: whose load failed, or that broke."""
+    """Counters of forwards behind loads.
+
+    begun: started. busy: not started because another one ran. joined: their tokens counted.
+    dropped: the load failed, or the forward failed.
+    """
 
     begun: int
     busy: int
@@ -267,8 +279,11 @@ class BehindCounts(TypedDict):
 
 @dataclass(frozen=True)
 class PrefillBehind:
-    """kept: checkpoints that it stores, each with its slot. stop: tokens of the request behind it.
-    is_alone: whether the state that it began with is intact behind it, whatever became of it."""
+    """A forward behind a load.
+
+    kept: checkpoints it stores, each with its slot. stop: number of the request's tokens after it.
+    is_alone: it writes another slot, so the loaded state stays intact whatever its outcome.
+    """
 
     step: EarlyStep
     stop: int
@@ -280,26 +295,26 @@ class PrefillBehind:
         return self.step.ended
 
     def wait(self, seconds: float) -> None:
-        """Until it has ended, at most so long."""
+        """Wait until the forward has ended, at most `seconds`."""
         self.step.wait(seconds)
 
     @property
     def spoiled(self) -> bool:
-        """Whether it wrote over what was loaded and is of no use itself."""
+        """True if it overwrote the loaded state without completing."""
         return not self.is_alone and not self.step.computed
 
 
 class PrefillsBehind:
-    """The part of a prompt behind a load, computed while that goes on.
+    """Prompt parts behind a load, computed while the load runs.
 
-    Owns the thread of these forwards (EarlySteps), one at a time, and what is held by the
-    one that runs; the load is the tiers'. Thread rule: the engine loop.
+    Owns the thread of these forwards (EarlySteps), one at a time, and the resources of the running
+    one; the load belongs to the tiers. Thread rule: the engine loop.
+
     Invariants:
-    1. A layer is computed once the load has brought all that it reads. That this is what was
-       written shows only at the load's end: until then nothing that was computed is in the tree,
-       drawn or given to anybody, and where the load fails it is forgotten with the allocation.
-    2. It writes pages and slots of the allocation alone, which are nobody else's before it has
-       ended.
+    1. A layer is computed once the load has brought all its inputs. The loaded data is verified
+       only at the load's end. Until then no result is in the tree, sampled or given to anyone. If
+       the load fails, the results are discarded with the allocation.
+    2. It writes only pages and slots of its allocation. No one else has them before it has ended.
     """
 
     def __init__(self, cache: HybridPrefixCache, steps: EarlySteps, most_tokens: int) -> None:
@@ -310,19 +325,20 @@ class PrefillsBehind:
         self.counts: BehindCounts = {"begun": 0, "busy": 0, "joined": 0, "dropped": 0}
 
     def prepare(self) -> None:
-        """May take seconds on a GPU."""
+        """Prepare the thread. May take seconds on a GPU."""
         self._steps.prepare()
 
     def close(self) -> None:
-        """Cancel what runs and wait for its end."""
+        """Cancel the running forward and wait for its end."""
         self._steps.close()
 
     def begin(
         self, request: Request, allocation: Allocation, barrier: LoadBarrier, *, draws: bool
     ) -> PrefillBehind | None:
-        """Of the tokens behind the allocation's load, as many as a forward takes; None where there
-        are none, or another one runs. draws: whether the token behind the last one may be drawn
-        here; else the last one is left. REQUIRES: nothing of the load is awaited or landed yet."""
+        """Begin a forward of the tokens behind the allocation's load, as many as fit. Return None
+        if there are none, or another one runs. draws: the token after the last one may be sampled
+        here; else the last token is left out. REQUIRES: no data of the load is awaited or has
+        arrived yet."""
         assert allocation.load is not None
         start = allocation.load.boundary
         is_drawn = draws and request.sampling.draws and request.scoring is None
@@ -355,7 +371,7 @@ class PrefillsBehind:
     def _checkpoints(
         self, request: Request, allocation: Allocation, start: int, stop: int
     ) -> tuple[tuple[PlannedCheckpoint, int], ...]:
-        """Those up to `stop` for which there are slots."""
+        """Return the checkpoints up to `stop` with a free slot."""
         found = []
         for planned in plan_checkpoints(
             request.length,
@@ -372,8 +388,8 @@ class PrefillsBehind:
         return tuple(found)
 
     def take(self, behind: PrefillBehind, allocation: Allocation) -> Ahead | None:
-        """What the request goes on from; its checkpoints are in the tree. REQUIRES: the load has
-        landed, and this has ended."""
+        """Insert its checkpoints into the tree and return the request's progress; None if it
+        failed. REQUIRES: the load has completed, and this has ended."""
         if not behind.step.computed:
             self.counts["dropped"] += 1
             return None
@@ -383,5 +399,5 @@ class PrefillsBehind:
         return Ahead(behind.stop, behind.step.sampled)
 
     def drop(self) -> None:
-        """A forward is of no use: its load failed, or nobody wants it."""
+        """Count a useless forward: its load failed, or its request is gone."""
         self.counts["dropped"] += 1

@@ -1,4 +1,4 @@
-"""What runs plans, and the columns of drawn tokens that each forward returns.
+"""The runner of plans, and the columns of sampled tokens returned by each forward.
 
 Owns nothing. A runner sees plans and memory, but no request and no tree.
 """
@@ -19,13 +19,14 @@ from tasuki.model.ops.sampling.reference import Sampled
 
 @dataclass(frozen=True)
 class DrawnTokens:
-    """What a forward drew, as columns: plain values, as a process that runs plans sends them back.
+    """The sampled tokens of a forward, as columns: plain values, sent back by a process that runs
+    plans.
 
     By the plan's rows, columns [n]: tokens int32, logprobs and margins float64, as in Sampled. A
-    row of which nothing was to be drawn has zeros. tops: the likeliest tokens of those rows that
-    want any. scores: of those rows whose prompts are scored. behind: of those rows that verify
-    drafts, what was drawn behind each draft that held. guessed: of rows with a Guess, what may
-    follow. on_lane: of such rows where that stays with the runner, how many tokens are there.
+    row without sampling has zeros. tops: the likeliest tokens, by row, if wanted. scores: of scored
+    prompts, by row. behind: tokens sampled after each accepted draft, by row with drafts. guessed:
+    proposed next tokens, by row with a Guess. on_lane: the number of such tokens, by row, if they
+    stay in the runner.
     """
 
     tokens: Ints
@@ -39,12 +40,12 @@ class DrawnTokens:
 
     @classmethod
     def nothing(cls, rows: int) -> "DrawnTokens":
-        """To be filled row by row."""
+        """Return empty columns, to be filled row by row."""
         return cls(np.zeros(rows, dtype=np.int32), np.zeros(rows), np.zeros(rows))
 
     @classmethod
     def of(cls, sampled: Iterable[Sampled | None]) -> "DrawnTokens":
-        """A row each; None: nothing was drawn of it."""
+        """Return one row each; None: nothing was sampled for the row."""
         found = list(sampled)
         tops = {row: token.top for row, token in enumerate(found) if token and token.top}
         drawn = replace(cls.nothing(len(found)), tops=tops)
@@ -65,7 +66,7 @@ class DrawnTokens:
         return DrawnTokens(self.tokens[rows], self.logprobs[rows], self.margins[rows], tops)
 
     def at(self, row: int) -> Sampled:
-        """REQUIRES: something was drawn of the row."""
+        """Return the row's first token. REQUIRES: a token was sampled for the row."""
         return Sampled(
             int(self.tokens[row]),
             float(self.logprobs[row]),
@@ -74,47 +75,48 @@ class DrawnTokens:
         )
 
     def all_at(self, row: int) -> list[Sampled]:
-        """What was drawn of the row, in order: more than one token where drafts held. REQUIRES: as
-        of at()."""
+        """Return the row's sampled tokens, in order: more than one if drafts held. REQUIRES: as in
+        at()."""
         return [self.at(row), *self.behind.get(row, ())]
 
     @property
     def sound(self) -> NDArray[np.bool_]:
-        """[n]: whether the token was drawn from numbers."""
+        """[n]: True if the token was sampled from finite logits."""
         return np.isfinite(self.logprobs)
 
 
 class DeviceLost(Exception):
-    """The device computes nothing for this process any more, whatever it is given: restart it."""
+    """The device computes no more for this process, whatever its input: restart it."""
 
 
 class InFlightForward(Protocol):
-    """A forward that was launched."""
+    """A launched forward."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether the device has computed all of it."""
+        """True once the device has computed all of it."""
 
     @property
     def idle_seconds(self) -> float:
-        """From the end of the forward before to the start of this one, on the device, copies and
-        folds between them included. REQUIRES: result() was called."""
+        """Seconds from the end of the previous forward to the start of this one, on the device,
+        including copies and folds between them. REQUIRES: result() was called."""
 
     @property
     def busy_seconds(self) -> float:
-        """From the start of this one to its end, on the device. REQUIRES: result() was called."""
+        """Seconds from the start of this forward to its end, on the device. REQUIRES: result() was
+        called."""
 
     def result(self) -> DrawnTokens:
-        """Wait for the end. What was drawn, by the plan's rows.
+        """Wait for the end. Return the sampled tokens, by the plan's rows.
 
-        Raises what the forward raised. Call it once.
+        Raises the forward's error. Call it once.
         """
 
 
 @dataclass(frozen=True)
 class RunnerSizes:
-    """batch: the most requests of a forward. drafts, guesses: of a row at most, that are verified
-    and that the draft layer makes."""
+    """batch: the most requests of a forward. drafts: most verified per row. guesses: most made by
+    the draft layer per row."""
 
     batch: int
     drafts: int = 0
@@ -122,48 +124,48 @@ class RunnerSizes:
 
 
 Event = Callable[[], bool]
-"""Whether all that was launched before it was recorded has ended."""
+"""Return True if all work launched before its recording has ended."""
 
 
 class EventRecorder(Protocol):
     def record_event(self) -> Event:
-        """An event behind everything that was launched, or was to be copied, until now."""
+        """Return an event after all launches and copies until now."""
 
 
 class Runner(EventRecorder, Protocol):
-    """What runs plans: the protocol of a runner, of a forward in flight and of an event.
+    """Runs plans.
 
     A runner sees plans (engine/forward_plan.py) and memory; no request, no tree. Launching and
-    reading the result are apart, so that the next forward is planned while this one runs.
-
-    Plans are run in the order of their numbers, each after the one before has ended.
+    reading the result are separate, so the next forward is planned while this one runs. Plans run
+    in the order of their numbers, each after the one before has ended.
     """
 
     @property
     def ticks(self) -> int:
-        """The step counter's value once all that was launched has ended."""
+        """The step counter's value once all launched work has ended."""
 
     def prepare(self) -> None:
-        """Once, on the thread that will launch, before it does: what else the first request would
-        wait for."""
+        """Do work that the first request would otherwise wait for. Called once, on the launching
+        thread, before the first launch."""
 
     def check_device(self) -> None:
-        """After a forward has failed: raises DeviceLost where no other one can succeed here."""
+        """Check the device after a failed forward. Raises DeviceLost if no other forward can
+        succeed here."""
 
     def launch(self, plan: ForwardPlan) -> InFlightForward:
-        """Start a forward, its copies first. Raises PlanError where the plan is not the next one or
-        does not fit what is kept here, and what else is wrong with it already; then nothing is in
-        flight of it."""
+        """Start a forward, its copies first. Raises PlanError if the plan is not the next one or
+        does not match the runner's state. Other errors known by then are raised too. After an error
+        nothing of it is in flight."""
 
 
 Item = TypeVar("Item")
 
 
 class AtRestQueue(Generic[Item]):
-    """Ids that a remote side may use once the device is done with them.
+    """Ids to be given to a remote side once the device is done with them.
 
-    A sender obeys no stream: it may write to ids, or read from them, only once all that was
-    launched or copied for their last owners has ended. Thread rule: the engine loop's.
+    A sender obeys no stream. It may write to ids, or read from them, only after all launches and
+    copies for their last owners have ended. Thread rule: the engine loop's.
 
     Items leave in order, each once everything launched before its put() has ended.
     """
@@ -174,16 +176,16 @@ class AtRestQueue(Generic[Item]):
         self._items: deque[tuple[Event, Item]] = deque()
 
     def put(self, item: Item) -> None:
-        """It leaves at once where the device rests already."""
+        """Add an item; release it at once if the device is already at rest."""
         self._items.append((self._runner.record_event(), item))
         self.advance()
 
     def advance(self) -> None:
-        """Release what is at rest by now."""
+        """Release the items at rest by now."""
         while self._items and self._items[0][0]():
             self._release(self._items.popleft()[1])
 
     @property
     def waiting(self) -> bool:
-        """Whether an item waits for the device."""
+        """True if an item waits for the device."""
         return bool(self._items)

@@ -1,7 +1,7 @@
 """The runner of CPUs.
 
-Owns the last tokens of lanes and the inputs of rows with drafts. Thread rule: one thread. A launch
-computes at once; all else is as on a GPU.
+Owns the last tokens by batch index and the inputs of rows with drafts. Thread rule: one thread. A
+launch computes at once; all else is as on a GPU.
 """
 
 import time
@@ -29,8 +29,8 @@ from .rows import ResolvedRows, SequenceStates
 
 @dataclass(frozen=True)
 class HeldRow:
-    """slice: as it was computed. write_slot: where its state is to go. inputs: [its tokens, widths]
-    by layer that keeps a state."""
+    """slice: as computed. write_slot: destination of its state. inputs: [its tokens, widths] by
+    layer that keeps a state."""
 
     slice: SequenceSlice
     write_slot: int
@@ -39,8 +39,8 @@ class HeldRow:
 
 @dataclass
 class InputsOfRows(LayerHooks):
-    """Copies of what the mixers of `layers` are given of these rows, beside other hooks. whole: all
-    rows that the layer numbered so is given."""
+    """Copies of these rows' mixer inputs in `layers`, beside other hooks. whole: number of the
+    layer with the input of all rows kept."""
 
     hooks: LayerHooks
     layers: frozenset[int]
@@ -67,15 +67,14 @@ class InputsOfRows(LayerHooks):
 
 
 class HeldInputs:
-    """What the recurrence of rows that verify drafts was given, and what a draft layer carries over
-    from them, kept until it shows how many of their tokens hold.
+    """Inputs of the recurrence, and of a draft layer's carry, of rows that verify drafts. They are
+    kept until the number of accepted tokens is known.
 
-    Such a row leaves its slots as they were (forward_plan.py, invariant 5). Storing the state
-    behind some of its tokens is the recurrence once more, over the same inputs and by the same
-    arithmetic, one token after another: so the state is bit for bit what as many decode steps would
-    have left. Keeping the inputs takes a hundredth of a state a token. Owns the inputs of at most
-    one row a lane, from its forward to its fold, or until its sequence leaves. Thread rule: the
-    runner's.
+    Such a row leaves its slots unchanged (forward_plan.py, invariant 5). Storing the state after
+    some of its tokens repeats the recurrence over the same inputs, with the same arithmetic, token
+    by token. So the state equals that of as many decode steps bit for bit. The inputs of a token
+    take a hundredth of a state. Owns the inputs of at most one row per batch index, from its
+    forward to its fold, or until its sequence leaves. Thread rule: the runner's.
     """
 
     def __init__(self) -> None:
@@ -85,7 +84,7 @@ class HeldInputs:
         return len(self._rows)
 
     def hold(self, lane: int, row: HeldRow) -> None:
-        """In place of what the lane had."""
+        """Keep the row, in place of the previous one at the batch index."""
         self._rows[lane] = row
 
     def drop(self, lanes: Iterable[int]) -> None:
@@ -93,7 +92,7 @@ class HeldInputs:
             self._rows.pop(lane, None)
 
     def fold(self, folds: Iterable[Fold], model: Qwen35Model, arena: Arena) -> None:
-        """Store what they ask for. Raises PlanError."""
+        """Store the states asked for. Raises PlanError."""
         slices: list[SequenceSlice] = []
         inputs: list[Mapping[int, Tensor]] = []
         for fold in folds:
@@ -112,7 +111,7 @@ class HeldInputs:
 
 
 class LayerTicks(LayerHooks):
-    """Ticks once a layer of any kind, so that windows leave while the rest still runs."""
+    """Ticks once per layer of any kind, so layer chunks leave while the rest still runs."""
 
     def __init__(self, steps: StepCounter, layers: int) -> None:
         """layers: of a forward."""
@@ -129,7 +128,7 @@ class LayerTicks(LayerHooks):
 
 @dataclass(frozen=True)
 class CpuForward:
-    """`InFlightForward`, which has ended already."""
+    """An `InFlightForward` that has already ended."""
 
     drawn: DrawnTokens
     idle_seconds: float
@@ -141,11 +140,12 @@ class CpuForward:
 
 
 class CpuRunner:
-    """Runs plans on the CPU: a launch computes at once, and everything else is as on a GPU: a drawn
-    token stays on its lane, and the next forward takes it from there. A row of several tokens draws
-    one behind each, in order, until a draft is another one.
+    """Runs plans on the CPU. A launch computes at once. All else is as on a GPU: a sampled token
+    stays at its batch index, and the next forward takes it from there. A row of several tokens
+    samples one after each, in order, until a draft differs.
 
-    Owns the lanes and what it keeps of sequences; shares model and arena. Thread rule: one thread.
+    Owns the last tokens by batch index and its data of sequences; shares model and arena. Thread
+    rule: one thread.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class CpuRunner:
         grammars: GrammarCompiler,
         together: DrawnTogether | None = None,
     ) -> None:
-        """together: with the other ranks of the model; None: there are none."""
+        """together: the other ranks of the model; None: there are none."""
         self._model = model
         self._arena = arena
         self._steps = steps
@@ -175,10 +175,10 @@ class CpuRunner:
         return self._steps.value
 
     def prepare(self) -> None:
-        """The first request waits for nothing here."""
+        """Do nothing: the first request waits for nothing here."""
 
     def check_device(self) -> None:
-        """A host that runs this is not lost."""
+        """Do nothing: a host running this code is not lost."""
 
     def record_event(self) -> Event:
         return lambda: True
@@ -249,7 +249,7 @@ class CpuRunner:
     def _make_drafts(
         self, plan: ForwardPlan, rows: ResolvedRows, slices: list[SequenceSlice]
     ) -> None:
-        """Put what the plan's first guesses ask for into the rows. Raises PlanError."""
+        """Put the plan's first guesses into the rows. Raises PlanError."""
         if rows.drafts_on_lane.any():
             raise PlanError(f"plan {plan.number} has drafts on lanes, where a CPU leaves none")
         if not plan.first_guesses:
@@ -280,8 +280,8 @@ class CpuRunner:
         drawn: DrawnTokens,
         hidden: torch.Tensor,
     ) -> dict[int, tuple[int, ...]]:
-        """What the plan's guesses ask for, by row. hidden [T, width]: of the forward, whose rows
-        begin at `starts`."""
+        """Return the plan's guesses, by row. hidden [T, width]: of the forward; its rows begin at
+        `starts`."""
         wanted = []
         for guess in plan.guesses:
             row, tokens = guess.row, drawn.all_at(guess.row)
@@ -303,7 +303,7 @@ class CpuRunner:
     def _draw(
         self, rows: ResolvedRows, drawing: NDArray[np.int64], logits: torch.Tensor
     ) -> list[Sampled]:
-        """A token of each of these rows. logits: of all rows."""
+        """Return a sampled token of each of these rows. logits: of all rows."""
         lanes = rows.lanes[drawing].tolist()
         if not lanes:
             return []
@@ -316,7 +316,8 @@ class CpuRunner:
     def _sample(
         self, logits: torch.Tensor, lanes: Sequence[int], positions: Sequence[int]
     ) -> list[Sampled]:
-        """A token of each row, of those lanes, to stand at those positions."""
+        """Return a sampled token of each row. lanes: of the rows. positions: of the sampled
+        tokens."""
         wanted = [self._sequences.sampling(lane) for lane in lanes]
         drawn = sample(logits, wanted, positions, self._adjustments.scores(logits, lanes))
         if self._together is not None and any(sampling.adjusts for sampling in wanted):
@@ -326,8 +327,8 @@ class CpuRunner:
     def _verify(
         self, rows: ResolvedRows, row: int, logits: torch.Tensor, drafts: Sequence[int]
     ) -> list[Sampled]:
-        """What is drawn behind the row's first token and behind each draft that was drawn too, so
-        that what a draw depends on are drawn tokens only. logits [1 + drafts, vocab]."""
+        """Return the tokens sampled after the row's first token and after each accepted draft. So a
+        sample depends only on sampled tokens. logits [1 + drafts, vocab]."""
         lane, start = int(rows.lanes[row]), int(rows.starts[row])
         found: list[Sampled] = []
         for place in range(len(drafts) + 1):

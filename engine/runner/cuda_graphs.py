@@ -31,11 +31,12 @@ from .rows import padded_sizes, widths
 
 
 class DecodeGraphs:
-    """Decode steps as CUDA graphs, one a padded batch size, from the drawn tokens to the next ones.
+    """Decode steps as CUDA graphs, one per padded batch size, from the sampled tokens to the next
+    ones.
 
-    Owns the graphs and their memory. A replay reads its rows, pages and lanes from buffers of fixed
-    address and writes tokens back to the lanes, so that the next replay needs nothing from the
-    host.
+    Owns the graphs and their memory. A replay reads rows, pages and batch indices from buffers of
+    fixed address and writes tokens back to the batch indices. So the next replay needs nothing from
+    the host.
     """
 
     def __init__(
@@ -48,8 +49,8 @@ class DecodeGraphs:
         lanes: LastTokens,
         progress: Progress = no_progress,
     ) -> None:
-        """Capture a graph for every size up to table's rows. Nothing of the arena is touched: while
-        rows counts no row, the operators leave it alone."""
+        """Capture a graph for every size up to table's rows. Nothing in the arena is touched: while
+        rows counts no row, the operators leave it unchanged."""
         self._model = model
         self._backend = backend
         self._arena = arena
@@ -74,9 +75,9 @@ class DecodeGraphs:
             progress(len(self._graphs), len(self._sizes))
 
     def replay(self, count: int) -> Tensor:
-        """One token for each of `count` rows; their logits [padded, vocab], as of
-        Qwen35Model.own_head(), which the next replay overwrites. REQUIRES: rows are filled, the
-        table is written, lanes hold tokens."""
+        """Sample one token for each of `count` rows. Return the logits [padded, vocab], as in
+        Qwen35Model.own_head(); the next replay overwrites them. REQUIRES: rows are filled, the
+        table is written, every batch index holds a token."""
         size = self._sizes[bisect_left(self._sizes, count)]
         self._graphs[size].replay()
         return self._logits[size]
@@ -97,8 +98,8 @@ class DecodeGraphs:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """What a garbage collection frees meanwhile, as the graphs of an engine before this one, would
-    invalidate the capture."""
+    """Disable garbage collection during a capture. Freeing an older engine's graphs, for example,
+    would invalidate the capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -109,15 +110,16 @@ def no_collection() -> Iterator[None]:
 
 
 _FIRST_SHARE = 6
-"""One in so many layers takes the device as long as launching the others takes the host."""
+"""The first graph has 1 / _FIRST_SHARE of the layers. The device computes them in about the time
+the host needs to launch the others."""
 
 
 class SplitGraph:
-    """A step as two CUDA graphs, the first of a few layers: the device works on those while the
-    host launches the rest, which takes half a millisecond of a thousand kernels.
+    """A step as two CUDA graphs, the first of a few layers. The device works on it while the host
+    launches the rest: half a millisecond for a thousand kernels.
 
-    It matters where the device waits for the host, as for rows with drafts: a step that was planned
-    ahead is launched long before it begins.
+    It matters if the device waits for the host, as with drafts. A step planned ahead is launched
+    long before it begins.
     """
 
     def __init__(
@@ -126,9 +128,8 @@ class SplitGraph:
         layers: int,
         capture: Callable[[torch.cuda.CUDAGraph], AbstractContextManager[None]],
     ) -> None:
-        """Capture the step, of so many layers. capture: torch.cuda.graph with its pool. REQUIRES:
-        the step has run before, so that kernels are compiled and libraries have their workspaces.
-        """
+        """Capture the step, of `layers` layers. capture: torch.cuda.graph with its pool. REQUIRES:
+        the step has run before, so kernels are compiled and libraries have their workspaces."""
         self._first, self._rest = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with no_collection(), ExitStack() as captured:
 
@@ -146,7 +147,7 @@ class SplitGraph:
 
 class _Cut(LayerHooks):
     def __init__(self, layer: int, cut: Notice) -> None:
-        """cut: called once that layer is captured."""
+        """cut: called once this layer is captured."""
         self._layer = layer
         self._cut = cut
 
@@ -156,11 +157,11 @@ class _Cut(LayerHooks):
 
 
 class VerifyGraphs:
-    """Steps of rows with drafts as CUDA graphs, two a padded batch size and number of tokens a row:
-    from the tokens to a draw behind each.
+    """Steps of rows with drafts as CUDA graphs, two per padded batch size and row length: from the
+    tokens to a sample after each.
 
-    Owns the graphs, their memory and the logits, which all of them leave in one place: kept apart
-    they would take gigabytes.
+    Owns the graphs, their memory and the logits. All graphs write the logits to one place: kept
+    apart they would take gigabytes.
     """
 
     def __init__(
@@ -173,9 +174,10 @@ class VerifyGraphs:
         scratch: VerifyScratch,
         drafts: Tensor | None,
     ) -> None:
-        """drafts [lanes, most of a row]: that are on lanes, if any ever are. Capture a graph for
-        every size up to table's rows and every width up to what the scratch holds. Nothing of the
-        arena is touched: while rows counts no row, the operators leave it alone."""
+        """Capture a graph for every size up to table's rows and every width up to the scratch's.
+        Nothing in the arena is touched: while rows counts no row, the operators leave it unchanged.
+        drafts [lanes, most of a row]: drafts stored at batch indices; None if there are never
+        any."""
         self._model = model
         self._backend = backend
         self._arena = arena
@@ -205,20 +207,20 @@ class VerifyGraphs:
                 self._graphs[size, width] = SplitGraph(step, layers, capture)
 
     def width(self, tokens: int) -> int:
-        """Tokens a row of the graphs that take rows of so many."""
+        """Return the row length of the graphs for rows of `tokens` tokens."""
         return self._widths[bisect_left(self._widths, tokens)]
 
     def replay(self, count: int, width: int) -> Tensor:
-        """A draw behind each token of `count` rows of `width` tokens; the logits [at least count *
-        width, vocab], as of Qwen35Model.own_head(), which the next replay overwrites. REQUIRES:
-        rows are filled, the table is written; width is one of width()."""
+        """Sample after each token of `count` rows of `width` tokens. Return the logits [at least
+        count * width, vocab], as in Qwen35Model.own_head(); the next replay overwrites them.
+        REQUIRES: rows are filled, the table is written; width is one of width()."""
         size = self._sizes[bisect_left(self._sizes, count)]
         self._graphs[size, width].replay()
         return self._logits[: size * width]
 
     @torch.inference_mode()
     def _step(self, size: int, width: int, hooks: LayerHooks) -> None:
-        """hooks: of the model's layers."""
+        """Run the step. hooks: of the model's layers."""
         batch = self._rows.batch(size, width, self._table)
         operators = self._backend.bind_verify(batch, self._scratch)
         carry = self._arena.carry[0] if self._arena.layout.draft_layers else None
@@ -237,12 +239,12 @@ class VerifyGraphs:
 
 
 class GuessGraphs:
-    """The draft layer's guesses as CUDA graphs, one a padded batch size and number of guesses: from
-    what was drawn last to so many drafts on the rows' lanes, of which each is behind the one
-    before.
+    """The draft layer's guesses as CUDA graphs, one per padded batch size and number of guesses.
+    Each guess continues the one before, from the last sampled token; all go to the rows' batch
+    indices.
 
-    Owns the graphs and their memory. Draws from a part of the vocabulary (top_k, top_p) are graphs
-    of their own, since finding the part takes longer than all else of a small draw.
+    Owns the graphs and their memory. Sampling from a part of the vocabulary (top_k, top_p) has
+    graphs of its own. Finding the part takes longer than the rest of a small sampling.
     """
 
     def __init__(
@@ -254,9 +256,9 @@ class GuessGraphs:
         table: Tensor,
         drafts: Tensor,
     ) -> None:
-        """Capture a graph for every size up to table's rows. drafts [lanes, most guesses]: where
-        they go. Nothing of the arena is touched: while rows counts no row, the operators leave it
-        alone."""
+        """Capture a graph for every size up to table's rows. drafts [lanes, most guesses]:
+        destination of the guesses. Nothing in the arena is touched: while rows counts no row, the
+        operators leave it unchanged."""
         self._model = model
         self._backend = backend
         self._arena = arena
@@ -281,8 +283,8 @@ class GuessGraphs:
                 self._graphs[size, count, cuts] = graph
 
     def replay(self, rows: int, count: int, *, cuts: bool) -> None:
-        """So many guesses of each of so many rows. cuts: whether any row draws from a part of the
-        vocabulary only. REQUIRES: they are filled, the table is written."""
+        """Make `count` guesses for each of `rows` rows. cuts: some row samples from a part of the
+        vocabulary only. REQUIRES: rows are filled, the table is written."""
         size = self._sizes[bisect_left(self._sizes, rows)]
         self._graphs[size, count, cuts].replay()
 

@@ -3,9 +3,9 @@
 CudaRunner owns the last tokens, the rows and the block table. Thread rule: the engine loop's. All
 work joins one stream, and only CudaForward.result() waits for the GPU.
 
-LayerEvents owns the thread that ticks the step counter (cpp_cache/dataplane/stream_ticks.h): the
-forward's thread only records, and that thread never holds the interpreter's lock. Hooks belong to
-the engine loop's thread.
+LayerEvents owns the thread that ticks the step counter (cpp_cache/dataplane/stream_ticks.h). The
+forward's thread only records; the ticking thread never holds the interpreter's lock. Hooks belong
+to the engine loop's thread.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,12 +56,11 @@ from .rows import ResolvedRows, SequenceStates
 class LayerEvents(LayerHooks):
     """Ticks the step counter when a GPU has written a layer's KV and state.
 
-    Owns what waits for the event behind each layer's writes and ticks, on a thread of its own that
-    never holds the interpreter's lock (cpp_cache/dataplane/stream_ticks.h): the thread of the
-    forward only records. Thread rule: hooks on the engine loop's thread; the thread there is the
-    only one that ticks the counter.
+    Owns a thread that waits for the event after each layer's writes, then ticks. It never holds the
+    interpreter's lock (cpp_cache/dataplane/stream_ticks.h). The thread of the forward only records.
+    Thread rule: hooks on the engine loop's thread; only the owned thread ticks the counter.
 
-    launched: the counter's value once all recorded events passed.
+    launched: the counter's value once all recorded events have passed.
     """
 
     def __init__(self, steps: StepCounter, layers: int) -> None:
@@ -86,7 +85,8 @@ class LayerEvents(LayerHooks):
 
 @dataclass(frozen=True)
 class DrawnPart:
-    """Tokens on their way, of the plan's rows of these numbers. tops: the likeliest of some."""
+    """Tokens being copied to the host, of the plan's rows of these numbers. tops: the likeliest
+    tokens of some rows."""
 
     rows: NDArray[np.int64]
     drawn: torch.Tensor
@@ -95,7 +95,7 @@ class DrawnPart:
 
 @dataclass(frozen=True)
 class ForwardEnds:
-    """Of a forward: once all was drawn, and once what was guessed behind it was."""
+    """Ends of a forward: after all sampling, and after the guesses after it."""
 
     drawn: torch.cuda.Event
     guessed: torch.cuda.Event
@@ -103,10 +103,13 @@ class ForwardEnds:
 
 @dataclass(frozen=True)
 class CudaForward:
-    """`InFlightForward` of a plan with so many rows. parts: a row of two is what the later one
-    has. verified: of rows with drafts. guessed: drafts that are on the lanes of some rows once the
-    next forward begins; it ends before, and is busy with those of the one before. scores: on their
-    way, by rows."""
+    """`InFlightForward` of a plan with `rows` rows.
+
+    parts: a row in two parts takes the later value. verified: of rows with drafts. guessed: number
+    of drafts at the batch indices of some rows when the next forward begins. The forward ends
+    before these guesses, and its busy time includes the guesses of the previous forward. scores:
+    being copied, by rows.
+    """
 
     rows: int
     parts: Sequence[DrawnPart]
@@ -151,12 +154,12 @@ _FAR_TOKENS = 32 * 1024
 
 
 class CudaRunner:
-    """Runs plans on a GPU: decoding rows by a captured graph, those with drafts by another one,
-    prompts eagerly behind them; then the draft layer guesses what follows.
+    """Runs plans on a GPU: decoding rows by a captured graph, rows with drafts by another one,
+    prompts eagerly after them. Then the draft layer guesses the next tokens.
 
-    Owns the last tokens, the rows and the block table; shares model and arena. Everything joins one
-    stream, the current one, and nothing waits for the GPU but InFlightForward.result(). Thread
-    rule: the engine loop's.
+    Owns the last tokens, the rows and the block table; shares model and arena. All work joins one
+    stream, the current one, and only InFlightForward.result() waits for the GPU. Thread rule: the
+    engine loop's.
     """
 
     def __init__(
@@ -171,10 +174,10 @@ class CudaRunner:
         progress: Progress = no_progress,
         together: DrawnTogether | None = None,
     ) -> None:
-        """Captures the graphs, which progress counts. ticks: counts the layers of prompts, if
-        anybody is to know: what decodes hands nothing on. together: with the other ranks of the
-        model, all of which do this at a time; None: there are none. REQUIRES: the model has
-        Triton's operators; guesses are drafts, and the arena has a draft layer for them."""
+        """Capture the graphs; progress counts them. ticks: counts the layers of prompts, if needed:
+        decoding hands nothing on. together: the other ranks of the model, doing the same at the
+        same time; None: there are none. REQUIRES: the model has Triton's operators. With guesses,
+        drafts are enabled too, and the arena has a draft layer."""
         backend = model.backend
         assert isinstance(backend, TritonBackend)
         layout, device = arena.layout, arena.bytes.device
@@ -225,9 +228,10 @@ class CudaRunner:
         self._ends = ForwardEnds(begun, begun)
 
     def _warm_up(self) -> None:
-        """Let the kernels of prompts be compiled for every kind of length before a client waits.
+        """Compile the prompt kernels for every kind of length before a client waits.
 
-        REQUIRES: nothing in the arena is used yet."""
+        REQUIRES: nothing in the arena is used yet.
+        """
         longest = self._model.config.max_position
         far = min(_FAR_TOKENS, longest - PAGE_TOKENS)
         block = min(block_rows_of(self._model.config, self._arena.bytes.device), longest)
@@ -256,7 +260,8 @@ class CudaRunner:
         return 0 if self._ticks is None else self._ticks.launched
 
     def check_device(self) -> None:
-        """An error that poisons the context is raised again by every call, this one included."""
+        """Raise DeviceLost if the context is lost: its error is raised again by every later call,
+        this one included."""
         try:
             torch.cuda.synchronize(self._arena.bytes.device)
         except Exception as error:
@@ -297,7 +302,7 @@ class CudaRunner:
         return CudaForward(len(rows), parts, verified, guessed, scores, before, started, ended)
 
     def _folded(self, plan: ForwardPlan, rows: ResolvedRows) -> ResolvedRows:
-        """The plan's rows, once its folds are launched: as many verify drafts as may."""
+        """Launch the plan's folds. Return its rows; as many verify drafts as there is space for."""
         if self._drafter is None and (plan.guesses or plan.first_guesses):
             raise PlanError(f"plan {plan.number} asks for guesses, which nobody makes here")
         if self._verifier is None:
@@ -317,7 +322,7 @@ class CudaRunner:
     def _decode(
         self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
     ) -> list[DrawnPart]:
-        """The rows of these numbers, each of one token."""
+        """Compute the rows of these numbers, one token each."""
         lanes = rows.lanes[numbers].tolist()
         numbers = numbers[self._table.seat([self._sequences.pages(lane) for lane in lanes])]
         seated = rows.take(numbers)
@@ -341,8 +346,8 @@ class CudaRunner:
         logits: torch.Tensor,
         drawn: DeviceBatch,
     ) -> list[DrawnPart]:
-        """What was drawn of the rows of these numbers and logits, and what is drawn of them outside
-        of the graph."""
+        """Read the tokens sampled for these rows and logits, by the graph and then outside of
+        it."""
         tops = self._eager.top(numbers, rows, logits)
         by_graph = drawn.read()
         self._eager.follow(rows, DrawnOnce(by_graph))
@@ -360,8 +365,8 @@ class CudaRunner:
         numbers: NDArray[np.int64],
         scores: dict[int, ScoredRows],
     ) -> list[DrawnPart]:
-        """The rows of these numbers, each of any length; puts the scores of those that are scored
-        beside them."""
+        """Compute the rows of these numbers, of any length. Scores of scored prompts are added to
+        `scores`."""
         prompts = rows.take(numbers)
         if prompts.on_lane.any():
             raise PlanError(f"plan {plan.number} has a prompt whose tokens are on its lane")
@@ -395,7 +400,7 @@ class CudaRunner:
         residual: torch.Tensor,
         operators: TritonPrefill,
     ) -> list[DrawnPart]:
-        """A token of each prompt that ends. branch, residual: of the batch's layers."""
+        """Sample a token of each prompt that ends. branch, residual: of the batch's layers."""
         drawing = prompts.num_sampled.nonzero()[0]
         if not len(drawing):
             return []
@@ -415,7 +420,7 @@ class CudaRunner:
 
 
 def _recorded(*, timed: bool = False) -> torch.cuda.Event:
-    """An event behind everything that the current stream was given."""
+    """Return an event recorded now on the current stream."""
     event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
     event.record()
     return event

@@ -1,8 +1,8 @@
 """A batch on a GPU: its inputs and results, and tables kept between steps.
 
-Owns buffers of fixed address, so that graphs may be captured over them. Thread rule: the engine
-loop's, one stream. Copies are asynchronous, from and to pinned memory that nothing reuses before
-they have ended.
+Owns buffers of fixed address, so graphs may be captured over them. Thread rule: the engine loop's,
+one stream. Copies are asynchronous, from and to pinned memory that is not reused before they have
+ended.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,12 +25,13 @@ from .rows import ResolvedRows, SequencePages, SequenceStates
 
 
 class BlockTable:
-    """The block table of the decoding rows on a GPU, kept between steps: a step copies what is new.
+    """The block table of the decoding rows on a GPU, kept between steps: a step copies only new
+    pages.
 
-    Owns the table, who sits in which row and how much of each row is written. Thread rule and
+    Owns the table, the sequence in each row and the written length of each row. Thread rule and
     copies: as in device_batch.
 
-    table [rows, pages] int32; of a row only the pages of its sequence mean anything.
+    table [rows, pages] int32; in a row only the pages of its sequence are valid.
     """
 
     def __init__(self, rows: int, pages: int, device: torch.device) -> None:
@@ -39,8 +40,9 @@ class BlockTable:
         self._written: list[int] = []
 
     def seat(self, sequences: Sequence[SequencePages]) -> list[int]:
-        """Which of the sequences, by number, sits in each row. Who stays in the batch keeps its row
-        where it can; each row's pages are in the table from here on in the stream."""
+        """Assign the sequences to rows. Return the sequence's number for each row. A sequence
+        staying in the batch keeps its row if possible. The table holds each row's pages from here
+        on in the stream."""
         if len(sequences) == len(self._seated) and all(map(is_, sequences, self._seated)):
             order = list(range(len(sequences)))
         else:
@@ -74,9 +76,9 @@ class BlockTable:
 
 
 class LastTokens:
-    """The token drawn last of every sequence, on the GPU: how one step hands the next its input.
+    """The last sampled token of every sequence, on the GPU: the input of the next step.
 
-    Owns one number a lane. One lane more than there are slots is for rows that count for nothing.
+    Owns one number per batch index. One batch index beyond the slots is for padding rows.
     """
 
     def __init__(self, slots: int, device: torch.device) -> None:
@@ -85,19 +87,19 @@ class LastTokens:
 
     @property
     def all(self) -> Tensor:
-        """[lanes] int32, where they stand."""
+        """[lanes] int32, at their fixed address."""
         return self._tokens
 
     def tokens(self, lanes: Tensor) -> Tensor:
-        """[n] int32 of lanes [n] int32."""
+        """Return the last tokens [n] int32 at batch indices [n] int32."""
         return self._tokens.index_select(0, lanes)
 
     def put(self, lanes: Tensor, tokens: Tensor) -> None:
-        """lanes, tokens [n] int32 on the device."""
+        """Store tokens. lanes, tokens [n] int32 on the device."""
         self._tokens.index_copy_(0, lanes.long(), tokens)
 
     def put_known(self, lanes: Ints, tokens: Ints) -> None:
-        """lanes, tokens [n], of the host's."""
+        """Store tokens from the host. lanes, tokens [n]."""
         host = torch.empty(2, len(lanes), dtype=torch.int64, pin_memory=True)
         host.numpy()[:] = lanes, tokens
         known_lanes, known = host.to(self._tokens.device, non_blocking=True)
@@ -105,25 +107,26 @@ class LastTokens:
 
 
 class LaneDrafts:
-    """Drafts that the draft layer guessed for each lane, on the GPU: how one step hands the next
-    its drafts, of which the host knows only how many there are.
+    """Drafts guessed by the draft layer for each batch index, on the GPU: the drafts of the next
+    step. The host knows only their number.
 
-    Owns them, a row of numbers a lane, and their counts. Thread rule: the engine loop's; one
-    stream.
+    Owns them, a row of numbers per batch index, and their counts. Thread rule: the engine loop's;
+    one stream.
     """
 
     def __init__(self, lanes: int, drafts: int, device: torch.device) -> None:
-        """lanes: that one of rows which count for nothing included. drafts: of a lane at most."""
+        """lanes: including the batch index of padding rows. drafts: most per batch index."""
         self.tokens: Tensor = torch.zeros(lanes, drafts, dtype=torch.int32, device=device)
         """[lanes, drafts] int32; written by the graphs of guesses."""
         self._counts: dict[int, int] = {}
 
     def guessed(self, lanes: Iterable[int], counts: Iterable[int]) -> None:
-        """So many are there from here on in the stream, in the place of those before."""
+        """Record the number of drafts stored from here on in the stream, replacing the previous
+        ones."""
         self._counts.update(zip(lanes, counts, strict=True))
 
     def check(self, lane: int, count: int) -> None:
-        """Raises PlanError where fewer are there."""
+        """Raise PlanError if fewer drafts are stored."""
         there = self._counts.get(lane, 0)
         if count > there:
             raise PlanError(f"lane {lane} is to verify {count} drafts of its own, and has {there}")
@@ -141,13 +144,13 @@ _FAR = 2**31 - 1
 
 
 class SamplingTable:
-    """How each lane's tokens are drawn, as the numbers of a row: set when its sequence joins.
+    """Sampling parameters by batch index, as numbers of a row; set when its sequence joins.
 
-    cuts [lanes] bool: whether a token is drawn from some of the likeliest only. adjusts [lanes]
-    bool, top_logprobs [lanes] int32: what the graph's sampler does not do (eager_sampler.py).
-    rules [lanes, 2] int32: first and last position, half open, at which a thinking budget may
-    change the logits. follows [lanes] bool: whether a draw depends on all draws before, though the
-    graph's sampler draws most."""
+    cuts [lanes] bool: sample only from the likeliest tokens. adjusts [lanes] bool, top_logprobs
+    [lanes] int32: work outside of the graph's sampler (eager_sampler.py). rules [lanes, 2] int32:
+    half-open range of positions with logits possibly changed by a thinking budget. follows [lanes]
+    bool: sampling depends on all earlier tokens, though the graph samples most.
+    """
 
     def __init__(self, lanes: int) -> None:
         self.top_k = np.zeros(lanes, dtype=np.int32)
@@ -161,7 +164,7 @@ class SamplingTable:
         self.follows: NDArray[np.bool_] = np.zeros(lanes, dtype=np.bool_)
 
     def join(self, lane: int, sampling: SamplingParams, begins: int) -> None:
-        """begins: position of the answer's first token."""
+        """Store a sequence's sampling parameters. begins: position of the answer's first token."""
         self.temperature[lane] = sampling.temperature
         # The best of all is the best of any cut.
         self.top_k[lane] = sampling.top_k if sampling.temperature else 0
@@ -176,14 +179,14 @@ class SamplingTable:
         self.follows[lane] = sampling.thinking is not None and not self.adjusts[lane]
 
     def adjusted(self, rows: ResolvedRows) -> NDArray[np.bool_]:
-        """[n] whether logits behind any token of a row may be changed before a token is drawn."""
+        """Return [n]: True if logits after any token of a row may be adjusted before sampling."""
         first, end = self.rules[rows.lanes].T
         drawn_first, drawn_last = rows.starts + 1, rows.stops
         ruled: NDArray[np.bool_] = (drawn_first < end) & (first <= drawn_last)
         return self.adjusts[rows.lanes] | ruled
 
     def sees_all(self, rows: ResolvedRows) -> bool:
-        """Whether logits of the whole vocabulary are looked at of any of them, once it is drawn."""
+        """Return True if some row's sampling needs logits of the whole vocabulary afterwards."""
         lanes = rows.lanes
         wanted = self.cuts[lanes] | self.adjusted(rows) | (self.top_logprobs[lanes] > 0)
         return bool(wanted.any())
@@ -191,7 +194,7 @@ class SamplingTable:
 
 @dataclass(frozen=True)
 class LaneStates:
-    """What a runner keeps of its requests between forwards, by lane."""
+    """A runner's state of its requests between forwards, by batch index."""
 
     sequences: SequenceStates
     sampling: SamplingTable
@@ -200,21 +203,20 @@ class LaneStates:
 
 @dataclass(frozen=True)
 class StepShape:
-    """rows: most of a step; pages: most of a row."""
+    """rows: most in a step; pages: most in a row."""
 
     rows: int
     pages: int
 
 
 class DeviceBatch:
-    """The rows of a batch as numbers on a GPU: inputs that one copy fills, results that one copy
-    reads.
+    """The rows of a batch as numbers on a GPU: inputs filled by one copy, results read by one copy.
 
-    Owns both blocks; their addresses never change, so that graphs may be captured over them. Knows
+    Owns both blocks; their addresses never change, so graphs may be captured over them. Knows
     neither pages nor the model. Thread rule: the engine loop's, one stream. Copies are asynchronous
-    from and to pinned memory that nothing reuses before they have ended.
+    from and to pinned memory that is not reused before they have ended.
 
-    At most `capacity` rows; scratch_lane: the lane that rows past the last one use.
+    At most `capacity` rows. scratch_lane: the batch index of padding rows.
     """
 
     def __init__(self, capacity: int, scratch_lane: int, device: torch.device) -> None:
@@ -226,11 +228,12 @@ class DeviceBatch:
         self._results = torch.zeros(3, self._stride, dtype=torch.int32, device=device)
 
     def clear(self) -> None:
-        """No row counts from here on in the stream."""
+        """Make all rows padding from here on in the stream."""
         self._copy(self._blank(0))
 
     def fill(self, rows: ResolvedRows, sampling: SamplingTable) -> None:
-        """Row i is rows[i] from here on in the stream: its last token is what it draws behind."""
+        """Fill row i with rows[i] from here on in the stream. A token is sampled after the row's
+        last one."""
         count, lanes, stops = len(rows), rows.lanes, rows.stops
         host = self._blank(count)
         fields, floats = host.numpy(), host.view(torch.float32).numpy()
@@ -247,7 +250,7 @@ class DeviceBatch:
         self._copy(host)
 
     def _blank(self, count: int) -> Tensor:
-        """Inputs of `count` rows that say nothing yet."""
+        """Return empty inputs of `count` rows."""
         host = torch.zeros(_FIELDS, self._stride, dtype=torch.int32, pin_memory=True)
         fields = host.numpy()
         fields[_ROWS] = count
@@ -258,19 +261,19 @@ class DeviceBatch:
         self._inputs.copy_(host, non_blocking=True)
 
     def read(self) -> Tensor:
-        """Start to copy what was drawn, for take_over() once the stream has come this far."""
+        """Start to copy the sampled tokens, for take_over() once the stream has come this far."""
         host = torch.empty(self._results.shape, dtype=torch.int32, pin_memory=True)
         host.copy_(self._results, non_blocking=True)
         return host
 
     @property
     def results(self) -> Tensor:
-        """[3, at least the rows] int32: what draws() of these rows have put there."""
+        """[3, at least the rows] int32: the results written through draws()."""
         return self._results
 
     @property
     def rows(self) -> Tensor:
-        """[1]: how many rows count."""
+        """[1]: number of rows that are not padding."""
         return self._inputs[_ROWS, :1]
 
     def lanes(self, size: int) -> Tensor:
@@ -280,7 +283,7 @@ class DeviceBatch:
         return self._inputs[_POSITIONS, :size]
 
     def decode_batch(self, size: int, table: Tensor) -> DecodeBatch:
-        """The first `size` rows as the model takes them. table [rows, pages]: of these rows."""
+        """Return the first `size` rows in the model's form. table [rows, pages]: of these rows."""
         return DecodeBatch(
             positions=self.positions(size),
             context_lens=self._inputs[_CONTEXT, :size],
@@ -306,8 +309,8 @@ class DeviceBatch:
 
 
 def take_over(results: Tensor, drawn: DrawnTokens, rows: NDArray[np.int64]) -> None:
-    """results [3, at least n] int32, on the host, two of them float32 bits: what DeviceBatch.read()
-    gave goes to these rows [n] of `drawn`."""
+    """Copy results of DeviceBatch.read() to the rows [n] of `drawn`. results [3, at least n] int32,
+    on the host; two of them hold float32 bits."""
     numbers, floats = results.numpy(), results.view(torch.float32).numpy()
     count = len(rows)
     drawn.tokens[rows] = numbers[0, :count]

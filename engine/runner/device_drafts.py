@@ -1,4 +1,4 @@
-"""Drafts on a GPU: rows with drafts are verified, and the draft layer guesses the next ones.
+"""Drafts on a GPU: verification of rows with drafts, and the draft layer's next guesses.
 
 Owns the rows' numbers, page tables and graphs; shares model and arena with the runner. Thread rule:
 the runner's; one stream.
@@ -29,13 +29,14 @@ from .eager_sampler import EagerSampler
 from .rows import MOST_ROWS, ResolvedRows, token_rows
 
 _MOST_TOKENS_BESIDE = 128
-"""Tokens of a step up to which its products take as long as its weights' bytes: with more, rows of
-a token are cheaper in a step of their own, though weights are read twice."""
+"""Largest number of tokens in a step with one-token rows beside rows with drafts. Up to it the
+matrix products take no longer than reading the weights. Above it a step of their own is cheaper,
+although weights are read twice."""
 
 
 @dataclass(frozen=True)
 class _Held:
-    """A row of the last step: where what is kept of it stands, and its tokens and slots."""
+    """A row of the last step: the place of its kept inputs, its tokens and slots."""
 
     place: int
     tokens: int
@@ -43,18 +44,18 @@ class _Held:
     write_slot: int
 
     def fold(self, count: int) -> HeldFold:
-        """Of its first tokens, so many."""
+        """Return the fold of its first `count` tokens."""
         return HeldFold(self.place, count, self.read_slot, self.write_slot)
 
 
 class DraftVerifier:
-    """Computes rows with drafts on a GPU, and folds what of them holds.
+    """Computes rows with drafts on a GPU, and folds the accepted tokens.
 
-    Owns their numbers on the device, their pages' table, their graphs and what is kept of their
-    last steps for folds; shares model, arena and samplers with the runner. A row that goes on with
-    drafts folds its last step on the way (model/ops/gdn/verify/rows.py), any other at once: the
-    engine folds before it drafts again, since it drafts behind what is there. Thread rule: the
-    runner's; one stream.
+    Owns the rows' numbers on the device, their page table, their graphs and the kept inputs of
+    their last steps. Shares model, arena and samplers with the runner. A row that continues with
+    drafts folds its last step inside the next one (model/ops/gdn/verify/rows.py). Any other row is
+    folded at once. The engine folds before it drafts again, because drafts follow the accepted
+    tokens. Thread rule: the runner's; one stream.
     """
 
     def __init__(
@@ -69,8 +70,8 @@ class DraftVerifier:
         drafts: int,
         on_lanes: LaneDrafts | None,
     ) -> None:
-        """shape: of the largest step. drafts: of a row at most. on_lanes: those that
-        guesses leave, if anybody makes some. REQUIRES: nothing in the arena is used yet."""
+        """shape: of the largest step. drafts: most per row. on_lanes: drafts stored by guesses;
+        None without guesses. REQUIRES: nothing in the arena is used yet."""
         device = arena.bytes.device
         self._model = model
         self._arena = arena
@@ -93,22 +94,22 @@ class DraftVerifier:
             None if on_lanes is None else on_lanes.tokens,
         )
         self._turn = 0
-        """Of the last step, as of what is kept."""
+        """Index, 0 or 1, of the kept inputs of the last step."""
         self._later: dict[int, HeldFold] = {}
-        """Of the last step's rows those whose states are stored by the next one, by lane."""
+        """Folds of the last step to be done by the next one, by batch index."""
         self._held: dict[int, _Held] = {}
         self.width = 1
-        """Tokens of a row of the last step."""
+        """Row length of the last step, in tokens."""
         self._alone: set[int] = set()
-        """Lanes whose rows went without their drafts, and wrote their slots."""
+        """Batch indices with rows computed without their drafts; these wrote their slots."""
         self._beside: frozenset[int] = frozenset()
-        """Lanes of this step's rows that have no drafts."""
+        """Batch indices of this step's rows without drafts."""
         self._store([_Held(0, 1, 0, 0)])
 
     def seated(self, rows: ResolvedRows) -> ResolvedRows:
-        """The rows with drafts, as far as there is room for them; others are computed without, as
-        steps of a token are. Where there is room for all rows of a token too these are computed
-        beside, so that weights are read once."""
+        """Return the rows with drafts limited to the available space; others run without drafts, as
+        one-token steps. If all one-token rows fit too, they join this step, so weights are read
+        once."""
         self._beside = frozenset()
         others = rows.verifies.nonzero()[0][self._most :]
         if not len(others):
@@ -136,7 +137,8 @@ class DraftVerifier:
     def verify(
         self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
     ) -> VerifiedRows:
-        """The rows of these numbers, at least one and at most as many as seated() leaves."""
+        """Compute the rows of these numbers, at least one and at most as many as seated()
+        leaves."""
         lanes = rows.lanes[numbers].tolist()
         numbers = numbers[self._table.seat([self._sequences.pages(lane) for lane in lanes])]
         rows = rows.take(numbers)
@@ -178,16 +180,17 @@ class DraftVerifier:
 
     @property
     def last_drawn(self) -> LastDrawn:
-        """REQUIRES: there is a draft layer."""
+        """The last step's results. REQUIRES: there is a draft layer."""
         assert self._scratch.hidden is not None, "the config has no draft layer"
         return self._rows.last_drawn(self._scratch.hidden)
 
     def place(self, lane: int) -> int:
-        """Of the lane's row in the last step. REQUIRES: nothing of it is folded yet."""
+        """Return the place of the row at the batch index in the last step. REQUIRES: no part of it
+        is folded yet."""
         return self._held[lane].place
 
     def _take_over(self, adjusted: Mapping[int, Sequence[Sampled]], width: int) -> None:
-        """Let what was drawn outside of the graph stand where the graph's draws stood."""
+        """Replace the graph's sampled tokens by those sampled outside of the graph."""
         found = [
             (place * width + at, token.token)
             for place, tokens in adjusted.items()
@@ -213,9 +216,9 @@ class DraftVerifier:
     def _draw_adjusted(
         self, of: ResolvedRows, each: ResolvedRows, ids: Tensor, width: int, logits: Tensor
     ) -> dict[int, list[Sampled]]:
-        """of: the rows; each: their tokens, which are on their way to `ids` on the host. Draw those
-        rows whose requests change the logits, by what was drawn before: token after token, each
-        waited for, as far as drafts hold. By the rows' places."""
+        """Sample rows with adjusted logits, token after token as long as drafts hold. Each token is
+        waited for, because the next adjustment depends on it. Return the tokens by the row's place.
+        of: the rows. each: their tokens, being copied to `ids` on the host."""
         going = self._sampling.adjusted(of).nonzero()[0].tolist()
         found: dict[int, list[Sampled]] = {row: [] for row in going}
         for place in range(width):
@@ -241,8 +244,8 @@ class DraftVerifier:
         return found
 
     def fold(self, folds: Iterable[Fold], later: Collection[int]) -> None:
-        """Store what they ask for. later: lanes whose rows come next, if there is room for them:
-        these do it themselves. Raises PlanError."""
+        """Store the states asked for. later: batch indices with rows in the next step; if there is
+        space, that step folds them itself. Raises PlanError."""
         found: dict[int, HeldFold] = {}
         for fold in folds:
             if fold.lane in self._alone and fold.count == 1:
@@ -264,7 +267,7 @@ class DraftVerifier:
             self._alone.discard(lane)
 
     def _store(self, rows: Sequence[_Held]) -> None:
-        """The states behind rows of a token, which holds whatever is drawn."""
+        """Store the states after one-token rows; their token always holds."""
         self._fold_now([row.fold(1) for row in rows])
 
     @torch.inference_mode()
@@ -287,14 +290,14 @@ class DraftVerifier:
 
 
 class LayerDrafter:
-    """Lets the model's draft layer guess on a GPU, behind what a forward draws or before it begins:
-    one graph, in which each guess takes what the one before drew. The drafts stay on the rows'
-    lanes.
+    """Lets the model's draft layer guess on a GPU, after a forward's sampled token or before a
+    forward. One graph makes all guesses, each from the one before. The drafts stay at the rows'
+    batch indices.
 
-    Owns the rows' numbers, their pages' table and the graphs; shares model, arena, last tokens and
-    the lanes' drafts with the runner. A draft is drawn with the temperature, cuts and noise of its
-    position, as the model will draw there (model/qwen3_5.py is the CPU's). Thread rule: the
-    runner's; one stream.
+    Owns the rows' numbers, their page table and the graphs. Shares model, arena, last tokens and
+    the stored drafts with the runner. A draft is sampled with the temperature, cuts and noise of
+    its position, like the model's later sample there (model/qwen3_5.py is the CPU's). Thread rule:
+    the runner's; one stream.
     """
 
     def __init__(
@@ -307,8 +310,8 @@ class LayerDrafter:
         drafts: LaneDrafts,
         shape: StepShape,
     ) -> None:
-        """verifier: of the rows that the guesses begin behind. drafts: where they go. shape: of the
-        largest step. REQUIRES: nothing in the arena is used yet; it has a draft
+        """verifier: computes the rows before the guesses. drafts: destination of the guesses.
+        shape: of the largest step. REQUIRES: nothing in the arena is used yet; it has a draft
         layer."""
         self._sequences = states.sequences
         self._sampling = states.sampling
@@ -325,9 +328,9 @@ class LayerDrafter:
         )
 
     def first(self, plan: ForwardPlan, rows: ResolvedRows) -> ResolvedRows:
-        """What the plan's first guesses ask for, from what the rows' slots carry: the rows, whose
-        drafts these are. Nothing of the forward is launched yet. rows: the plan's; of those that
-        verify nothing here nothing is guessed."""
+        """Make the plan's first guesses from the carry in the rows' slots. Return the rows with
+        these drafts at their batch indices. Called before the forward is launched. rows: the
+        plan's; rows that verify nothing get no guesses."""
         asked = [guess for guess in plan.first_guesses if rows.verifies[guess.row]]
         if not asked:
             return rows
@@ -342,8 +345,8 @@ class LayerDrafter:
         return replace(rows, drafts_on_lane=on_lane)
 
     def behind(self, plan: ForwardPlan, rows: ResolvedRows) -> dict[int, int]:
-        """What the plan's guesses ask for, behind what its rows drew, as far as there is room for
-        them: how many drafts are on the lanes of which rows. REQUIRES: the rows are launched."""
+        """Make the plan's guesses after its rows' sampled tokens, as far as rows are free. Return
+        the number of drafts at the batch index, by row. REQUIRES: the rows are launched."""
         if not plan.guesses:
             return {}
         numbers, wanted = self._seat(plan.guesses[: self._most], rows)
@@ -361,7 +364,8 @@ class LayerDrafter:
     def _seat(
         self, asked: Sequence[Guess], rows: ResolvedRows
     ) -> tuple[NDArray[np.int64], list[int]]:
-        """The numbers of the rows as they sit here, and how many drafts each is to have."""
+        """Assign rows to the guesses. Return the rows' numbers in their order here, and the number
+        of drafts of each."""
         lanes = [int(rows.lanes[guess.row]) for guess in asked]
         order = self._table.seat([self._sequences.pages(lane) for lane in lanes])
         seated = [asked[place] for place in order]

@@ -1,7 +1,7 @@
-"""Rows with drafts on a GPU: drafts to verify, verified results, rows to guess behind.
+"""Rows with drafts on a GPU: drafts to verify, verified results, rows to guess after.
 
-Owns buffers of fixed address, so that graphs may be captured over them. Thread rule and copies: as
-in device_batch.py.
+Owns buffers of fixed address, so graphs may be captured over them. Thread rule and copies: as in
+device_batch.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,8 +31,8 @@ _IDS, _COUNTS, _TAKEN, _TURN, _FOLD_COUNTS, _FOLD_PLACES, _FOLD_SLOTS = range(7)
 
 @dataclass(frozen=True)
 class HeldFold:
-    """The first `count` tokens of the row that the last step kept at `place`: from the state in
-    read_slot to the one in write_slot."""
+    """A fold of the row kept at `place` by the last step. Its first `count` tokens advance the
+    state in read_slot; the result goes to write_slot."""
 
     place: int
     count: int
@@ -42,9 +42,11 @@ class HeldFold:
 
 @dataclass(frozen=True)
 class LastDrawn:
-    """What the last step of such rows left, where it always stands. ids [n] int32: each row's token
-    and drafts, one row behind the other; counts [rows] int32: how many of a row mean something;
-    drawn [n] int32: behind each; hidden [rows, most tokens of a row, width]: of each."""
+    """The last step's results of such rows, at fixed addresses.
+
+    ids [n] int32: each row's token and drafts, row after row. counts [rows] int32: valid tokens of
+    a row. drawn [n] int32: sampled after each. hidden [rows, most tokens of a row, width]: of each.
+    """
 
     ids: Tensor
     counts: Tensor
@@ -53,13 +55,13 @@ class LastDrawn:
 
 
 class DraftedRows:
-    """Rows with drafts as numbers on a GPU: two batches, of sequences and of their tokens, and what
-    neither of them has.
+    """Rows with drafts as numbers on a GPU: one batch of sequences, one of their tokens, and
+    further columns.
 
-    Owns them; their addresses never change, so that graphs may be captured over them. Thread rule
-    and copies: as in device_batch.
+    Owns them; their addresses never change, so graphs may be captured over them. Thread rule and
+    copies: as in device_batch.
 
-    At most `capacity` rows of at most `width` tokens; scratch_lane: as for a DeviceBatch.
+    At most `capacity` rows of at most `width` tokens; scratch_lane: as in DeviceBatch.
     """
 
     def __init__(self, capacity: int, width: int, scratch_lane: int, device: torch.device) -> None:
@@ -71,7 +73,7 @@ class DraftedRows:
         self._owners = {some: every.repeat_interleave(some) for some in range(1, width + 1)}
 
     def clear(self) -> None:
-        """No row counts from here on in the stream."""
+        """Make all rows padding from here on in the stream."""
         self._sequences.clear()
         self._tokens.clear()
         self._numbers.zero_()
@@ -85,8 +87,9 @@ class DraftedRows:
         turn: int,
         folds: Mapping[int, HeldFold],
     ) -> None:
-        """each: token_rows() of the rows; ids [rows, width]: of these, but for drafts on lanes.
-        turn: of the step. folds: that rows begin with, by lane."""
+        """Fill the rows. each: token_rows() of the rows. ids [rows, width]: their tokens, except
+        drafts stored at batch indices. turn: of the step. folds: done before the rows, by batch
+        index."""
         self._sequences.fill(rows, sampling)
         self._tokens.fill(each, sampling)
         host = torch.zeros(self._numbers.shape, dtype=torch.int32, pin_memory=True)
@@ -105,11 +108,11 @@ class DraftedRows:
         self._numbers.copy_(host, non_blocking=True)
 
     def read(self) -> Tensor:
-        """As DeviceBatch.read(), by tokens."""
+        """Start to copy the sampled tokens, like DeviceBatch.read(), by tokens."""
         return self._tokens.read()
 
     def read_ids(self) -> Tensor:
-        """Start to copy the tokens of all rows, [n] int32, those taken from lanes included."""
+        """Start to copy the tokens of all rows, [n] int32, including stored drafts."""
         ids = self._numbers[_IDS]
         host = torch.empty(ids.shape, dtype=torch.int32, pin_memory=True)
         host.copy_(ids, non_blocking=True)
@@ -117,11 +120,11 @@ class DraftedRows:
 
     @property
     def tokens(self) -> Tensor:
-        """[1]: how many tokens count, or stand between those."""
+        """[1]: number of tokens, including padding between rows."""
         return self._tokens.rows
 
     def take_drafts(self, size: int, width: int, drafts: Tensor) -> Tensor:
-        """Tokens [size * width] of the first rows, with the drafts that stand on their lanes.
+        """Return tokens [size * width] of the first rows, with the drafts from their batch indices.
         drafts [lanes, at least width - 1]."""
         ids, counts = self.ids(size, width), self._numbers[_COUNTS, :size]
         lanes = self._sequences.lanes(size)
@@ -132,7 +135,7 @@ class DraftedRows:
         return self._numbers[_IDS, : size * width]
 
     def put(self, places: Tensor, tokens: Tensor) -> None:
-        """What was drawn elsewhere behind the tokens at these places: int64, int32."""
+        """Store tokens sampled elsewhere after the tokens at these places: int64, int32."""
         self._drawn.index_copy_(0, places, tokens)
 
     @property
@@ -140,14 +143,15 @@ class DraftedRows:
         return self._tokens.draws(self._numbers.shape[1]).token
 
     def last_drawn(self, hidden: Tensor) -> LastDrawn:
-        """hidden: as LastDrawn has it."""
+        """Return the last step's results. hidden: as in LastDrawn."""
         return LastDrawn(self._numbers[_IDS], self._numbers[_COUNTS], self._drawn, hidden)
 
     def draws(self, size: int, width: int) -> Draws:
         return self._tokens.draws(size * width)
 
     def batch(self, size: int, width: int, table: Tensor) -> VerifyBatch:
-        """The first `size` rows of `width` tokens as the model takes them. table [rows, pages]."""
+        """Return the first `size` rows of `width` tokens in the model's form. table [rows,
+        pages]."""
         rows = self._sequences.decode_batch(size, table)
         return VerifyBatch(
             positions=self._tokens.decode_batch(size * width, table).positions,
@@ -167,15 +171,15 @@ class DraftedRows:
 
 @dataclass(frozen=True)
 class VerifiedRows:
-    """What was drawn behind the tokens of rows with drafts, on its way to the host, and how much of
-    it counts: a draw does only where the draft before it is what was drawn there.
+    """The tokens sampled after each token of rows with drafts, being copied to the host, and the
+    number accepted. A sampled token counts only if the draft before it equals the token sampled
+    there.
 
     Owns nothing. Thread rule: the engine loop's.
 
-    Of the plan's rows of these numbers. lengths: tokens of each; a row has `width` tokens in `ids`,
-    of which those behind the first are drafts, in `drawn`, which is as DeviceBatch.read() has it,
-    and in `tops`. adjusted: all that counts of some of the rows, by their place in `rows`, as drawn
-    one after another.
+    rows: numbers of the plan's rows. lengths: tokens of each. A row has `width` tokens in `ids`
+    (all but the first are drafts), in `drawn` (as in DeviceBatch.read()) and in `tops`. adjusted:
+    all accepted tokens of rows sampled one after another, by place in `rows`.
     """
 
     rows: NDArray[np.int64]
@@ -189,8 +193,8 @@ class VerifiedRows:
     def put(
         self, drawn: DrawnTokens
     ) -> tuple[dict[int, TopLogprobs], dict[int, tuple[Sampled, ...]]]:
-        """Give each row of `drawn` its first token; the likeliest tokens of that draw, and the
-        draws behind drafts that hold, by rows. REQUIRES: the stream has come this far."""
+        """Give each row of `drawn` its first token. Return its likeliest tokens and the tokens
+        sampled after accepted drafts, by row. REQUIRES: the stream has come this far."""
         first: dict[int, TopLogprobs] = {}
         behind: dict[int, tuple[Sampled, ...]] = {}
         for row, (token, *more) in zip(self.rows.tolist(), self._counted, strict=True):
@@ -202,12 +206,12 @@ class VerifiedRows:
         return first, behind
 
     def tokens_of(self, places: Sequence[int]) -> list[list[int]]:
-        """Return the tokens that count of each of the rows in those places. REQUIRES: as put()."""
+        """Return the accepted tokens of each row in those places. REQUIRES: as put()."""
         return [[token.token for token in self._counted[place]] for place in places]
 
     @cached_property
     def _counted(self) -> list[Sequence[Sampled]]:
-        """All of each row that counts."""
+        """The accepted tokens of each row."""
         tops = {at: top for tokens in self.tops for at, top in tokens.of_rows()}
         # Columns of all rows become Python's numbers at once: the device waits meanwhile.
         shape = (len(self.rows), self.width)
@@ -230,10 +234,10 @@ _LEFT, _PLACES, _SLOTS, _WIDTH = range(4)
 
 
 class GuessRows:
-    """Rows behind which the draft layer guesses, as numbers on a GPU.
+    """Rows followed by guesses of the draft layer, as numbers on a GPU.
 
-    Owns them, and the hidden states that go from one guess to the next; their addresses never
-    change, so that graphs may be captured over them. Thread rule and copies: as in device_batch.
+    Owns them, and the hidden states passed from one guess to the next. Their addresses never
+    change, so graphs may be captured over them. Thread rule and copies: as in device_batch.
 
     At most `capacity` rows.
     """
@@ -242,7 +246,7 @@ class GuessRows:
         self, capacity: int, width: int, lanes: LastTokens, carry: Tensor, verified: LastDrawn
     ) -> None:
         """width: of hidden states. carry [slots, width]. verified: of the rows that verified drafts
-        last, at the addresses that they always have."""
+        last, at their fixed addresses."""
         device = carry.device
         self._numbers = DeviceBatch(capacity, lanes.scratch, device)
         self._seats = torch.zeros(4, capacity, dtype=torch.int32, device=device)
@@ -254,7 +258,7 @@ class GuessRows:
         """Tokens of a row."""
 
     def clear(self) -> None:
-        """No row counts from here on in the stream."""
+        """Make all rows padding from here on in the stream."""
         self._numbers.clear()
 
     def fill(
@@ -266,10 +270,13 @@ class GuessRows:
         width: int,
         sampling: SamplingTable,
     ) -> None:
-        """rows: of one token, the one behind which drafts are guessed, where it stands if no draft
-        of the forward held. wanted: drafts of each, at least one. places: of each among the rows
-        that verified drafts last, `width` tokens each; -1: it was not among them, and begins with
-        its lane's token and what its slot carries."""
+        """Fill the rows.
+
+        rows: one token each, the one before the guesses, at its position if no draft of the forward
+        held. wanted: drafts of each, at least one. places: each row's place among the rows that
+        verified drafts last, `width` tokens each. -1: it was not among them, and begins with the
+        last token at its batch index and its slot's carry.
+        """
         self._numbers.fill(rows, sampling)
         host = torch.zeros(self._seats.shape, dtype=torch.int32, pin_memory=True)
         seats = host.numpy()
@@ -281,7 +288,7 @@ class GuessRows:
 
     @property
     def rows(self) -> Tensor:
-        """[1]: how many rows count."""
+        """[1]: number of rows that are not padding."""
         return self._numbers.rows
 
     def lanes(self, size: int) -> Tensor:
@@ -315,9 +322,10 @@ class GuessRows:
         )
 
     def draws(self, size: int) -> Draws:
-        """Their tokens are those behind which the next guess is, until it is drawn."""
+        """Return the sampling of the next guess. Its tokens are those before the guess until it is
+        sampled."""
         return self._numbers.draws(size)
 
     def batch(self, size: int, table: Tensor) -> DecodeBatch:
-        """The first `size` rows as the model takes them. table [rows, pages]: of these rows."""
+        """Return the first `size` rows in the model's form. table [rows, pages]: of these rows."""
         return self._numbers.decode_batch(size, table)

@@ -1,17 +1,16 @@
-"""Draws tokens outside of the graph, for rows whose requests change the logits first.
+"""Sampling outside of the graph, for rows with logits changed by their requests.
 
-The seam: a forward is launched whole, its graph's own sampler with it; tokens of such rows are then
-drawn once more, behind it in the stream, and take the place of the graph's before anything reads
-those. What a draw depends on are the tokens before, of which the newest may still be on its way: it
-is waited for on the host while this forward runs, so that the GPU does not wait.
+A forward is launched whole, with its graph's own sampler. Such rows are then sampled again later in
+the same stream. The new tokens replace the graph's before any reader. A sample depends on the
+tokens before, and the newest of them may still be in flight. The host waits for it while this
+forward runs, so the GPU does not wait.
 
-A thinking budget changes the logits of few draws: the graph draws the others of such a row, and its
-adjuster learns of them later.
+A thinking budget changes the logits of few positions. The graph samples the other positions of such
+a row, and its adjuster learns of them later.
 
-Owns the rows that are drawn here and the draws that no adjuster has taken yet; its buffers are
-rows of numbers, and what a step needs besides is the logits' float32 copy and half as much again,
-within the plan's `workspace` (engine/assembly/memory_plan.py). Thread rule: the runner's; one
-stream.
+Owns the rows sampled here and the tokens not yet passed to an adjuster. Its buffers are rows of
+numbers. Besides these a step needs a float32 copy of the logits and half as much again, within the
+plan's `workspace` (engine/assembly/memory_plan.py). Thread rule: the runner's; one stream.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,20 +34,20 @@ from .logits import DrawnTogether, LaneAdjustments
 from .rows import ResolvedRows
 
 _TOP_ROWS = 8
-"""Rows whose likeliest tokens are looked for at a time: that takes 24 bytes a logit."""
+"""Rows searched for their likeliest tokens at a time: that takes 24 bytes a logit."""
 
 
 class CountedDraws(Protocol):
-    """What was drawn for some rows."""
+    """The sampled tokens of some rows."""
 
     def tokens_of(self, places: Sequence[int]) -> Iterable[Sequence[int]]:
-        """Return the tokens that count of each of the rows in those places. REQUIRES: the stream
-        has come this far."""
+        """Return the accepted tokens of each row in those places. REQUIRES: the stream has come
+        this far."""
 
 
 @dataclass(frozen=True)
 class DrawnOnce:
-    """drawn: a token of each row, on its way to the host, as DeviceBatch.read() has it."""
+    """drawn: a token of each row, being copied to the host, as in DeviceBatch.read()."""
 
     drawn: Tensor
 
@@ -59,7 +58,8 @@ class DrawnOnce:
 
 @dataclass(frozen=True)
 class _Untold:
-    """Draws of these adjusters' sequences, on their way to the host. places: of their rows."""
+    """Sampled tokens of these adjusters' sequences, being copied to the host. places: of their
+    rows."""
 
     adjusters: Sequence[LogitAdjuster]
     places: Sequence[int]
@@ -76,8 +76,8 @@ class _Untold:
 
 @dataclass(frozen=True)
 class TopTokens:
-    """rows: numbers of the rows. tokens, logprobs [n, most]: on their way to the host. counts: how
-    many each row wants."""
+    """rows: numbers of the rows. tokens, logprobs [n, most]: being copied to the host. counts:
+    number wanted by each row."""
 
     rows: Sequence[int]
     counts: Sequence[int]
@@ -85,7 +85,8 @@ class TopTokens:
     logprobs: Tensor
 
     def of_rows(self) -> list[tuple[int, TopLogprobs]]:
-        """(row, its likeliest tokens). REQUIRES: the stream has come this far."""
+        """Return pairs of a row and its likeliest tokens. REQUIRES: the stream has come this
+        far."""
         columns = (self.rows, self.counts, self.tokens.tolist(), self.logprobs.tolist())
         return [
             (row, tuple(zip(tokens[:count], logprobs[:count], strict=True)))
@@ -106,7 +107,7 @@ class EagerSampler:
         together: DrawnTogether | None = None,
     ) -> None:
         """capacity: rows of a forward. vocab, dtype: of logits. sampling, adjustments, lanes: the
-        runner's. together: with other ranks, of which one has the adjustments; None: there are
+        runner's. together: the other ranks, one of them with the adjustments; None: there are
         none."""
         self._sampling = sampling
         self._adjustments = adjustments
@@ -118,8 +119,8 @@ class EagerSampler:
         self._compile(vocab, dtype)
 
     def _compile(self, vocab: int, dtype: torch.dtype) -> None:
-        """Before a client waits: the kernels of float32 logits, and those of masks, which a graph
-        may not have."""
+        """Compile kernels before a client waits: those of float32 logits, and those of masks, not
+        allowed in a graph."""
         self._rows.clear()
         masks = torch.full((1, 4 * -(-vocab // 32)), 0xFF, dtype=torch.uint8, device=self._device)
         masked = torch.zeros(1, vocab, dtype=dtype, device=self._device)
@@ -134,7 +135,7 @@ class EagerSampler:
         return self._together is None or self._together.leads
 
     def follow(self, rows: ResolvedRows, drawn: CountedDraws) -> None:
-        """Remember the graph's draws of the rows for the adjusters that depend on them."""
+        """Remember the graph's sampled tokens for the adjusters that depend on them."""
         if not self._leads:
             return
         follows = self._sampling.follows[rows.lanes] & ~self._sampling.adjusted(rows)
@@ -146,15 +147,16 @@ class EagerSampler:
         self._untold.append(_Untold(adjusters, places.tolist(), drawn, _recorded()))
 
     def draw(self, rows: ResolvedRows, logits: Tensor) -> tuple[NDArray[np.int64], Tensor] | None:
-        """Draw those of the rows that are adjusted: which, and what was drawn, on its way to the
-        host as DeviceBatch.read() has it. None where there is none. logits: row i is rows[i]'s."""
+        """Sample the adjusted rows. Return their indexes and the tokens, being copied to the host
+        as in DeviceBatch.read(). Return None if no row is adjusted. logits: row i is rows[i]'s."""
         chosen = self._sampling.adjusted(rows).nonzero()[0]
         if not len(chosen):
             return None
         return chosen, self.draw_all(rows.take(chosen), logits[self._to_device(chosen)])
 
     def draw_all(self, rows: ResolvedRows, logits: Tensor) -> Tensor:
-        """Draw the rows, whether or not their logits change: as DeviceBatch.read() has it."""
+        """Sample all rows, with adjusted logits or not. Return the tokens as DeviceBatch.read()
+        does."""
         self._rows.fill(rows, self._sampling)
         adjusters = self._draw_here(rows, logits) if self._leads else []
         if self._together is not None:
@@ -167,7 +169,7 @@ class EagerSampler:
         return drawn
 
     def _draw_here(self, rows: ResolvedRows, logits: Tensor) -> list[LogitAdjuster]:
-        """Draw these rows, which are filled; who is to take what was drawn."""
+        """Sample these rows, already filled in. Return the adjusters that must learn the tokens."""
         adjusters = [self._adjustments.adjuster(lane) for lane in rows.lanes.tolist()]
         self._tell(adjusters)
         adjustments = AdjustedRows.of(adjusters).to(self._device)
@@ -177,7 +179,7 @@ class EagerSampler:
         return adjusters
 
     def _tell(self, adjusters: Sequence[LogitAdjuster]) -> None:
-        """Let these know what was drawn for them before. Waits for it where they depend on it."""
+        """Pass earlier sampled tokens to the adjusters. Waits for tokens needed by `adjusters`."""
         needed = {id(item) for item in adjusters if item.params.follows_output}
         still = []
         for draws in self._untold:
@@ -192,8 +194,8 @@ class EagerSampler:
     def top(
         self, numbers: NDArray[np.int64], rows: ResolvedRows, logits: Tensor
     ) -> list[TopTokens]:
-        """The likeliest tokens of those rows that want them; numbers: of the rows. logits: row i is
-        rows[i]'s."""
+        """Return the likeliest tokens of rows that want them. numbers: of the rows. logits: row i
+        is rows[i]'s."""
         wanted = self._sampling.top_logprobs[rows.lanes]
         chosen = wanted.nonzero()[0]
         found = []
@@ -213,14 +215,14 @@ class EagerSampler:
 
 
 def _recorded() -> torch.cuda.Event:
-    """Return an event behind everything that the current stream was given."""
+    """Return an event recorded now on the current stream."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
 def _read(values: Tensor) -> Tensor:
-    """Start to copy to the host."""
+    """Start to copy the values to the host."""
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
     return host

@@ -1,6 +1,6 @@
-"""Work on logits beside sampling: adjustments by lane, and scores of prompts.
+"""Work on logits beside sampling: adjustments by batch index, and scores of prompts.
 
-Owns an adjuster for each lane whose request asks for one. Thread rule: the runner's.
+Owns an adjuster for each batch index with a request that asks for one. Thread rule: the runner's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,9 +29,9 @@ from .rows import ResolvedRows
 def logit_adjuster(
     sampling: SamplingParams, before: TokensBefore, model: ModelConfig, grammars: GrammarCompiler
 ) -> LogitAdjuster:
-    """Of one sequence, behind those tokens. REQUIRES: the sampling adjusts, and its grammar was
-    ready before: one that is kept is there in microseconds, one that was dropped since is compiled
-    again."""
+    """Return the adjuster of one sequence after the tokens `before`. REQUIRES: the sampling
+    adjusts, and its grammar was compiled before. A cached grammar is ready in microseconds; one
+    dropped since is compiled again."""
     constraint = None
     if sampling.grammar is not None:
         constraint = grammars.constraint(sampling.grammar, before.output.tolist())
@@ -42,26 +42,26 @@ def logit_adjuster(
 
 
 class DrawnTogether(Protocol):
-    """How ranks that share a model draw from adjusted logits. leads: whether this rank has the
-    lanes' adjustments, as one of them does."""
+    """Sampling from adjusted logits by ranks sharing a model. leads: this rank has the adjustments;
+    exactly one rank has."""
 
     leads: bool
 
     def agreed(self, drawn: Sequence[Sampled]) -> list[Sampled]:
-        """What the leading rank drew of the same rows, of which this one drew these. Every rank
-        calls it for the same rows."""
+        """Return the leading rank's tokens of the same rows. drawn: this rank's. Every rank calls
+        it for the same rows."""
 
     def of_leader(self, drawn: Tensor) -> Tensor:
-        """As agreed(), of numbers of the device, of which this rank need have drawn none."""
+        """Return the leading rank's numbers, on the device. This rank's `drawn` may hold no sampled
+        tokens."""
 
 
 class LaneAdjustments:
-    """How the logits of each lane are adjusted before a token is drawn from them, and the tokens
-    that this depends on.
+    """The adjustments of each sequence's logits before sampling, and the tokens they depend on.
 
-    Owns a `LogitAdjuster` of every lane whose request asks for one; knows neither pages nor
-    forwards. Thread rule: the runner's. Invariant: whoever draws from adjusted logits gives a
-    lane's adjuster every token that was drawn before, in order.
+    Owns a `LogitAdjuster` of every batch index with a request that asks for one; knows neither
+    pages nor forwards. Thread rule: the runner's. Invariant: code sampling from adjusted logits
+    gives each adjuster every earlier sampled token of its sequence, in order.
     """
 
     def __init__(self, model: ModelConfig, grammars: GrammarCompiler) -> None:
@@ -70,7 +70,7 @@ class LaneAdjustments:
         self._adjusters: dict[int, LogitAdjuster] = {}
 
     def apply(self, plan: ForwardPlan) -> None:
-        """Take over who leaves and who joins."""
+        """Apply the plan's leaving and joining sequences."""
         for lane in plan.left:
             self._adjusters.pop(lane, None)
         for item in plan.joined:
@@ -80,17 +80,18 @@ class LaneAdjustments:
                 )
 
     def drawn(self, lane: int, token: int) -> None:
-        """The lane's next token."""
+        """Record the sequence's next token."""
         adjuster = self._adjusters.get(lane)
         if adjuster is not None:
             adjuster.append(token)
 
     def adjuster(self, lane: int) -> LogitAdjuster:
-        """REQUIRES: the lane's request adjusts."""
+        """Return the adjuster. REQUIRES: the request at the batch index adjusts."""
         return self._adjusters[lane]
 
     def scores(self, logits: Tensor, lanes: Sequence[int]) -> Tensor | None:
-        """Row i of logits [n, vocab] as lanes[i] adjusts it now, float32; None where none does."""
+        """Return logits [n, vocab], row i adjusted for the sequence at lanes[i], float32; None if
+        no sequence is adjusted."""
         rows = [
             row
             for row, lane in enumerate(lanes)
@@ -105,12 +106,13 @@ class LaneAdjustments:
 
 
 def kept_adjustments(together: DrawnTogether | None) -> "type[LaneAdjustments]":
-    """Of a rank that draws so; None: of the only one."""
+    """Return the class of a rank's adjustments. together: the ranks sharing the model; None: only
+    one rank."""
     return LaneAdjustments if together is None or together.leads else NoAdjustments
 
 
 class NoAdjustments(LaneAdjustments):
-    """Of a rank that draws as another one does: it has no adjuster of any lane."""
+    """Adjustments of a rank that copies the leading rank's tokens: it has no adjusters."""
 
     def apply(self, plan: ForwardPlan) -> None:
         return
@@ -123,12 +125,11 @@ def score_prompts(
     head: HeadOf,
     device: torch.device,
 ) -> dict[int, ScoredRows]:
-    """Scores the prompts of a plan's rows, while their forward's last hidden states stand.
+    """Score the prompts of a plan's rows, while their forward's last hidden states exist.
 
-    Pure; the runner's thread.
-
-    By the plan's rows. rows: the plan's. starts: where each row's tokens begin in the forward.
-    Raises PlanError where a row that is scored has fewer tokens than its plan scores.
+    Return scores by the plan's rows. Pure; the runner's thread. rows: the plan's. starts: each
+    row's first token in the forward. Raises PlanError if a scored row has fewer tokens than its
+    plan scores.
     """
     found = {}
     for item in plan.scored:

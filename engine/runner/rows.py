@@ -1,6 +1,6 @@
 """A plan's rows as numbers of this host, padded to the sizes of captured graphs.
 
-Owns the pages, slots and length of each lane; knows no tensor. Thread rule: the runner's.
+Owns the pages, slots and length of each batch index; knows no tensor. Thread rule: the runner's.
 """
 
 from dataclasses import dataclass, replace
@@ -23,15 +23,16 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
 
 _STRIDES = ((4, 2), (16, 4), (64, 8), (256, 16))
-"""Up to so many rows, sizes stand so far apart; then by 64."""
+"""Pairs of a batch size and the distance between sizes below it; above the last the distance is
+64."""
 
 
 def padded_sizes(largest: int) -> list[int]:
-    """The batch sizes that decode graphs are captured for. Pure.
+    """Return the batch sizes with captured decode graphs. Pure.
 
     1, 2, 4, 8, 12, 16, 24, ...; the last is `largest`.
 
-    A row too many costs its share of the matrix products and nothing else.
+    A padding row costs only its share of the matrix products.
     """
     sizes = [1, 2]
     while sizes[-1] < largest:
@@ -50,8 +51,8 @@ _VERIFIES, _DRAFTS = int(RowFlag.VERIFIES), int(RowFlag.DRAFTS_ON_LANE)
 
 
 class SequencePages:
-    """Ids of one sequence's pages, by logical page; grows. Who joins a lane anew is another
-    object."""
+    """Ids of one sequence's pages, by logical page; grows. A sequence joining at the batch index
+    later gets another object."""
 
     def __init__(self) -> None:
         self.ids: Ints = np.empty(0, dtype=np.int32)
@@ -62,9 +63,12 @@ class SequencePages:
 
 @dataclass(frozen=True)
 class ResolvedRows:
-    """Rows of a plan with nothing left open, columns [n] int32. tokens_at: where each row's tokens
-    begin among the plan's, where they are not on its lane (on_lane [n] bool). drafts_on_lane [n]
-    bool: of those tokens all but the first are."""
+    """Rows of a plan with all values known, columns [n] int32.
+
+    tokens_at: index of each row's first token among the plan's tokens, unless they are at its batch
+    index (on_lane [n] bool). drafts_on_lane [n] bool: all tokens but the first are at the batch
+    index.
+    """
 
     lanes: Ints
     starts: Ints
@@ -83,7 +87,7 @@ class ResolvedRows:
 
     @property
     def stops(self) -> Ints:
-        """Tokens of each sequence once the forward has ended, without those drawn."""
+        """Length of each sequence once the forward has ended, without its sampled tokens."""
         return self.starts + self.lengths
 
     def take(self, rows: NDArray[np.int64]) -> "ResolvedRows":
@@ -103,15 +107,15 @@ class ResolvedRows:
 
 
 class SequenceStates:
-    """What a runner keeps of the sequences that joined, and a plan's rows as numbers of this host.
+    """A runner's data of joined sequences; turns a plan's rows into numbers of this host.
 
-    Owns pages, slots and how far each lane is; knows no tensor. Thread rule: the runner's.
-    Invariant: position and pending of a lane are those behind all plans that were applied, whether
-    their forwards have ended or not. A forward draws as many tokens as its plan says, so the host
-    knows both without waiting; where a forward decides how many of its tokens hold, they become
-    numbers on the device, and resolve() a kernel.
+    Owns pages, slots and the length of each batch index; knows no tensor. Thread rule: the
+    runner's. Invariant: position and pending of a batch index include all applied plans, even if
+    their forwards have not ended. A forward samples as many tokens as its plan says, so the host
+    knows both without waiting. If a forward decided its number of accepted tokens, they would
+    become numbers on the device, and resolve() a kernel.
 
-    Of at most `lanes` lanes with at most `slots` working slots each.
+    At most `lanes` batch indices with at most `slots` working slots each.
     """
 
     def __init__(self, lanes: int, slots: int = 2) -> None:
@@ -129,7 +133,7 @@ class SequenceStates:
         return self._sampling[lane]
 
     def apply(self, plan: ForwardPlan) -> ResolvedRows:
-        """Take over the plan's changes; its rows. Raises PlanGap with nothing changed, PlanError
+        """Apply the plan's changes; return its rows. Raises PlanGap with nothing changed, PlanError
         with the plan's number used up."""
         if plan.number != self._next:
             raise PlanGap(f"plan {plan.number} came where {self._next} was due")
@@ -228,8 +232,8 @@ class SequenceStates:
     def slices(
         self, plan: ForwardPlan, rows: ResolvedRows, drawn: dict[int, list[int]]
     ) -> list[SequenceSlice]:
-        """The rows as the model takes them; drawn: tokens by lane, for rows that read theirs
-        there."""
+        """Return the rows in the model's form. drawn: tokens by batch index, for rows that read
+        theirs there."""
         marks: dict[int, list[tuple[int, int]]] = {}
         for mark in plan.checkpoints:
             marks.setdefault(int(plan.rows.lanes[mark.row]), []).append((mark.position, mark.slot))
@@ -253,23 +257,21 @@ class SequenceStates:
 
 
 MOST_ROWS = 64
-"""With drafts, of a step: with more, products take so long that drafts gain nothing."""
+"""Most rows with drafts in a step: with more, matrix products take so long that drafts gain
+nothing."""
 _WIDTHS = (2, 4, 8)
 
 
 def widths(drafts: int) -> list[int]:
-    """Tokens of a row for which there are graphs, where a row has at most so many drafts: a token
-    too many costs its share of the products and nothing else."""
+    """Return the row lengths with captured graphs, for rows of at most `drafts` drafts. A padding
+    token costs only its share of the matrix products."""
     return sorted({min(width, drafts + 1) for width in _WIDTHS} | {drafts + 1})
 
 
 def token_rows(rows: ResolvedRows, width: int) -> ResolvedRows:
-    """Rows of several tokens as rows of one, and how many of what a step has room for.
+    """Return rows of several tokens as `width` one-token rows each, in order. Pure.
 
-    Pure.
-
-    `width` rows of a token for each of the rows, in order; those past a row's length stand at
-    position -1.
+    Places past a row's length have position -1.
     """
     place = np.tile(np.arange(width, dtype=np.int32), len(rows))
     each = rows.take(np.repeat(np.arange(len(rows)), width))

@@ -1,1 +1,1 @@
-"""Which requests the next forward computes, and where it leaves checkpoints."""
+"""Selection of the requests computed by the next forward, and of the places of its checkpoints."""

@@ -1,6 +1,7 @@
-"""Admission: how many requests may run, how long they may wait, which are refused at once.
+"""Admission: the number of running requests, their longest wait, and the refusal of late ones.
 
-Owns measured times and the counts of what was refused. Thread rule: the engine loop's.
+Owns measured times and the counts of transfers that left an accept window. Thread rule: the engine
+loop's.
 """
 
 import math
@@ -17,26 +18,26 @@ from tasuki.engine.request import Request
 from tasuki.utils.signatures import Clock
 
 _GROWTH = 2
-"""So many times the rows that were seen are expected at most."""
+"""Factor on the largest measured number of rows: fitting() returns no more."""
 
 
 class StepOutlook:
-    """How long a step of so many answers takes, by what the last ones took.
+    """An estimate of a step's duration by its number of answers, from recent steps.
 
     Knows rows and seconds, no requests. Thread rule: the engine loop's. Invariants: a step of more
-    rows is never expected to be shorter; what a newer step contradicts is forgotten, so that
-    answers whose contexts grow are seen; one slow step alone shows nothing where the one before it
-    had as many rows.
+    rows is never expected to be shorter. Measurements contradicted by a newer step are forgotten,
+    because contexts of answers grow. One slow step alone changes nothing if the one before it had
+    as many rows.
     """
 
     def __init__(self) -> None:
         self._rows: list[int] = []
         self._seconds: list[float] = []
-        """Of a step of so many; both rise."""
+        """Seconds of a step with as many rows as in _rows; both lists rise."""
         self._last = 0, 0.0
 
     def landed(self, rows: int, seconds: float) -> None:
-        """A step of nothing but so many answers, at least one, took so long."""
+        """Record a decode-only step of `rows` answers, at least one, and its duration."""
         before, self._last = self._last, (rows, seconds)
         if before[0] == rows:
             seconds = min(seconds, before[1])
@@ -50,19 +51,19 @@ class StepOutlook:
         self._rows[first:last], self._seconds[first:last] = [rows], [seconds]
 
     def seconds(self, rows: int) -> float | None:
-        """None before the first step. Of more rows than were seen: as the steps seen rise, and not
-        at all while those were all alike."""
+        """Return the expected seconds of a step; None before the first step. Above the measured
+        rows the value is extrapolated. With only one measured row count it stays constant there."""
         return self._expected(rows) if self._rows else None
 
     def fitting(self, seconds: float) -> int:
-        """The most rows whose step is expected to take no longer; at least one."""
+        """Return the largest number of rows expected to fit into `seconds`; at least one."""
         if not self._rows:
             return 1
         within = range(1, _GROWTH * self._rows[-1] + 1)
         return max(1, bisect_right(within, seconds, key=self._expected))
 
     def _expected(self, rows: int) -> float:
-        """REQUIRES: a step has landed."""
+        """Return the expected seconds of a step of `rows` rows. REQUIRES: a step was recorded."""
         place = bisect_left(self._rows, rows)
         if place == 0:
             return self._seconds[0] * rows / self._rows[0]
@@ -73,59 +74,59 @@ class StepOutlook:
 
 
 _SEATS_A_PLACE = 8
-"""For so many seats one place more: about that share of a full batch's answers end while a prompt
-is computed and sent, and their rows would be empty until then."""
+"""Number of seats per additional place. About that share of a full batch ends while a prompt is
+computed and sent; its rows would be empty until then."""
 
 
 class Seats:
-    """How many requests may run beside each other.
+    """The number of requests that may run at the same time.
 
-    With a target for the time between two tokens: as many as a step has time for, found by
-    doubling. One target for all, the node's own: any that a request could name would let it keep
-    others out, or let others in to whom it was promised otherwise. Thread rule: the engine loop's.
+    With a target time between two tokens: as many as fit into a step, found by doubling. The node
+    has one target for all requests. A target named by a request would let it keep others out, or
+    break promises made to others. Thread rule: the engine loop's.
     """
 
     def __init__(self, rows: int, per_token: float | None) -> None:
-        """rows: of a forward, at most. per_token: seconds of a step; None: however long it
-        takes."""
+        """rows: of a forward, at most. per_token: seconds of a step; None: no limit."""
         self.steps = StepOutlook()
         self._rows = rows
         self._per_token = per_token
 
     @property
     def count(self) -> int:
-        """Of requests that run. More may run already: none is ever sent away."""
+        """The number of running requests allowed. More may run already; none is ever removed for
+        it."""
         if self._per_token is None:
             return self._rows
         return min(self._rows, self.steps.fitting(self._per_token))
 
     @property
     def places(self) -> int:
-        """The same, with those whose prompts are computed elsewhere."""
+        """The same, including requests whose prompts are computed on other nodes."""
         if self._per_token is None:
             return self._rows + -(-self._rows // _SEATS_A_PLACE)
         return self.count
 
 
 class QueueLimit:
-    """How long a request may wait in the engine's queue before its prompt is begun, and when its
-    first token is due.
+    """The time limits of the engine's queue: a request's longest wait, and the due time of its
+    first token.
 
-    Owns no queue: its owner reports who enters one. Thread rule: the engine's thread. Invariant:
-    looking costs nothing while nobody can be due, and else what those cost who are, however many
-    wait and however many different times they name.
+    Owns no queue: its owner reports each entry. Thread rule: the engine's thread. Invariant: a
+    check costs nothing while no request is due. Otherwise it costs as much as the number of due
+    requests.
     """
 
     def __init__(self, seconds: float, clock: Clock = time.monotonic) -> None:
         self.seconds = seconds
         self._clock = clock
         self._times: list[tuple[float, int, ReferenceType[Request]]] = []
-        """A heap; also of those who wait no longer, whose prompts it does not keep."""
+        """A heap of due times. It includes requests no longer waiting, held by weak reference."""
         self._numbers = count()
 
     def entered(self, request: Request) -> None:
-        """Its time begins: whoever comes back from another node's queue waits anew in this one, but
-        never longer than its client does."""
+        """Start the request's wait. A request back from another node's queue waits anew in this
+        one, but never longer than its client does."""
         now, targets = self._clock(), request.targets
         if request.deadline is None:
             patience = request.patience if targets.answer is None else targets.answer
@@ -141,18 +142,18 @@ class QueueLimit:
                 heappush(self._times, (at, next(self._numbers), ref(request)))
 
     def seconds_left(self, request: Request) -> float:
-        """Until its first token is due; infinite where nobody said when, or nobody waits for it."""
+        """Return the seconds until its first token is due; infinite if there is no due time or a
+        token is out."""
         return math.inf if request.output else request.first_due - self._clock()
 
     @property
     def idle_seconds(self) -> float | None:
-        """How long nobody needs to look; None: until somebody enters."""
+        """The seconds until the next check is needed; None: not before a request enters."""
         return max(0.0, self._times[0][0] - self._clock()) if self._times else None
 
     def passed(self, waiting: Container[Request]) -> list[Request]:
-        """Those of the queue for whom something has become due: they have waited too long, or past
-        the time of their first token. Whoever was begun once, and gave way since, is never among
-        them."""
+        """Return the waiting requests with a limit passed: the longest wait, or the due time of the
+        first token. A request begun once and preempted since is never among them."""
         now = self._clock()
         passed: dict[Request, None] = {}
         while self._times and self._times[0][0] <= now:
@@ -165,34 +166,36 @@ class QueueLimit:
         return [*passed]
 
     def is_over(self, request: Request) -> bool:
-        """Whether it has waited too long."""
+        """Return True if the request has waited too long."""
         return request.due <= self._clock()
 
 
 _WINDOW_SECONDS = 5.0
-"""Of work: while no prompt waits, no time passes."""
+"""Seconds of work in a window: time passes only while a prompt waits."""
 _WINDOWS = 12
 
 
 class FirstTokenOutlook:
-    """When a prompt that comes now would have its first token, by how fast first tokens came while
-    prompts waited for theirs.
+    """An estimate of a new prompt's time to first token, from the recent rate of first tokens while
+    prompts waited.
 
-    Owns the prompts of which no token is out; asks neither queue nor cache, so that it holds
-    wherever prompts are computed. Thread rule: the engine loop's. Invariants:
-    1. A prompt counts whole, whatever of it is cached: those that come are like those that came.
-    2. The speed is that of the best of the last windows of work, so that nobody is refused because
-       nobody asked for more. Nothing is expected before a whole window of work has been seen.
-    3. A caller waits for its own prompts that are as urgent and for which something is due no
-       later, and for no more of another's than of its own: callers take turns. What other nodes
-       have sent to where prompts are computed is another's.
+    Owns the prompts without a first token. Asks neither queue nor cache, so it holds wherever
+    prompts are computed. Thread rule: the engine loop's.
+
+    Invariants:
+    1. A prompt counts whole, with its cached part: new prompts are like past ones.
+    2. The speed is that of the best of the last windows of work, so low demand refuses no request.
+       Nothing is expected before the end of the first window of work.
+    3. A caller waits for its own prompts that are as urgent and due no later. It waits for no more
+       tokens of another caller than of its own, because callers take turns. Work sent by other
+       nodes to the computing nodes counts as another caller's.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._waiting: dict[Request, None] = {}
         self._speeds: deque[float] = deque(maxlen=_WINDOWS)
-        """Prompt tokens a second, a window each."""
+        """Prompt tokens a second, one value per window."""
         self._worked = 0.0
         self._answered = 0
         self._looked_at = 0.0
@@ -202,7 +205,8 @@ class FirstTokenOutlook:
         self._waiting[request] = None
 
     def left(self, request: Request, *, answered: bool) -> None:
-        """answered: its first token is out; else it will have none. Idempotent."""
+        """Forget a prompt. answered: its first token is out; otherwise it will have none.
+        Idempotent."""
         if request not in self._waiting:
             return
         self._pass_time()
@@ -217,9 +221,9 @@ class FirstTokenOutlook:
     def seconds(
         self, request: Request, within: float = math.inf, elsewhere: float = 0.0
     ) -> float | None:
-        """Until the first token of one that comes now; None where nothing is expected, or nobody
-        waits. within: seconds in which it is due. elsewhere: seconds of others' work before it
-        on every node that could compute its prompt."""
+        """Return the seconds until a new prompt's first token; None without an estimate or without
+        a queue. within: seconds until it is due. elsewhere: seconds of others' work before it on
+        every node that could compute its prompt."""
         if not self._speeds or not (self._waiting or elsewhere):
             return None
         speed = max(self._speeds)
@@ -227,7 +231,7 @@ class FirstTokenOutlook:
         return (before + len(request.prompt)) / speed
 
     def _before(self, request: Request, due: float, elsewhere: float) -> float:
-        """Prompt tokens that have their turn first."""
+        """Return the number of prompt tokens with an earlier turn."""
         now = self._clock()
         tokens: dict[str, int] = {}
         for other in self._waiting:
@@ -245,7 +249,7 @@ class FirstTokenOutlook:
 
 
 def _comes_first(other: Request, request: Request, due: float, now: float) -> bool:
-    """In a line of one caller."""
+    """Return True if `other` goes first in the line of its caller."""
     if other.priority != request.priority:
         return other.priority < request.priority
     # Of one that is late already nothing is due any more.
@@ -253,26 +257,25 @@ def _comes_first(other: Request, request: Request, due: float, now: float) -> bo
 
 
 SecondsElsewhere = Callable[[Request], float]
-"""Returns the seconds of others' work before a request, as of FirstTokenOutlook.seconds."""
+"""Return the seconds of others' work before a request, as in FirstTokenOutlook.seconds."""
 
 
 class EarlyRefusal:
-    """Why a request is not worth beginning: it would not be answered within what it is wanted in.
+    """The early refusal of requests expected to miss their targets.
 
-    Looks at those who wait and run, and changes nothing. Thread rule: the engine loop's.
-    Invariants:
-    only who has just come is refused, never who was taken; where nobody waits a request is always
-    taken. What nothing is known of is no reason.
+    Reads waiting and running requests, and changes nothing. Thread rule: the engine loop's.
+    Invariants: only a new request is refused, never an accepted one. If no request waits, a request
+    is always accepted. Without an estimate no request is refused.
     """
 
     def __init__(self, own: m.Targets, outlook: FirstTokenOutlook, seats: Seats) -> None:
-        """own: the node's, of requests that name none."""
+        """own: the node's targets, for requests without any."""
         self._own = own
         self._outlook = outlook
         self._seats = seats
 
     def targets(self, asked: m.Targets) -> m.Targets:
-        """What holds for a request that asks for these."""
+        """Return the effective targets of a request asking for these."""
         return asked.or_else(self._own)
 
     def reason(
@@ -281,7 +284,8 @@ class EarlyRefusal:
         others: Collection[Request],
         elsewhere: SecondsElsewhere,
     ) -> m.RequestError | None:
-        """others: all that are not over. elsewhere: as of FirstTokenOutlook.seconds."""
+        """Return the error of a refusal; None to accept. others: all requests not yet over.
+        elsewhere: as in FirstTokenOutlook.seconds."""
         return self._late(request, elsewhere) or self._slow(request, others)
 
     def _late(self, request: Request, elsewhere: SecondsElsewhere) -> m.RequestError | None:
@@ -301,7 +305,7 @@ class EarlyRefusal:
         )
 
     def _slow(self, request: Request, others: Collection[Request]) -> m.RequestError | None:
-        """Whether its tokens would come too slowly beside all that are here."""
+        """Return an error if its tokens would come too slowly beside all present requests."""
         target = request.targets.per_token
         if target is None or not others:
             return None
@@ -331,33 +335,36 @@ def _refusal(why: str, retry_after: float) -> m.RequestError:
 
 
 MOST_ACCEPTED = 16
-"""Of one decode node: as many as begin in the time that a grant takes, and no more, since each of
-them holds a slot."""
+"""Accepted transfers of one decode node: as many as begin during the round trip for a destination.
+Not more, because each holds a slot."""
 MOST_PULLED = 32
-"""Likewise: a pull waits for the forward in flight, and is over within the next one or two."""
+"""Pulling transfers of one decode node, limited likewise: a pull waits for the forward in flight,
+and is over within the next one or two."""
 _WINDOW_SHARE = 4
-"""Their prompts together are at most this part of what fits; one is always allowed."""
+"""Their prompts together use at most this part of the capacity (1 / value); one is always
+allowed."""
 
 
 class AcceptWindow:
-    """Rooms that hold memory on a prefill node though nothing of them is computed yet: those that
-    are accepted, and those whose beginning is pulled.
+    """Transfers holding memory on a prefill node before any computation: accepted transfers, and
+    transfers with a pull.
 
-    Owns the count of one kind of them by decode node, and how many there may be. Knows no queue
-    and no cache. Thread rule: the engine loop's. Invariant: a decode node that grants nothing
-    keeps no more than its share of the memory.
+    Owns the count of one kind of them by decode node, and their limit. Knows no queue and no cache.
+    Thread rule: the engine loop's. Invariant: a decode node that never grants holds at most its
+    share of the memory.
     """
 
     def __init__(self, capacity_tokens: int, most: int) -> None:
-        """capacity_tokens: that the cache can hold of one prompt. most: rooms of a decode node."""
+        """capacity_tokens: the cache's capacity for one prompt. most: transfers of a decode
+        node."""
         self._most = most
         self._share = capacity_tokens // _WINDOW_SHARE
         self._ahead: dict[str, dict[m.RoomId, int]] = {}
         self.left = 0
-        """Rooms that were in the window and are not any more: grows when others may enter."""
+        """Number of transfers that have left the window; it grows when others may enter."""
 
     def has_room(self, peer: str, tokens: int) -> bool:
-        """Whether a prompt of so many tokens may be leased for the decode node."""
+        """Return True if a prompt of `tokens` tokens may be allocated for the decode node."""
         ahead = self._ahead.get(peer)
         if not ahead:
             return True
@@ -367,7 +374,7 @@ class AcceptWindow:
         self._ahead.setdefault(peer, {})[room] = tokens
 
     def leave(self, peer: str, room: m.RoomId) -> None:
-        """A forward of the room is planned, its pull is over, or there will be neither.
+        """Remove a transfer: a forward of it is planned, its pull is over, or neither will come.
         Idempotent."""
         ahead = self._ahead.get(peer, {})
         if ahead.pop(room, None) is None:

@@ -1,4 +1,4 @@
-"""States kept in the tree: where a prefill leaves them, and what a request leaves at its end.
+"""States kept in the tree: the checkpoints of a prefill, and the state left at a request's end.
 
 Thread rule: the engine loop's.
 """
@@ -26,17 +26,17 @@ def plan_checkpoints(
     branches: Iterable[PlannedCheckpoint] = (),
     message_end: int | None = None,
 ) -> list[PlannedCheckpoint]:
-    """Where a prefill leaves checkpoints: at the prompt's end, at its last message's end, at a
-    branch point, at the client's marks.
+    """Plan a prefill's checkpoints: at the prompt's end, the last message's end, branch points and
+    the client's marks.
 
-    Positions in (cached, tokens), ascending, none twice, all but the message's end multiples of a
-    page. branches: where others wait to branch off. message_end: where the last message ends, if
-    the next turn may go on from there.
+    Return positions in (cached, tokens), ascending and distinct. All but the message's end are
+    multiples of a page. branches: positions needed by waiting requests. message_end: end of the
+    last message, if the next turn may continue there.
 
-    The prompt's end is kept at the last page boundary that a repeat of the same prompt may use (at
-    most tokens - 1). Where that is inside an answer's opening, the message's end serves in its
-    place. Of many marks the last ones are kept: they cover most. A mark inside a page is moved down
-    to its boundary.
+    The prompt's end is kept at the last page boundary usable by a repeat of the same prompt (at
+    most tokens - 1). If that is inside an answer's opening, the message's end is kept instead. The
+    last marks are kept if there are many, because they cover most. A mark inside a page is moved
+    down to its boundary.
     """
     chosen: dict[int, CheckpointKind] = {}
 
@@ -63,8 +63,8 @@ def plan_checkpoints(
 
 
 def _is_opening(match: Match, branch: int) -> bool:
-    """Whether the branch is inside the opening of the answer to the message that the prompt goes on
-    from: it saves a few tokens."""
+    """Return True if the branch is in the answer's opening, after the message at which the prompt
+    resumes: it would save only a few tokens."""
     is_end = match.checkpoint_kind is CheckpointKind.MESSAGE_END
     return is_end and branch - match.usable_tokens < PAGE_TOKENS
 
@@ -77,8 +77,8 @@ class TokenizerFileError(ValueError):
 
 
 def read_tool_call_ids(checkpoint: Path) -> frozenset[int]:
-    """Ids of the tokens that open a tool call in an answer; none where the folder has no tokenizer
-    or its vocabulary has no such token. Raises TokenizerFileError."""
+    """Return ids of the tokens that open a tool call in an answer. Empty if the folder has no
+    tokenizer or its vocabulary has no such token. Raises TokenizerFileError."""
     path = checkpoint / "tokenizer.json"
     if not path.is_file():
         return frozenset()
@@ -92,7 +92,7 @@ def read_tool_call_ids(checkpoint: Path) -> frozenset[int]:
 
 
 def turn_hint(output: Sequence[int], reason: FinishReason, tool_call_ids: frozenset[int]) -> str:
-    """As PrefixCache.insert takes it: an answer that calls a tool is soon continued."""
+    """Return the hint for PrefixCache.insert: an answer with a tool call is soon continued."""
     if reason is not FinishReason.STOP:
         return "unknown"
     return "end_of_turn" if tool_call_ids.isdisjoint(output) else "tool_call"
@@ -101,15 +101,12 @@ def turn_hint(output: Sequence[int], reason: FinishReason, tool_call_ids: frozen
 def keep_state(
     cache: HybridPrefixCache, request: Request, active: Active, hint: str = "unknown"
 ) -> None:
-    """What a request leaves in the tree when it stops running, and what its last tokens show of the
-    next turn: a tool call is answered soon. Knows what the checkpoint's tokenizer calls a tool
-    call, no conversations and no templates.
+    """Publish KV and state at the exact last forwarded token, so the next turn resumes there.
 
-    Publish KV and state at the exact last forwarded token, so that the next turn resumes there.
-
-    `hint` is what the end shows of the next turn (PrefixCache.insert). The last sampled token was
-    never forwarded and has no state. A forward in flight may already be one token further: it
-    writes the other working slot, and KV that no match counts. ENSURES: only release may follow.
+    hint: the next turn, guessed from the answer's end (PrefixCache.insert). The last sampled token
+    was never forwarded and has no state. A forward in flight may already be one token further. It
+    writes the other working slot, and KV not counted by any match. ENSURES: only release may
+    follow.
     """
     allocation, computed = active.allocation, active.progress.num_computed
     if computed == 0:
@@ -123,7 +120,7 @@ def keep_state(
 
 
 def keep_landed(cache: HybridPrefixCache, request: Request, active: Active) -> None:
-    """The same for a request that ends before its answer does. REQUIRES: no forward of it failed.
-    ENSURES: only release may follow."""
+    """Publish the state of a request that ends before its answer does. REQUIRES: no forward of it
+    failed. ENSURES: only release may follow."""
     if len(active.slots) > 1 or active.progress.settled:
         keep_state(cache, request, active)

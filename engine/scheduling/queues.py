@@ -1,19 +1,16 @@
-"""The scheduler's requests: those that run, those that wait, and each caller's share.
+"""The scheduler's requests: running requests, waiting requests, and each caller's share.
 
-The running requests, in the order in which they were begun, and what a forward's rows need of
-all of them, as columns by lane.
+RunningRequests holds the running requests in the order of their start, and the columns for a
+forward's rows by batch index. It owns order, columns and the callers' holdings; ProgressTable owns
+the numbers changed by a forward. It asks nothing of the cache. WaitingQueue and CallerShares own
+the queue and each caller's share. Thread rule: the engine loop's.
 
-Owns order, columns and what callers hold; the numbers that a forward changes are the
-ProgressTable's. Asks nothing of the cache. Thread rule: the engine loop's.
 Invariants:
-1. A column means something for the lanes of requests that run here, and for no others.
-2. `prompts` are those of which more than the next token is yet to be scheduled, in the same order.
-   Who left them to be answered here has one token a forward from then on, the last one drawn.
-3. capacities[lane] is what the request's allocation holds, and `held` their sum by caller.
-
-Requests that wait, and the share of the engine that each caller holds.
-
-Owns the queue and each caller's share. Thread rule: the engine loop's.
+1. A column is valid only for batch indices of requests that run here.
+2. `prompts` holds the requests with more than the next token left to schedule, in the same order. A
+   request answered here that leaves it has one token per forward from then on, the last sampled
+   one.
+3. capacities[lane] is the capacity of the request's allocation, and `held` their sum by caller.
 """
 
 import math
@@ -39,7 +36,7 @@ from .shared_prompts import Leader, LoadLeader
 
 @dataclass
 class Held:
-    """By the running requests of one caller: rows of a forward, tokens of the arena."""
+    """Resources of the running requests of one caller: rows of a forward, tokens of the arena."""
 
     rows: int = 0
     tokens: int = 0
@@ -51,10 +48,10 @@ class RunningRequests(Collection[Request]):
         self._progress = progress
         self._lanes: dict[Request, int] = {}
         self._order: Lanes = np.empty(0, dtype=np.intp)
-        """Their lanes; of no meaning while _reordered."""
+        """Batch indices of the running requests; invalid while _reordered."""
         self._reordered = False
         self._suspects: list[Request] = []
-        """Maybe some that are suspect no more."""
+        """May hold requests that are no longer suspect."""
         self._requests: NDArray[np.object_] = np.empty(lanes, dtype=object)
         self._answers: NDArray[np.bool_] = np.zeros(lanes, dtype=np.bool_)
         self._prompt_lengths: Ints = np.zeros(lanes, dtype=np.int32)
@@ -62,9 +59,9 @@ class RunningRequests(Collection[Request]):
         self.capacities: Ints = np.zeros(lanes, dtype=np.int32)
         self.prompts: list[Request] = []
         self.held: dict[str, Held] = {}
-        """By caller; none is empty."""
+        """Resources by caller; none is empty."""
         self.drafting: dict[Request, Drafting] = {}
-        """Of those for whose answers something may be drafted, in the same order."""
+        """Requests with drafted answers, in the same order."""
 
     def __len__(self) -> int:
         return len(self._lanes)
@@ -79,7 +76,7 @@ class RunningRequests(Collection[Request]):
         return request in self._lanes
 
     def add(self, request: Request) -> None:
-        """REQUIRES: it is Active."""
+        """Add a running request. REQUIRES: it is Active."""
         state = request.state
         assert isinstance(state, Active)
         lane = state.progress.lane
@@ -100,7 +97,7 @@ class RunningRequests(Collection[Request]):
         self.grown(request, state)
 
     def discard(self, request: Request) -> None:
-        """Whatever its state is by now."""
+        """Remove the request, in any state."""
         lane = self._lanes.pop(request, None)
         if lane is None:
             return
@@ -116,30 +113,30 @@ class RunningRequests(Collection[Request]):
             del self.held[request.caller]
 
     def grown(self, request: Request, state: Active) -> None:
-        """Its allocation holds more."""
+        """Record the new capacity of its allocation."""
         lane, capacity = self._lanes[request], state.allocation.capacity_tokens
         self.held[request.caller].tokens += capacity - int(self.capacities[lane])
         self.capacities[lane] = capacity
 
     def prompt_scheduled(self, request: Request, state: Prefilling) -> None:
-        """The last token of its prompt is in a forward, which draws the first of the answer."""
+        """Record that a forward has the last token of its prompt and samples the answer's first."""
         self.prompts.remove(request)
         self._answers[self._lanes[request]] = state.answers_here
 
     def acquit(self, requests: Sequence[Request]) -> None:
-        """A forward of theirs has succeeded, so none of them is suspect any more."""
+        """Clear the suspicion of requests in a successful forward."""
         for request in self._suspects:
             if request in requests:
                 request.suspect = False
 
     def of(self, lanes: Lanes) -> list[Request]:
-        """Who runs there."""
+        """Return the requests running at these batch indices."""
         found: list[Request] = self._requests[lanes].tolist()
         return found
 
     def answering(self) -> Lanes:
-        """In order the lanes of those of whom one token, drawn or being drawn, is to be forwarded,
-        and may be in the next forward."""
+        """Return, in order, the batch indices that need one token forwarded and may be in the next
+        forward. The token may still be in the forward before."""
         suspect = self._suspect()
         lanes = self._in_order() if suspect is None else np.array([self._lanes[suspect]])
         scheduled = self._progress.num_scheduled[lanes]
@@ -147,14 +144,15 @@ class RunningRequests(Collection[Request]):
         return lanes if due.all() else lanes[due]
 
     def unfinished_prompts(self) -> list[Request]:
-        """Those of `prompts` that may be in the next forward."""
+        """Return the requests of `prompts` that may be in the next forward."""
         suspect = self._suspect()
         if suspect is None:
             return self.prompts
         return [suspect] if suspect in self.prompts else []
 
     def schedule_next(self, lanes: Lanes) -> AnswerRows:
-        """One token of each of these, of answering(), which count as scheduled from here on."""
+        """Schedule one token of each of these batch indices from answering(). They count as
+        scheduled from here on."""
         tokens = self._progress.schedule_next(lanes)
         stops = tokens.starts + 1
         return AnswerRows(
@@ -168,7 +166,7 @@ class RunningRequests(Collection[Request]):
         )
 
     def _suspect(self) -> Request | None:
-        """Who is to have the next forward alone."""
+        """Return the request that must have the next forward alone, if any."""
         self._suspects = [
             request for request in self._suspects if request.suspect and request in self._lanes
         ]
@@ -182,27 +180,27 @@ class RunningRequests(Collection[Request]):
 
 
 _TRIED = 4
-"""Requests of a line that are tried while those before them find no room."""
+"""Requests of a line tried while those before them find no memory."""
 _OVERTAKEN = 16
-"""So often others go past a request that finds no room; then they wait with it."""
+"""Number of times a request without memory may be overtaken; after that its line waits with it."""
 
 Place = tuple[int, bool, float, int, Request]
 
 
 class WaitingQueue:
-    """Requests that wait to be begun: a line for each caller, the most urgent of a line first, of
-    these the one for whom something is due first.
+    """Requests waiting to be begun: one line per caller, the most urgent first, then the earliest
+    due.
 
-    Owns where each of them stands; says nothing of memory. Thread rule: the engine loop's.
-    Invariant: a request that waits stands in its caller's line or is parked behind a sibling, never
-    both; who left comes back to the place that it had.
+    Owns the place of each. Knows nothing of memory. Thread rule: the engine loop's. Invariant: a
+    waiting request is either in its caller's line or parked behind a sibling. One that leaves the
+    line and returns gets its old place back.
     """
 
     def __init__(self) -> None:
         self._numbers = count()
         self._places: dict[Request, Place] = {}
         self.lines: dict[str, list[Place]] = {}
-        """By caller, each in the order in which its requests are to be begun; none is empty."""
+        """Lines by caller, each in starting order; no line is empty."""
         self._parked: dict[Leader | LoadLeader, dict[Request, None]] = {}
 
     def __len__(self) -> int:
@@ -212,7 +210,8 @@ class WaitingQueue:
         return request in self._places
 
     def __iter__(self) -> Iterator[Request]:
-        """All of them: the first of each line, then the second of each, the parked ones last."""
+        """Yield all requests: the first of each line, then the second of each, the parked ones
+        last."""
         for places in zip_longest(*self.lines.values()):
             for place in places:
                 if place is not None:
@@ -221,16 +220,18 @@ class WaitingQueue:
             yield from parked
 
     def stands(self, request: Request) -> bool:
-        """Whether it may be tried: it waits, and behind no sibling."""
+        """Return True if the request may be tried: it waits and is not parked."""
         return request in self and not any(request in parked for parked in self._parked.values())
 
     def sought(self, request: Request, start: int, length: int) -> int:
-        """Up to where others need the tokens [start, length) of a request that runs."""
+        """Return the nearest end needed by parked requests among tokens [start, length) of a
+        running request."""
         positions = [leader.position for leader in self._parked if leader.request is request]
         return min((place for place in positions if place > start), default=length)
 
     def add(self, request: Request, *, returned: bool = False) -> None:
-        """returned: it has waited its turn already, and stands before those who have not."""
+        """Add a request. returned: it has had its turn before, and goes ahead of requests without
+        one."""
         place = (
             request.priority,
             not returned,
@@ -254,7 +255,7 @@ class WaitingQueue:
         self._leave(place)
 
     def missed(self, request: Request) -> None:
-        """Its first token will be late: it stands where it would if none had been due."""
+        """Order a request with a missed due time as if its first token had none."""
         request.first_due = math.inf
         before = self._places[request]
         place = (*before[:2], request.ordered_by, *before[3:])
@@ -266,22 +267,24 @@ class WaitingQueue:
             self._stand(place)
 
     def park(self, request: Request, leader: Leader | LoadLeader) -> None:
-        """Let it wait behind a sibling, in nobody's way. REQUIRES: it stands in a line."""
+        """Move the request from its line to wait behind a sibling, without delaying others.
+        REQUIRES: it is in a line."""
         self._leave(self._places[request])
         self._parked.setdefault(leader, {})[request] = None
 
     def unpark(self) -> None:
-        """Whoever's sibling has come far enough, or will not, takes its place in its line again."""
+        """Return parked requests to their place in the line if their sibling has reached the
+        position, or never will."""
         for leader in [leader for leader in self._parked if leader.is_over]:
             for request in self._parked.pop(leader):
                 self._stand(self._places[request])
 
     def tried(self, caller: str) -> int:
-        """How many of the line, from its first, may be tried now."""
+        """Return the number of requests, from the line's first, that may be tried now."""
         return 1 if self.lines[caller][0][-1].overtaken >= _OVERTAKEN else _TRIED
 
     def begun(self, request: Request) -> None:
-        """It left its line; those before it were overtaken."""
+        """Remove a begun request from its line, and count it as overtaking those before it."""
         place = self._places.pop(request)
         for before in self.lines[request.caller][:_TRIED]:
             if before is place:
@@ -301,12 +304,12 @@ class WaitingQueue:
 
 
 class CallerShares:
-    """How much of the engine each caller holds, and who gives way to whom.
+    """Each caller's share of the engine, and the choice of the request to be preempted.
 
     A caller's share is the larger of its part of the seats and its part of the arena: dominant
     resource fairness (Ghodsi et al., NSDI 2011). Has no part in queues. Thread rule: the engine
-    loop's. Invariant: of the caller who holds least the most urgent of those who run, the oldest of
-    them, gives way last; so there is always progress.
+    loop's. Invariant: the last request to be preempted is the oldest of the most urgent ones of the
+    caller with the least share. So there is always progress.
     """
 
     def __init__(self, cache: HybridPrefixCache, seats: Seats) -> None:
@@ -316,22 +319,24 @@ class CallerShares:
         self._seats = seats
 
     def least(self, callers: Sequence[str], running: RunningRequests) -> str:
-        """Whose turn it is."""
+        """Return the caller with the least share: its turn is next."""
         if len(callers) == 1:
             return callers[0]
         shares = self._shares(running)
         return min(callers, key=lambda caller: shares.get(caller, 0.0))
 
     def victim(self, running: RunningRequests) -> Request:
-        """Who gives way so that another one may grow: of the caller who holds most the least
-        urgent, and of these the youngest. What a caller calls urgent takes nothing from others."""
+        """Return the request to preempt so another may grow: the caller with the largest share, its
+        least urgent request, the youngest of these. A caller's priorities take nothing from
+        others."""
         shares = self._shares(running)
         most = max(reversed(running), key=lambda request: shares[request.caller]).caller
         return _least_urgent(request for request in reversed(running) if request.caller == most)
 
     def victim_for(self, waiting: WaitingQueue, running: RunningRequests) -> Request | None:
-        """Who gives way so that a caller with less than an equal part may begin; None where nobody
-        has more, or what begins would have more itself. No hand-over under way gives way."""
+        """Return the request to preempt so a caller below an equal share may begin. None if no
+        caller has more, or the new request would itself exceed the share. No request in a hand-over
+        is preempted."""
         callers = {*waiting.lines, *running.held}
         if len(callers) == 1 or not waiting.lines or not running:
             return None
@@ -356,12 +361,13 @@ class CallerShares:
         }
 
     def _part(self, rows: int, tokens: int, seats: int) -> float:
-        """Of the engine. Each row has a slot of the arena beside its tokens, at least."""
+        """Return the part of the engine used. Each row holds at least one arena slot besides its
+        tokens."""
         return max(rows / seats, (tokens + rows * self._slot_tokens) / self._tokens)
 
 
 def _least_urgent(requests: Iterable[Request]) -> Request:
-    """The first of them."""
+    """Return the least urgent request, the first of equals."""
     return max(requests, key=lambda request: request.priority)
 
 

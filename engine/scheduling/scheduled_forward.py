@@ -1,15 +1,10 @@
-"""What one forward computes: kept by the engine until it lands, and planned for the runner.
+"""The content of one forward: kept by the engine until it completes, and planned for the runner.
 
-What one forward computes, kept by the engine until that forward lands.
-
-Thread rule: the engine loop's.
-
-Turns what the scheduler chose into a plan: plain data, as changes against what the runner keeps.
-
-Owns the plans' numbers and, of every lane that joined, whose it is and how many of its pages the
-runner has. Thread rule: the engine loop. Invariant: what is remembered here of a lane is what the
-runner keeps of it once it has run every plan that was made, so each plan must be launched, once and
-in order.
+ForwardPlanner turns the scheduler's choice into a plan: plain data, as changes against the runner's
+copy. It owns the plans' numbers. It also owns, for every joined batch index, the sequence there and
+the number of pages known to the runner. Thread rule: the engine loop. Invariant: this record of a
+batch index equals the runner's after it has run every plan made. So each plan must be launched,
+once and in order.
 """
 
 from collections.abc import Sequence
@@ -42,17 +37,17 @@ from tasuki.pycache.layout import PAGE_TOKENS
 
 @dataclass(slots=True)
 class ScheduledSequence:
-    """What one forward computes of one request, as the engine remembers it until the forward lands.
+    """One forward's part of one request, kept by the engine until the forward completes.
 
-    Tokens [start, stop) of a running request; checkpoints that fall into it, with their slots.
+    Tokens [start, stop) of a running request; checkpoints among them, with their slots. The forward
+    reads the working slot of index read_index and writes the one of write_index.
 
-    The forward reads the working slot of index read_index and writes the one of write_index.
-    num_sampled: tokens that it draws; some only where it reaches the last token there is. drafts:
-    those of its tokens that nobody drew yet, its last ones; then it draws at most num_sampled, and
-    how many of its tokens count shows when it lands. first_guesses: as many as there are drafts
-    where the model's draft layer is to make them before the forward, and they stand for nothing
-    yet. drafts_on_lane: whether they stand for those that the runner has. guesses: tokens that it
-    is to propose behind what is drawn.
+    num_sampled: tokens it samples; above 0 only if it reaches the last known token. drafts: the
+    last of its tokens, not sampled yet. With drafts it samples at most num_sampled tokens, and the
+    number accepted is known when it completes. first_guesses: the number of drafts if the model's
+    draft layer makes them before the forward; the values in drafts are placeholders then.
+    drafts_on_lane: the drafts are placeholders for those stored in the runner. guesses: tokens to
+    be proposed after the sampled ones.
     """
 
     request: Request
@@ -74,31 +69,31 @@ class ScheduledSequence:
 
     @property
     def lane(self) -> int:
-        """Where the runner keeps the tokens drawn last: no two allocations share a working slot."""
+        """Index at which the runner keeps the last sampled tokens: no two allocations share a
+        working slot."""
         return self.active.slots[0]
 
     @property
     def decodes(self) -> bool:
-        """Whether it is one token of an answer given here, so that it may run in a decode graph."""
+        """True if this is one token of an answer given here, so it may run in a decode graph."""
         one = self.num_sampled > 0 and self.stop - self.start == 1
         return one and self.active.answers_here and not self.checkpoints
 
     @property
     def live(self) -> bool:
-        """Whether the request still runs on the allocation that this was planned for."""
+        """True if the request still runs on the allocation planned here."""
         state = self.request.state
         return isinstance(state, Active) and state.allocation is self.active.allocation
 
 
 @dataclass(frozen=True)
 class AnswerRows:
-    """What one forward computes, as the engine remembers it until the forward lands: one token of
-    each of many answers, as columns, then tokens of answers with drafts behind them, then parts of
-    prompts.
+    """The answers of one forward without drafts: one token of each request, and one sampled after
+    it.
 
-    A row each, columns [n]: of requests that answer, one token, behind which one is drawn. holders:
-    as ProgressTable's. row_limits: tokens that the allocations hold. indices: where in the answer
-    what is drawn will stand; is_last: no more are wanted behind it.
+    One row each, columns [n]. holders: as in ProgressTable. row_limits: tokens held by the
+    allocations. indices: position of the sampled token in the answer. is_last: no token is wanted
+    after it.
     """
 
     requests: Sequence[Request]
@@ -113,12 +108,12 @@ class AnswerRows:
         return len(self.lanes)
 
     def live(self, progress: ProgressTable) -> NDArray[np.bool_]:
-        """[n]: whose requests still run on the allocations that this was planned for."""
+        """Return [n]: True if the row's request still runs on the allocation planned here."""
         still: NDArray[np.bool_] = progress.holders[self.lanes] == self.holders
         return still
 
     def requests_where(self, rows: NDArray[np.bool_]) -> list[Request]:
-        """rows [n]."""
+        """Return the requests of the marked rows [n]."""
         return [self.requests[row] for row in rows.nonzero()[0].tolist()]
 
     def take(self, rows: NDArray[np.intp]) -> "AnswerRows":
@@ -133,7 +128,7 @@ class AnswerRows:
         )
 
     def sequences(self) -> list[ScheduledSequence]:
-        """The same, one by one. REQUIRES: all are live."""
+        """Return the rows as single sequences. REQUIRES: all are live."""
         found = []
         for row, request in enumerate(self.requests):
             assert isinstance(request.state, Active)
@@ -149,7 +144,7 @@ class AnswerRows:
 
 @dataclass(frozen=True)
 class ScheduledForward:
-    """Rows of answers come before those of answers with drafts, and these before prompts'."""
+    """The rows of one forward: answers first, then answers with drafts, then prompts."""
 
     answers: AnswerRows
     prompts: Sequence[ScheduledSequence]
@@ -160,23 +155,23 @@ class ScheduledForward:
 
     @property
     def sequences(self) -> list[ScheduledSequence]:
-        """Behind the answers' rows, in the order of the rows."""
+        """The sequences after the answers' rows, in the order of the rows."""
         return [*self.drafted, *self.prompts]
 
     @property
     def shape(self) -> StepShape:
-        """Of its answers."""
+        """Return the shape of the answers' step."""
         lengths = [1 + len(item.drafts) for item in self.drafted if item.drafts]
         plain = len(self.answers) + len(self.drafted) - len(lengths)
         return StepShape(plain, len(lengths), max(lengths, default=1))
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of prompts that it computes."""
+        """The number of prompt tokens it computes."""
         return sum(item.stop - item.start for item in self.prompts if not item.decodes)
 
     def live_sequences(self, progress: ProgressTable) -> list[ScheduledSequence]:
-        """What of it may still count, one by one."""
+        """Return the parts whose requests still run, one by one."""
         live = self.answers.take(self.answers.live(progress).nonzero()[0])
         return live.sequences() + [item for item in self.sequences if item.live]
 
@@ -184,11 +179,11 @@ class ScheduledForward:
 _DECODES, _ON_LANE, _VERIFIES = RowFlag.DECODES.value, ON_LANE.value, RowFlag.VERIFIES.value
 _DRAFTS_ON_LANE = RowFlag.DRAFTS_ON_LANE.value
 _MAX_ROWS = 1
-"""Tokens that a forward draws for a sequence."""
+"""Tokens sampled by a forward for a sequence."""
 
 
 class _Changes:
-    """Of one plan against what the runner keeps."""
+    """Changes of one plan against the runner's state."""
 
     def __init__(self) -> None:
         self.left: list[int] = []
@@ -198,15 +193,15 @@ class _Changes:
 
 class ForwardPlanner:
     def __init__(self, progress: ProgressTable) -> None:
-        """progress: which sequences run."""
+        """progress: table of the running sequences."""
         lanes = len(progress.holders)
         self._progress = progress
         self._number = 0
         self._joined: NDArray[np.int64] = np.zeros(lanes, dtype=np.int64)
-        """By lane the number of the sequence that the runner has there; 0: none."""
+        """Number of the sequence in the runner, by batch index; 0: none."""
         self._joined_count = 0
         self._row_limits: Ints = np.zeros(lanes, dtype=np.int32)
-        """Tokens that the pages hold which the runner has."""
+        """Token capacity of the pages known to the runner, by batch index."""
 
     def plan(
         self,
@@ -214,7 +209,7 @@ class ForwardPlanner:
         copies: tuple[CopyOp, ...],
         folds: tuple[Fold, ...] = (),
     ) -> ForwardPlan:
-        """The next plan; it must be launched. REQUIRES: no two rows share a lane."""
+        """Return the next plan; it must be launched. REQUIRES: no two rows share a batch index."""
         answers = forward.answers
         changes = _Changes()
         columns: Ints = np.empty((COLUMNS, len(forward)), dtype=np.int32)
@@ -251,7 +246,8 @@ class ForwardPlanner:
         )
 
     def stores_alone(self, copies: tuple[CopyOp, ...], folds: tuple[Fold, ...] = ()) -> ForwardPlan:
-        """The next plan, which computes nothing new; it must be launched too."""
+        """Return the next plan, with copies and folds but no new computation; it must be launched
+        too."""
         return ForwardPlan(self._next_number(), copies, tuple(self._leave()), folds=folds)
 
     def _next_number(self) -> int:
@@ -260,7 +256,7 @@ class ForwardPlanner:
         return number
 
     def _answer_rows(self, answers: AnswerRows, columns: Ints, changes: _Changes) -> list[int]:
-        """Fills the columns; the tokens of those rows whose token is not on a lane."""
+        """Fill the columns. Return the tokens of rows without a token at a batch index."""
         lanes, tokens = answers.lanes, answers.tokens
         changed = (self._joined[lanes] != answers.holders) | (
             self._row_limits[lanes] != answers.row_limits
@@ -279,7 +275,7 @@ class ForwardPlanner:
         return known
 
     def _sequence_row(self, item: ScheduledSequence, column: Ints, changes: _Changes) -> list[int]:
-        """Fills the row's column; its tokens."""
+        """Fill the row's column; return its tokens."""
         lane = item.lane
         self._follow(item.request, lane, changes)
         flags = _VERIFIES if item.drafts else _DECODES if item.decodes else 0
@@ -298,7 +294,8 @@ class ForwardPlanner:
         return known + list(item.drafts)
 
     def _follow(self, request: Request, lane: int, changes: _Changes) -> None:
-        """Let the runner have the request's sequence and all of its pages."""
+        """Add the request's sequence and all its pages to the changes, as far as the runner lacks
+        them."""
         state = request.state
         assert isinstance(state, Active)
         if self._joined[lane] != state.progress.number:
@@ -315,7 +312,7 @@ class ForwardPlanner:
             self._row_limits[lane] = limit
 
     def _leave(self) -> list[int]:
-        """Lanes of sequences that run no more."""
+        """Remove sequences that no longer run; return their batch indices."""
         over = (self._joined != 0) & (self._joined != self._progress.holders)
         gone: Lanes = over.nonzero()[0]
         self._joined[gone] = 0
@@ -325,7 +322,8 @@ class ForwardPlanner:
 
 
 def _scored(row: int, item: ScheduledSequence) -> list[ScoredRow]:
-    """Of a row of a prompt that is to be scored; none where no token of it is behind the row's."""
+    """Return the scored row of a prompt; none if the request is not scored or no prompt token
+    follows the row's tokens."""
     scoring = item.request.scoring
     count = 0 if scoring is None else scoring.count(item.start, item.stop)
     if scoring is None or not count:
@@ -334,7 +332,8 @@ def _scored(row: int, item: ScheduledSequence) -> list[ScoredRow]:
 
 
 def _joined(lane: int, slots: tuple[int, ...], request: Request) -> JoinedSequence:
-    """All that was drawn for the request before is in its output: nothing of it is in flight."""
+    """Return the sequence's description for the runner. All tokens sampled before are in the
+    request's output: none is in flight."""
     sampling = request.sampling
     before = None
     if sampling.adjusts:

@@ -1,13 +1,12 @@
-"""Decides what the next forward computes: admits, cuts chunks, grows allocations, retracts.
+"""The scheduler of forwards: admits requests, cuts chunks, grows allocations, retracts.
 
-Owns the queue and the running set; asks the cache for allocations; has no part in tensors or
-messages. Admission is transactional: a request gets all it needs or waits. Callers who share the
-engine are admitted in turn, the one with the least of it first; of one caller the most urgent
-request first, of these the one whose first token is due first (queues.py). A caller with more than
-an equal part gives way to one with less.
+Owns the queue and the running set; asks the cache for allocations; handles no tensors and no
+messages. Admission is transactional: a request gets all it needs or waits. Callers are admitted in
+turn, the one with the least share first. A caller's requests go by urgency, then by due time of the
+first token (queues.py). A caller above an equal share gives way to one below it.
 
-ChunkLimit owns the measured times of forwards, from which the tokens of a prefill chunk follow;
-share_chunk() gives them to prompts. Thread rule: the engine loop's.
+ChunkLimit owns the measured times of forwards and derives the size of a prefill chunk;
+share_chunk() divides it among prompts. Thread rule: the engine loop's.
 """
 
 import math
@@ -43,29 +42,29 @@ from .scheduled_forward import ScheduledForward, ScheduledSequence
 from .shared_prompts import follow, leader_of, load_leader_of, pays
 
 _GROWTH = 2.0
-"""The next forward has at most so many times the tokens of one that took little time."""
+"""The next forward has at most this many times the tokens of a short one."""
 
 
 class ChunkLimit:
-    """How many prompt tokens a forward may have beside answers, so that no answer waits too long.
+    """The limit of prompt tokens in a forward beside answers, so no answer waits too long.
 
-    Owns what the last forwards took. Thread rule: the engine loop's. Invariant: at least a page, at
-    most a chunk; without a limit always a chunk.
+    Owns the times of the last forwards. Thread rule: the engine loop's. Invariant: at least a page,
+    at most a chunk; without a time limit always a chunk.
     """
 
     def __init__(self, chunk: int, most_seconds: float | None) -> None:
-        """chunk: prompt tokens of a forward. most_seconds: of a forward with answers; None: as long
-        as it takes."""
+        """chunk: prompt tokens of a forward. most_seconds: of a forward with answers; None: no
+        limit."""
         self._chunk = chunk
         self._most_seconds = most_seconds
         self._beside_answers = chunk if most_seconds is None else PAGE_TOKENS
 
     def tokens(self, *, beside_answers: bool) -> int:
-        """That the next forward may have of prompts."""
+        """Return the number of prompt tokens allowed in the next forward."""
         return self._beside_answers if beside_answers else self._chunk
 
     def landed(self, forward: ScheduledForward, seconds: float) -> None:
-        """It took so long. Those without answers or without prompts show nothing."""
+        """Record a forward's duration. Forwards without answers or without prompts are ignored."""
         if self._most_seconds is None:
             return
         prompts = sum(not item.decodes for item in forward.prompts)
@@ -84,20 +83,18 @@ _OLDEST_EVERY = 4
 
 @dataclass(frozen=True)
 class Demand:
-    """Who gets how much of a forward's prompt tokens. Pure.
+    """A prompt's demand for tokens of a forward: tokens [start, length) are still to be forwarded.
 
-    Each caller has an equal part of the chunk, and what it could not use of it while it wanted more
-    is owed to it: deficit round robin (Shreedhar and Varghese, 1995). Of a part, the prompt with
-    the least left to compute comes first, at most three quarters of the chunk to one prompt: a long
-    prompt delays a short one by a few chunks, not by its length. Before these come prompts that
-    would miss the time of their first token if they waited for all others, and can still meet it,
-    the first due first. Every fourth chunk begins with the oldest prompt instead, so that short
-    ones that keep coming never stop a long one. What somebody cannot use, others get on their own
-    account.
+    sought: the end needed first, at most length. seconds_left: until its first token is due;
+    infinite without a due time.
 
-    Tokens [start, length) of a prompt are still to be forwarded. sought: somebody needs them until
-    there; at most length. seconds_left: until its first token is due; infinite where nobody said
-    when.
+    share_chunk() divides the chunk. Each caller has an equal part. A part left unused while more
+    was wanted is owed to the caller: deficit round robin (Shreedhar and Varghese, 1995). Within a
+    part the prompt with the least left comes first, with at most three quarters of the chunk. So a
+    long prompt delays a short one by a few chunks, not by its length. Before these come prompts
+    that would miss their due time behind all others and can still meet it, the earliest due first.
+    Every fourth chunk begins with the oldest prompt, so a stream of short ones never stops a long
+    one. Tokens unused by one caller go to others, on their own account.
     """
 
     caller: str
@@ -112,7 +109,7 @@ class Demand:
 
 
 Owed = Mapping[str, float]
-"""Tokens, by caller; below 0 what a caller has had in advance."""
+"""Tokens owed, by caller; negative: tokens received in advance."""
 
 
 def share_chunk(
@@ -122,9 +119,9 @@ def share_chunk(
     speed: float = math.inf,
     owed: Owed = MappingProxyType({}),
 ) -> list[int]:
-    """Where each demand's next forward stops, its start where it gets nothing: on a page inside of
-    a prompt. demands: the oldest first. budget: tokens in all. turn: number of the chunk. speed:
-    prompt tokens a second; infinite where that is not known."""
+    """Return each demand's stop in the next forward; its start if it gets nothing. A stop inside a
+    prompt is on a page boundary. demands: the oldest first. budget: tokens in all. turn: number of
+    the chunk. speed: prompt tokens a second; infinite if unknown."""
     stops = [demand.start for demand in demands]
     if not demands:
         return stops
@@ -135,7 +132,7 @@ def share_chunk(
     left = budget
 
     def take(index: int, most: int) -> int:
-        """Tokens that it gets more, so that it has no more than `most` in all."""
+        """Give the demand more tokens, at most `most` in all. Return the number added."""
         nonlocal left
         demand, before = demands[index], stops[index]
         stop = min(demand.length, before + left, demand.start + most)
@@ -164,8 +161,8 @@ def share_chunk(
 def owed_after(
     demands: Sequence[Demand], stops: Sequence[int], budget: int, owed: Owed
 ) -> dict[str, float]:
-    """What callers are owed once they had this. Nothing is saved for who wants no more, and never
-    more than a chunk."""
+    """Return the tokens owed to callers after this chunk. A caller wanting no more is owed nothing;
+    the amount is at most a chunk."""
     left = dict.fromkeys((demand.caller for demand in demands), 0)
     got = dict(left)
     for demand, stop in zip(demands, stops, strict=True):
@@ -203,8 +200,8 @@ Admit = Callable[[Request], bool]
 
 @dataclass(frozen=True)
 class _Proposed:
-    """Drafts of a request's next forward; where the draft layer is to guess them before that, or
-    the runner has them, they stand for nothing here."""
+    """Drafts of a request's next forward. They are placeholders if the draft layer guesses them
+    before the forward, or the runner holds them."""
 
     request: Request
     state: Decoding
@@ -215,7 +212,8 @@ class _Proposed:
 
 
 class Scheduler:
-    """`admit(request)` moves a waiting request on and says whether it could (Engine._admit)."""
+    """Chooses the content of each forward. `admit(request)` moves a waiting request on and returns
+    True if it could (Engine._admit)."""
 
     def __init__(
         self,
@@ -227,9 +225,9 @@ class Scheduler:
         drafts: DraftLimit,
         max_batch: int,
     ) -> None:
-        """limit: notes each request that begins to wait. seats: of requests that run, and learns
-        from the forwards. drafts: of answers that may be drafted. max_batch: requests in one
-        forward, which the config may leave open."""
+        """limit: told of each request that begins to wait. seats: of running requests; learns from
+        the forwards. drafts: limits drafts of answers. max_batch: requests in one forward; the
+        config may leave it open."""
         self._cache = cache
         self._admit = admit
         self._limit = limit
@@ -238,16 +236,16 @@ class Scheduler:
         self._drafts = drafts
         self._chunk = ChunkLimit(config.prefill_chunk_tokens, config.max_itl_seconds)
         self._chunk_seconds = LineFit()
-        """By prompt tokens of a forward."""
+        """Seconds of a forward by its prompt tokens."""
         self._shares = CallerShares(cache, seats)
         self._computing: list[Request] = []
-        """Admitted, their prompts not computed yet; maybe some that are over."""
+        """Admitted requests with prompts not computed yet; some may be over."""
         self._chunks = count()
         self._owed: dict[str, float] = {}
         self._first_row = 0
         self._first_watched = 0
         self.retractions = 0
-        """Times that a request's memory was taken back."""
+        """Number of times a request's memory was taken back."""
         self.waiting = WaitingQueue()
         self.progress = ProgressTable(cache.arena.slabs)
         self.running = RunningRequests(self.progress)
@@ -257,24 +255,24 @@ class Scheduler:
         self.waiting.add(request)
 
     def requeue(self, request: Request) -> None:
-        """Before those that have not waited: it has waited its turn already."""
+        """Put the request ahead of those that have not had a turn, because it had one."""
         self._limit.entered(request)
         self.waiting.add(request, returned=True)
 
     def start(self, request: Request) -> None:
-        """Run a request that got its allocation by a hand-over. REQUIRES: it is Prefilling or
+        """Run a request with an allocation from a hand-over. REQUIRES: it is Prefilling or
         Decoding."""
         self.running.add(request)
 
     def drop(self, request: Request) -> None:
-        """Forget a request wherever it stands; its allocation is the caller's business."""
+        """Forget a request in any place; the caller releases its allocation."""
         self.running.discard(request)
         self.waiting.discard(request)
 
     def set_apart(self, failed: Sequence[ScheduledSequence]) -> None:
-        """Start the requests of a failed forward over, each in forwards of its own until one has
-        succeeded. They keep what had landed before it; what it may have half written is lost, and
-        with it what a later forward in flight overwrites. REQUIRES: all are live."""
+        """Restart the requests of a failed forward, each alone in its forwards until one has
+        succeeded. They keep the results completed before it. Lost is the possibly half-written
+        part, and the state overwritten by a later forward in flight. REQUIRES: all are live."""
         for item in reversed(failed):
             state = item.active
             newest = state.progress.num_scheduled == item.stop
@@ -285,12 +283,13 @@ class Scheduler:
             self._give_way(item.request)
 
     def due_seconds(self, request: Request) -> float | None:
-        """Until its first token is due; None where nobody said when, or it is too late."""
+        """Return the seconds until its first token is due; None without a due time, or if it is too
+        late."""
         left = self._limit.seconds_left(request)
         return left if 0 < left < math.inf else None
 
     def landed(self, forward: ScheduledForward, seconds: float) -> None:
-        """It took so long."""
+        """Record a forward's duration."""
         self._chunk.landed(forward, seconds)
         if tokens := forward.prompt_tokens:
             self._chunk_seconds.add(tokens, seconds)
@@ -300,17 +299,18 @@ class Scheduler:
     def landed_after(
         self, forward: ScheduledForward, tokens: int, seconds: float, *, planned: bool
     ) -> None:
-        """It ended so long after the one right before it, and gave so many tokens. planned: while
-        that one ran."""
+        """Record a decode-only forward: `tokens` produced, `seconds` since the previous one ended.
+        planned: it was planned while the previous one ran."""
         if forward and not forward.prompts:
             self._drafts.landed(forward.shape, tokens, seconds, planned=planned)
 
     def schedule(self, drafts: int) -> ScheduledForward:
-        """The next forward, with so many drafts of an answer at most; empty when nothing can run.
-        REQUIRES: where there may be some, or the one before had some, none is in flight.
+        """Return the next forward, with at most `drafts` drafts per answer; empty if nothing can
+        run. REQUIRES: no forward is in flight if this one or the one before has drafts.
 
-        Else the one before may be: what it computes counts as computed, the token it draws as
-        drawn. That it was the last token shows only later; then one forward was for nothing."""
+        Without drafts the one before may be in flight. Its tokens count as computed, and its
+        sampled token as sampled. If that token proves to be the last, one forward was in vain.
+        """
         self._admit_waiting()
         lanes = self._growable()
         if drafts:
@@ -328,14 +328,14 @@ class Scheduler:
 
     @property
     def drafts_next(self) -> int:
-        """Drafts of an answer that the next forward may have. They follow tokens that are there, so
-        that the forward before is to land first where there may be some."""
+        """The number of drafts per answer allowed in the next forward. Drafts follow known tokens,
+        so the forward before must complete first if this is not 0."""
         drafting = self.running.drafting.values()
         return self._drafts.next(len(self.running), drafting) if drafting else 0
 
     def _draft(self, lanes: Lanes, most: int) -> list[ScheduledSequence]:
-        """Rows with drafts, or behind which some are to be guessed, of requests that have the next
-        forward's rows."""
+        """Return rows with drafts, or followed by guesses, among the requests with rows in the next
+        forward."""
         proposed = self._proposed(lanes, most)
         counts = [(one.drafting, len(one.drafts)) for one in proposed]
         most = self._drafts.of_step(len(lanes), counts)
@@ -363,7 +363,7 @@ class Scheduler:
         return found
 
     def _watch(self) -> None:
-        """Some of the drafters, the next ones each time."""
+        """Watch some of the drafters, the next ones each time."""
         drafting = list(self.running.drafting.items()) if self._drafts.watched else []
         count = min(self._drafts.watched, len(drafting))
         for place in range(self._first_watched, self._first_watched + count):
@@ -372,7 +372,8 @@ class Scheduler:
         self._first_watched += count
 
     def _make_room(self, request: Request, state: Decoding, tokens: int) -> None:
-        """For so many more, if there is some that nobody has, and never past the end."""
+        """Extend the allocation by `tokens` tokens if memory is free, at most to the request's
+        end."""
         wanted = min(request.length + tokens, request.final_length + 1)
         if wanted > state.allocation.capacity_tokens:
             self._cache.extend(state.allocation, wanted)
@@ -381,8 +382,8 @@ class Scheduler:
     def _drafted(
         self, proposed: _Proposed, drafts: tuple[int, ...], most: int
     ) -> ScheduledSequence:
-        """With as many of these drafts, and of the guesses, `most` at most, as its pages have room
-        for."""
+        """Return the row with as many of these drafts, and at most `most` guesses, as its pages can
+        hold."""
         request, state, length = proposed.request, proposed.state, proposed.request.length
         drafts = drafts[: state.allocation.capacity_tokens - length]
         start, read, written = length - 1, state.progress.slot, state.next_index
@@ -403,7 +404,7 @@ class Scheduler:
         )
 
     def _admit_waiting(self) -> None:
-        """Whoever holds least of the engine first, until nobody's requests find room."""
+        """Admit requests, the caller with the least share first, until no request finds memory."""
         self._computing = [request for request in self._computing if _computes(request)]
         self.waiting.unpark()
         blocked: set[str] = set()
@@ -420,7 +421,7 @@ class Scheduler:
             self._retract(victim)
 
     def _admit_of(self, caller: str) -> bool:
-        """Whether a request of the line left it."""
+        """Try the caller's line. Return True if a request left it."""
         for *_, request in self.waiting.lines[caller][: self.waiting.tried(caller)]:
             if self._admit(request):
                 self.waiting.begun(request)
@@ -433,12 +434,12 @@ class Scheduler:
         return False
 
     def _loading(self) -> int:
-        """Requests that run once what they load has landed."""
+        """Return the number of requests that will run when their load completes."""
         return sum(isinstance(request.state, Loading) for request in self._computing)
 
     def parked(self, request: Request) -> bool:
-        """Whether the request, which waits, goes on to wait for what another one computes, or
-        loads."""
+        """Park a waiting request if another one computes or loads its prefix. Return True if
+        parked."""
         if request.output or request.gateway_room is not None:
             return False
         if self._follows_load(request):
@@ -464,7 +465,7 @@ class Scheduler:
         return True
 
     def _chunks_of(self, budget: int, rows: int) -> list[ScheduledSequence]:
-        """What of prompts the forward computes, beside so many rows."""
+        """Return the prompt chunks of the forward, beside `rows` other rows."""
         unfinished = self.running.unfinished_prompts()[: max(0, self.max_batch - rows)]
         if not unfinished:
             return []
@@ -490,8 +491,8 @@ class Scheduler:
         ]
 
     def _growable(self) -> Lanes:
-        """Of answering requests that have room for one more token; others are retracted to make
-        it."""
+        """Return the batch indices of answering requests with memory for one more token. Others are
+        retracted to make space."""
         lanes = self.running.answering()
         # One is there, or in flight, that no forward has yet; the next one comes behind it.
         needed = self.progress.num_scheduled[lanes] + 1
@@ -506,8 +507,8 @@ class Scheduler:
         return self._in_turns(lanes)
 
     def _in_turns(self, answering: Lanes) -> Lanes:
-        """As many as the next forward has rows for, but one for a prompt that waits for it. Where
-        hand-overs brought more, they take turns, so that whatever was begun goes on."""
+        """Return the batch indices for the next forward, leaving one row for a waiting prompt. If
+        hand-overs brought more requests than rows, they take turns, so each progresses."""
         if len(answering) < self.max_batch:
             return answering
         rows = self.max_batch - bool(self.running.unfinished_prompts())
@@ -526,7 +527,7 @@ class Scheduler:
         self.running.grown(request, state)
 
     def _retract(self, request: Request) -> None:
-        """What it computed stays cached."""
+        """Retract a request; its computed part stays cached."""
         state = request.state
         assert isinstance(state, Active)
         keep_state(self._cache, request, state)
@@ -541,7 +542,7 @@ class Scheduler:
         self.requeue(request)
 
     def _cut(self, request: Request, state: Prefilling, stop: int) -> ScheduledSequence:
-        """The tokens until there, with slots for the checkpoints among them."""
+        """Return the prompt's tokens up to `stop`, with slots for the checkpoints among them."""
         start = state.progress.num_scheduled
         kept = []
         for planned in state.checkpoints:
@@ -564,8 +565,8 @@ class Scheduler:
 
 
 def _guesses(request: Request, state: Active, stop: int) -> int:
-    """Tokens that its draft layer may propose behind those before `stop` and the one drawn there,
-    as far as its pages go."""
+    """Return the number of tokens its draft layer may propose after position `stop` and the token
+    sampled there, limited by its pages."""
     if request.drafting is None:
         return 0
     return max(0, min(request.drafting.guesses, state.allocation.capacity_tokens - stop - 1))

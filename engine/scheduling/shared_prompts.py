@@ -1,6 +1,7 @@
 """Requests over one prompt: siblings that arrive together, and answers forked from one request.
 
-Thread rule: the engine loop's.
+A leader is a request that others wait for. Queues are not known here. Thread rule: the engine
+loop's.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -23,21 +24,18 @@ from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.layout import PAGE_TOKENS
 
 _LEAST_SAVED = 2 * PAGE_TOKENS
-"""Tokens for which it is worth to wait."""
+"""Least number of saved tokens to wait for."""
 _MOST_KEPT = 8
-"""Checkpoints of one prompt: each takes a slot from what others keep."""
+"""Checkpoints of one prompt: each takes a slot from other states."""
 
 
 @dataclass(frozen=True)
 class Leader:
-    """Requests that arrive together over one long prefix: the first computes it, the others wait
-    for its checkpoint where that is less to compute.
+    """A running request that will keep the state after `position` tokens.
 
-    A leader is a request that runs, as far as others wait for it. Knows nothing of queues. Thread
-    rule: the engine loop's.
-
-    A running request that will keep the state after `position` tokens. Requests and allocations are
-    equal where they are the same.
+    When requests with a long common prefix arrive together, the first computes it. The others wait
+    for its checkpoint if that is less to compute. Requests and allocations are compared by
+    identity.
     """
 
     request: Request
@@ -46,7 +44,7 @@ class Leader:
 
     @property
     def is_over(self) -> bool:
-        """Whether the state is kept, or never will be."""
+        """True if the state is kept, or never will be."""
         state = self.request.state
         if not isinstance(state, AwaitingGrant | Prefilling):
             return True
@@ -57,7 +55,7 @@ class Leader:
 
 @dataclass(frozen=True)
 class LoadLeader:
-    """A request that loads what `position` tokens of another one's prompt need too."""
+    """A request loading the first `position` tokens, needed by another prompt too."""
 
     request: Request
     allocation: Allocation
@@ -65,7 +63,7 @@ class LoadLeader:
 
     @property
     def is_over(self) -> bool:
-        """Whether the load is, however it went."""
+        """True if the load has ended, with success or not."""
         state = self.request.state
         return not isinstance(state, Loading) or state.allocation is not self.allocation
 
@@ -73,8 +71,9 @@ class LoadLeader:
 def load_leader_of(
     request: Request, computing: Iterable[Request], kv_tokens: int
 ) -> LoadLeader | None:
-    """The request that loads most of what this one lacks, whose KV will stand in the tree once the
-    load has landed: two do not load it twice. kv_tokens: of this one, that stand already."""
+    """Return the request whose load covers most of this prompt; None if none saves enough. Its KV
+    enters the tree when the load completes, so the same pages are not loaded twice. kv_tokens:
+    tokens of this prompt already in the tree."""
     best: LoadLeader | None = None
     for other in computing:
         state = other.state
@@ -90,8 +89,8 @@ def load_leader_of(
 
 
 def leader_of(request: Request, computing: Iterable[Request]) -> Leader | None:
-    """The request that will have computed most of what this one has in common with it. computing:
-    whose prompts are being computed, or about to be."""
+    """Return the request that will compute the longest common prefix with this one. computing:
+    requests whose prompts are being computed, or about to be."""
     best: Leader | None = None
     for other in computing:
         state = other.state
@@ -105,14 +104,14 @@ def leader_of(request: Request, computing: Iterable[Request]) -> Leader | None:
 
 
 def pays(leader: Leader, usable: int) -> bool:
-    """Whether waiting is less work than computing it again. usable: tokens of the one who waits
-    that need no computing already."""
+    """Return True if waiting is less work than computing again. usable: tokens of the waiting
+    request that need no computing."""
     saved = leader.position - usable
     return saved >= _LEAST_SAVED and usable <= _computed(leader.request)
 
 
 def follow(leader: Leader) -> None:
-    """See to it that the state is kept. REQUIRES: no forward has come as far as the position."""
+    """Make the leader keep the state. REQUIRES: no forward has reached the position."""
     planned = _planned(leader.request)
     if all(checkpoint.position != leader.position for checkpoint in planned):
         planned.append(PlannedCheckpoint(leader.position, CheckpointKind.BRANCH))
@@ -120,7 +119,7 @@ def follow(leader: Leader) -> None:
 
 
 def _may_keep(other: Request, position: int) -> bool:
-    """Whether a state after so many tokens is going to be kept, or may be."""
+    """Return True if a state after `position` tokens is planned, or can still be."""
     state = other.state
     if isinstance(state, Prefilling) and state.progress.num_scheduled >= position:
         return False
@@ -134,7 +133,7 @@ def _planned(request: Request) -> list[PlannedCheckpoint]:
 
 
 def _computed(request: Request) -> int:
-    """Tokens of a prompt that need no forward any more."""
+    """Return the number of prompt tokens that need no forward any more."""
     state = request.state
     if isinstance(state, Prefilling):
         return state.progress.num_computed
@@ -143,7 +142,7 @@ def _computed(request: Request) -> int:
 
 
 def common_tokens(one: Tokens, other: Tokens) -> int:
-    """How many first tokens are the same."""
+    """Return the length of the common prefix."""
     length = min(len(one), len(other))
     if length == 0 or one[0] != other[0]:
         return 0
@@ -156,16 +155,13 @@ NOTHING_DRAWN = SamplingParams(max_new_tokens=0)
 
 
 def carrier_of(choices: Sequence[Request], taken: Collection[m.RequestId]) -> Request:
-    """Several answers to one prompt: all of it but the last token is computed once, by a request of
-    its own, the carrier, and kept in the tree at its exact end. Each answer then begins there as
-    any request does that finds its prompt cached: it shares the whole pages, copies the last one
-    and the state, and forwards the one token whose logits its first draw needs, with its own seed,
-    penalties and end.
+    """Return the carrier: the request that computes the common prompt of several answers.
 
-    Pure: makes requests, and says what they may report. Who waits for whom is in the requests.
-
-    The request that computes what the choices have in common. choices: of one prompt of at least
-    two tokens. taken: ids of other requests.
+    The carrier computes all but the last token once, and keeps it in the tree at its exact end.
+    Each answer then starts like a request with a cached prompt: it shares the whole pages and
+    copies the last page and the state. It forwards the last token for its own first logits, with
+    its own seed, penalties and end. The carrier's id is stored in each choice. choices: of one
+    prompt of at least two tokens. taken: ids of other requests.
     """
     first = choices[0]
     name = m.RequestId(f"{first.id}/prompt")
@@ -192,7 +188,7 @@ def carrier_of(choices: Sequence[Request], taken: Collection[m.RequestId]) -> Re
 
 
 def told_of(fork: Request, carrier: Request) -> None:
-    """Let the fork report how its prompt was computed."""
+    """Copy the carrier's report of the prompt's computation to the fork."""
     fork.hit = None if carrier.hit is None else _with_last_token(carrier.hit)
     fork.transfer, fork.pulled = carrier.transfer, carrier.pulled
     fork.route, fork.prefilled_on = carrier.route, carrier.prefilled_on
@@ -201,7 +197,7 @@ def told_of(fork: Request, carrier: Request) -> None:
 
 
 def _with_last_token(hit: m.HitBreakdown) -> m.HitBreakdown:
-    """Of the prompt with its last token, which is always computed."""
+    """Return the hit of the prompt with its last token added; that one is always computed."""
     in_pages = None if hit.in_pages is None else _with_last_token(hit.in_pages)
     return replace(
         hit,
@@ -212,7 +208,7 @@ def _with_last_token(hit: m.HitBreakdown) -> m.HitBreakdown:
 
 
 def scoring_of(message: m.Submit) -> PromptScoring | None:
-    """How the prompt is to be scored; None where it is not."""
+    """Return the scoring of the prompt; None if not asked for."""
     if message.prompt_logprobs is None:
         return None
     return PromptScoring(message.prompt_logprobs, message.prompt)

@@ -1,1 +1,1 @@
-"""Drafts of answers' next tokens: where they come from, and how many of them held."""
+"""Drafts of answers' next tokens: their sources and their acceptance."""

@@ -1,15 +1,10 @@
-"""How many drafts each answer of the next step may have, and how long steps take with them.
+"""The number of drafts per answer in the next step, and the measured cost of steps with them.
 
-How long steps of answers take, with drafts and without, by what the last ones took.
-
-Seconds from the end of a step on the device to the end of the next one, so that what the host takes
-between them counts: a step with drafts is not planned while the one before runs. Of a step with
-drafts it keeps what it takes more than one without, since contexts that grow make both longer.
-Knows rows and seconds, no requests. Thread rule: the engine loop's.
-
-How many drafts each answer of the next step may have: a fixed or a measured limit.
-
-Thread rule: the engine loop's. The limit reads no clock: callers bring durations.
+A step's seconds run from the end of a step on the device to the end of the next one. So host time
+between them counts: a step with drafts is not planned while the one before runs. For steps with
+drafts only the extra time over a step without is kept, because growing contexts lengthen both.
+StepCosts knows rows and seconds, no requests. A limit is fixed or measured; it reads no clock:
+callers pass durations. Thread rule: the engine loop's.
 """
 
 from bisect import bisect_left
@@ -23,14 +18,16 @@ from typing import Protocol
 from .drafting import Drafting
 
 _KEPT = 9
-"""Steps of a kind, the newest."""
+"""Number of newest steps kept of each kind."""
 _KNOWN = 3
-"""So many of a kind show what one takes: of fewer each may have waited for something else."""
+"""Steps of a kind needed to know its duration. Fewer may all have been delayed by something
+else."""
 
 
 @dataclass(frozen=True)
 class StepShape:
-    """plain: answers without drafts. drafted: with. tokens: of a row with drafts, the longest."""
+    """plain: answers without drafts. drafted: answers with drafts. tokens: of the longest row with
+    drafts."""
 
     plain: int
     drafted: int
@@ -43,15 +40,14 @@ class StepShape:
 
 class StepCosts:
     def __init__(self, widths: Sequence[int]) -> None:
-        """widths: tokens of a row for which there are kernels, rising; a row has as many or
-        fewer."""
+        """widths: row lengths with kernels, in tokens, rising; a row has at most the last."""
         self.widths = widths
         some = partial(deque[float], maxlen=_KEPT)
         self._plain: dict[int, deque[float]] = defaultdict(some)
         self._more: dict[tuple[int, int, int], deque[float]] = defaultdict(some)
 
     def landed(self, shape: StepShape, seconds: float) -> None:
-        """A step took so long."""
+        """Record a step's duration."""
         if not shape.drafted:
             self._plain[shape.plain].append(seconds)
             return
@@ -60,19 +56,19 @@ class StepCosts:
             self._more[self._kind(shape)].append(seconds - plain)
 
     def plain(self, answers: int) -> float | None:
-        """Seconds of a step of so many without drafts, of one that nothing else made long; None
-        where there have been too few."""
+        """Return the seconds of an undisturbed step of `answers` answers without drafts; None if
+        too few were measured."""
         seconds = self._plain.get(answers, ())
         return _quick(seconds) if len(seconds) >= _KNOWN else None
 
     def known(self, shape: StepShape) -> float | None:
-        """As more(); None of a kind that few were of."""
+        """Return more() for a measured kind; None if too few were measured."""
         seconds = self._more.get(self._kind(shape), ())
         return _quick(seconds) if len(seconds) >= _KNOWN else None
 
     def more(self, shape: StepShape) -> float:
-        """Seconds that a step with drafts takes more. Of a kind that few were of: as long as the
-        longest known one that has fewer of everything, so that it is tried."""
+        """Return the extra seconds of a step with drafts. A kind with too few measurements gets the
+        largest value among known kinds no larger in any dimension, so it is tried."""
         known, own = self.known(shape), self._kind(shape)
         if known is not None:
             return known
@@ -90,38 +86,39 @@ class StepCosts:
 
 
 def _quick(seconds: Collection[float]) -> float:
-    """The lower quartile: what else a machine does only makes steps longer."""
+    """Return the lower quartile: other work on the machine only lengthens steps."""
     return sorted(seconds)[(len(seconds) - 1) // 4]
 
 
 class DraftLimit(Protocol):
-    """How many drafts the answers of the next step may have: the protocol, and a limit that stays.
+    """Limits the drafts per answer of the next step.
 
-    A limit decides how long steps take, never which tokens come of them: see drafting.py.
+    A limit affects the duration of steps, never the resulting tokens: see drafting.py.
 
     Thread rule: the engine loop's.
     """
 
     @property
     def watched(self) -> int:
-        """Answers whose drafters are to be watched beside the next step if it has no drafts."""
+        """Number of answers with drafters to be watched during the next step if it has no
+        drafts."""
 
     def next(self, answers: int, drafting: Collection[Drafting]) -> int:
-        """Drafts of each answer of the next step at most; 0: it is planned while the one before
-        runs, as if nobody drafted. answers: that run. drafting: of those of them that may be
-        drafted, at least one."""
+        """Return the largest number of drafts per answer in the next step. 0: it is planned while
+        the one before runs, as without drafting. answers: running answers. drafting: those of them
+        that may be drafted, at least one."""
 
     def of_step(self, answers: int, proposed: Sequence[tuple[Drafting, int]]) -> int:
-        """Now that drafts were proposed, so many of each, how many of them are computed at most.
-        answers: that the step has, these included."""
+        """Return the largest number of drafts per row to compute. answers: of the step. proposed:
+        each drafted answer with its number of drafts."""
 
     def landed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
-        """A step of nothing but answers, which gave so many tokens, ended so long after the one
-        right before it. planned: while that one ran."""
+        """Record a decode-only step: `tokens` produced, `seconds` since the previous step ended.
+        planned: it was planned while the previous step ran."""
 
 
 class FixedLimit:
-    """As many as there are, up to a number, whatever they cost."""
+    """A constant number of drafts, whatever they cost."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -137,52 +134,55 @@ class FixedLimit:
         return self.most
 
     def landed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
-        """It changes nothing."""
+        """Do nothing: the limit is constant."""
 
 
 _GAINS = 1.02
-"""Times the tokens a second without: less is within what is measured wrongly."""
+"""Least factor on the tokens per second to use drafts; smaller gains are within measurement
+errors."""
 _ALLOWED = 0.003
 _MOST_LOST, _MOST_OWED = 3.0, 1.0
 _TRIAL = 0.5
-"""Of a step's time, what one with drafts is charged while few of its kind have been."""
+"""Part of a step's time charged at most for a step with drafts of a kind not known yet."""
 _WAITED = 0.25
-"""Of a step's time, what the host takes at most between two that it does not plan ahead."""
+"""Part of a step's time charged at most for host time before a step not planned ahead."""
 _DOUBTED = 64
-"""Steps without drafts after which what speaks against them is tried again, in _TRIES steps."""
+"""Steps without drafts before unfavourable estimates are tested again, in _TRIES steps."""
 _TRIES = 3
 _CONSIDERED = 4
-"""Steps without drafts of which one looks at the estimates anew: that takes the host some 20 us."""
+"""Steps without drafts per look at the estimates: a look takes the host some 20 us."""
 _STALE = 256
-"""Steps with drafts after which some without are measured again, _ANEW of them."""
+"""Steps with drafts before _ANEW steps without are measured again."""
 _WATCHED = 4
 _LOOK_SECONDS = 60e-6
-"""That a drafter takes to look, about."""
+"""Approximate duration of watching one drafter."""
 _WATCHING = 0.003
-"""Of the time of steps without drafts, which hide little of the host's: so much goes into looks."""
+"""Part of the time of steps without drafts spent on watching drafters. Such steps hide little of
+the host's work."""
 _ANEW = 3
 _UNMEASURED = 0.8
-"""How likely a draft holds in such a try where only a forward could show it."""
+"""Assumed chance of a draft in such a test if only a forward could measure it."""
 
 
 class MeasuredLimit:
-    """As many drafts a step as make the most tokens a second, by what steps took and what held.
+    """The number of drafts per step giving the most tokens a second, from measured step times and
+    acceptance.
 
-    What holds is known only in the mean, and costs change: so whatever the estimates say, drafts
-    may lose no more time than they are allowed, a small part of all time. Owns the costs of steps,
-    and what drafts may still lose. Pure: it reads no clock. Thread rule: the engine loop's.
-    Invariant: where drafts lost _MOST_LOST steps more than they gained, by the costs that it knows,
-    there are none until as many steps have passed as make _ALLOWED of them worth what they owe.
+    Acceptance is known only on average, and costs change. So drafts may lose only a small allowed
+    part of all time, whatever the estimates. Owns the costs of steps and the remaining allowance.
+    Pure: it reads no clock. Thread rule: the engine loop's. Invariant: once drafts have lost
+    _MOST_LOST steps more than they gained, by the known costs, none are used. They resume after
+    enough steps for the allowance, _ALLOWED a step, to repay the debt.
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
-        """widths: as of StepCosts; the last one is a row's of the most drafts."""
+        """widths: as in StepCosts; the last one is the longest row with drafts."""
         self.costs = StepCosts(widths)
         self._spare = _MOST_LOST
-        """Steps that drafts may lose."""
+        """Steps that drafts may still lose."""
         self._doubted = 0
         self._stale: dict[int, int] = {}
-        """Steps with drafts since those without were measured, by answers."""
+        """Steps with drafts since steps without were measured, by number of answers."""
         self._anew = 0
         self._tries = False
         self._looks = 0.0
@@ -257,9 +257,9 @@ class MeasuredLimit:
         rows: Sequence[tuple[float, Sequence[float]]],
         part: float,
     ) -> int:
-        """Drafts of a row with which a step gives the most tokens a second; 0 where none gain.
-        rows: how likely each has drafts, and how many of 1, 2, .. of them hold. part: of the known
-        costs of drafts."""
+        """Return the drafts per row with the most tokens a second; 0 if none gain. rows: chance of
+        each row to have drafts, and the mean number of 1, 2, .. drafts accepted. part: factor on
+        the known costs of drafts."""
         drafted = min(answers, max(1, round(sum(found for found, _ in rows))))
         best, rate = 0, _GAINS * answers / plain
         for width in self.costs.widths:
@@ -277,7 +277,7 @@ class MeasuredLimit:
 def _hoped(
     rows: Sequence[tuple[float, Sequence[float]]], drafting: Collection[Drafting]
 ) -> list[tuple[float, Sequence[float]]]:
-    """The rows, as they may be where what speaks against drafts is out of date."""
+    """Return the rows with optimistic values, as if the unfavourable results were out of date."""
     return [
         (1.0, [*accumulate(_UNMEASURED**place for place in range(1, len(gains) + 1))])
         if one.guesses

@@ -1,6 +1,6 @@
-"""How the answer of one request is drafted, and how many of its drafts held.
+"""The drafting of one request's answer, and the count of accepted drafts.
 
-Owns what one request's drafts have shown so far. Thread rule: the engine loop's.
+Owns the results of one request's drafts so far. Thread rule: the engine loop's.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,11 @@ from typing import Protocol
 
 
 class DraftSource(Enum):
-    """What a draft was taken from. prediction: what the request said its answer would be. mtp:
-    the model's own draft layer. tree: tokens that stand elsewhere behind the same ones. grammar:
-    text that the answer's grammar leaves no choice of."""
+    """The source of a draft.
+
+    prediction: the answer predicted by the request. mtp: the model's own draft layer. tree: tokens
+    found after the same ones elsewhere. grammar: text without alternatives in the answer's grammar.
+    """
 
     PREDICTION = "prediction"
     MTP = "mtp"
@@ -23,40 +25,42 @@ class DraftSource(Enum):
 
 
 class Drafter(Protocol):
-    """What proposes the next tokens of an answer: the protocol. A draft is only a guess: every
-    token of an answer is the model's own draw, whatever was proposed (engine/runner/cpu_runner.py).
+    """Proposes the next tokens of an answer. A draft is only a guess: the model samples every token
+    itself, whatever was proposed (engine/runner/cpu_runner.py).
 
-    One request's. Thread rule: the engine loop's.
+    For one request. Thread rule: the engine loop's.
     """
 
     @property
     def source(self) -> DraftSource: ...
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
-        """At most so many tokens that may follow the answer's so far; none where nothing is known.
-        output: at each call what it was at the last one, and maybe more."""
+        """Return at most `most` tokens that may follow the answer; none if nothing is known.
+        output: the answer so far; it only grows from call to call."""
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """So many of what was proposed last were verified, and so many of these held."""
+        """Record the result of the last proposal: `drafted` tokens were verified and `accepted` of
+        them held."""
 
 
 _PRIOR_WEIGHT = 2.0
-"""What others show counts as much as so many drafts ahead of the request's own, and fades too."""
+"""Weight of the prior, in drafts counted before the request's own; it fades too."""
 _FADES = 0.8
-"""What a draft counts once the next one of its place was verified; of one request."""
+"""Factor on a draft's weight after each later draft of the same place; of one request."""
 _FADES_TOGETHER = 0.98
 _FIRST_GUESS = 0.6
-"""Before anything was verified: that a try is worth its time, and a few failures end it."""
+"""Chance assumed before any verification: a try is worthwhile, and a few failures end it."""
 
 
 class Chances:
-    """How likely drafts hold: by place, each where those before it held, newer ones counting more.
+    """Acceptance rates of drafts by place, given those before it held. Newer results count more.
 
-    Owns what became of the last ones. Thread rule: the engine loop's.
+    Owns the latest results. Thread rule: the engine loop's.
     """
 
     def __init__(self, prior: "Chances | None" = None) -> None:
-        """prior: of others like it, which stand for what it has not seen yet, and learn from it."""
+        """prior: shared rates of similar requests. They stand in for missing results and learn from
+        this one."""
         self._prior = prior
         self._fades = _FADES_TOGETHER if prior is None else _FADES
         self._tried: list[float] = []
@@ -65,7 +69,7 @@ class Chances:
         self._gains: list[float] | None = None
 
     def verified(self, drafted: int, held: int) -> None:
-        """So many drafts stood in a row, at least one, of which the first ones held."""
+        """Record a row of `drafted` drafts, at least one; the first `held` of them held."""
         if self._prior is not None:
             self._prior.verified(drafted, held)
         self._gains = None
@@ -77,16 +81,16 @@ class Chances:
             self._held[place] = self._held[place] * self._fades + (place < held)
 
     def looked(self, *, found: bool) -> None:
-        """Drafts were looked for."""
+        """Record a search for drafts."""
         self._found = self._found * _FADES + found * (1 - _FADES)
 
     @property
     def found(self) -> float:
-        """How likely there are drafts when they are looked for."""
+        """The chance of a search to find drafts."""
         return self._found
 
     def gains(self, most: int) -> Sequence[float]:
-        """How many of 1, 2, .. `most` drafts of a row hold, in the mean."""
+        """Return the mean number of accepted drafts for rows of 1, 2, .. `most` drafts."""
         if self._gains is None or len(self._gains) < most:
             reached = accumulate((self._likely(place) for place in range(most)), mul)
             self._gains = list(accumulate(reached))
@@ -99,55 +103,55 @@ class Chances:
 
 
 class MtpDrafter:
-    """Drafts that the model's own draft layer made beside the forward before (model/qwen3_5.py).
+    """Drafts made by the model's draft layer beside the previous forward (model/qwen3_5.py).
 
-    Owns the newest ones, or how many there are where a runner has them, and behind how much of the
-    answer they stand. Thread rule: the engine loop's.
+    Owns the newest drafts, or their number if the runner keeps them, and the answer length before
+    them. Thread rule: the engine loop's.
     """
 
     def __init__(self) -> None:
         self._guessed: tuple[int, ...] = ()
         self._on_lane = 0
         self._behind = 0
-        """Nothing was asked for behind no token of the answer: it is drawn without a draft."""
+        """0: no drafts were asked for yet; the answer's first token is sampled without one."""
 
     @property
     def source(self) -> DraftSource:
         return DraftSource.MTP
 
     def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
-        """So many tokens of the answer stand before them."""
+        """Store the layer's drafts, made after `behind` tokens of the answer."""
         self._guessed, self._on_lane, self._behind = tokens, 0, behind
 
     def left_on_lane(self, count: int, behind: int) -> None:
-        """As guessed(), of so many that the runner has."""
+        """Record `count` drafts kept by the runner, after `behind` tokens of the answer."""
         self._guessed, self._on_lane, self._behind = (), count, behind
 
     def on_lane(self, behind: int) -> int:
-        """How many the runner has of what follows so many tokens of the answer."""
+        """Return the number of drafts kept by the runner after `behind` tokens of the answer."""
         return self._on_lane if behind == self._behind else 0
 
     def asked(self, behind: int) -> bool:
-        """Whether the layer was to propose what follows so many tokens of the answer."""
+        """Return True if the layer was asked for drafts after `behind` tokens of the answer."""
         return self._behind == behind
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
         return list(self._guessed[:most]) if len(output) == self._behind else []
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """The next ones come whatever became of these."""
+        """Do nothing: the next drafts come whatever the outcome of these."""
 
 
 @dataclass
 class DraftCount:
-    """Tokens of one source, by their place in a forward's drafts. drafted: that were verified.
-    accepted: that are the answer's."""
+    """Counts of one source's tokens, by place in a forward's drafts. drafted: verified. accepted:
+    in the answer."""
 
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
 
     def add(self, drafted: int, accepted: int) -> None:
-        """Of one forward."""
+        """Add the counts of one forward."""
         missing = drafted - len(self.drafted)
         if missing > 0:
             self.drafted += [0] * missing
@@ -158,9 +162,9 @@ class DraftCount:
 
 
 class Drafting:
-    """How one request's answer is drafted, and what came of it.
+    """The drafting of one request's answer, and its results.
 
-    The first of the drafters that has something to propose does. Thread rule: the engine loop's.
+    The first drafter with a proposal is used. Thread rule: the engine loop's.
     """
 
     def __init__(
@@ -170,36 +174,36 @@ class Drafting:
         mtp: MtpDrafter | None = None,
         prior: Chances | None = None,
     ) -> None:
-        """most: drafts of one forward. mtp: of the drafters the one that the model's draft layer
-        guesses for. prior: of others that are drafted alike."""
+        """most: drafts of one forward. mtp: the drafter, among `drafters`, fed by the model's draft
+        layer. prior: rates of similarly drafted requests."""
         self.chances = Chances(prior)
         self._most = most
         self._mtp = mtp
         self.drafters = drafters
         self._proposing = drafters[0]
         self._watched: tuple[int, tuple[int, ...]] | None = None
-        """What would have been proposed behind so many tokens of the answer."""
+        """Answer length and the drafts proposed for it while watching."""
         self.counts: dict[DraftSource, DraftCount] = {
             drafter.source: DraftCount() for drafter in drafters
         }
 
     @property
     def guesses(self) -> int:
-        """Tokens that the model's draft layer is to propose beside each forward."""
+        """Number of tokens to be proposed by the model's draft layer beside each forward."""
         return 0 if self._mtp is None else self._most
 
     def first_guesses(self, output: Sequence[int], most: int) -> int:
-        """Tokens that it is to propose before the forward, which are then drafts of it: some where
-        nobody could ask for them beside the forward before, as that was another node's. REQUIRES:
-        propose() had none."""
+        """Return the number of tokens to be guessed by the layer before the forward, as its drafts.
+        Above 0 if the previous forward could not be asked, because it ran on another node.
+        REQUIRES: propose() had none."""
         if self._mtp is None or self._mtp.asked(len(output)):
             return 0
         self._proposing = self._mtp
         return min(most, self._most)
 
     def drafts_on_lane(self, output: Sequence[int], most: int) -> int:
-        """Tokens that it proposed and that the runner has, at most so many. REQUIRES: propose() had
-        none."""
+        """Return the number of the layer's drafts kept by the runner, at most `most`. REQUIRES:
+        propose() had none."""
         if self._mtp is None:
             return 0
         count = min(most, self._most, self._mtp.on_lane(len(output)))
@@ -208,24 +212,25 @@ class Drafting:
         return count
 
     def left_on_lane(self, count: int, behind: int) -> None:
-        """As guessed(), of so many that the runner has."""
+        """Record `count` layer drafts kept by the runner, after `behind` tokens of the answer."""
         if self._mtp is not None:
             self._mtp.left_on_lane(count, behind)
 
     def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
-        """It proposed these; so many tokens of the answer stand before them."""
+        """Store the layer's drafts, made after `behind` tokens of the answer."""
         if self._mtp is not None:
             self._mtp.guessed(tokens, behind)
 
     def propose(self, output: Sequence[int], most: int) -> tuple[int, ...]:
-        """Tokens that may follow the answer's so far, at most so many; then verified() is called,
-        or nothing came of them."""
+        """Return at most `most` tokens that may follow the answer. The caller then calls
+        verified(), unless the drafts were not used."""
         self._watched = None
         return self._propose(output, min(most, self._most))
 
     def watch(self, output: Sequence[int]) -> None:
-        """Learn beside steps without drafts whether some would hold: from what would be proposed,
-        once the answer has gone on. What the draft layer would propose only a forward shows."""
+        """Learn during steps without drafts if drafts would hold: compare a proposal with the
+        answer once it has grown. The draft layer cannot be watched, because only a forward shows
+        its proposals."""
         if self._mtp is not None:
             return
         if self._watched is not None:
@@ -251,7 +256,8 @@ class Drafting:
         return ()
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """Of so many drafts, of those proposed last, so many are the answer's."""
+        """Record the result of the last proposal: `accepted` of `drafted` drafts are in the
+        answer."""
         self._show(drafted, accepted)
         self.counts[self._proposing.source].add(drafted, accepted)
 

@@ -1,7 +1,7 @@
 """The sources of drafts, and the choice of sources for each request.
 
-Owns the suffix indexes and what ended requests left for drafts of others. Thread rule: the engine
-loop's.
+Owns the suffix indexes and the tokens of ended requests, used for drafts of others. Thread rule:
+the engine loop's.
 """
 
 from bisect import bisect_right
@@ -20,33 +20,32 @@ from tasuki.model.grammar.grammar import Grammar
 from .drafting import Chances, Drafter, Drafting, DraftSource, MtpDrafter
 
 ANCHOR_TOKENS = 6
-"""Before a place, by which it is found: fewer would find too much, more too little."""
+"""Number of tokens before a place used to find it. Fewer would find too much, more too little."""
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 class SuffixIndex:
-    """Where in texts that were seen a few tokens stood last, and what followed them.
+    """An index of seen texts: the last occurrence of a few tokens, and the tokens after it.
 
-    Owns the newest `capacity` tokens of all texts, in a ring, and a table of places by a hash of
-    the tokens before each; both are of fixed size. A place that the table has is checked token by
-    token, so what is found is what was there. A text has a salt and is found by nobody who has
-    another, or the speed of one tenant's answers would show what others write. Thread rule: the
-    engine loop's.
+    Owns the newest `capacity` tokens of all texts, in a ring. Owns a table of places by a hash of
+    the tokens before each. Both have fixed size. A place from the table is checked token by token,
+    so results are exact. A text is found only under its own salt. Otherwise the speed of one
+    tenant's answers would reveal another tenant's texts. Thread rule: the engine loop's.
     """
 
     def __init__(self, capacity: int) -> None:
-        """capacity: tokens that are remembered."""
+        """capacity: number of tokens remembered."""
         bits = max(8, capacity.bit_length() + 1)
         self._shift = np.uint64(64 - bits)
         self._table: NDArray[np.int64] = np.zeros(1 << bits, dtype=np.int64)
         self._ring: Ints = np.zeros(capacity, dtype=np.int32)
         self._end = 1
-        """Places are numbered from 1 on, for ever; this is the next one."""
+        """The next place. Places are numbered from 1 on without end."""
         self._starts: deque[int] = deque()
         self._salts: deque[bytes] = deque()
 
     def begin(self, salt: bytes) -> None:
-        """A text, which the next tokens are of."""
+        """Begin a text; the tokens appended next belong to it."""
         self._starts.append(self._end)
         self._salts.append(salt)
         while len(self._starts) > 1 and self._starts[1] <= self._oldest:
@@ -54,7 +53,7 @@ class SuffixIndex:
             self._salts.popleft()
 
     def append(self, tokens: Ints) -> None:
-        """To the text that was begun last."""
+        """Append tokens to the latest text."""
         tokens = tokens[-len(self._ring) :]
         if not len(tokens):
             return
@@ -68,8 +67,8 @@ class SuffixIndex:
             self._table[self._slots(self._ring[before % len(self._ring)])] = places
 
     def follow(self, last: Sequence[int], salt: bytes, most: int) -> list[int]:
-        """At most so many tokens that followed these where they stood last; none where they did
-        not. last: ANCHOR_TOKENS."""
+        """Return at most `most` tokens after the last occurrence of these; none if they did not
+        occur. last: ANCHOR_TOKENS tokens."""
         anchor = np.asarray(last, dtype=np.int32)
         place = int(self._table[self._slots(anchor[None])[0]])
         if not self._oldest + ANCHOR_TOKENS <= place < self._end:
@@ -92,7 +91,7 @@ class SuffixIndex:
         return self._ring[np.arange(start, stop) % len(self._ring)]
 
     def _slots(self, anchors: Ints) -> NDArray[np.uint64]:
-        """[n] of anchors [n, ANCHOR_TOKENS]."""
+        """Return the table slots [n] of anchors [n, ANCHOR_TOKENS]."""
         hashed = np.zeros(len(anchors), dtype=np.uint64)
         for column in anchors.T.astype(np.uint64):
             hashed = (hashed ^ column) * _FACTOR
@@ -101,24 +100,24 @@ class SuffixIndex:
 
 
 _OWN_TOKENS = 1 << 17
-"""Of one request, its newest ones: 5 MiB where it has so many."""
+"""Newest tokens indexed of one request: 5 MiB at this number."""
 
 
 class TreeDrafter:
-    """Drafts from what stands elsewhere behind the same tokens: in the prompt, in the answer so
-    far, or in what others of the same salt left in the tree. Needs no weights; an agent that writes
-    a file anew writes most of it as it was.
+    """Drafts from tokens found after the same ones elsewhere: in the prompt, the answer so far, or
+    texts of ended requests with the same salt. Needs no weights. An agent that rewrites a file
+    repeats most of it.
 
-    Owns an index of its own request's tokens, and how many drafts are worth a try: twice as many
-    after all held, half as many after none did. Where that are too few to be proposed, what was
-    found is only watched, until one of it comes. Thread rule: the engine loop's.
+    Owns an index of its own request's tokens, and the number of drafts to try. It doubles after all
+    held and halves after none did. Below `least` drafts are not proposed but watched, until the
+    first of them occurs. Thread rule: the engine loop's.
     """
 
     def __init__(
         self, prompt: Ints, salt: bytes, most: int, left: SuffixIndex, least: int = 1
     ) -> None:
-        """most: tokens of the answer. left: what others left. least: fewer drafts than these are
-        not worth a try; at most 2."""
+        """most: tokens of the answer. left: index of ended requests. least: smallest number of
+        drafts worth a try, at most 2."""
         self._salt = salt
         self._left = left
         self._own = SuffixIndex(min(len(prompt) + most, _OWN_TOKENS))
@@ -162,26 +161,26 @@ class TreeDrafter:
 
 
 _ANCHOR = 4
-"""Tokens by which a lost place is found again."""
+"""Number of tokens used to find a lost place again."""
 _BACK, _AHEAD = 256, 2048
-"""Tokens within which it is looked for, so that no prediction makes a step long."""
+"""Tokens before and after the old place that are searched, so no prediction makes a step long."""
 
 
 class PredictionDrafter:
-    """Drafts from the answer that the request predicted, as OpenAI's `prediction`: an edited file
-    is most often the file.
+    """Drafts from the answer predicted by the request, like OpenAI's `prediction`: an edited file
+    is mostly the old file.
 
-    Owns its place in the prediction. While the answer goes along, what follows there is proposed.
-    Where it differs in one token, the place moves on by one, as if that token had replaced another.
-    Where the next one differs too, nothing is proposed until the answer's last tokens are found in
-    the prediction again. So a difference costs the drafts of a step or two, whatever its size.
+    Owns its place in the prediction. While the answer matches, the tokens at the place are
+    proposed. After one different token the place moves on by one, as if that token replaced
+    another. After a second one nothing is proposed until the answer's last tokens are found in the
+    prediction again. So a difference costs the drafts of a step or two, whatever its size.
     """
 
     def __init__(self, prediction: Ints) -> None:
         self._prediction = prediction
         self._place = 0
         self._missed = 0
-        """Tokens since the answer went along."""
+        """Tokens since the answer last matched."""
         self._seen = 0
 
     @property
@@ -201,10 +200,10 @@ class PredictionDrafter:
         return found
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """The answer shows it."""
+        """Do nothing: the answer itself shows the result."""
 
     def _follow(self, token: int) -> None:
-        """The answer's next one; nothing to follow once the place is lost."""
+        """Follow the answer's next token; do nothing once the place is lost."""
         if self._missed > 1:
             return
         place = self._place
@@ -212,7 +211,7 @@ class PredictionDrafter:
         self._place, self._missed = place + 1, 0 if goes_along else self._missed + 1
 
     def _find(self, last: Sequence[int]) -> None:
-        """Go on behind the place nearest to this one at which these tokens stand, if they do."""
+        """Move after the nearest place with these tokens, if there is one."""
         first = max(0, self._place - _BACK)
         near = self._prediction[first : self._place + _AHEAD]
         if len(last) < _ANCHOR or len(near) < _ANCHOR:
@@ -226,11 +225,12 @@ class PredictionDrafter:
 
 class Grammars(Protocol):
     def constraint(self, grammar: Grammar, output: Sequence[int]) -> Constraint:
-        """As far as an answer has come. REQUIRES: the grammar was ready before."""
+        """Return the grammar's constraint after `output`. REQUIRES: the grammar was ready
+        before."""
 
 
 class AnswerGrammar:
-    """Where one answer is in its grammar."""
+    """One answer's position in its grammar."""
 
     def __init__(self, grammar: Grammar, grammars: Grammars) -> None:
         self._grammar, self._grammars = grammar, grammars
@@ -238,8 +238,8 @@ class AnswerGrammar:
         self._seen = 0
 
     def behind(self, output: Sequence[int]) -> Constraint:
-        """output: at each call what it was at the last one, and maybe more. REQUIRES: it runs, so
-        that its grammar is compiled."""
+        """Return the constraint after `output`. output: the answer so far; it only grows from call
+        to call. REQUIRES: the request runs, so its grammar is compiled."""
         if self._constraint is None:
             self._constraint = self._grammars.constraint(self._grammar, ())
         for token in output[self._seen :]:
@@ -249,13 +249,11 @@ class AnswerGrammar:
 
 
 class ForcedDrafter:
-    """Drafts of an answer under a grammar: text that the grammar leaves no choice of, such as the
-    names of a schema's keys, and of what others propose only as much as it allows.
+    """Drafts of text without alternatives in the answer's grammar, such as the key names of a
+    schema. The text is proposed in the longest possible tokens.
 
-    Follows the answer with a constraint of its own, made at the first look: the one that masks
+    Follows the answer with its own constraint, made at the first use: the constraint masking the
     logits is the runner's. Thread rule: the engine loop's.
-
-    Proposes the text that has to come, in the longest tokens there are.
     """
 
     def __init__(self, grammar: AnswerGrammar) -> None:
@@ -269,11 +267,11 @@ class ForcedDrafter:
         return self._grammar.behind(output).forced(most)
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """The answer shows it."""
+        """Do nothing: the answer itself shows the result."""
 
 
 class AllowedDrafter:
-    """Proposes what another one does, up to what the grammar rules out."""
+    """Proposes another drafter's tokens, up to the first one forbidden by the grammar."""
 
     def __init__(self, drafter: Drafter, grammar: AnswerGrammar) -> None:
         self._drafter = drafter
@@ -292,13 +290,13 @@ class AllowedDrafter:
 
 
 _LEFT_TOKENS = 1 << 19
-"""Of ended requests that the tree drafter looks through: 18 MiB."""
+"""Tokens of ended requests searched by the tree drafter: 18 MiB."""
 
 
 class Speculation:
-    """Which requests of a node are drafted, and from what.
+    """A node's choice of the requests to draft, and of the sources.
 
-    Owns what ended requests left for drafts of others, where `from_tree`. Thread rule: the engine
+    Owns the tokens of ended requests, for drafts of others, if `from_tree`. Thread rule: the engine
     loop's.
     """
 
@@ -310,18 +308,18 @@ class Speculation:
         by_layer: bool = False,
         grammars: Grammars | None = None,
     ) -> None:
-        """draft_tokens: of a forward and request at most; 0: nothing is drafted. from_tree,
-        by_layer: also of requests that say nothing of their answers, the latter by the model's
-        draft layer. grammars: that answers may be under; None: none is."""
+        """draft_tokens: most per forward and request; 0: no drafts. from_tree, by_layer: draft also
+        without a prediction, by_layer with the model's draft layer. grammars: compiled grammars of
+        answers; None: there are none."""
         self._draft_tokens = draft_tokens
         self._grammars = grammars
         self._by_layer = by_layer
         self._chances = {source: Chances() for source in DraftSource}
-        """Of all requests that are drafted from it before all else."""
+        """Acceptance rates by source, of all requests with that source first."""
         self._left = SuffixIndex(_LEFT_TOKENS) if draft_tokens and from_tree else None
 
     def drafting(self, message: m.Submit) -> Drafting | None:
-        """Of its answer; None where nothing can be drafted."""
+        """Return the drafting of its answer; None if no draft is possible."""
         drafters: list[Drafter] = []
         if len(message.prediction):
             drafters.append(PredictionDrafter(message.prediction))
@@ -346,12 +344,12 @@ class Speculation:
 
     @property
     def remembers(self) -> bool:
-        """Whether others may find what a request leaves."""
+        """True if ended requests are kept for other requests."""
         return self._left is not None
 
     def ended(self, tokens: Ints, salt: bytes, known: int) -> None:
-        """A request's prompt and answer, which others may find. known: how many of the first were
-        there before. REQUIRES: it remembers."""
+        """Keep a request's prompt and answer for other requests. known: number of first tokens kept
+        before. REQUIRES: remembers."""
         assert self._left is not None
         self._left.begin(salt)
         self._left.append(tokens[max(0, known - ANCHOR_TOKENS) :])
