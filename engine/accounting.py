@@ -164,10 +164,10 @@ def _name(kind: CheckpointKind | None) -> str | None:
 def pair_hit(computed: HitBreakdown, held: HitBreakdown) -> HitBreakdown:
     """Return `computed` with the causes by which this pair of nodes lost tokens.
 
-    computed: the hit on the node that computed the prompt. held: the hit of the same prompt in this
-    node's cache, at the time of the request. Tokens held here but missing on the computing node
-    become `not_pulled`. Tokens new to the computing node alone take this node's cause. in_pages
-    stays the computing node's: callers that share a cache must not learn the place of the
+    computed: the hit on the node where the prompt was computed. held: the hit of the same prompt in
+    this node's cache, at the time of the request. Tokens held here but missing on the computing
+    node become `not_pulled`. Tokens new to the computing node alone take this node's cause.
+    in_pages stays the computing node's: callers sharing a cache must not learn the place of the
     computation (server/auth/tenants.py). Invariant: usable_tokens + the sum of causes does not
     change.
     """
@@ -262,7 +262,7 @@ class EvictionLedger:
 
 def brought_by(load: TierLoad, names: Sequence[str]) -> tuple[tuple[str, int], ...]:
     """Return the tokens of KV brought by each tier. The last entry is the tier of the state. names:
-    of the tiers, by number."""
+    the tiers' names, by number."""
     state_from = load.state[0]
     pages = Counter(tier for tier, *_ in load.pages)
     others = sorted(tier for tier in pages if tier != state_from)
@@ -319,8 +319,8 @@ def with_changed(hit: HitBreakdown, changed: tuple[int, int] | None) -> HitBreak
 
     Pure. Invariant: usable tokens + causes equal the prompt.
 
-    changed: tokens [begin, end) of the prompt that differ from the previous turn. Only tokens that
-    the tree counts as new can have this cause. They are the end of the prompt.
+    changed: tokens [begin, end) of the prompt with a difference from the previous turn. Only new
+    tokens of the tree can have this cause. They are the end of the prompt.
     """
     if changed is None:
         return hit
@@ -338,10 +338,10 @@ class PromptLookups:
     """Counts of prompt tokens and cached tokens of an engine's requests.
 
     Invariant: a request counts once, at its end and with the figures of its usage. Retractions and
-    repeated lookups do not count again, nor does the place of its computation matter. The tree's
+    repeated lookups do not count again. The place of the computation does not matter. The tree's
     own counters count every lookup. Thread rule: the engine loop's.
 
-    prompt_tokens: of all prompts. usable_tokens: prompt tokens that needed no computing.
+    prompt_tokens: total of all prompts. usable_tokens: prompt tokens that needed no computing.
     """
 
     def __init__(self) -> None:
@@ -349,7 +349,7 @@ class PromptLookups:
         self.usable_tokens = 0
 
     def ended(self, hit: HitBreakdown | None) -> None:
-        """Count the prompt of a request or of a transfer. hit: as reported; None: never looked
+        """Count the prompt of a request or of a transfer. hit: the reported hit; None: never looked
         up."""
         if hit is not None:
             self.prompt_tokens += hit.prompt_tokens

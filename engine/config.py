@@ -390,8 +390,8 @@ class EngineConfig:
 
     @property
     def drafts_from_tree(self) -> bool:
-        """Return whether the cache tree proposes tokens: continuations of the same tokens elsewhere
-        in it."""
+        """Return whether drafts also come from other requests: continuations of the same tokens
+        there."""
         return "tree" in self.speculate.split("+")
 
     @property

@@ -88,8 +88,8 @@ class Compute:
 
 @dataclass(frozen=True)
 class EngineSizes:
-    """Sizes and limits of an engine. limits: of one prompt. max_batch: requests in one forward.
-    wire: byte lengths of the transferred units. weights: their storage format, as counters name it.
+    """Sizes and limits of an engine. limits: for one prompt. max_batch: requests in one forward.
+    wire: byte lengths of the transferred units. weights: their storage format, as in the counters.
     per_token: promised seconds between two tokens of an answer; None: no promise."""
 
     limits: PromptLimits

@@ -1,14 +1,14 @@
 """A forward as plain data: a runner's input, as changes against the data kept by the runner.
 
 The engine makes plans (scheduling/forward_planner.py). A runner is in this process or another. It
-keeps the pages, slots and sampling of every sequence that joined. It also keeps the last sampled
-tokens of every lane (runner/rows.py). Plain values: any thread, any process. encode() and
-decode_plan() convert plans to bytes and back.
+keeps the pages, slots and sampling of every joined sequence. It also keeps the last sampled tokens
+of every lane (runner/rows.py). Plain values: any thread, any process. encode() and decode_plan()
+convert plans to bytes and back.
 
-A *lane* is the batch index under which a runner keeps the sampled tokens of a sequence. Token,
-position and length of a row are either numbers from the host, or on the lane, stored there by the
-forward before. In the second case the row carries an upper bound instead. So forward n+1 can be
-planned before the results of n are known.
+A *lane* is the batch index for the sampled tokens of a sequence in the runner. Token, position and
+length of a row are either numbers from the host, or on the lane, stored there by the forward
+before. In the second case the row carries an upper bound instead. So forward n+1 can be planned
+before the results of n are known.
 
 Invariants:
 1. Plans are numbered 0, 1, 2, ... without a gap; a runner rejects any other number than the next.
@@ -16,7 +16,7 @@ Invariants:
    number and before this plan's forward.
 3. Within a plan, a sequence leaves, joins, grows and is computed in this order. A lane has left
    before it joins again. Pages are only ever added to a sequence.
-4. No row reads a slot that another row of the plan writes; a row stays below its row limit.
+4. No row reads a slot written by another row of the plan; a row stays below its row limit.
 5. A row that verifies drafts writes no slot: the number of accepted tokens is known only when it
    completes. A fold in a later plan stores the state after those tokens, once. It comes before any
    row or copy that reads the slot.
@@ -86,10 +86,10 @@ COLUMNS = len(_Column)
 @dataclass(frozen=True)
 class JoinedSequence:
     """A sequence that joins. slots: its working slots; rows name the slots to read and write by
-    index. max_rows: the most tokens that its lane ever holds. sampling: a runner needs only
-    temperature, top_k, top_p and seed, unless it adjusts logits or wants top_logprobs. Only needed
-    values are encoded. before: the tokens that the logit adjustments depend on, None without
-    adjustments; tokens sampled on the lane follow it."""
+    index. max_rows: the most tokens ever on its lane. sampling: a runner needs only temperature,
+    top_k, top_p and seed, unless it adjusts logits or wants top_logprobs. Only needed values are
+    encoded. before: the tokens needed for the logit adjustments, None without adjustments; tokens
+    sampled on the lane follow them."""
 
     lane: int
     slots: tuple[int, ...]
@@ -146,10 +146,10 @@ class Guess:
 
 @dataclass(frozen=True)
 class PlanRows:
-    """The rows of the forward: columns [8, n] int32, one row a sequence. positions: of the first
-    token. lengths: in tokens. Both are upper bounds if the flags place the value on the lane.
+    """The rows of the forward: columns [8, n] int32, one row a sequence. positions: the first
+    token's. lengths: in tokens. Both are upper bounds if the flags place the value on the lane.
     row_limits: tokens that the sequence's pages hold. num_sampled: tokens to sample after the last
-    one. For a row that verifies drafts it is a maximum, with one token after each."""
+    one. For a row with drafts to verify it is a maximum, with one token after each."""
 
     columns: Ints
 
@@ -181,11 +181,11 @@ def plan_rows(numbers: list[int]) -> PlanRows:
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """One forward for a runner. tokens: of the rows without tokens on a lane, row by row. left:
-    lanes. guesses: after the last token sampled by the row. first_guesses: after the row's first
-    token, made before the forward from the data carried by the slot to read. They are all the
-    drafts of a verifying row without drafts yet, and replace its tokens. A plan without rows only
-    runs its copies."""
+    """One forward for a runner. tokens: all tokens not on a lane, row by row. left: lanes. guesses:
+    proposals after the last token sampled by the row. first_guesses: proposals after the row's
+    first token. They are made before the forward from the data carried by the slot to read. They
+    are all the drafts of a verifying row without drafts yet, and replace its tokens. A plan without
+    rows only runs its copies."""
 
     number: int
     copies: tuple[CopyOp, ...] = ()

@@ -48,8 +48,8 @@ _IDLE_SHARE = 0.01
 class PlanningTime:
     """The time to plan the next forward while one is in flight.
 
-    A late plan includes the requests that arrive during the forward in flight. With an early plan a
-    new request waits for the rest of that forward and for the whole next one. Owns the times of the
+    A late plan includes requests that arrive during the forward in flight. With an early plan a new
+    request waits for the rest of that forward and for the whole next one. Owns the times of the
     last forwards by size, and the lead of the next plan before a forward's end. Thread rule: the
     engine loop's. Invariants: the next plan begins at once if the time of the forward in flight is
     not known. The lead grows by a third whenever the device ran out of work after a late plan. It
@@ -123,7 +123,7 @@ class PlanStream:
     """
 
     def __init__(self, runner: Runner, cache: HybridPrefixCache, progress: ProgressTable) -> None:
-        """progress: of the sequences to launch."""
+        """progress: the table of the sequences to launch."""
         self._runner = runner
         self._cache = cache
         self._planner = ForwardPlanner(progress)

@@ -93,9 +93,9 @@ class Loading(State, phase=m.RequestPhase.LOADING):
 
 @dataclass(frozen=True)
 class Ahead:
-    """The part of a request computed behind its load. tokens: its first tokens, which need no
-    forward. The state after them is in the allocation's last working slot. sampled: the token
-    sampled after them, if any."""
+    """The part of a request computed behind its load. tokens: the number of its first tokens
+    without need of a forward. The state after them is in the allocation's last working slot.
+    sampled: the token sampled after them, if any."""
 
     tokens: int
     sampled: Sampled | None
@@ -210,17 +210,17 @@ class PromptScoring:
 class Request:
     """The engine's record of one request. `tokens` is the prompt and every sampled token.
 
-    caller: the share of the engine's capacity that its caller belongs to. priority: within a caller
-    the lowest goes first. due: latest time to begin, on the queue's clock. first_due: time its
-    first token is due; infinite without a target, or once it is missed. overtaken: number of times
-    other requests of its line went ahead. branch_points: points known before its prompt begins, at
-    which other prompts branch off. message_end, changed, purpose: from the Submit. scoring: the
-    requested scoring of its prompt. scored: scored tokens, from the second on. findable: other
-    requests may resume from its cached states. forks: answers that wait for the computation of its
-    prompt. They share the prompt but for the last token. The request has no answer of its own, and
-    its client knows only the forks. carrier: the id of the request it was a fork of. An id is used
-    because objects that hold each other stay in memory long after their end. drafting: None if its
-    answer is not drafted.
+    caller: its caller's share of the engine's capacity. priority: within a caller the lowest goes
+    first. due: latest time to begin, on the queue's clock. first_due: due time of its first token;
+    infinite without a target, or once it is missed. overtaken: number of times other requests of
+    its line went ahead. branch_points: known points, before its prompt begins, for other prompts to
+    branch off. message_end, changed, purpose: from the Submit. scoring: the requested scoring of
+    its prompt. scored: scored tokens, from the second on. findable: other requests may resume from
+    its cached states. forks: answers that wait for the computation of its prompt. They share the
+    prompt but for the last token. The request has no answer of its own, and its client knows only
+    the forks. carrier: the id of the request it was a fork of. An id is used because objects that
+    hold each other stay in memory long after their end. drafting: None if its answer is not
+    drafted.
     """
 
     id: m.RequestId

@@ -23,7 +23,7 @@ _LONGEST_SLEEP = 3600.0
 
 _LOOKS = 10
 """The number of looks at one unfinished step before the watchdog fails it. Looks are counted
-instead of time, so a process that was frozen does not blame a step for the gap."""
+instead of time. So a formerly frozen process does not blame a step for the gap."""
 
 
 class EngineThread:

@@ -37,9 +37,10 @@ class EndEngine(Message):
 
 
 class EngineStands(Message):
-    """The engine is ready. max_request_tokens: of prompt and answer together. max_batch: requests
-    in one forward. trials: address of the trial server of its grammars (model/grammar/trials).
-    handover_address: HOST:PORT of its server for decode nodes; None without one."""
+    """The engine is ready. max_request_tokens: limit for prompt and answer together. max_batch:
+    requests in one forward. trials: address of the trial server of its grammars
+    (model/grammar/trials). handover_address: HOST:PORT of its server for decode nodes; None without
+    one."""
 
     max_request_tokens: int
     max_batch: int
@@ -66,7 +67,7 @@ class EngineEnds(Message):
 
 
 class RoomBegun(Message):
-    """A prompt handed to this node by another one. traceparent: of that node's request."""
+    """A prompt handed to this node by another one. traceparent: from the other node's request."""
 
     room: RoomId
     request: str

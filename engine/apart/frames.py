@@ -44,12 +44,12 @@ def frame_of(messages: Sequence[Any]) -> bytearray:
     """Encode all messages of one side at a time as one frame.
 
     A frame is its length, 4 bytes little-endian, and MessagePack: a list of [kind, body]. A kind is
-    an index in a table that both processes build from the same code, so no name travels.
+    an index in a table. Both processes build the table from the same code, so no name travels.
     Consecutive tokens are one body. msgspec writes and reads it without a Python object for each
     field. msgspec is already a dependency, and decodes bodies directly into the messages' types. So
     it rejects a foreign frame, while pickle would run it. A token costs 0.1 to 0.3 us a side. Pure.
 
-    Raises KeyError for a value that is not a message, and msgspec's errors for a value that is not
+    Raises KeyError for values other than messages, and msgspec's errors for values that are not
     plain.
     """
     bodies: list[tuple[int, Any]] = []
@@ -75,7 +75,7 @@ class FrameReader:
     """A reader of frames. It keeps received bytes until a frame is whole."""
 
     def __init__(self, readers: Sequence[BodyReader] | None = None) -> None:
-        """readers: of messages by kind, if frames hold other messages than messages_of() reads."""
+        """readers: decoders by kind, if frames hold other messages than messages_of() reads."""
         self._readers = readers
         self._waiting = bytearray()
 

@@ -171,7 +171,7 @@ NUMBER_BYTES = 4
 
 
 def opened_door(path: str) -> socket.socket:
-    """Open the socket for API server workers to connect to. path: of a Unix socket."""
+    """Open the socket for API server workers to connect to. path: a Unix socket's."""
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     door.bind(path)
     door.listen()
@@ -184,15 +184,15 @@ WorkerGone = Callable[[int, tuple[m.RequestId, ...]], None]
 
 
 class WorkerLinks:
-    """The engine's ends of the sockets to API server workers, beside the one to the API server that
-    started it.
+    """The engine's ends of the sockets to API server workers. The API server that started the
+    engine has its own link.
 
     Owns a FrontLink for each worker, and the worker of each request. Thread rule: add() from any
     thread, split() from the engine's; `receive` and `gone` are called on the links' threads. Both
     tables change and are copied under the lock; split() reads single keys without it. Invariants: a
-    request's answer goes to the worker that submitted it. Its end also goes to the API server, and
-    there first. The requests of a lost worker are aborted. gone(number, requests) comes after every
-    end already sent to the API server.
+    request's answer goes to its submitting worker. Its end also goes to the API server, and there
+    first. The requests of a lost worker are aborted. gone(number, requests) comes after every end
+    already sent to the API server.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class WorkerLinks:
         self._of: dict[m.RequestId, int] = {}
 
     def add(self, number: int, connection: socket.socket) -> None:
-        """Add a worker's link. number: of a worker that never had a link before."""
+        """Add a worker's link. number: new, never used by an earlier link."""
         link = FrontLink(connection)
         with self._lock:
             self._links[number] = link

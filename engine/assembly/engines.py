@@ -1,6 +1,6 @@
 """From parts to a running engine, by role: cache, runner, drafts, tiers.
 
-A GPU gets a runner of graphs. That module is imported only then, so a machine without Triton never
+A GPU gets a runner of graphs. Its module is imported only then, so a machine without Triton never
 needs it.
 """
 
@@ -62,7 +62,7 @@ def build_fused_engine(
     progress: Progress = no_progress,
 ) -> Engine:
     """Make an engine that answers by itself. REQUIRES: the cache is over the arena of the parts.
-    progress: of the warm-up, if there is one."""
+    progress: shows the warm-up, if there is one."""
 
     def side(context: HandoverContext) -> Answers:
         return Answers(context, answer_terms(config, parts))

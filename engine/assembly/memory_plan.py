@@ -84,10 +84,10 @@ class MemoryPlan:
     GPU in docs/kernels.md. Pure.
 
     Units are bytes, unless another one is given. device: free memory of the GPU before this process
-    uses any. arena: as configured, or all that fits. max_batch: requests in one forward, configured
-    or derived. context_tokens: the longest context that model and arena allow.
+    uses any. arena: the configured size, or all that fits. max_batch: requests in one forward,
+    configured or derived. context_tokens: the longest context allowed by model and arena.
 
-    fitting_arena is the largest arena that fits beside everything else, in whole slabs. It is 0 if
+    fitting_arena is the largest arena possible beside everything else, in whole slabs. It is 0 if
     not even the weights fit.
     """
 
@@ -114,9 +114,9 @@ class MemoryPlan:
         quantization: str = "",
         share: Share = whole,
     ) -> "MemoryPlan":
-        """Compute the plan. quantization: of the weights, if config names no folder with that
-        setting. model, share: see weights_of(). Raises WeightsError and ModelConfigError if that
-        folder cannot be read."""
+        """Compute the plan. quantization: the weights' format, if the config's folder has none.
+        model, share: see weights_of(). Raises WeightsError and ModelConfigError if the folder
+        cannot be read."""
         config = config.of_a_gpu().drafting(model.draft_layers, on_gpu=True)
         layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
         rotary = rotary_cache_bytes(model, model.max_position)
@@ -247,8 +247,8 @@ def _workspace(model: ModelConfig, config: EngineConfig, batch: int) -> int:
 def _drafts(
     model: ModelConfig, config: EngineConfig, layout: CacheLayout, role: Role, batch: int
 ) -> int:
-    """Return the bytes for graphs of rows with drafts: graphs, activations, logits and a copy,
-    parts of attention, and data of each token kept for folds. A prefill node has none."""
+    """Return the bytes for graphs of rows with drafts. These are graphs, activations, logits and a
+    copy, parts of attention, and data of each token kept for folds. A prefill node has none."""
     if not config.drafts_on_gpu or role is Role.PREFILL:
         return 0
     width, rows, size = (

@@ -1,6 +1,6 @@
 """The parts of an engine: weights, model, arena, memory below it, and the data plane of a pair.
 
-The device is chosen here, once: on a GPU the model gets Triton's operators. Those modules are
+The device is chosen here, once: on a GPU the model gets Triton's operators. Their modules are
 imported only then, so a machine without Triton never needs them.
 """
 
@@ -71,12 +71,12 @@ class EngineParts:
     slabs: number of the arena's first slabs owned by the engine's cache; None: all. wire: byte
     lengths of the transferred units, if they differ from the arena's. runner: makes the runner of
     the plans; None: chosen by the arena's device. speculation: the sources of drafts. drafts: the
-    limit of drafts in a step. None for either: as configured. host: memory below the arena, if
+    limit of drafts in a step. None for either: set by the config. host: memory below the arena, if
     there is a tier. disk: below host. remote: below both. copiers: between them; None: one thread
     for each tier. grammars: over the model's vocabulary. clock: seconds, for requests' waiting
-    time. ranks: the other ranks that share the model. together: the sampling with them. None for
-    either: there is one rank. shared: the memory of all their arenas, on a node that hands over.
-    collectives: of this rank.
+    time. ranks: the other ranks of the model. together: the sampling with them. None for either:
+    there is one rank. shared: the memory of all their arenas, on a node that hands over.
+    collectives: this rank's.
     """
 
     model_config: ModelConfig
@@ -153,8 +153,8 @@ BuildParts = Callable[[EngineConfig, Progress, Role], EngineParts]
 def build_parts(
     config: EngineConfig, progress: Progress = no_progress, role: Role = Role.FUSED
 ) -> EngineParts:
-    """Load the model, layer by layer, and allocate the arena, for one rank. role: of the engine to
-    build. Raises the model's typed errors and EngineConfigError."""
+    """Load the model, layer by layer, and allocate the arena, for one rank. role: the engine's.
+    Raises the model's typed errors and EngineConfigError."""
     if config.tensor_parallel > 1:
         raise EngineConfigError(
             f"tensor_parallel is {config.tensor_parallel}, and this command loads one rank: give "
@@ -201,8 +201,8 @@ def kept_contract(
     digest: str, model: ModelConfig, weights: ModelWeights, layout: CacheLayout, kind: DigestKind
 ) -> dict[str, str]:
     """Return the settings that must be equal between two nodes. Then the same bytes mean the same,
-    and their digests can be compared. digest: of the weights. kind: of the digests of pages and
-    slots."""
+    and their digests can be compared. digest: the weights' digest. kind: the kind of page and slot
+    digests."""
     whole = Contract(digest, layout, constants=model.constants, weights_format=weights.formats)
     return {**whole.flat(), "page_digests": kind.value}
 
@@ -255,8 +255,8 @@ def use_device(device: torch.device) -> None:
 def build_arena(
     config: EngineConfig, model: ModelConfig, device: torch.device, role: Role = Role.FUSED
 ) -> Arena:
-    """Allocate the arena. role: of the engine to build. REQUIRES: no part of the engine is on the
-    device yet. Raises EngineConfigError if arena_mib is too small or too large."""
+    """Allocate the arena. role: the engine's. REQUIRES: no part of the engine is on the device yet.
+    Raises EngineConfigError if arena_mib is too small or too large."""
     # What the context has taken already the plan counts again, which leaves some memory to spare.
     free = None if device.type == "cpu" else config.usable_of(*torch.cuda.mem_get_info(device))
     slabs = arena_slabs(config, model, role, free)
@@ -286,7 +286,8 @@ def build_model(
     gather: Gather = one_rank,
 ) -> Qwen35Model:
     """Build the model with the operators of its weights' device. drafted: token ids allowed as
-    drafts; None: all. reduce, gather: of the ranks, if config and weights are one rank's."""
+    drafts; None: all. reduce, gather: the ranks' exchanges, if config and weights are one
+    rank's."""
     device = weights.embedding.device
     drafts = DraftHead.of(weights.head, drafted)
     backend: Backend = TorchBackend(config, reduce)

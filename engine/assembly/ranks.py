@@ -135,8 +135,8 @@ def build_leader_parts(
     source: RankSource | None = None,
 ) -> EngineParts:
     """Start the followers and build the leader's parts. start: starts the followers' processes.
-    source: of the model; by default the config's folder. REQUIRES: more than one rank; the calling
-    thread lives as long as the engine."""
+    source: the model's source; by default the config's folder. REQUIRES: more than one rank; the
+    calling thread lives as long as the engine."""
     if source is None:
         if not config.model:
             raise EngineConfigError(
@@ -196,7 +196,7 @@ def shard_of(config: EngineConfig, rank: int) -> Shard:
 
 
 class RankInMemory:
-    """Implements LoadedRank. config: of the whole model."""
+    """One rank's model in memory. Implements LoadedRank. config: the whole model's."""
 
     def __init__(
         self,
@@ -287,7 +287,7 @@ class RankInMemory:
         return RankSpans(layout, self._shard.ranks, slabs)
 
     def meet(self, join: Join, report: Report) -> EngineParts:
-        """Connect to the other ranks, and allocate the agreed slabs. report: as in join()."""
+        """Connect to the other ranks, and allocate the agreed slabs. report: see join()."""
         settings, shard, slabs = self._settings, self._shard, join.slabs
         collectives, exchange = self._collectives()
         layout = self._layout

@@ -62,7 +62,7 @@ _MEETING_SECONDS = 60.0
 
 
 class GlooCollectives:
-    """Collectives of ranks that are processes of one host, over gloo on loopback.
+    """Collectives of ranks in several processes of one host, over gloo on loopback.
 
     Every sum gathers all partial sums and adds them here in rank order. So each rank has the same
     bits, independent of gloo's order. It carries n times the bytes of a reduction. For the few

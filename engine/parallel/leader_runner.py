@@ -96,7 +96,7 @@ class LeaderRunner:
         ranks: Ranks,
         collectives: Collectives | None = None,
     ) -> None:
-        """runner: of this rank, connected to the others by its collectives."""
+        """runner: this rank's, connected to the others by its collectives."""
         self._runner = runner
         self._collectives = collectives
         self._ranks = ranks

@@ -31,8 +31,8 @@ torch, and reading a checkpoint may hold the interpreter lock, on a busy machine
 
 
 class Join(Message):
-    """To a follower that has loaded: all ranks meet now. slabs, host_slabs: of every rank's arena,
-    and of host memory below it. weights: their digest, if a disk needs it."""
+    """To a follower with loaded weights: all ranks meet now. slabs, host_slabs: sizes of every
+    rank's arena, and of host memory below it. weights: their digest, if a disk needs it."""
 
     slabs: int
     host_slabs: int = 0
@@ -110,7 +110,7 @@ class Ticked(Message):
 
 
 class PlanRun(Message):
-    """From a follower: it has run the plan of that number, and all before. checksum: of its sampled
+    """From a follower: it has run the plan `number`, and all before. checksum: covers its sampled
     tokens, if there are any."""
 
     number: int

@@ -5,10 +5,10 @@ peers' memory.
 
 Every rank has a mailbox, mapped by its peers (`Mailboxes`). Program b of a rank stores its chunk
 into place b of every peer's mailbox and raises its flag there. It then waits for the flags of
-program b of all peers, and never for other programs. A flag is a number that grows by one a round.
+program b of all peers, and never for other programs. A flag is a number and grows by one a round.
 It is released and acquired at system scope. Rounds alternate between two halves of the mailbox. A
-peer's data of round n is overwritten in round n + 2. That round begins once the peer's flag of
-round n + 1 is seen. The peer raised that flag after its own reads of round n. So every wait is for
+peer's data of round n is overwritten in round n + 2. Round n + 2 begins once the peer's flag of
+round n + 1 is seen. The peer raised this flag after its own reads of round n. So every wait is for
 data only; tests/parallel/test_exchange_model.py covers every interleaving. Sums are added in rank
 order in float32 and rounded once: the same bits on every rank. A wait has a bound. After it a rank
 sets its error word, takes the data present, and never waits again. Numbers of rounds stay on the
@@ -259,7 +259,7 @@ class Mailboxes:
     peer's kernel may still use them. Knows nothing of the exchanged data. Made on the thread of the
     forward.
 
-    addresses [ranks] int64 on the device: of every rank's mailbox, as mapped in this process. state
+    addresses [ranks] int64 on the device: every rank's mailbox, as mapped in this process. state
     [PLACES + 1] int32 on the device, kept by kernels. words [2] int32, pinned: a wait was given up
     here; all waits must end.
     """

@@ -152,7 +152,8 @@ class Ranks:
         timeout: float,
         clock: Clock = time.monotonic,
     ) -> None:
-        """processes: of ranks 1, 2, ... timeout: seconds without a heartbeat that end the node."""
+        """processes: ranks 1, 2, ... in order. timeout: seconds without a heartbeat that end the
+        node."""
         self._clock = clock
         self._timeout = timeout
         now = clock()
@@ -231,8 +232,8 @@ class Ranks:
         self._send(message)
 
     def on_copy(self, tier: int, call: OnCopyEnd) -> None:
-        """Set the call for each copy with that tier that a follower has ended. It gets the transfer
-        and its end, on the reading thread."""
+        """Set the call for each copy with the tier ended by a follower. It gets the transfer and
+        its end, on the reading thread."""
         self._on_copy[tier] = call
 
     @property

@@ -35,7 +35,7 @@ class AgreedSteps:
     Each rank has its own step counter. A sender waits for this one. It reaches a value once the
     slowest rank does. Thread rule: any thread, one lock.
 
-    steps: of all ranks; ticked only here.
+    steps: the shared counter; ticked only here.
     """
 
     def __init__(self, ranks: int) -> None:

@@ -31,7 +31,7 @@ class FollowerTiers:
     """A follower's part of the tiers. It runs the leader's copies, and reports the end of each.
 
     Owns one copier for each tier, and one thread that sends ends. Thread rule: handle() belongs to
-    the thread that runs plans, so a copy begins after all earlier plans.
+    the thread of the plans, so a copy begins after all earlier plans.
     """
 
     def __init__(self, copiers: Sequence[CopyThread], send: SendToLeader) -> None:
@@ -102,14 +102,14 @@ class RankCopier:
     """Copies of a tier on all ranks, as one copier. A copy has ended when it has on every rank, and
     succeeds only if it did on each.
 
-    Thread rule: as `Copier`, the engine loop's. _ended() is called on the thread that reads
-    followers' messages. Invariants: a follower gets a copy after all plans that precede it here,
-    and takes both in this order. Each rank is awaited once, independent of the others' results. A
-    copy given up here is cancelled there.
+    Thread rule: see `Copier`, the engine loop's. _ended() is called on the thread that reads
+    followers' messages. Invariants: a follower gets a copy after all earlier plans, and takes both
+    in this order. Each rank is awaited once, independent of the others' results. A copy given up
+    here is cancelled there.
     """
 
     def __init__(self, own: CopyThread, tier: int, ranks: Ranks) -> None:
-        """own: of the leader's arena. tier: its number."""
+        """own: the leader's copier. tier: its number."""
         self._own = own
         self._tier = tier
         self._ranks = ranks

@@ -36,7 +36,7 @@ STUCK_SECONDS = 10.0
 
 class WriteJournal(Protocol):
     """A journal of the contents of a tier that outlives its node. Raises nothing: a restart does
-    not find entries that could not be stored."""
+    not find entries missing in it."""
 
     def taken(self, job: CopyJob) -> None:
         """Record the job's targets as about to be overwritten."""
@@ -56,8 +56,8 @@ class CopyThread:
         clock: Clock = time.monotonic,
         journal: WriteJournal | None = None,
     ) -> None:
-        """name: of the tier. clock: measures segments, seconds. journal: of a tier that outlives
-        its node."""
+        """name: the tier's name. clock: measures segments, seconds. journal: for a tier that
+        outlives its node."""
         self._pieces = pieces
         self._name = name
         self._clock = clock

@@ -49,8 +49,8 @@ class DigestKind(Enum):
 
 @dataclass(frozen=True)
 class TierDigests:
-    """Digests by id of the tier. Ids that were never completely written have none. Thread rule: the
-    thread that copies to the tier writes. The holder of a usable copy may read its digest."""
+    """Digests by id of the tier. An id never completely written has none. Thread rule: the tier's
+    copying thread writes. The holder of a usable copy may read its digest."""
 
     pages: dict[int, int] = field(default_factory=dict)
     slots: dict[int, int] = field(default_factory=dict)

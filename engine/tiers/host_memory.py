@@ -32,7 +32,7 @@ _OF_ONE_RANK = ArenaKey(Place.HOST)
 
 
 def host_arena(config: EngineConfig, layout: CacheLayout) -> Arena | None:
-    """Return the host arena, or None if the config has none. layout: of one rank. Raises as
+    """Return the host arena, or None if the config has none. layout: one rank's. Raises as
     host_slabs()."""
     if config.host_cache_gib is None:
         return None

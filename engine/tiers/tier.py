@@ -56,8 +56,8 @@ class TierPrices:
 
     @staticmethod
     def of(layout: CacheLayout, token_flops: float, link: Link) -> "TierPrices":
-        """Return the prices of a link. token_flops: of a token's prefill, without attention to
-        earlier tokens."""
+        """Return the prices of a link. token_flops: FLOPs of a token's prefill, without attention
+        to earlier tokens."""
         seconds = max(token_flops / link.flops_a_second, link.least_seconds)
         a_byte = 1 / link.bytes_a_second / seconds
         return TierPrices(
@@ -114,7 +114,7 @@ def _counters(*more: str) -> dict[str, int]:
 @dataclass
 class TierCounters:
     """Counts of loads and writes by their results. Late and aborted loads were given up before
-    their end. Bytes: of usable loads and writes only. A failed load counts at the tier of its
+    their end. Bytes count usable loads and writes only. A failed load counts at the tier of its
     failure, any other at its lowest tier."""
 
     loads: dict[str, int] = field(

@@ -1,6 +1,6 @@
 """The disk tier: a file of records, its size, and the probe at the start.
 
-Owns the file. Thread rule: as `TierStore` (store.py).
+Owns the file. Thread rule: see `TierStore` (store.py).
 """
 
 import errno
@@ -53,10 +53,10 @@ class DiskFile:
     Each page and each slot is contiguous. A slab of the file holds as many pages as a slab of the
     arena, or one slot. One extra slab is for the probe. The file remains after its node ends.
     Several segments are in flight, because a drive with one request at a time is mostly idle.
-    Thread rule: as `TierStore`. Invariant: a call returns with all of its bytes moved, or raises
-    DiskFailed. Read bytes are not trusted here: the reader compares digests.
+    Invariant: a call returns with all of its bytes moved, or raises DiskFailed. Read bytes are not
+    trusted here: the reader compares digests.
 
-    Implements `TierStore`.
+    Implements `TierStore`, with its thread rule.
     """
 
     def __init__(self, folder: KeptFolder, layout: CacheLayout, slabs: int) -> None:
@@ -198,7 +198,7 @@ def disk_memory(
 ) -> DiskMemory | None:
     """Open the disk tier of a node: reserve its space, probe it and read its index.
 
-    Returns None if the config has no disk. layout: of this rank; a rank gets its share of
+    Returns None if the config has no disk. layout: this rank's; a rank gets its share of
     disk_cache_gib. contract: settings that must equal another node's before its bytes are used. It
     includes the rank if there are several. Raises EngineConfigError if the disk has too little
     space, returns other bytes than written, or is in use.

@@ -25,7 +25,7 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 from .kept_folder import DiskFailed, KeptFolder
 
 MAGIC = b"tasukiK2"
-"""Begins each record. Changes with the meaning of records."""
+"""The magic bytes of each record's head. They change with the meaning of records."""
 _HEAD = struct.Struct("<8sIQ16s")
 _COVERED = struct.Struct("<IQ")
 DIGEST_BYTES = 16
@@ -317,9 +317,9 @@ class KeptIndex:
 
     Records are appended and never synced. A killed node loses the record it was writing. A machine
     that stops may lose or tear others, and may lose bytes of recorded pages. So each load compares
-    digests. When most of the file is obsolete, valid records go to a second file. That file then
-    takes the index's name. Thread rule: the opening thread until a copier has the index; then the
-    copier's thread alone. Invariant: an id is recorded as taken before it is written. It is
+    digests. When most of the file is obsolete, valid records go to a second file. The second file
+    then takes the index's name. Thread rule: the opening thread until a copier has the index; then
+    the copier's thread alone. Invariant: an id is recorded as taken before it is written. It is
     recorded as kept after it was completely written.
     """
 

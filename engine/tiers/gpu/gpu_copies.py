@@ -27,9 +27,9 @@ _PIECE_BYTES = 256 << 20
 """The most bytes of one call: for most jobs all of a layer. The host's part of a call takes time
 from launches of layers behind a load, and from steps beside a write."""
 _UNDER_WAY = 256 << 20
-"""The bytes in flight at a time, with the call that exceeds them. They last for enough milliseconds
-so that the link never waits for the host. With a whole load in flight, each launch of a layer
-behind it takes longer. A cancelled load would also end late."""
+"""The bytes in flight at a time, including the call that exceeds them. They last some milliseconds,
+so the link never waits for the host. With a whole load in flight, each launch of a layer behind it
+takes longer. A cancelled load would also end late."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Lane:
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of several moves. layers: number of layers complete after it. rows: of the job's
-    table, (first, end)."""
+    """One call of several moves. layers: number of layers complete after it. rows: its part of the
+    job's table, (first, end)."""
 
     layers: int
     moves: Moves
@@ -66,7 +66,7 @@ class GpuCopy:
         lane: Lane,
         run_moves: RunMoves,
     ) -> None:
-        """ids: of the arena's pages and of its slot. moved: bytes, from and to."""
+        """ids: the arena's pages and slot. moved: bytes, from and to."""
         self._arena = arena
         self._ids = ids
         self._moved = moved
@@ -169,7 +169,7 @@ class GpuCopies:
         self._warm_up()
 
     def _lane(self, priority: int) -> Lane:
-        """Make the streams of one direction. priority: of copies."""
+        """Make the streams of one direction. priority: the copies' priority."""
         return Lane(stream_of(self._device, priority), stream_of(self._device, LAST))
 
     def _warm_up(self) -> None:
@@ -256,12 +256,12 @@ class GpuLoad:
     """A load from a store below host memory to a GPU's arena. It alternates between two parts of
     pinned memory. While the GPU copies from one, the store fills the other.
 
-    Thread rule: as `StoreLoads`. Invariants:
+    Thread rule: see `StoreLoads`. Invariants:
     1. A digest covers the arena's bytes, computed by the GPU once all of a load is there. The host
        reads none of them.
     2. A part is filled again only after its content has reached the arena.
 
-    Implements `RunningCopy`. A store has pages in one piece: no layer is complete before all are.
+    Implements `RunningCopy`. A store returns whole pages: no layer is complete before all are.
     """
 
     layers = 0

@@ -27,8 +27,8 @@ _WARPS = 4
 _LINES = 4
 
 Rows = NDArray[np.int64]
-"""[4, n], one column a row: its first word in the arena, its length, its first word's place in the
-page or slot, and the unit of its sums. The first three are in words."""
+"""[4, n], one column a row. It has the row's first word in the arena, its length, and its first
+word's place in the page or slot. These are in words. The fourth number is the unit of its sums."""
 
 
 def rows_of_pages(layout: CacheLayout, region: int, pages: Sequence[int], first_unit: int) -> Rows:
@@ -159,8 +159,8 @@ class ArenaSums:
     """
 
     def __init__(self, arena: Arena, pages: Sequence[int], slot: int | None) -> None:
-        """pages, slot: of the arena. The host's data for the digests goes to the GPU here. A small
-        copy between two large ones would delay the link."""
+        """pages, slot: ids of the arena. The host's data for the digests goes to the GPU here. A
+        small copy between two large ones would delay the link."""
         device = arena.bytes.device
         rows = torch.from_numpy(rows_of_job(arena.layout, pages, slot)).pin_memory()
         self._words = arena.bytes.view(torch.int64)

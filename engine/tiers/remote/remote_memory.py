@@ -41,8 +41,8 @@ _KINDS = {kind.value: kind for kind in CheckpointKind}
 
 @dataclass(eq=False)
 class Lookup:
-    """The lookup of a prompt. beyond: its tokens stored here. due: on the engine's clock. flushes:
-    of this node before it."""
+    """The lookup of a prompt. beyond: its tokens stored here. due: time on the engine's clock.
+    flushes: this node's flushes before it."""
 
     salt: bytes
     tokens: Tokens
@@ -59,13 +59,15 @@ class Lookups:
     """Lookups in a remote store of prompts about to begin, beside the engine's loop.
 
     Owns threads that query the store. Results are added to the tree on the engine's loop. Thread
-    rule: begin(), advance(), wait() and close() are the engine loop's. Invariants:
+    rule: begin(), advance(), wait() and close() are the engine loop's.
+
+    Invariants:
     1. A lookup is over within LOOKUP_SECONDS, however slow the store is. A later result helps the
        next prompt. After three late lookups in a row there is a pause without lookups.
-    2. A state is added only with a whole manifest of the same salt, whose tokens are a prefix of
-       the prompt. Its bytes are verified by digests when it is loaded.
-    3. No state is added that was written before a flush of any node, once the store has recorded
-       the flush. Results requested before a flush of this node are dropped.
+    2. A state is added only with a whole manifest of the same salt, and only if its tokens are a
+       prefix of the prompt. Its bytes are verified by digests when it is loaded.
+    3. No state written before a flush of any node is added, once the store has recorded the flush.
+       Results requested before a flush of this node are dropped.
     """
 
     def __init__(

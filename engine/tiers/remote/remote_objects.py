@@ -8,11 +8,11 @@ it; let the bucket expire old objects.
 A manifest names the objects of the state and of all KV of its path. It holds their digests and the
 tokens themselves. Its reader compares those and trusts no name.
 
-States are found by listing a folder. The folder belongs to the longest prefix of the state of
-LEAST_TOKENS times a power of two. So states of one folder share at least half of their tokens. A
-prompt has one folder to list for each such power. Manifests and names are pure.
+States are found by listing a folder. The folder belongs to the longest prefix of the state with a
+length of LEAST_TOKENS times a power of two. So states of one folder share at least half of their
+tokens. A prompt has one folder to list for each such power. Manifests and names are pure.
 
-Thread rule: as `TierStore` and `WriteJournal`; adopted() is the engine loop's, for ids without a
+Thread rule: see `TierStore` and `WriteJournal`. adopted() is the engine loop's, for ids without a
 holder.
 """
 
@@ -221,8 +221,8 @@ class RemoteObjects:
         self._marked = 0
         """Number of these flushes recorded in the store."""
         self.counters = dict.fromkeys(("recorded", "found", "torn", "failed"), 0)
-        """States recorded for other nodes; states found; manifests that were not whole; appends and
-        lookups that the store failed."""
+        """States recorded for other nodes; states found; manifests not whole; appends and lookups
+        failed by the store."""
 
     @property
     def is_usable(self) -> bool:
