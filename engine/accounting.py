@@ -167,7 +167,7 @@ def pair_hit(computed: HitBreakdown, held: HitBreakdown) -> HitBreakdown:
     computed: the hit on the node where the prompt was computed. held: the hit of the same prompt in
     this node's cache, at the time of the request. Tokens held here but missing on the computing
     node become `not_pulled`. Tokens new to the computing node alone take this node's cause.
-    in_pages stays the computing node's: callers sharing a cache must not learn the place of the
+    in_pages stays the computing node's. Callers sharing a cache must not learn the place of the
     computation (server/auth/tenants.py). Invariant: usable_tokens + the sum of causes does not
     change.
     """

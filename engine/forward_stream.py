@@ -57,7 +57,7 @@ class PlanningTime:
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
-        """clock: seconds."""
+        """clock: returns seconds."""
         self._clock = clock
         self._seconds: dict[tuple[int, int], deque[float]] = defaultdict(
             lambda: deque(maxlen=_REMEMBERED)
@@ -119,7 +119,7 @@ class PlanStream:
     Owns the order of all operations in the arena: forwards, the cache's copies, events. Thread
     rule: the engine loop. Invariant: a copy or fold already decided runs before the next launch or
     recorded event. So a forward never reads bytes before they are stored. No other node may read or
-    write an id with a pending copy or fold: it gets the id after an event.
+    write an id with a pending copy or fold. It gets the id after an event.
     """
 
     def __init__(self, runner: Runner, cache: HybridPrefixCache, progress: ProgressTable) -> None:

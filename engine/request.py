@@ -210,17 +210,17 @@ class PromptScoring:
 class Request:
     """The engine's record of one request. `tokens` is the prompt and every sampled token.
 
-    caller: its caller's share of the engine's capacity. priority: within a caller the lowest goes
-    first. due: latest time to begin, on the queue's clock. first_due: due time of its first token;
-    infinite without a target, or once it is missed. overtaken: number of times other requests of
-    its line went ahead. branch_points: known points, before its prompt begins, for other prompts to
-    branch off. message_end, changed, purpose: from the Submit. scoring: the requested scoring of
-    its prompt. scored: scored tokens, from the second on. findable: other requests may resume from
-    its cached states. forks: answers that wait for the computation of its prompt. They share the
-    prompt but for the last token. The request has no answer of its own, and its client knows only
-    the forks. carrier: the id of the request it was a fork of. An id is used because objects that
-    hold each other stay in memory long after their end. drafting: None if its answer is not
-    drafted.
+    caller: its caller's id, for sharing the engine among callers. priority: within a caller the
+    lowest goes first. due: latest time to begin, on the queue's clock. first_due: due time of its
+    first token; infinite without a target, or once it is missed. overtaken: number of times other
+    requests of its line went ahead. branch_points: known points, before its prompt begins, for
+    other prompts to branch off. message_end, changed, purpose: from the Submit. scoring: the
+    requested scoring of its prompt. scored: scored tokens, from the second on. findable: other
+    requests may resume from its cached states. forks: answers that wait for the computation of its
+    prompt. They share the prompt but for the last token. The request has no answer of its own, and
+    its client knows only the forks. carrier: the id of the request it was a fork of. An id is used
+    because objects that hold each other stay in memory long after their end. drafting: None if its
+    answer is not drafted.
     """
 
     id: m.RequestId

@@ -293,8 +293,8 @@ class Router:
         return self.costs.rates()
 
     def state_bytes(self, held: int, tokens: int) -> int:
-        """Return the bytes of the state and of the missing pages of `tokens`, for a side with KV of
-        `held` tokens."""
+        """Return the bytes a side lacks: pages of `tokens` and the state. held: its tokens with
+        KV."""
         pages = -(-tokens // PAGE_TOKENS) - held // PAGE_TOKENS
         return pages * len(self._layout.regions) * self._wire.block_bytes + self._state_bytes()
 

@@ -23,7 +23,7 @@ class FrontTurned(Message):
 
 
 class RetireHandover(Message):
-    """The start of a drain: stop advertising this node to other nodes, and their requests for more.
+    """The start of a drain: other nodes must neither discover this node nor send it more requests.
     Answered by HandoverRetired."""
 
 

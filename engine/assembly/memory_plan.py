@@ -267,8 +267,8 @@ def _drafts(
 
 
 def _guesses(model: ModelConfig, config: EngineConfig, layout: CacheLayout, rows: int) -> int:
-    """Return the same bytes for the draft layer's graphs, and the part of the head used to sample
-    drafts (model/qwen3_5.py)."""
+    """Return the same bytes for the draft layer's graphs. They include the part of the head that
+    samples drafts (model/qwen3_5.py)."""
     head = min(model.vocab, FIRST_IDS) * model.hidden * itemsize(config.compute_dtype)
     logits = 2 * rows * model.vocab * itemsize(config.compute_dtype)
     attention = 4 * (_SHARES + rows) * model.query_heads * model.head_dim

@@ -1,7 +1,7 @@
 """The parts of an engine with a model shared among several ranks, and those of a follower.
 
 The leader's process has the engine and rank 0; it starts a process for each other rank. All of them
-load at once, meet, and have arenas of equally many slabs: an id means the same on every rank.
+load at once and meet. Their arenas have equally many slabs, so an id means the same on every rank.
 """
 
 import socket

@@ -176,7 +176,7 @@ class LoadedRank(Protocol):
 
     @property
     def kept(self) -> bytes:
-        """Return the states on its disk, for Joined."""
+        """Return kept_of() of its disk's index, for Joined."""
 
     def check(self) -> None:
         """Check a completed forward. Raises if another rank missed it."""

@@ -114,8 +114,8 @@ class LeaderRunner:
         self._runner.check_device()
 
     def record_event(self) -> Event:
-        """Return an event of all ranks. Another rank may still be in the part of a forward after
-        its last collective, just as in a plan of copies only."""
+        """Return an event of all ranks. This rank's own work is not enough: another rank may still
+        run copies, or the end of a forward."""
         own, ranks, launched = self._runner.record_event(), self._ranks, self._launched
         return lambda: own() and ranks.have_run(launched)
 

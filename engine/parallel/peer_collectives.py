@@ -255,8 +255,8 @@ class Mailboxes:
     """Every rank's mailbox on its own GPU, mapped by all others: the targets of their kernels'
     stores.
 
-    Owns this rank's mailbox and the mappings of the others' until the process ends, because a
-    peer's kernel may still use them. Knows nothing of the exchanged data. Made on the thread of the
+    Owns this rank's mailbox and the mappings of the others', until the process ends. A peer's
+    kernel may use them until then. Knows nothing of the exchanged data. Made on the thread of the
     forward.
 
     addresses [ranks] int64 on the device: every rank's mailbox, as mapped in this process. state

@@ -59,7 +59,7 @@ class FollowerTiers:
                 copier.empty()
 
     def close(self) -> None:
-        """End all copies in progress, within seconds a tier."""
+        """End all copies in progress, within a few seconds for each tier."""
         with self._changed:
             self._closing = True
             self._changed.notify()

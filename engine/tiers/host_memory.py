@@ -216,8 +216,7 @@ def pinned_passage(size: int, pinning: Pinning | None = None) -> torch.Tensor:
 
 
 def piece_bytes(layout: CacheLayout) -> int:
-    """Return the size of one pinned region in bytes: a multiple of the slab size and of the OS page
-    size."""
+    """Return the bytes of one pinned region: a multiple of the slab size and the OS page size."""
     slabs = _PAGE // gcd(layout.slab_bytes, _PAGE)
     unit = slabs * layout.slab_bytes
     return max(1, _PIECE_BYTES // unit) * unit

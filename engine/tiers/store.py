@@ -214,8 +214,7 @@ class TierSource(Protocol):
 class TierStore(TierSource, Protocol):
     """A tier below the arena as seen by copiers: pages and slots by the tree's ids.
 
-    Host memory is read only through this interface. A disk file and remote objects are also
-    written.
+    Host memory is only read (TierSource). A disk file and remote objects are written too.
 
     One thread writes.
     """

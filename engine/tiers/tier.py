@@ -20,8 +20,8 @@ from .digests import TierDigests
 
 @dataclass(frozen=True)
 class Link:
-    """The link between the arena and a tier: fixed seconds of a load, bytes a second, FLOPs of
-    prefill a second. least_seconds: the least time of a token's prefill."""
+    """The link between the arena and a tier. fixed_seconds: of a load. bytes_a_second: of copies.
+    flops_a_second: of prefill. least_seconds: the least time of a token's prefill."""
 
     fixed_seconds: float
     bytes_a_second: float
@@ -45,8 +45,8 @@ GPU_REMOTE_LINK = Link(50e-3, 2e9, 400e12, 1e-6)
 
 @dataclass(frozen=True)
 class TierPrices:
-    """The price of a load in tokens of prefill: a fixed part, a part for each page, and one for the
-    state."""
+    """The price of a load in tokens of prefill. It has a fixed part, a part for each page, and one
+    for the state."""
 
     fixed: float
     page: float

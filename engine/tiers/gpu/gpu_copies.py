@@ -150,7 +150,7 @@ class GpuCopies:
 
     Thread rule: one thread; a load may go on while a write is in progress. Invariants:
     1. A digest covers the arena's bytes, computed by the GPU, in both directions. So errors on the
-       way down, in host memory or on the way up are found, and the host reads no bytes. Pages being
+       way down, in host memory or on the way up are found. The host reads no bytes. Pages being
        written down do not change, or the write is void. So digests may be computed before or after
        the copies.
     2. A layer is complete once its digests are computed too. So a computation behind a load may
@@ -239,7 +239,7 @@ class GpuLoads:
     """`StoreLoads` to a GPU's arena."""
 
     def __init__(self, arena: Arena, store: TierSource) -> None:
-        """Raises EngineConfigError if no memory can be pinned."""
+        """Allocate pinned memory. Raises EngineConfigError if there is none."""
         page, slot = row_bytes(arena.layout.page_bytes), row_bytes(arena.layout.slot_bytes)
         at_once = max(1, _LOAD_PIECE_BYTES // page)
         passages = [Passage(max(at_once * page, slot)) for _ in range(_PARTS)]

@@ -199,8 +199,8 @@ def adopt(
     manifest: Manifest,
     written: TierDigests,
 ) -> None:
-    """Add the state to the tree, in the tier of that number, if there is space and it is stored
-    nowhere. written: the tier's digests; gets the digests of the state's objects."""
+    """Add the state to the tree in tier `tier`, if it is stored nowhere yet and there is space.
+    written: the tier's digests; gets the digests of the state's objects."""
     found = cache.adopt(tier, manifest.prompt, salt=manifest.salt, kind=_KINDS[manifest.kind])
     if found is None:
         return
