@@ -378,8 +378,8 @@ class EngineConfig:
 
     def drafting(self, draft_layers: int, *, on_gpu: bool) -> "EngineConfig":
         """Return the config with `speculate` resolved. With `auto`, a GPU without tensor
-        parallelism uses the model's draft layer, if the arena has one. Otherwise no memory for
-        drafts is reserved."""
+        parallelism uses the model's draft layer, if the arena has one. Otherwise a GPU reserves no
+        memory for drafts."""
         layer = on_gpu and draft_layers and self.tensor_parallel == 1
         return replace(self, speculate="mtp") if self.speculate == "auto" and layer else self
 
@@ -390,8 +390,8 @@ class EngineConfig:
 
     @property
     def drafts_from_tree(self) -> bool:
-        """Return whether drafts also come from other requests: continuations of the same tokens
-        there."""
+        """Return whether drafts also come from earlier occurrences of the same tokens: in the
+        request itself, or in other requests of its salt."""
         return "tree" in self.speculate.split("+")
 
     @property

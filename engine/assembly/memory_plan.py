@@ -42,7 +42,7 @@ def weights_of(
 ) -> WeightSizes:
     """Return the bytes of the weights of a config's model, as stored.
 
-    A quantized folder is measured by the headers of its files. Otherwise plain weights are assumed.
+    A quantised folder is measured by the headers of its files. Otherwise plain weights are assumed.
     model: the rank's part. share: selects that part of a source. quantization: a format to assume
     instead of the folder's. Raises WeightsError and ModelConfigError.
     """

@@ -129,7 +129,7 @@ def parts_of_load(load: TierLoad, barrier: LoadBarrier | None) -> dict[int, Copy
 Moves = NDArray[np.int64]
 """[3, n]: source byte in one arena, target byte in another, number of bytes to move."""
 Runs = NDArray[np.int64]
-"""[3, n]: source, target, count of pages that are neighbors in a slab on both sides."""
+"""[3, n]: source, target, count of pages that are neighbours in a slab on both sides."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def _pages(layout: CacheLayout, parts: list[_Part]) -> Iterator[Piece]:
 
 
 def page_runs(layout: CacheLayout, pages: PagePairs) -> Runs:
-    """Return the runs of neighboring pages. No run crosses a slab."""
+    """Return the runs of neighbouring pages. No run crosses a slab."""
     pairs = np.asarray(pages, dtype=np.int64).reshape(-1, 2).T
     slabs = pairs // layout.blocks_per_slab
     parts = (np.diff(pairs) != 1) | (np.diff(slabs) != 0)

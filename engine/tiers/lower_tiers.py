@@ -1,4 +1,4 @@
-"""Copies between the arena and the tiers below it, from the tree's decision to its acknowledgment.
+"""Copies between the arena and the tiers below it, from the tree's decision to its acknowledgement.
 
 Owns the copies in flight. The tree decides on copies (cpp_cache/tiers), and a copier for each tier
 moves bytes. Thread rule: the engine loop's.

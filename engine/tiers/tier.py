@@ -20,8 +20,8 @@ from .digests import TierDigests
 
 @dataclass(frozen=True)
 class Link:
-    """The link between the arena and a tier. fixed_seconds: of a load. bytes_a_second: of copies.
-    flops_a_second: of prefill. least_seconds: the least time of a token's prefill."""
+    """The link between the arena and a tier. fixed_seconds: added to each load. bytes_a_second:
+    copy rate. flops_a_second: prefill rate. least_seconds: the least time of a token's prefill."""
 
     fixed_seconds: float
     bytes_a_second: float

@@ -61,7 +61,7 @@ class _Attributes(ctypes.Structure):
 def batched_moves() -> RunMoves:
     """Return a function for many copies between host and GPU by one call of CUDA's runtime.
 
-    A page is a block in every region. Pages that are not neighbors need one copy for each block. A
+    A page is a block in every region. Pages that are not neighbours need one copy for each block. A
     call for each copy takes longer than moving the bytes. The copy engines do the moves, not the
     multiprocessors.
 
