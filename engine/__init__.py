@@ -1,1 +1,1 @@
-"""The step loop that every daemon runs: schedule, run, commit."""
+"""The step loop of every daemon: schedule, run, commit."""

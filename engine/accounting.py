@@ -31,14 +31,14 @@ from .request import Request
 LEAST = 8
 FRESH = 64
 _KEPT = 0.95
-"""Of a sample's weight when the next one comes."""
+"""Factor applied to the weight of the older samples when a sample is added."""
 _SPREAD = 0.1
-"""Below that relative deviation of the amounts a slope is taken for noise."""
+"""Relative deviation of the amounts. Below it a slope is treated as noise."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds that an amount takes: `fixed`, and `each` for every unit."""
+    """Estimated seconds for an amount: `fixed`, plus `each` for every unit."""
 
     fixed: float
     each: float
@@ -48,12 +48,13 @@ class Line:
 
 
 class LineFit:
-    """The line of seconds over an amount: least squares, older samples weighing less.
+    """A least-squares line of seconds over an amount. Older samples weigh less.
 
     Owns decayed sums and has no clock: callers bring durations. Thread rule: the engine loop.
-    Invariants: a line is given only after LEAST samples; after FRESH decisions without a sample
-    the next one has no line, so that the other choice is tried again by the constant, once, and
-    not by every request that comes meanwhile. A line never falls with the amount.
+
+    Invariants: there is no line before LEAST samples. After FRESH decisions without a sample, the
+    next decision gets no line. The configured constant then decides once, so the other choice is
+    tried again by one request only. The seconds of a line never fall with the amount.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class LineFit:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, amount: float, seconds: float) -> None:
-        """REQUIRES: amount > 0, seconds >= 0."""
+        """Add a sample. REQUIRES: amount > 0, seconds >= 0."""
         self.samples += 1
         self.verdicts_since = 0
         self._weight = _KEPT * self._weight + 1.0
@@ -103,22 +104,22 @@ class TimeCounter:
 
 
 class StepTimes:
-    """Seconds of steps, idle seconds of the device between two of them, and drafts of steps.
+    """Seconds of steps, idle seconds of the device between two steps, and drafts of steps.
 
-    answering: seconds of a forward by its number of answers, with the chunks of prompts that these
-    waited for. Owns counts by size and sums, nothing else. Thread rule: the engine loop's.
+    answering: seconds of a forward by its number of answers. Prompt chunks in the same forward are
+    included. Owns counts by size and sums, nothing else. Thread rule: the engine loop's.
     """
 
     def __init__(self) -> None:
         self.steps = TimeCounter(STEP_BOUNDS)
         self.idle = TimeCounter(IDLE_BOUNDS)
         self.answering = LineFit()
-        """Seconds of forwards with answers, and with the chunks of prompts that these waited for,
-        by their answers."""
+        """Seconds of forwards with answers, by the number of answers. Prompt chunks in the same
+        forward are included."""
         self._drafts: Counter[int] = Counter()
 
     def drafted(self, most: int) -> None:
-        """A step, of answers of which some may be drafted, had so many drafts of one at most."""
+        """Count a step by `most`, the largest number of drafts of one answer in it."""
         self._drafts[most] += 1
 
     def report(self) -> StepReport:
@@ -132,7 +133,8 @@ def breakdown(match: Match, lost: EvictedCheckpoint | None) -> HitBreakdown:
 
 
 def causes_of(reasons: MissReasons) -> dict[str, int]:
-    """By their public names. Of what a tier has and was not loaded the tree says only that."""
+    """Return the causes by their public names. The tree's `below` becomes `LOAD_DECLINED`: a tier
+    has the tokens, but they were not loaded."""
     causes = reasons.as_dict()
     declined = causes.pop("below", None)
     return causes if declined is None else {LOAD_DECLINED: declined, **causes}
@@ -160,13 +162,14 @@ def _name(kind: CheckpointKind | None) -> str | None:
 
 
 def pair_hit(computed: HitBreakdown, held: HitBreakdown) -> HitBreakdown:
-    """`computed` with the causes that the pair lost tokens by.
+    """Return `computed` with the causes by which this pair of nodes lost tokens.
 
-    computed: by the node that computed the prompt. held: the same prompt in this node's cache when
-    it was asked for. What this node could have given and that one had not is `not_pulled`; what is
-    new to that node alone was lost for this node's cause. in_pages stays that node's: callers that
-    share a cache do not learn where a prompt was computed (server/auth/tenants.py). Invariant:
-    usable_tokens + the sum of causes stays as it was.
+    computed: the hit on the node where the prompt was computed. held: the hit of the same prompt in
+    this node's cache, at the time of the request. Tokens held here but missing on the computing
+    node become `not_pulled`. Tokens new to the computing node alone take this node's cause.
+    in_pages stays the computing node's. Callers sharing a cache must not learn the place of the
+    computation (server/auth/tenants.py). Invariant: usable_tokens + the sum of causes does not
+    change.
     """
     known = min(max(computed.usable_tokens, held.usable_tokens), computed.prompt_tokens)
     causes = dict.fromkeys((NOT_PULLED, *CAUSES_IN_ORDER), 0)
@@ -185,8 +188,7 @@ def pair_hit(computed: HitBreakdown, held: HitBreakdown) -> HitBreakdown:
 
 
 def _spans(hit: HitBreakdown) -> Iterator[tuple[str, int, int]]:
-    """Each cause with the tokens [start, stop) that it took, as the tree lays them over a
-    prompt."""
+    """Yield each cause with its tokens [start, stop), in the tree's order along the prompt."""
     start = hit.usable_tokens
     for cause in CAUSES_IN_ORDER:
         stop = start + hit.causes.get(cause, 0)
@@ -198,17 +200,17 @@ _REMEMBERED = 4096
 
 
 class EvictionLedger:
-    """Which request took whose place in the cache.
+    """A record of evictions and of the requests that caused them.
 
-    Owns a bounded memory of evictions, by number. Asks the cache for what it decided; decides
-    nothing. Thread rule: the engine loop's. Invariant: an eviction is attributed before the request
-    that caused it may release its allocation, so `collect` runs once a step.
+    Owns a bounded memory of evictions, by number. Reads the cache's decisions and makes none.
+    Thread rule: the engine loop's. Invariant: an eviction is attributed before its request may
+    release its allocation, so `collect` runs once a step.
     """
 
     def __init__(
         self, cache: HybridPrefixCache, owners: Callable[[], Mapping[int, RequestId]]
     ) -> None:
-        """owners: the requests that hold allocations now, by the allocation's id."""
+        """owners: returns the requests with allocations now, by the allocation's id."""
         self._cache = cache
         self._pages_per_slab = cache.arena.layout.pages_per_slab
         self._owners = owners
@@ -216,7 +218,7 @@ class EvictionLedger:
         self._unreported: list[Eviction] = []
 
     def collect(self) -> None:
-        """Take in what was evicted since the last call."""
+        """Record the evictions since the last call."""
         decisions = self._cache.drain_evictions()
         if not decisions:
             return
@@ -230,12 +232,12 @@ class EvictionLedger:
             self._evictions.popitem(last=False)
 
     def take_unreported(self) -> tuple[Eviction, ...]:
-        """Those collected since the last call, oldest first."""
+        """Return the evictions collected since the last call, oldest first."""
         made, self._unreported = tuple(self._unreported), []
         return made
 
     def lost(self, match: Match) -> EvictedCheckpoint | None:
-        """What of the prompt had a state that was evicted; None where nothing is remembered."""
+        """Return the evicted checkpoint of the prompt. None: the cache remembers none."""
         lost = match.lost
         if lost is None:
             return None
@@ -259,7 +261,8 @@ class EvictionLedger:
 
 
 def brought_by(load: TierLoad, names: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """By tier, tokens whose KV it brings; the last one brings the state. names: of the tiers."""
+    """Return the tokens of KV brought by each tier. The last entry is the tier of the state. names:
+    the tiers' names, by number."""
     state_from = load.state[0]
     pages = Counter(tier for tier, *_ in load.pages)
     others = sorted(tier for tier in pages if tier != state_from)
@@ -269,8 +272,11 @@ def brought_by(load: TierLoad, names: Sequence[str]) -> tuple[tuple[str, int], .
 def with_loaded(
     hit: HitBreakdown, before: int, brought: tuple[tuple[str, int], ...]
 ) -> HitBreakdown:
-    """Of a prompt whose load has landed. before: tokens that were usable without it. brought: as of
-    brought_by(). KV that stood already became usable by the state, where that is from."""
+    """Return the hit of a prompt after its load has arrived, with the loaded tokens by tier.
+
+    before: tokens usable without the load. brought: from brought_by(). KV that was in the arena
+    already became usable through the state, so it counts for the state's tier.
+    """
     left = hit.usable_tokens - before
     loaded = {}
     for tier, tokens in brought[:-1]:
@@ -282,12 +288,13 @@ def with_loaded(
 
 
 def with_failed(hit: HitBreakdown, boundary: int | None) -> HitBreakdown:
-    """What a load from a tier below the arena changed of a prompt's hit.
+    """Return the hit with tokens of a failed load under `LOAD_FAILED`.
 
-    Pure. Invariant: usable + causes stay the prompt.
+    Pure. Invariant: usable tokens + causes equal the prompt.
 
-    boundary: tokens that a load was to make usable, before the prompt was looked up anew; None
-    where none failed. Whatever the tree says of them now, they were lost by that.
+    boundary: tokens that a load should have made usable, before the prompt was looked up again;
+    None: no load failed. These tokens count as lost by the load, whichever cause the tree gives for
+    them.
     """
     if boundary is None:
         return hit
@@ -308,12 +315,12 @@ def with_failed(hit: HitBreakdown, boundary: int | None) -> HitBreakdown:
 
 
 def with_changed(hit: HitBreakdown, changed: tuple[int, int] | None) -> HitBreakdown:
-    """Sets tokens that a chat template renders otherwise than before apart from those never seen.
+    """Return the hit with tokens changed by the chat template apart from new tokens.
 
-    Pure. Invariant: usable + causes stay the prompt.
+    Pure. Invariant: usable tokens + causes equal the prompt.
 
-    changed: tokens [begin, end) of the prompt that the turn before had otherwise. Only what the
-    tree takes for new can be of that cause, which is the prompt's end.
+    changed: tokens [begin, end) of the prompt with a difference from the previous turn. Only new
+    tokens of the tree can have this cause. They are the end of the prompt.
     """
     if changed is None:
         return hit
@@ -328,13 +335,13 @@ def with_changed(hit: HitBreakdown, changed: tuple[int, int] | None) -> HitBreak
 
 
 class PromptLookups:
-    """How much of the prompts that came to an engine was cached.
+    """Counts of prompt tokens and cached tokens of an engine's requests.
 
-    Invariant: a request counts once, as it ends and by what its usage says, however often it gave
-    way and was looked up again, and wherever its prompt was computed; the tree's own counters have
-    every lookup. Thread rule: the engine loop's.
+    Invariant: a request counts once, at its end and with the figures of its usage. Retractions and
+    repeated lookups do not count again. The place of the computation does not matter. The tree's
+    own counters count every lookup. Thread rule: the engine loop's.
 
-    prompt_tokens: of all prompts. usable_tokens: of those tokens, that needed no computing.
+    prompt_tokens: total of all prompts. usable_tokens: prompt tokens that needed no computing.
     """
 
     def __init__(self) -> None:
@@ -342,14 +349,15 @@ class PromptLookups:
         self.usable_tokens = 0
 
     def ended(self, hit: HitBreakdown | None) -> None:
-        """Count a request's prompt, or a room's. hit: as reported; None: never looked up."""
+        """Count the prompt of a request or of a transfer. hit: the reported hit; None: never looked
+        up."""
         if hit is not None:
             self.prompt_tokens += hit.prompt_tokens
             self.usable_tokens += hit.usable_tokens
 
 
 def usage_of(request: Request) -> m.Usage:
-    """What the client of a request gets to read of it, once it is over. Pure."""
+    """Return the usage reported to the client of a finished request. Only reads the request."""
     now = time.monotonic()
     first = request.first_token_at
     return m.Usage(
@@ -370,7 +378,7 @@ def usage_of(request: Request) -> m.Usage:
 
 
 def _drafted(request: Request) -> dict[str, Any]:
-    """Of its usage."""
+    """Return the draft fields of the request's usage."""
     if request.drafting is None:
         return {}
     counts = request.drafting.counts
@@ -396,15 +404,15 @@ _REMEMBERED_ROOMS = 4096
 
 
 def room_name(room: m.RoomId) -> RequestId:
-    """How a prefill engine calls the request of a room."""
+    """Return the request id that a prefill engine uses for a transfer."""
     return RequestId(f"room-{room}")
 
 
 class RoomNames:
-    """Requests by the rooms they were handed over in, so that what a node reports of a room becomes
-    a report of its request.
+    """A map from transfers to the requests handed over in them. It turns a node's report about a
+    transfer into a report about a request.
 
-    Owns a bounded memory; the oldest room goes first. Thread rule: the engine loop's.
+    Owns a bounded memory; the oldest transfer goes first. Thread rule: the engine loop's.
     """
 
     def __init__(self) -> None:
@@ -416,8 +424,8 @@ class RoomNames:
             self._requests.popitem(last=False)
 
     def told_here(self, hit: HitBreakdown) -> HitBreakdown:
-        """With this node's name for the request that took the prompt's state; a room of another
-        decode node's keeps its own."""
+        """Return the hit with this node's id for the request that evicted the prompt's state. A
+        transfer of another decode node keeps its own name."""
         if hit.lost is None or hit.lost.eviction is None or hit.lost.eviction.taken_by is None:
             return hit
         taker = RequestId(hit.lost.eviction.taken_by)

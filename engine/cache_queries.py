@@ -1,4 +1,4 @@
-"""Answers to the questions of fronts about an engine: its cache, its counters, its free room.
+"""Answers to questions of API servers about an engine: its cache, counters and free capacity.
 
 Thread rule: the engine loop's. Each question is answered at once, between two steps.
 """
@@ -43,9 +43,9 @@ def _stored(weights: str, layout: CacheLayout) -> dict[str, str]:
 
 
 class CacheQueries:
-    """Questions about the cache, its cursors and its watches, and the counters of the engine.
+    """Handler of questions about the cache, its cursors and watches, and the engine's counters.
 
-    Thread rule: the engine loop's. Each is answered at once, between two steps.
+    Thread rule: the engine loop's. Each question is answered at once, between two steps.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class CacheQueries:
         tiers: LowerTiers | None,
         weights: str,
     ) -> None:
-        """weights: how they are stored."""
+        """weights: the format of the stored weights."""
         self._cache = cache
         self._handover = handover
         self._scheduler = scheduler
@@ -103,7 +103,7 @@ class CacheQueries:
                 self._emit(self._tree(message))
 
     def _load(self, query_id: int) -> m.LoadReply:
-        """Return the room for one answer more, for a client that places sessions."""
+        """Return the capacity for one more answer, for a client that places sessions."""
         pages = self._cache.stats().pages
         held = pages.working + pages.granted + pages.quarantined + pages.pinned
         running, line = self._scheduler.running, self._times.answering.line()

@@ -1,6 +1,6 @@
-"""What shapes an engine, fixed before it starts: its role and its settings.
+"""The settings of an engine, fixed before it starts, and its role.
 
-Plain values, checked as they are built. Any thread may read them.
+Plain values, checked when they are built. Any thread may read them.
 """
 
 from dataclasses import KW_ONLY, dataclass, replace
@@ -14,10 +14,10 @@ from tasuki.utils.system import has_bf16_units
 
 
 class Role(Enum):
-    """What one engine does with a request.
+    """The work of one engine for a request.
 
-    PREFILL stops after the first token and hands over; DECODE takes hand-overs and prefills what is
-    short or orphaned; FUSED does everything in one process.
+    PREFILL stops after the first token and hands over. DECODE takes hand-overs. It prefills short
+    prompts, and prompts that lost their prefill node. FUSED does everything in one process.
     """
 
     PREFILL = "prefill"
@@ -26,7 +26,8 @@ class Role(Enum):
 
     @property
     def working_slots(self) -> int:
-        """Decoding alternates between two, so that the state one step back is intact."""
+        """Return the number of working slots of a request. Decoding alternates between two slots,
+        so the state one step back stays intact."""
         return 1 if self is Role.PREFILL else 2
 
 
@@ -38,20 +39,22 @@ DTYPES = ("float32", "bfloat16")
 AUTO_DTYPE = "auto"
 
 MOST_DRAFTS_ON_GPU = 7
-"""Of a row: with its first token they fill a matrix instruction of most models' heads twice."""
+"""The most drafts of a row on a GPU. With its first token they fill a matrix instruction of most
+models' heads twice."""
 
 
 MOST_DRAFTS = 64
-"""Of a row anywhere: more never held that long, and each is a row of the model."""
+"""The most drafts of a row on any device. More drafts were never accepted, and each is a row of the
+model."""
 
 
 class EngineConfigError(ValueError):
-    """A setting that cannot work; the message names the field and the mend."""
+    """An invalid setting. The message names the field and the fix."""
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Everything that shapes an engine, fixed before it starts."""
+    """All settings of an engine, fixed before it starts."""
 
     MOST_ASKED: ClassVar[MostAsked] = {
         "model": "checkpoint folder, or a name on huggingface.co",
@@ -346,45 +349,48 @@ class EngineConfig:
 
     @property
     def compute_dtype(self) -> str:
-        """What dtype comes to on this machine."""
+        """Return the dtype of the computation on this machine, with `auto` resolved."""
         if self.dtype != AUTO_DTYPE:
             return self.dtype
         on_cpu = self.device.split(":")[0] == "cpu"
         return "float32" if on_cpu and not has_bf16_units() else "bfloat16"
 
     def of_a_gpu(self) -> "EngineConfig":
-        """The same with what dtype comes to on a GPU, whatever computes here."""
+        """Return the config with an `auto` dtype resolved as on a GPU, whichever device computes
+        here."""
         return replace(self, dtype="bfloat16") if self.dtype == AUTO_DTYPE else self
 
     @property
     def stored_kv(self) -> str:
-        """dtype of keys and values in pages, as `pycache.layout` names it."""
+        """Return the dtype of keys and values in pages, as `pycache.layout` names it."""
         return {"auto": self.compute_dtype, "bf16": "bfloat16", "fp8": FP8_ROWS}[self.kv_dtype]
 
     def drafting(self, draft_layers: int, *, on_gpu: bool) -> "EngineConfig":
-        """What auto comes to where the arena has so many draft layers: a GPU gains by one, and has
-        no room for drafts that nobody asked for without."""
+        """Return the config with `speculate` resolved. With `auto`, a GPU without tensor
+        parallelism uses the model's draft layer, if the arena has one. Otherwise a GPU reserves no
+        memory for drafts."""
         layer = on_gpu and draft_layers and self.tensor_parallel == 1
         return replace(self, speculate="mtp") if self.speculate == "auto" and layer else self
 
     @property
     def drafts_by_layer(self) -> bool:
-        """Whether the model's own draft layer is to propose tokens."""
+        """Return whether the model's own draft layer proposes tokens."""
         return "mtp" in self.speculate.split("+")
 
     @property
     def drafts_from_tree(self) -> bool:
-        """Whether tokens are proposed that stand elsewhere behind the same ones."""
+        """Return whether drafts also come from earlier occurrences of the same tokens: in the
+        request itself, or in other requests of its salt."""
         return "tree" in self.speculate.split("+")
 
     @property
     def drafts_on_gpu(self) -> int:
-        """Of a row at most, for which a GPU keeps room. None where they were not asked for: their
-        graphs and what is kept for folds take memory."""
+        """Return the most drafts of a row that a GPU reserves memory for. 0 unless drafts were
+        requested, because their graphs and the data kept for folds take memory."""
         return 0 if self.speculate in ("auto", "off") else self.draft_tokens
 
     def usable_of(self, free: int, total: int) -> int:
-        """Bytes of a GPU that this process may take, of `total` of which `free` are free."""
+        """Return the bytes of a GPU available to this process. free, total: the GPU's bytes."""
         part = self.gpu_memory_utilization
         return free if part is None else min(free, int(total * part))
 

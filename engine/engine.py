@@ -1,10 +1,10 @@
-"""The engine: `step()` = schedule -> launch -> land the one before. A request's life in a line.
+"""The engine: each step() schedules and launches a forward, then commits the one before.
 
-Thread rule: one thread calls handle(), step() and take_outbox(); everything it owns (cache,
-requests) is its own. Messages in and out are plain values (messages/).
-One forward is in flight while the next is planned, so a stop is noticed one forward late; the two
-working slots keep the state that stop is published with. The next is planned late in the one in
-flight (planning_wait), so that it has the requests that came meanwhile.
+Thread rule: one thread calls handle(), step() and take_outbox(). The engine alone owns its cache
+and requests. Incoming and outgoing messages are plain values (messages/). One forward is in flight
+while the next is planned, so a stop is noticed one forward late. Two working slots keep the state
+to publish at that stop. The next forward is planned late during the one in flight (planning_wait),
+so it can include newly arrived requests.
 """
 
 import logging
@@ -41,19 +41,20 @@ from .routing import Router
 log = logging.getLogger(__name__)
 
 _COPYING_SECONDS = 0.001
-"""That a step which has nothing else to do waits for a copy between tiers: a message waits as
+"""Seconds that an otherwise idle step waits for a copy between tiers. A message may be delayed as
 long."""
 _CLOSE_SECONDS = 5.0
 _GATHERING_SECONDS = 0.002
-"""The longest wait for messages at a time: the forward in flight may end earlier than expected."""
+"""The longest wait for messages at a time, in seconds. The forward in flight may end earlier than
+expected."""
 _COMPILING_SECONDS = 0.002
-"""Seconds until a loop that has nothing else to do looks again whether a grammar is ready."""
+"""Seconds until an otherwise idle loop checks again if a grammar is ready."""
 
 
 @dataclass(frozen=True)
 class _Flight:
-    """goes_on: there was one right before it. follows: which had not landed yet. late: its plan had
-    waited for newcomers."""
+    """A forward in flight. goes_on: a forward ran right before it. follows: the forward before had
+    not completed at its launch. late: its plan had waited for new requests."""
 
     launched: LaunchedForward
     goes_on: bool
@@ -62,13 +63,13 @@ class _Flight:
 
 
 MakeHandover = Callable[[HandoverContext], Handover]
-"""Makes the role's hand-over side over the engine's parts."""
+"""Makes the role's hand-over side from the engine's parts."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Where an engine keeps states. tiers: makes those below the arena, where the cache has some;
-    behind: computes behind their loads, and is the engine's from here on."""
+    """The memory of an engine. tiers: makes the tiers below the arena, if the cache has some.
+    behind: computes prompts during their loads; the engine owns it from here on."""
 
     cache: HybridPrefixCache
     tiers: MakeTiers | None = None
@@ -77,8 +78,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Compute:
-    """What computes an engine's forwards. grammars: the runner's. drafts: limits those of an answer
-    in a step."""
+    """The parts that compute an engine's forwards. grammars: the runner's. drafts: limits the
+    drafts of an answer in a step."""
 
     runner: Runner
     grammars: GrammarCompiler
@@ -87,9 +88,9 @@ class Compute:
 
 @dataclass(frozen=True)
 class EngineSizes:
-    """limits: of one prompt. max_batch: requests in one forward. wire: lengths in bytes of the
-    units that travel. weights: the format in which they are stored, as counters name it. per_token:
-    seconds between two tokens that answers were promised; None: nothing was."""
+    """Sizes and limits of an engine. limits: for one prompt. max_batch: requests in one forward.
+    wire: byte lengths of the transferred units. weights: their storage format, as in the counters.
+    per_token: promised seconds between two tokens of an answer; None: no promise."""
 
     limits: PromptLimits
     max_batch: int
@@ -99,7 +100,7 @@ class EngineSizes:
 
 
 class Engine:
-    """Runs the forwards of the requests that its role's hand-over side owns."""
+    """Runner of the forwards for the requests that the role's hand-over side owns."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class Engine:
         side: MakeHandover,
         clock: Clock = time.monotonic,
     ) -> None:
-        """clock: of the time that requests wait."""
+        """clock: measures the waiting time of requests."""
         cache, runner, limits = memory.cache, compute.runner, sizes.limits
         grammars, behind = compute.grammars, memory.behind
         self.max_batch = max_batch = sizes.max_batch
@@ -165,15 +166,16 @@ class Engine:
         )
 
     def prepare(self) -> None:
-        """Once, on the thread that will step, before it does; may take seconds on a GPU."""
+        """Prepare once, on the stepping thread, before the first step. May take seconds on a
+        GPU."""
         self._plans.prepare()
         self._grammars.prepare()
         if self._behind is not None:
             self._behind.prepare()
 
     def close(self) -> None:
-        """Once, after the last step: end the copies that are under way, within seconds, and what is
-        computed behind them."""
+        """Close once, after the last step. Ends copies in progress, within seconds, and
+        computations behind them."""
         if self._behind is not None:
             self._behind.close()
         if self._tiers is not None and not self._tiers.close(_CLOSE_SECONDS):
@@ -181,21 +183,23 @@ class Engine:
 
     @property
     def max_request_tokens(self) -> int:
-        """Prompt and answer together, as far as the model and the arena allow. Any thread."""
+        """Return the most tokens of prompt and answer together that the model and the arena allow.
+        Any thread."""
         return self._intake.max_request_tokens
 
     @property
     def trials_address(self) -> str:
-        """Return where the trial server of grammars takes connections. Any thread."""
+        """Return the address of the trial server of grammars. Any thread."""
         return self._grammars.trials.address
 
     @property
     def computed_behind_loads(self) -> int:
-        """Prompts whose rest was computed while their beginning was loaded, and counted."""
+        """Return the number of prompts with a remainder computed, and used, while their prefix was
+        loaded."""
         return 0 if self._behind is None else self._behind.counts["joined"]
 
     def handle(self, message: m.Inbox) -> None:
-        """Raises ValueError for a message that an engine of another role takes."""
+        """Handle a message. Raises ValueError for a message meant for another role."""
         if isinstance(message, m.CacheQuery):
             self._queries.handle(message)
         elif isinstance(message, m.Drain | m.Undrain):
@@ -206,15 +210,15 @@ class Engine:
             self._handover.handle(message)
 
     def take_outbox(self) -> list[m.Outbox]:
-        """Everything emitted since the last call, in order."""
+        """Return all messages emitted since the last call, in order."""
         taken = list(self._outbox)
         self._outbox.clear()
         return taken
 
     def step(self) -> bool:
-        """Launch a forward and land the one before; False when there was neither. Raises PlanError
-        and DeviceLost, after which nothing may be stepped: this engine and its runner no longer
-        agree, or the runner's device computes nothing any more."""
+        """Launch a forward and commit the one before. Returns False when there was neither. Raises
+        PlanError and DeviceLost. No step is allowed after them: engine and runner no longer agree,
+        or the runner's device no longer computes."""
         began = time.perf_counter()
         late, self._gathered = self._gathered, False
         self._end_overdue()
@@ -266,8 +270,8 @@ class Engine:
 
     @staticmethod
     def _goes_on(tiers: LowerTiers, worked: bool) -> bool:
-        """Whether a step did something, or copies between tiers go on: then one that did nothing
-        else waits for them a little."""
+        """Return whether a step did something or copies between tiers are in progress. If only
+        copies are in progress, wait for them briefly."""
         tiers.write_down()
         if not worked and tiers.is_busy:
             tiers.wait(_COPYING_SECONDS)
@@ -275,8 +279,8 @@ class Engine:
 
     @property
     def planning_wait(self) -> float:
-        """Seconds that the loop may gather messages before step() plans the next forward; 0.0: step
-        now."""
+        """Return the seconds that the loop may gather messages before step() plans the next
+        forward. 0.0: step now."""
         if self._flight is None or self._flight.launched.in_flight.has_ended:
             return 0.0
         return min(self._planning.wait, _GATHERING_SECONDS)
@@ -288,8 +292,8 @@ class Engine:
 
     @property
     def idle_seconds(self) -> float | None:
-        """How long step() has nothing to do after it returned False, if no message comes; None: for
-        ever."""
+        """Return the seconds without work after step() returned False, if no message comes. None:
+        for ever."""
         if self._grammars.compiling:
             return _COMPILING_SECONDS
         ends = (self._queue.idle_seconds, None if self._tiers is None else self._tiers.idle_seconds)
@@ -307,9 +311,9 @@ class Engine:
             self._handover.reject(request, m.RequestError(m.ErrorKind.QUEUE_TIMEOUT, reason))
 
     def _admit(self, request: Request) -> bool:
-        """Whether the request no longer waits for an allocation here or a prefill node. One that
-        can never be served is rejected. A refusal is remembered: a blocked request costs a step
-        nothing until something happened that might change the answer."""
+        """Return whether the request no longer waits for an allocation here or a prefill node.
+        Rejects a request that can never be served. Remembers a refusal: a blocked request costs a
+        step nothing until a change might admit it."""
         answer_depends_on = (self._cache.room_version, self._handover.admission_terms)
         if request.refused_at == answer_depends_on or not self._has_grammar(request):
             return False
@@ -326,8 +330,8 @@ class Engine:
         return admitted
 
     def _has_grammar(self, request: Request) -> bool:
-        """Whether what the answer must follow, if anything, is compiled; a request whose grammar
-        cannot be is rejected."""
+        """Return whether the request's grammar, if any, is compiled. Rejects a request with a
+        grammar that cannot be compiled."""
         grammar = request.sampling.grammar
         if grammar is None:
             return True
@@ -341,7 +345,7 @@ class Engine:
         return False
 
     def _retain_grammars(self) -> None:
-        """Give up the grammars whose requests have left."""
+        """Release grammars without a request here."""
         if self._grammars.held:
             self._grammars.retain(
                 (request.caller, request.sampling.grammar)
@@ -350,7 +354,7 @@ class Engine:
             )
 
     def _is_looked_up(self, request: Request) -> bool:
-        """Whether it is known what a remote store has of its prompt, or nobody asks any more."""
+        """Return whether the lookup of the prompt in a remote store is over, or not needed."""
         if self._tiers is None or request.scoring is not None:
             return True
         if request.lookup is None:
@@ -387,8 +391,8 @@ class Engine:
             self._landing.commit(forward, sampled)
 
     def _fail(self, forward: ScheduledForward, error: Exception) -> None:
-        """One request ends with the error; of several nobody knows whose it was, so each is tried
-        alone where its role allows that."""
+        """Handle a failed forward. A single request ends with the error. With several requests the
+        cause is unknown, so each is tried alone if the role allows retries."""
         live = forward.live_sequences(self._scheduler.progress)
         if len(live) > 1 and self._handover.retries:
             log.error("a forward failed; each of its requests is tried alone", exc_info=error)
@@ -400,7 +404,7 @@ class Engine:
             self._handover.reject(item.request, failure)
 
     def _lessees(self) -> dict[int, m.RequestId]:
-        """Who holds which allocation."""
+        """Return the requests that hold allocations, by the allocation's id."""
         held = {}
         for request in self._handover.requests:
             allocation = getattr(request.state, "allocation", None)
@@ -410,7 +414,7 @@ class Engine:
 
 
 def _tokens_of_answers(forward: ScheduledForward, drawn: DrawnTokens) -> int:
-    """That it gave."""
+    """Return the number of answer tokens that the forward produced."""
     first = len(forward.answers)
     drafted = range(first, first + len(forward.drafted))
     return first + sum(1 + len(drawn.behind.get(row, ())) for row in drafted)

@@ -1,24 +1,25 @@
-"""A forward as plain data: what a runner needs to compute it, as changes against what it keeps.
+"""A forward as plain data: a runner's input, as changes against the data kept by the runner.
 
-The engine makes plans (scheduling/forward_planner.py); a runner, here or in another process, keeps
-of every sequence that joined its pages, slots and sampling, and of every lane the tokens drawn last
-(runner/rows.py). Plain values: any thread, any process; encode() and decode_plan() are
-the bytes between two.
+The engine makes plans (scheduling/forward_planner.py). A runner is in this process or another. It
+keeps the pages, slots and sampling of every joined sequence. It also keeps the last sampled tokens
+of every lane (runner/rows.py). Plain values: any thread, any process. encode() and decode_plan()
+convert plans to bytes and back.
 
-A *lane* is where a runner keeps what it drew for a sequence. Token, position and length of a row
-are numbers of the host's, or are on the lane, where the forward before puts them: then the row
-carries an upper bound instead, so that the forward n+1 can be planned with nothing of n known.
+A *lane* is the batch index for the sampled tokens of a sequence in the runner. Token, position and
+length of a row are either numbers from the host, or on the lane, stored there by the forward
+before. In the second case the row carries an upper bound instead. So forward n+1 can be planned
+before the results of n are known.
 
 Invariants:
-1. Plans are numbered 0, 1, 2, ... without a gap; a runner refuses any other than the next one.
-2. The folds run first, then the copies in their order, behind every forward of a lower number and
-   before this one's.
-3. A sequence leaves, joins, grows and is computed in this order within a plan. A lane that joins
-   again has left before. Pages are only ever added to a sequence.
-4. No row reads a slot that another row of the plan writes; a row stays below its row limit.
-5. A row that verifies drafts writes no slot: how many of its tokens hold shows when it lands. A
-   fold in a later plan stores the state behind those, once, and comes before any row or copy that
-   reads the slot.
+1. Plans are numbered 0, 1, 2, ... without a gap; a runner rejects any other number than the next.
+2. The folds run first, then the copies in their order. They run after every forward of a lower
+   number and before this plan's forward.
+3. Within a plan, a sequence leaves, joins, grows and is computed in this order. A lane has left
+   before it joins again. Pages are only ever added to a sequence.
+4. No row reads a slot written by another row of the plan; a row stays below its row limit.
+5. A row that verifies drafts writes no slot: the number of accepted tokens is known only when it
+   completes. A fold in a later plan stores the state after those tokens, once. It comes before any
+   row or copy that reads the slot.
 """
 
 import struct
@@ -37,23 +38,25 @@ Ints = NDArray[np.int32]
 
 
 class PlanError(Exception):
-    """A plan that a runner cannot run: it and the engine no longer agree. Restart the node."""
+    """A plan that a runner cannot run, because it and the engine no longer agree. Restart the
+    node."""
 
 
 class PlanGap(PlanError):
-    """A plan's number is not the next one: some plan before it is missing, or came twice."""
+    """A plan with another number than the next one: an earlier plan is missing, or came twice."""
 
 
 class UnknownLane(PlanError):
-    """A plan names a lane that no sequence has joined."""
+    """A plan with a lane that no sequence has joined."""
 
 
 class RowFlag(IntFlag):
-    """ON_LANE: that value of the row is the lane's. DECODES: one token of an answer that this
-    engine gives, so that it may run in a graph of such rows. VERIFIES: behind that token there are
-    drafts; a token is drawn behind each as far as the drafts before it are what was drawn.
-    DRAFTS_ON_LANE: these are the first of those that a Guess of an earlier plan left on the lane,
-    and stand for nothing among the plan's tokens."""
+    """Flags of a row. TOKENS_ON_LANE, POSITION_ON_LANE, LENGTH_ON_LANE: the value is stored on the
+    row's lane. DECODES: the row is one token of an answer given by this engine, so it may run in a
+    graph of such rows. VERIFIES: drafts follow the row's first token. One token is sampled after
+    each, as long as the drafts before equal the sampled tokens. DRAFTS_ON_LANE: the drafts are the
+    first ones left on the lane by a Guess of an earlier plan. The plan's tokens do not contain
+    them."""
 
     TOKENS_ON_LANE = 1
     POSITION_ON_LANE = 2
@@ -82,11 +85,11 @@ COLUMNS = len(_Column)
 
 @dataclass(frozen=True)
 class JoinedSequence:
-    """slots: its working slots, of which rows name the one read and the one written by index.
-    max_rows: most tokens that its lane ever holds. sampling: where it neither adjusts logits nor
-    wants top_logprobs a runner reads temperature, top_k, top_p and seed, and only those are
-    encoded. before: what its adjustments depend on, None where it has none; what is drawn on the
-    lane follows it."""
+    """A sequence that joins. slots: its working slots; rows name the slots to read and write by
+    index. max_rows: the most tokens ever on its lane. sampling: a runner needs only temperature,
+    top_k, top_p and seed, unless it adjusts logits or wants top_logprobs. Only needed values are
+    encoded. before: the tokens needed for the logit adjustments, None without adjustments; tokens
+    sampled on the lane follow them."""
 
     lane: int
     slots: tuple[int, ...]
@@ -97,7 +100,7 @@ class JoinedSequence:
 
 @dataclass(frozen=True)
 class NewPages:
-    """Ids of the pages that follow those which the lane's sequence had."""
+    """Ids of pages appended to the pages of the lane's sequence."""
 
     lane: int
     pages: Ints
@@ -105,7 +108,7 @@ class NewPages:
 
 @dataclass(frozen=True)
 class RowCheckpoint:
-    """The state after `position` tokens of the plan's row also goes to `slot`."""
+    """A request to store the state after `position` tokens of the plan's row in `slot` too."""
 
     row: int
     position: int
@@ -114,9 +117,8 @@ class RowCheckpoint:
 
 @dataclass(frozen=True)
 class ScoredRow:
-    """Of the first `count` tokens of the plan's row it is computed how likely the token behind each
-    was, with so many of the likeliest beside it (top). following: the token behind the last of
-    them."""
+    """A request for logprobs of the token after each of the first `count` tokens of the plan's row.
+    Each comes with the `top` likeliest tokens. following: the token after the last of them."""
 
     row: int
     count: int
@@ -126,8 +128,8 @@ class ScoredRow:
 
 @dataclass(frozen=True)
 class Fold:
-    """The state behind the first `count` tokens of the row that the lane's sequence verified last
-    goes to the slot that this row named."""
+    """A request to store the state after the first `count` tokens of the row last verified by the
+    lane's sequence. The state goes to the slot named by that row."""
 
     lane: int
     count: int
@@ -135,8 +137,8 @@ class Fold:
 
 @dataclass(frozen=True)
 class Guess:
-    """The model's draft layer is to propose so many tokens of the plan's row. What it writes of
-    them is written over by the forwards that compute them."""
+    """A request to the model's draft layer to propose `count` tokens of the plan's row. Later
+    forwards that compute these tokens overwrite the data written here."""
 
     row: int
     count: int
@@ -144,10 +146,10 @@ class Guess:
 
 @dataclass(frozen=True)
 class PlanRows:
-    """What the forward computes: columns [8, n] int32, a row a sequence. positions: of the first
-    token. lengths: tokens. Both are upper bounds where the flags say that the value is on the
-    lane. row_limits: tokens that the sequence's pages hold. num_sampled: tokens to draw behind the
-    last one; of a row that verifies drafts at most so many, one behind each token."""
+    """The rows of the forward: columns [8, n] int32, one row a sequence. positions: the first
+    token's. lengths: in tokens. Both are upper bounds if the flags place the value on the lane.
+    row_limits: tokens that the sequence's pages hold. num_sampled: tokens to sample after the last
+    one. For a row with drafts to verify it is a maximum, with one token after each."""
 
     columns: Ints
 
@@ -172,18 +174,18 @@ class PlanRows:
 
 
 def plan_rows(numbers: list[int]) -> PlanRows:
-    """From eight numbers a row, in the order of the columns."""
+    """Make rows from eight numbers a row, in the order of the columns."""
     columns = np.array(numbers, dtype=np.int32).reshape(-1, COLUMNS).T
     return PlanRows(np.ascontiguousarray(columns))
 
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """tokens: those of the rows whose tokens are not on a lane, row by row. left: lanes. guesses:
-    behind the last token that the row draws. first_guesses: behind the row's first token, before
-    the forward and from what the slot carries that the row reads; all drafts of a row that verifies
-    some which nobody has made yet, in the place of its tokens. A plan without rows only runs its
-    copies."""
+    """One forward for a runner. tokens: all tokens not on a lane, row by row. left: lanes. guesses:
+    proposals after the last token sampled by the row. first_guesses: proposals after the row's
+    first token. They are made before the forward from the data carried by the slot to read. They
+    are all the drafts of a verifying row without drafts yet, and replace its tokens. A plan without
+    rows only runs its copies."""
 
     number: int
     copies: tuple[CopyOp, ...] = ()
@@ -318,7 +320,7 @@ class _Reader:
 
 
 def decode_plan(data: bytes) -> ForwardPlan:
-    """What encode() was called on. Raises PlanError where the bytes are not a plan's."""
+    """Return the plan encoded in the bytes. Raises PlanError for other bytes."""
     reader = _Reader(data)
     number, copies, left, joined, grown, rows, tokens, marks, scored, folds, guesses, first = (
         _HEAD.unpack(reader.bytes(_HEAD.size))

@@ -1,7 +1,7 @@
-"""Forwards in flight: when the next is planned, how it reaches the runner, what it drew.
+"""Forwards in flight: the time to plan the next, its way to the runner, and its sampled tokens.
 
-Owns the order of everything that happens in the arena. Thread rule: the engine loop's. A copy or
-fold that was decided runs before whatever is launched or recorded next.
+Owns the order of all operations in the arena. Thread rule: the engine loop's. A copy or fold
+already decided runs before the next launch or recorded event.
 """
 
 import time
@@ -31,52 +31,52 @@ from .forward_plan import Fold
 from .progress import ProgressTable
 
 _KNOWN_FROM = 3
-"""Forwards of one size, until their time is known."""
+"""Forwards of one size needed before their time is known."""
 _REMEMBERED = 8
-"""Forwards of one size. The shortest of them counts."""
+"""Remembered forwards of one size. The shortest of them counts."""
 _LEAST_SLACK = 0.0003
 _FIRST_SLACK = 0.001
 _MOST_SLACK = 0.1
 _GROWTH = 1.33
 _DECAY = 0.999
 _LEAST_IDLE = 0.0001
-"""Seconds without work that copies and launches cost the device anyway."""
+"""Seconds without work that copies and launches always cost the device."""
 _IDLE_SHARE = 0.01
-"""Part of a forward's time that its device may be without work before it."""
+"""Part of a forward's time that its device may be idle before it."""
 
 
 class PlanningTime:
-    """When the next forward is planned, while one is in flight.
+    """The time to plan the next forward while one is in flight.
 
-    A late plan takes in the requests that arrive during the forward in flight. With an early plan a
-    new request waits for the rest of that forward and for the whole next one. Owns the times of the
-    last forwards by size, and how long before a forward's end the next plan begins. Thread rule:
-    the engine loop's. Invariants: the next plan begins at once where the time of the forward in
-    flight is not known. The lead grows by a third whenever the device ran out of work behind a late
-    plan, and shrinks by a thousandth with every other forward: one forward of some 300 begins late.
+    A late plan includes requests that arrive during the forward in flight. With an early plan a new
+    request waits for the rest of that forward and for the whole next one. Owns the times of the
+    last forwards by size, and the lead of the next plan before a forward's end. Thread rule: the
+    engine loop's. Invariants: the next plan begins at once if the time of the forward in flight is
+    not known. The lead grows by a third whenever the device ran out of work after a late plan. It
+    shrinks by a thousandth with every other forward: one forward of some 300 begins late.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
-        """clock: seconds."""
+        """clock: returns seconds."""
         self._clock = clock
         self._seconds: dict[tuple[int, int], deque[float]] = defaultdict(
             lambda: deque(maxlen=_REMEMBERED)
         )
         self._planning = 0.0
-        """Seconds that the longest of the latest plans took until it was launched."""
+        """Seconds from the start of a plan to its launch: the longest of the latest plans."""
         self._slack = _FIRST_SLACK
         self._due: float | None = None
         self._in_flight: ScheduledForward | None = None
 
     def launched(self, forward: ScheduledForward, seconds: float) -> None:
-        """Record a forward that was just launched. seconds: to plan and launch it."""
+        """Record a newly launched forward. seconds: to plan and launch it."""
         self._planning = max(seconds, self._planning * _DECAY)
         self._in_flight = forward
         self._begin()
 
     def landed(self, forward: ScheduledForward, busy: float, idle: float, *, late: bool) -> None:
-        """Record a forward that has ended. busy: seconds that the device computed it; idle: that
-        the device had no work before it. late: its plan had waited for newcomers."""
+        """Record a completed forward. busy: seconds of computation on the device. idle: seconds of
+        the device without work before it. late: its plan had waited for new requests."""
         self._seconds[_size(forward)].append(busy)
         if late and idle > max(_LEAST_IDLE, _IDLE_SHARE * busy):
             self._slack = min(_MOST_SLACK, self._slack * _GROWTH)
@@ -88,11 +88,12 @@ class PlanningTime:
 
     @property
     def wait(self) -> float:
-        """Seconds until the next forward should be planned; 0.0: now."""
+        """Return the seconds until the next forward should be planned; 0.0: now."""
         return 0.0 if self._due is None else max(0.0, self._due - self._clock())
 
     def _begin(self) -> None:
-        """The forward in flight, if any, begins now on the device."""
+        """Set the due time of the next plan: the forward in flight, if any, begins now on the
+        device."""
         self._due = None
         if self._in_flight is None:
             return
@@ -102,7 +103,7 @@ class PlanningTime:
 
 
 def _size(forward: ScheduledForward) -> tuple[int, int]:
-    """Return a key that forwards have in common if they take about the same time."""
+    """Return a key shared by forwards of about the same time."""
     return len(forward).bit_length(), forward.prompt_tokens.bit_length()
 
 
@@ -113,17 +114,16 @@ class LaunchedForward:
 
 
 class PlanStream:
-    """The engine's end of its runner: what was scheduled goes in, its tokens come back beside it.
+    """The engine's link to its runner: it sends plans and returns forwards in flight.
 
-    Owns the order of everything that happens in the arena: forwards, the cache's copies, events.
-    Thread rule: the engine loop. Invariant: a copy that the cache decided, and a fold, run before
-    whatever is launched or recorded here next. So a forward never reads bytes that were to be
-    stored first, and no other node may read or write an id that a copy or a fold still awaits: it
-    is given the id behind an event.
+    Owns the order of all operations in the arena: forwards, the cache's copies, events. Thread
+    rule: the engine loop. Invariant: a copy or fold already decided runs before the next launch or
+    recorded event. So a forward never reads bytes before they are stored. No other node may read or
+    write an id with a pending copy or fold. It gets the id after an event.
     """
 
     def __init__(self, runner: Runner, cache: HybridPrefixCache, progress: ProgressTable) -> None:
-        """progress: of the sequences that are to be launched."""
+        """progress: the table of the sequences to launch."""
         self._runner = runner
         self._cache = cache
         self._planner = ForwardPlanner(progress)
@@ -131,36 +131,35 @@ class PlanStream:
 
     @property
     def ticks(self) -> int:
-        """The step counter's value once all that was launched has ended."""
+        """Return the value of the step counter after all launched forwards have ended."""
         return self._runner.ticks
 
     def prepare(self) -> None:
-        """Once, on the thread that will launch, before it does."""
+        """Prepare the runner, once, on the launching thread, before the first launch."""
         self._runner.prepare()
 
     def check_device(self) -> None:
-        """After a forward has failed. Raises DeviceLost."""
+        """Check the device after a failed forward. Raises DeviceLost."""
         self._runner.check_device()
 
     def launch(self, scheduled: ScheduledForward) -> LaunchedForward:
-        """Start the forward. Raises what is wrong with it already; then nothing of it is in
-        flight."""
+        """Start the forward. Raises errors found at the launch; then no part of it is in flight."""
         plan = self._planner.plan(scheduled, self._cache.take_copies(), self._take_folds())
         return LaunchedForward(scheduled, self._runner.launch(plan))
 
     def record_event(self) -> Event:
-        """Passed once all that was launched, and all that was to be copied, until now has ended."""
+        """Return an event, passed when all launches and all copies decided until now have ended."""
         self._store()
         return self._runner.record_event()
 
     def fold(self, folds: tuple[Fold, ...]) -> None:
-        """Store the states of rows that verified drafts, in the next plan: a row that goes on with
-        drafts stores its own on the way. REQUIRES: they have landed; a launch or fold_now() comes
-        before the step ends."""
+        """Store the states of rows that verified drafts, in the next plan. A row that continues
+        with drafts stores its own state in its forward. REQUIRES: the rows are complete; a launch
+        or fold_now() comes before the step ends."""
         self._folds += folds
 
     def fold_now(self) -> None:
-        """What no forward of this step folds."""
+        """Run the folds that no forward of this step includes."""
         if self._folds:
             self._store()
 
@@ -175,10 +174,10 @@ class PlanStream:
 
 
 class Landing:
-    """What a forward has drawn, counted for the requests that it was drawn for.
+    """Accounting of the sampled tokens of a forward for its requests.
 
-    Owns nothing. Thread rule: the engine loop's. Invariant: of a request that is over, or whose
-    logits were not finite, nothing counts.
+    Owns nothing. Thread rule: the engine loop's. Invariant: tokens do not count if their request is
+    over or their logits were not finite.
     """
 
     def __init__(
@@ -194,7 +193,7 @@ class Landing:
         self._handover = handover
 
     def commit(self, forward: ScheduledForward, drawn: DrawnTokens) -> None:
-        """The forward has ended; this is what its rows drew."""
+        """Commit the sampled tokens of a completed forward."""
         count = len(forward.answers)
         if count:
             self._answers(forward.answers, drawn.take(slice(count)))
@@ -209,7 +208,8 @@ class Landing:
                 self._prompt(item, sampled, drawn.scores.get(row))
 
     def _answers(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
-        """Of rows whose requests are over nothing counts: what was drawn is behind the end."""
+        """Commit rows of one token each. Rows of finished requests do not count: their tokens come
+        after the end."""
         progress, sound = self._scheduler.progress, drawn.sound
         live = answers.live(progress)
         for request in answers.requests_where(live & ~sound):
@@ -225,7 +225,8 @@ class Landing:
     def _drafted(
         self, drafted: Sequence[ScheduledSequence], drawn: DrawnTokens, first: int
     ) -> None:
-        """Of each row count the tokens up to the answer's end. first: the first one's row."""
+        """Count the tokens of each row up to the answer's end. first: the first draft row's
+        number."""
         counted: list[tuple[ScheduledSequence, list[Sampled]]] = []
         for row, item in enumerate(drafted, first):
             if not item.live:
@@ -252,7 +253,7 @@ class Landing:
     def _prompt(
         self, item: ScheduledSequence, sampled: Sampled | None, scores: PromptScores | None
     ) -> None:
-        """REQUIRES: it is live."""
+        """Commit a prompt chunk. REQUIRES: its request is live."""
         request, allocation = item.request, item.active.allocation
         request.suspect = False
         drawn_unsoundly = sampled is not None and not all_sound([sampled])
@@ -271,7 +272,7 @@ class Landing:
 
 
 def _guessed(drafting: Drafting, drawn: DrawnTokens, row: int, behind: int) -> None:
-    """So many tokens of the answer stand before what the draft layer proposes of the row."""
+    """Record the proposals of the draft layer for the row. behind: answer tokens before them."""
     if row in drawn.on_lane:
         drafting.left_on_lane(drawn.on_lane[row], behind)
     else:

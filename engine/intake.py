@@ -1,6 +1,6 @@
-"""Which prompts an engine takes: those that the model and the arena allow, until the node drains.
+"""The prompts that an engine accepts: within the limits of the model and the arena, until a drain.
 
-Thread rule: the engine loop's, but for max_request_tokens.
+Thread rule: the engine loop's, except max_request_tokens.
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,14 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 from . import messages as m
 
 MAX_PROMPT_SCORES = 1 << 18
-"""Logprobs of one prompt: its own tokens' and the likeliest ones', about 20 MB as JSON."""
+"""The most logprobs of one prompt: for its own tokens and the likeliest ones. About 20 MB as
+JSON."""
 
 
 @dataclass(frozen=True)
 class PromptLimits:
-    """max_position and vocab_size are the model's; working_slots are what a request takes of the
-    arena beside its pages."""
+    """Limits of a prompt. max_position and vocab_size are the model's. working_slots: slots that a
+    request takes from the arena besides its pages."""
 
     max_position: int
     vocab_size: int
@@ -34,14 +35,15 @@ class Intake:
 
     @property
     def max_request_tokens(self) -> int:
-        """Prompt and answer together, as far as the model and the arena allow. Any thread."""
+        """Return the most tokens of prompt and answer together that the model and the arena allow.
+        Any thread."""
         return min(
             self._limits.max_position, self._cache.capacity_tokens(self._limits.working_slots)
         )
 
     def is_token(self, token: int) -> bool:
-        """Whether the model has an embedding for it: on a GPU any other id would end the
-        process."""
+        """Return whether the model has an embedding for the token. On a GPU any other id would end
+        the process."""
         return 0 <= token < self._limits.vocab_size
 
     @property
@@ -49,13 +51,14 @@ class Intake:
         return self._draining
 
     def refusal(self, prompt: m.Tokens, final_length: int) -> m.RequestError | None:
-        """Why a prompt is not served here."""
+        """Return the reason to reject a prompt here, if any."""
         if self._draining:
             return m.RequestError(m.ErrorKind.DRAINING, "this node is draining; try another")
         return self.misfit(prompt, final_length)
 
     def misfit(self, prompt: m.Tokens, final_length: int) -> m.RequestError | None:
-        """Why a prompt can never be served here, with the number that would fit."""
+        """Return the reason, if any, why a prompt can never be served here, with the number that
+        would fit."""
         if len(prompt) == 0:
             return m.RequestError(m.ErrorKind.INVALID, "prompt is empty: send at least one token")
         if not (self.is_token(int(prompt.min())) and self.is_token(int(prompt.max()))):
@@ -72,8 +75,8 @@ class Intake:
         return None
 
     def scoring_refusal(self, prompt: m.Tokens, top: int | None) -> m.RequestError | None:
-        """Why a prompt cannot be scored with so many of the likeliest tokens beside each of its
-        own; None also where it is not to be."""
+        """Return the reason, if any, why a prompt cannot be scored. top: likeliest tokens to report
+        beside each of its tokens; None: no scoring, never rejected."""
         if top is None:
             return None
         if not 0 <= top <= MAX_TOP_LOGPROBS:
@@ -90,8 +93,8 @@ class Intake:
         return None
 
     def prediction_refusal(self, prediction: m.Tokens) -> m.RequestError | None:
-        """Why an answer cannot be drafted from what the request says it is: drafts go through the
-        model as a prompt does."""
+        """Return the reason, if any, why an answer cannot be drafted from the request's prediction.
+        Drafts go through the model like a prompt."""
         if not len(prediction):
             return None
         if self.is_token(int(prediction.min())) and self.is_token(int(prediction.max())):
@@ -101,8 +104,8 @@ class Intake:
         )
 
     def sampling_refusal(self, sampling: SamplingParams) -> m.RequestError | None:
-        """Why logits cannot be adjusted as the request asks: on a GPU a token that the model does
-        not have would end the process."""
+        """Return the reason, if any, why the requested logit adjustments are impossible. On a GPU a
+        token outside the vocabulary would end the process."""
         for field, tokens in sampling.named_tokens.items():
             outside = [token for token in tokens if not self.is_token(token)]
             if outside:
@@ -123,7 +126,7 @@ class Intake:
                 self._answer(at_rest=False)
 
     def at_rest(self) -> None:
-        """No request is left: drains are over."""
+        """Answer pending drains: no request is left."""
         if self._drains:
             self._answer(at_rest=True)
 

@@ -1,15 +1,16 @@
-"""How far the forwards of every running sequence are, by lane: the rows of a forward are read and
-advanced all at once, as columns; everybody else sees one sequence (Progress).
+"""The progress of every running sequence's forwards, by lane (batch index).
 
-Owns these numbers from begin() to end(); knows no request, no tokens, no pages. Thread rule: the
-engine loop's.
+The rows of a forward are read and advanced all at once, as columns. All other code sees one
+sequence (Progress). Owns these numbers from begin() to end(). Knows no requests, tokens or pages.
+Thread rule: the engine loop's.
+
 Invariants:
-1. A lane is the first working slot of an allocation, so no two sequences have one at a time.
-   Sequences are numbered 1, 2, 3, ...; holders[lane] is the number of the one that has the lane, 0
-   where none has. Whoever remembers lane and number can say whether that sequence still runs.
-2. num_computed <= num_scheduled. With two working slots, what is in flight writes the other one
-   than the slot of the computed tokens.
-3. A Progress whose sequence has ended cannot be read: its lane may be another's.
+1. A lane is the first working slot of an allocation, so two sequences never share one at a time.
+   Sequences are numbered 1, 2, 3, ...; holders[lane] is the number of the lane's sequence, or 0.
+   Lane and number together tell if a sequence still runs.
+2. num_computed <= num_scheduled. With two working slots, the forward in flight never writes the
+   slot of the computed tokens.
+3. A Progress of an ended sequence cannot be read, because another sequence may have its lane.
 """
 
 from dataclasses import dataclass
@@ -25,8 +26,8 @@ Lanes = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class NextTokens:
-    """Of the sequences of some lanes, columns [n]: their forwards' first token, the working slots
-    that these read and write, by index, and whether that token is in flight still."""
+    """The next tokens of some lanes' sequences, columns [n]. starts: first token of the forward.
+    read_index, write_index: working slots. drawn_before: the first token is still in flight."""
 
     starts: Ints
     read_index: Ints
@@ -54,8 +55,8 @@ class ProgressTable:
         self.sampling_in_flight: Ints = np.zeros(lanes, dtype=np.int32)
 
     def begin(self, working_slots: tuple[int, ...], num_computed: int, slot: int = 0) -> "Progress":
-        """A sequence that runs from now on. num_computed: its tokens that need no forward; the
-        state after them is in the working slot of index `slot`. REQUIRES: its lane is free."""
+        """Begin a sequence. num_computed: its tokens that need no forward; the state after them is
+        in the working slot of index `slot`. REQUIRES: its lane is free."""
         lane = working_slots[0]
         assert self.holders[lane] == 0, f"lane {lane} has a sequence already"
         self._begun += 1
@@ -67,7 +68,8 @@ class ProgressTable:
         return Progress(self, lane, self._begun)
 
     def schedule_next(self, lanes: Lanes) -> NextTokens:
-        """One token more of each is in a forward, which draws the one behind it. No lane twice."""
+        """Record one more token of each sequence in a forward, with one token sampled after it.
+        REQUIRES: no lane comes twice."""
         starts, read_index = self.num_scheduled[lanes], self.scheduled_slot[lanes]
         write_index = (read_index + 1) % self._slots[lanes]
         drawn_before = self.sampling_in_flight[lanes] != 0
@@ -77,8 +79,8 @@ class ProgressTable:
         return NextTokens(starts, read_index, write_index, drawn_before)
 
     def land_next(self, lanes: Lanes, tokens: NextTokens) -> None:
-        """A forward of schedule_next() has ended; the next one may be in flight already. REQUIRES:
-        the same sequences still have the lanes."""
+        """Record the end of a forward of schedule_next(). The next one may be in flight already.
+        REQUIRES: the same sequences still have the lanes."""
         stops = tokens.starts + 1
         self.num_computed[lanes] = stops
         self.slot[lanes] = tokens.write_index
@@ -86,12 +88,13 @@ class ProgressTable:
 
 
 class Progress:
-    """One sequence's.
+    """The progress of one sequence.
 
-    `num_computed` tokens are forwarded for certain; the state after them is in working slot `slot`.
-    `num_scheduled` counts those of the forward in flight too, whose state will be in
-    `scheduled_slot`. `sampling_in_flight`: tokens that this forward draws, whose values nobody
-    knows yet. Slots are indices."""
+    `num_computed` tokens are definitely forwarded; the state after them is in working slot `slot`.
+    `num_scheduled` also counts the tokens of the forward in flight. The state after them will be in
+    `scheduled_slot`. `sampling_in_flight`: tokens sampled by this forward, with values not known
+    yet. Slots are indices.
+    """
 
     def __init__(self, table: ProgressTable, lane: int, number: int) -> None:
         self._table = table
@@ -125,7 +128,7 @@ class Progress:
 
     @property
     def settled(self) -> bool:
-        """Whether no forward is in flight."""
+        """Return whether no forward is in flight."""
         return self.num_scheduled == self.num_computed
 
     def schedule(self, stop: int, slot: int, num_sampled: int) -> None:
@@ -134,20 +137,20 @@ class Progress:
         table.sampling_in_flight[lane] = num_sampled
 
     def land(self, stop: int, slot: int, num_sampled: int) -> None:
-        """A forward has ended; the next one may be in flight already."""
+        """Record the end of a forward. The next one may be in flight already."""
         table, lane = self._table, self.lane
         table.num_computed[lane], table.slot[lane] = stop, slot
         if num_sampled and table.num_scheduled[lane] == stop:
             table.sampling_in_flight[lane] = 0
 
     def land_drafted(self, stop: int, slot: int) -> None:
-        """A forward with drafts has ended, of which the tokens before `stop` hold. REQUIRES: no
-        other forward of it is in flight."""
+        """Record the end of a forward with drafts. The tokens before `stop` were accepted.
+        REQUIRES: no other forward of the sequence is in flight."""
         table, lane = self._table, self.lane
         table.num_computed[lane] = table.num_scheduled[lane] = stop
         table.slot[lane] = table.scheduled_slot[lane] = slot
         table.sampling_in_flight[lane] = 0
 
     def end(self) -> None:
-        """The sequence runs no more."""
+        """End the sequence and free its lane."""
         self._table.holders[self.lane] = 0

@@ -1,11 +1,11 @@
-"""A request and its life. States are types; an illegal move raises and names both ends.
+"""A request and its states. States are types; an illegal move raises and names both states.
 
-Waiting -> Prefilling -> Decoding -> Finished is the straight line. On a decode node a long prompt
-goes Waiting -> AwaitingPrefill -> Receiving -> Decoding; on a prefill node Waiting -> AwaitingGrant
--> Prefilling -> HandingOver -> Finished, with a Pulling and back to Waiting before it where the
-receiver had more than this node. A Loading comes before Prefilling, or AwaitingGrant, where memory
-below the arena has more; what does not come goes back to Waiting. Retracted gives everything back
-and waits again.
+The straight line is Waiting -> Prefilling -> Decoding -> Finished. On a decode node a long prompt
+goes Waiting -> AwaitingPrefill -> Receiving -> Decoding. On a prefill node it goes Waiting ->
+AwaitingGrant -> Prefilling -> HandingOver -> Finished. If the receiver has more of the prompt than
+this node, Pulling and Waiting come first. If memory below the arena has more, Loading comes before
+Prefilling or AwaitingGrant; a failed load goes back to Waiting. A retracted request returns all its
+memory and waits again.
 """
 
 import math
@@ -30,24 +30,24 @@ from .speculation.drafting import Drafting
 
 @dataclass(frozen=True)
 class PlannedCheckpoint:
-    """The state after `position` tokens is to be kept."""
+    """A request to keep the state after `position` tokens."""
 
     position: int
     kind: CheckpointKind
 
 
 class Lookup(Protocol):
-    """Of what a remote store has of a prompt."""
+    """A lookup of a prompt in a remote store."""
 
     is_over: bool
 
 
 class IllegalMove(Exception):
-    """A request was asked to change to a state that its state does not allow."""
+    """A change of a request's state that its state does not allow."""
 
 
 class State:
-    """Of a request. phase: its public name and how it is counted."""
+    """The state of a request. phase: its public name, used by counters."""
 
     phase: ClassVar[m.RequestPhase]
 
@@ -68,12 +68,13 @@ class AwaitingPrefill(State, phase=m.RequestPhase.AWAITING_PREFILL):
 
 
 class Pulling(State, phase=m.RequestPhase.PULLING):
-    """(prefill) What the receiver offered is on its way here; the request itself holds nothing."""
+    """(prefill) The segment offered by the receiver is being pulled; the request itself holds
+    nothing."""
 
 
 @dataclass(frozen=True)
 class Receiving(State, phase=m.RequestPhase.RECEIVING):
-    """(decode) The allocation's own pages and slots are granted to the sender."""
+    """(decode) The allocation's own pages and slots are the sender's destination."""
 
     room: m.RoomId
     allocation: Allocation
@@ -81,9 +82,8 @@ class Receiving(State, phase=m.RequestPhase.RECEIVING):
 
 @dataclass(frozen=True)
 class Loading(State, phase=m.RequestPhase.LOADING):
-    """What the tiers below the arena have of the prompt is on its way into the allocation. before:
-    tokens that were usable without it. brought: by tier, the nearest first, tokens whose KV it
-    brings; the last one brings the state."""
+    """Tokens from the tiers below the arena are being loaded into the allocation. before: tokens
+    usable without the load. brought: tokens of KV by tier, the state's tier last."""
 
     allocation: Allocation
     boundary: int
@@ -93,9 +93,9 @@ class Loading(State, phase=m.RequestPhase.LOADING):
 
 @dataclass(frozen=True)
 class Ahead:
-    """What was computed of a request behind its load. tokens: of it, from the first on, that need
-    no forward; the state behind them is in the allocation's last working slot. sampled: what was
-    drawn behind them, if anything."""
+    """The part of a request computed behind its load. tokens: the number of its first tokens
+    without need of a forward. The state after them is in the allocation's last working slot.
+    sampled: the token sampled after them, if any."""
 
     tokens: int
     sampled: Sampled | None
@@ -103,42 +103,43 @@ class Ahead:
 
 @dataclass(frozen=True)
 class AwaitingGrant(State, phase=m.RequestPhase.AWAITING_GRANT):
-    """(prefill) The allocation is held; the receiver's ids are not known yet."""
+    """(prefill) The allocation is held; the receiver's destination ids are not known yet."""
 
     allocation: Allocation
 
 
 @dataclass
 class Active(State):
-    """Runs in forwards."""
+    """The request runs in forwards."""
 
     allocation: Allocation
     progress: Progress
 
     @cached_property
     def slots(self) -> tuple[int, ...]:
-        """The allocation's working slots."""
+        """Return the allocation's working slots."""
         return tuple(self.allocation.working_slots)
 
     @property
     def state_slot(self) -> int:
-        """Holds the state after the computed tokens."""
+        """Return the slot with the state after the computed tokens."""
         return self.slots[self.progress.slot]
 
     @property
     def next_index(self) -> int:
-        """Which working slot the next forward writes: the other where there are two."""
+        """Return the index of the working slot that the next forward writes: the other one of
+        two."""
         return (self.progress.scheduled_slot + 1) % len(self.slots)
 
     @property
     def answers_here(self) -> bool:
-        """Whether this engine decodes the answer after the prompt."""
+        """Return whether this engine decodes the answer after the prompt."""
         return True
 
 
 @dataclass
 class Prefilling(Active, phase=m.RequestPhase.PREFILLING):
-    """More than one token is still to be forwarded before the next one is sampled."""
+    """More than one token must be forwarded before the next one is sampled."""
 
     checkpoints: list[PlannedCheckpoint] = field(default_factory=list)
     grant: m.Grant | None = None
@@ -156,14 +157,15 @@ class Decoding(Active, phase=m.RequestPhase.DECODING):
 
 @dataclass(frozen=True)
 class HandingOver(State, phase=m.RequestPhase.HANDING_OVER):
-    """(prefill) The first token is out; windows may still be read from the allocation's pages and
-    slot."""
+    """(prefill) The first token is out. Layer chunks may still be read from the allocation's pages
+    and slot."""
 
     allocation: Allocation
 
 
 class Retracted(State, phase=m.RequestPhase.RETRACTED):
-    """Gave its allocation back for others to progress; goes to the head of the queue."""
+    """The allocation was returned so that other requests progress. The request goes to the head of
+    the queue."""
 
 
 class Finished(State, phase=m.RequestPhase.FINISHED):
@@ -192,31 +194,34 @@ MOVES: dict[type, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class PromptScoring:
-    """top: how many of the likeliest tokens beside each. tokens: the prompt."""
+    """The scoring of a prompt. top: number of likeliest tokens beside each token. tokens: the
+    prompt."""
 
     top: int
     tokens: m.Tokens
 
     def count(self, start: int, stop: int) -> int:
-        """How many of the rows [start, stop) of a forward have a token of the prompt behind
+        """Return the number of rows in [start, stop) of a forward with a prompt token after
         them."""
         return max(0, min(stop, len(self.tokens) - 1) - start)
 
 
 @dataclass(eq=False)
 class Request:
-    """What the engine knows of one request. `tokens` is the prompt and every sampled token.
+    """The engine's record of one request. `tokens` is the prompt and every sampled token.
 
-    caller: with whom its caller shares the engine's room. priority: the lowest of a caller first.
-    due: when it must have been begun, on the queue's clock; first_due: when its first token is due,
-    infinite where nobody said when, or it waited past that. overtaken: how often others
-    of its line went past it. branch_points: where others branch off before its prompt is begun.
-    message_end, changed, purpose: as of the Submit. scoring: how its prompt is to be scored;
-    scored: tokens from the second on that were. findable: others may resume at what it leaves in
-    the cache. forks: answers that wait for its prompt to be computed, which is theirs but for the
-    last token; it has none of its own, and its client knows only theirs. carrier: whose fork it
-    was, by its id, since two that hold each other stay long after their end. drafting: None where
-    nothing of its answer is drafted."""
+    caller: its caller's id, for sharing the engine among callers. priority: within a caller the
+    lowest goes first. due: latest time to begin, on the queue's clock. first_due: due time of its
+    first token; infinite without a target, or once it is missed. overtaken: number of times other
+    requests of its line went ahead. branch_points: known points, before its prompt begins, for
+    other prompts to branch off. message_end, changed, purpose: from the Submit. scoring: the
+    requested scoring of its prompt. scored: scored tokens, from the second on. findable: other
+    requests may resume from its cached states. forks: answers that wait for the computation of its
+    prompt. They share the prompt but for the last token. The request has no answer of its own, and
+    its client knows only the forks. carrier: the id of the request it was a fork of. An id is used
+    because objects that hold each other stay in memory long after their end. drafting: None if its
+    answer is not drafted.
+    """
 
     id: m.RequestId
     prompt: m.Tokens
@@ -280,27 +285,27 @@ class Request:
 
     @property
     def begun(self) -> bool:
-        """Whether a forward of it was ever to run here, or its first token is out."""
+        """Return whether a forward of it was ever to run here, or its first token is out."""
         return self.started is not None or bool(self.output)
 
     @property
     def ordered_by(self) -> float:
-        """The next time by which something is due, while it waits."""
+        """Return its next due time while it waits."""
         return min(self.due, self.first_due)
 
     @property
     def tokens_left(self) -> int:
-        """Of its answer, at most."""
+        """Return the most tokens that its answer may still get."""
         return max(0, self.sampling.max_new_tokens - len(self.output))
 
     @property
     def told_as(self) -> m.RequestId:
-        """The id that its client knows it by."""
+        """Return the id known to its client."""
         return self.forks[0].id if self.forks else self.id
 
     @property
     def waiting_forks(self) -> list["Request"]:
-        """Those that were not aborted meanwhile."""
+        """Return the forks that were not aborted meanwhile."""
         return [fork for fork in self.forks if isinstance(fork.state, Waiting)]
 
     def __post_init__(self) -> None:
@@ -312,19 +317,20 @@ class Request:
 
     @property
     def expected_length(self) -> int:
-        """Tokens there are, those that are being drawn included."""
+        """Return the number of its tokens, including tokens being sampled."""
         state = self.state
         drawn = state.progress.sampling_in_flight if isinstance(state, Active) else 0
         return self.length + drawn
 
     @property
     def final_length(self) -> int:
-        """Most tokens that are ever forwarded: the last sampled one is not."""
+        """Return the most tokens ever forwarded: the last sampled one is not forwarded."""
         return self._prompt_length + max(self.sampling.max_new_tokens, 1) - 1
 
     @property
     def next_capacity(self) -> int:
-        """Tokens to allocation pages for now: all there are, a page ahead, never past the end."""
+        """Return the tokens to allocate pages for now: all tokens and a page ahead, but never past
+        the end."""
         length = self.expected_length
         return max(length, min(length + PAGE_TOKENS, self.final_length))
 
@@ -334,7 +340,7 @@ class Request:
         return np.concatenate([self.prompt, np.asarray(self.output, dtype=np.int32)])
 
     def token_slice(self, start: int, stop: int) -> list[int]:
-        """Tokens [start, stop) of prompt and output, O(stop - start)."""
+        """Return tokens [start, stop) of prompt and output, in O(stop - start)."""
         prompt = self._prompt_length
         if start >= prompt:
             return self.output[start - prompt : stop - prompt].tolist()

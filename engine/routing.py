@@ -1,7 +1,7 @@
-"""Where a prompt is computed, by costs learned from this engine's own forwards.
+"""The place of a prompt's computation, by costs learned from this engine's own forwards.
 
 Owns decayed sums and no clock: callers bring durations. Thread rule: the engine loop's. Equal
-arguments give equal decisions; without measured rates the configured constants decide.
+arguments give equal decisions. Without measured rates the configured constants decide.
 """
 
 import math
@@ -21,18 +21,19 @@ from .messages import Choice, RouteReport
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast things were, and what that says about a prompt: compute it here or have it handed
-    over; and over there, fetch the answer's prefix or compute it again.
+    """Measured rates, to decide two things about a prompt. Is it computed here or handed over? If
+    handed over, is the prefix pulled or computed again?
 
-    Values and pure functions; `CostLearner` measures. Whoever knows decides: the decode node
-    between here and there, the prefill node between pulling and computing, since only it knows what
-    its tree holds. Seconds, tokens, bytes. Invariant: equal arguments, equal decisions; without
-    measured rates a constant number of tokens decides, as configured.
+    Values and pure functions; `CostLearner` measures. The node with the needed knowledge decides.
+    The decode node decides between here and there. The prefill node decides between pulling and
+    computing, because only it knows its tree. Units: seconds, tokens, bytes. Invariant: equal
+    arguments give equal decisions. Without measured rates a configured number of tokens decides.
 
-    None: not known, or not lately. here: tokens computed on this node, from allocation to first
-    token. there: tokens computed by a prefill node, from asking to the first token's coming, waits
-    and pulls included. sent: bytes that came from one. pulled: bytes that were fetched for one.
-    forwarded: prompt tokens of a forward, which alone counts, not what waited beside it.
+    None: not known, or not recently measured. here: tokens computed on this node, from allocation
+    to first token. there: tokens computed by a prefill node, from the request to the arrival of the
+    first token, including waits and pulls. sent: bytes received from a prefill node. pulled: bytes
+    pulled by a prefill node. forwarded: prompt tokens of a forward, counting the forward alone and
+    no waits.
     """
 
     here: Line | None = None
@@ -44,7 +45,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class RoutingDecision:
-    """estimates: seconds by what they are of; empty where a constant decided."""
+    """A choice with its estimates. estimates: seconds by name; empty if a constant decided."""
 
     choice: Choice
     estimates: dict[str, float] = field(default_factory=dict)
@@ -55,10 +56,10 @@ class RoutingDecision:
 
 
 def choose_prefill_place(rates: Rates, tokens: int, size: int, at_most: int) -> RoutingDecision:
-    """HERE or THERE for a prompt of which `tokens` are to be computed; `size` bytes would come. At
-    most `at_most` tokens stay while the rates are not known.
+    """Return HERE or THERE for a prompt with `tokens` to compute. size: bytes sent back from there.
+    at_most: the most tokens to compute here while the rates are not known.
 
-    What is sent hides behind what is computed; only the rest of it counts.
+    Sending overlaps with computing; only the rest of it counts.
     """
     if rates.here is None or rates.there is None or rates.sent is None:
         return RoutingDecision(Choice.HERE if tokens <= at_most else Choice.THERE)
@@ -72,13 +73,13 @@ def choose_prefill_place(rates: Rates, tokens: int, size: int, at_most: int) -> 
 def should_pull(
     rates: Rates, tokens: int, size: int, at_least: int, ahead: float = 0.0
 ) -> RoutingDecision:
-    """PULLED, or THERE without a pull, where `tokens` in `size` bytes could be fetched instead of
-    computed. At least `at_least` are fetched while the rates are not known. ahead: seconds of
-    prompts that are computed before this one in any case.
+    """Return PULLED, or THERE without a pull. tokens: tokens that could be pulled in `size` bytes
+    instead of computed. at_least: the fewest tokens to pull while the rates are not known. ahead:
+    seconds of prompts computed before this one in any case.
 
-    Fetched tokens save no forward, only its length: the fixed part is paid all the same. A fetch of
-    at least `at_least` tokens hides behind the prompts ahead, and only the rest of it counts; for
-    fewer it is not worth the work that it is for both nodes.
+    Pulled tokens save no forward, only its length: the fixed part is still paid. A pull of at least
+    `at_least` tokens overlaps with the prompts ahead, and only the rest of it counts. A shorter
+    pull gets no such credit, because it costs both nodes work.
     """
     if tokens <= 0:
         return RoutingDecision(Choice.THERE)
@@ -95,7 +96,7 @@ def should_pull(
 
 @dataclass
 class CostLearner:
-    """One fit for each of Rates' lines, which see."""
+    """One fit for each line of Rates; see there."""
 
     here: LineFit = field(default_factory=LineFit)
     there: LineFit = field(default_factory=LineFit)
@@ -107,14 +108,14 @@ class CostLearner:
         return Rates(*(fit.line() for fit in self._fits))
 
     def judged(self) -> None:
-        """A decision was given: what it did not choose grows stale."""
+        """Count a decision: the fits grow older until they get a new sample."""
         for fit in self._fits:
             stale = fit.verdicts_since > FRESH
             fit.verdicts_since = 0 if stale else fit.verdicts_since + 1
 
     @property
     def _fits(self) -> tuple[LineFit, ...]:
-        """In the order of Rates."""
+        """Return the fits in the order of Rates."""
         return self.here, self.there, self.sent, self.pulled, self.forwarded
 
 
@@ -123,22 +124,22 @@ ASSUMED = Line(0.01, 1e-4)
 
 
 class PrefillSpeed:
-    """How fast an engine computes prompts, learnt from its forwards. Thread rule: the engine
-    loop's.
+    """An engine's prefill speed, learned from its forwards. Thread rule: the engine loop's.
 
-    A token is the unit of work; one behind others costs more, by what attention reads of each of
+    A token is the unit of work. A token after others costs more, because attention reads each of
     them.
     """
 
     def __init__(self, attention_cost: float, chunk_tokens: int) -> None:
-        """attention_cost: of a token for each before it, as a part of its other work. chunk_tokens:
-        of a forward, at most."""
+        """attention_cost: a token's cost for each token before it, as a part of its other work.
+        chunk_tokens: the most tokens of a forward."""
         self._attention_cost = attention_cost
         self._chunk_tokens = chunk_tokens
         self._forwards = LineFit()
 
     def add(self, parts: Iterable[tuple[int, int]], seconds: float) -> None:
-        """A forward of these parts of prompts, [first, last) tokens each, took so long alone."""
+        """Add a forward of these prompt parts, [first, last) tokens each, and its seconds on its
+        own."""
         work = sum(self._work(last) - self._work(first) for first, last in parts)
         if work > 0:
             self._forwards.add(work, seconds)
@@ -160,51 +161,52 @@ REPORT_SECONDS = 0.25
 
 
 class PrefillLoad:
-    """What a prefill engine has still to compute of its rooms' prompts, in seconds, and when that
-    is to be reported. Thread rule: the engine loop's.
+    """The seconds of prefill that an engine's transfers still need, and the times to report them.
+    Thread rule: the engine loop's.
 
-    Invariant: once nothing is left to compute, that is reported at once; else at most every
-    REPORT_SECONDS, but for rooms that come.
+    Invariant: an empty load is reported at once, and so is a new transfer. Otherwise there is one
+    report at most every REPORT_SECONDS.
     """
 
     def __init__(self, speed: PrefillSpeed) -> None:
         self._speed = speed
         self._left: dict[m.RoomId, float] = {}
         self._peers: dict[m.RoomId, str] = {}
-        """Whose room it is."""
+        """The peer of each transfer."""
         self._stored = 0.0
         self._stored_at = 0.0
         self._new = 0.0
-        """Seconds of prefill that forwards took off since the last report."""
+        """Seconds of prefill completed by forwards since the last report."""
         self._changed = True
         self._reported_at = -math.inf
 
     @property
     def wait(self) -> float:
-        """Seconds of prefill that are left."""
+        """Return the remaining seconds of prefill."""
         return sum(self._left.values())
 
     def left(self, room: m.RoomId) -> float:
-        """Seconds of prefill that are left of one room's prompt."""
+        """Return the remaining seconds of prefill of one transfer's prompt."""
         return self._left.get(room, 0.0)
 
     @property
     def waits(self) -> dict[str, float]:
-        """The same by whose rooms they are."""
+        """Return the remaining seconds of prefill by peer."""
         waits: dict[str, float] = {}
         for room, left in self._left.items():
             waits[self._peers[room]] = waits.get(self._peers[room], 0.0) + left
         return waits
 
     def enter(self, room: m.RoomId, cached: int, tokens: int, peer: str = "") -> None:
-        """A prompt of `tokens`, of which `cached` need not be computed. peer: whose room it is."""
+        """Add a prompt of `tokens`, with `cached` tokens that need no computing. peer: the
+        transfer's owner."""
         self._peers[room] = peer
         self._left[room] = self._speed.seconds.between(cached, tokens)
         self._changed = True
         self._reported_at = -math.inf
 
     def computes(self, room: m.RoomId, stop: int, tokens: int) -> None:
-        """A forward is about to compute the prompt up to `stop`."""
+        """Record that a forward is about to compute the prompt up to `stop`."""
         if room in self._left:
             before = self._left[room]
             left = self._speed.seconds.between(stop, tokens) if stop < tokens else 0.0
@@ -213,7 +215,7 @@ class PrefillLoad:
             self._changed = True
 
     def leave(self, room: m.RoomId) -> None:
-        """Its prompt is computed, or is not to be any more."""
+        """Remove a transfer: its prompt is computed, or no longer needed."""
         if self._left.pop(room, None) is None:
             return
         del self._peers[room]
@@ -222,8 +224,8 @@ class PrefillLoad:
             self._reported_at = -math.inf
 
     def report(self, now: float, pull_seconds: Callable[[], Line | None]) -> m.PrefillLoad | None:
-        """Where there is something to report. now: monotonic seconds. pull_seconds: what a pull
-        takes, by its tokens, where that is known."""
+        """Return a report if one is due, else None. now: monotonic seconds. pull_seconds: returns
+        the seconds of a pull by its tokens, if known."""
         if not self._changed or now - self._reported_at < REPORT_SECONDS:
             return None
         self._changed, self._reported_at = False, now
@@ -235,21 +237,21 @@ class PrefillLoad:
 
 
 class Router:
-    """Where a prompt is computed and whether its beginning is pulled, by what the engine learnt or
-    by the configured constants. Thread rule: the engine loop's.
+    """Decisions on the place of a prompt's computation and on pulling its prefix. Learned rates
+    decide, or the configured constants. Thread rule: the engine loop's.
 
-    costs: who measures adds what a prompt took.
+    costs: callers add their measured costs of prompts here.
     """
 
     def __init__(self, config: EngineConfig, layout: CacheLayout, wire: UnitSizes) -> None:
-        """wire: lengths in bytes of what travels."""
+        """wire: byte lengths of the transferred units."""
         self._config = config
         self._layout = layout
         self._wire = wire
         self.costs = CostLearner()
 
     def prefill_place(self, match: Match) -> RoutingDecision:
-        """HERE or THERE, for the prompt of the match."""
+        """Return HERE or THERE for the prompt of the match."""
         rates = self._rates()
         self.costs.judged()
         return choose_prefill_place(
@@ -261,13 +263,13 @@ class Router:
 
     @property
     def local_tokens(self) -> int:
-        """So many are always computed here while nothing was measured."""
+        """Return the most tokens always computed here while no rates are measured."""
         return self._config.local_prefill_tokens
 
     def pull(self, match: Match, offered: int, ahead: float) -> RoutingDecision:
-        """PULLED or not, where the receiver has KV and state of `offered` tokens. ahead: seconds of
-        prompts that are computed before this one. Of a prompt that waits this is asked at every
-        step: only what is acted on counts as judged."""
+        """Return PULLED or THERE. offered: tokens with KV and state at the receiver. ahead: seconds
+        of prompts computed before this one. A waiting prompt is asked about at every step, so this
+        call does not count as a decision. The caller counts a decision that it acts on."""
         return should_pull(
             self._rates(),
             offered - match.usable_tokens,
@@ -277,7 +279,7 @@ class Router:
         )
 
     def pull_seconds(self) -> Line | None:
-        """What a pull takes, by its tokens; None where too few were measured."""
+        """Return the seconds of a pull by its tokens. None: too few were measured."""
         by_bytes = self.costs.pulled.line()
         if by_bytes is None:
             return None
@@ -285,13 +287,14 @@ class Router:
         return Line(by_bytes.seconds(self._state_bytes()), by_bytes.each * page / PAGE_TOKENS)
 
     def _rates(self) -> Rates:
-        """What may decide now; nothing measured where the constants are to."""
+        """Return the rates that may decide now; none if the configured constants decide."""
         if self._config.route == "fixed":
             return Rates()
         return self.costs.rates()
 
     def state_bytes(self, held: int, tokens: int) -> int:
-        """Of the pages of `tokens` that a side lacks which holds KV of `held`, and of the state."""
+        """Return the bytes a side lacks: pages of `tokens` and the state. held: its tokens with
+        KV."""
         pages = -(-tokens // PAGE_TOKENS) - held // PAGE_TOKENS
         return pages * len(self._layout.regions) * self._wire.block_bytes + self._state_bytes()
 
@@ -301,7 +304,8 @@ class Router:
 
 
 def usable_here(match: Match) -> int:
-    """Tokens that need not be computed here, with those that a load from below the arena brings."""
+    """Return the tokens that need no computing here, including tokens loaded from below the
+    arena."""
     return max([match.usable_tokens, *(stored.boundary for stored in match.stored)])
 
 
@@ -310,7 +314,7 @@ def report(decision: RoutingDecision) -> RouteReport:
 
 
 def joined(here: m.RouteReport | None, there: m.RouteReport | None) -> m.RouteReport | None:
-    """What this node judged, and then the prefill node."""
+    """Return this node's route report with the prefill node's choice and estimates added."""
     if here is None or there is None:
         return here
     return m.RouteReport(there.choice, {**here.estimates, **there.estimates})

@@ -1,4 +1,4 @@
-"""The engine loop on a thread of its own: messages in, a step, what it made out in one delivery."""
+"""The engine loop on its own thread: take messages, step, deliver the step's messages at once."""
 
 import logging
 import math
@@ -19,18 +19,19 @@ log = logging.getLogger(__name__)
 _WAKE = None
 
 _LONGEST_SLEEP = 3600.0
-"""Seconds: the system's calls take none that reach beyond its calendar."""
+"""The longest sleep in seconds. System calls reject times beyond the system's calendar."""
 
 _LOOKS = 10
-"""So many at one step that does not end. Looks are counted and not time, so that a process that was
-frozen blames no step for its own gap."""
+"""The number of looks at one unfinished step before the watchdog fails it. Looks are counted
+instead of time. So a formerly frozen process does not blame a step for the gap."""
 
 
 class EngineThread:
-    """post() may be called from any thread; `deliver` is called on the engine thread, in order.
-    deliver(messages): what one step made, or what was answered before it; never none.
-    on_failure(reason), at most once, on the engine thread or the watchdog's: the loop has died, or
-    stands, and answers nothing any more. watchdog_timeout: seconds that a step may take."""
+    """A thread that runs the engine loop. post() may be called from any thread. `deliver` is called
+    on the engine thread, in order. deliver(messages): the messages of one step, or answers given
+    before it; never empty. on_failure(reason): called at most once, on the engine thread or the
+    watchdog's. The loop has died or hangs, and answers no more. watchdog_timeout: the most seconds
+    of a step."""
 
     def __init__(
         self,
@@ -44,16 +45,16 @@ class EngineThread:
         self._on_failure = on_failure
         self._watchdog_timeout = watchdog_timeout
         self._moved: float | None = None
-        """When the last step ended, on the monotonic clock; None while there is nothing to do."""
+        """End of the last step, on the monotonic clock. None: there is nothing to do."""
         self._inbox: SimpleQueue[Inbox | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._prepared = threading.Event()
         self._over = threading.Event()
-        """The loop has ended, or was given up."""
+        """Set when the loop has ended or was given up."""
         self._thread = threading.Thread(target=self._run, name="tasuki-engine", daemon=True)
 
     def start(self) -> None:
-        """Returns when the engine is ready to step, or has failed."""
+        """Start the thread. Returns when the engine is ready to step, or has failed."""
         self._thread.start()
         self._prepared.wait()
         if math.isfinite(self._watchdog_timeout):
@@ -61,7 +62,8 @@ class EngineThread:
 
     @property
     def still_seconds(self) -> float:
-        """Since the last step ended; 0.0 while there is nothing to do. From any thread."""
+        """Return the seconds since the last step ended; 0.0 while there is nothing to do. Any
+        thread."""
         moved = self._moved
         return 0.0 if moved is None else time.monotonic() - moved
 
@@ -69,8 +71,8 @@ class EngineThread:
         self._inbox.put(message)
 
     def stop(self) -> None:
-        """End the loop after the step in progress, or give that step up once it has taken too long;
-        requests still alive are dropped with the process."""
+        """End the loop after the step in progress. Give up a step that takes too long. Requests
+        still alive are dropped with the process."""
         self._stopping.set()
         self._inbox.put(_WAKE)
         self._over.wait()
@@ -94,7 +96,7 @@ class EngineThread:
             self._over.set()
 
     def _watch(self) -> None:
-        """Until the loop is over, or a step takes too long."""
+        """Watch until the loop is over or a step takes too long."""
         seen, looks = None, 0
         while looks < _LOOKS:
             if self._over.wait(self._watchdog_timeout / _LOOKS):
@@ -137,7 +139,7 @@ class EngineThread:
             self._deliver(made)
 
     def _handle(self, message: Inbox) -> None:
-        """One bad message ends one request, not the loop."""
+        """Handle one message. A bad message ends one request, not the loop."""
         try:
             self._engine.handle(message)
         except Exception as error:
@@ -147,8 +149,8 @@ class EngineThread:
                 self._deliver([Rejected(name, failure) for name in message.answer_ids])
 
     def _messages(self, wait: float | None) -> list[Inbox]:
-        """All that wait; where none does, sleep until one comes, at most `wait` seconds (None: for
-        ever)."""
+        """Return all waiting messages. If there are none, sleep until one comes, at most `wait`
+        seconds (None: for ever)."""
         messages: list[Inbox] = []
         try:
             message = self._inbox.get(wait != 0, wait)

@@ -1,1 +1,1 @@
-"""An engine in a process of its own: what crosses to its front, and the socket that carries it."""
+"""An engine in a separate process: its messages with the API server, and their socket."""

@@ -1,7 +1,7 @@
-"""What the two processes of a node send each other beside the engine's own messages.
+"""Messages between the two processes of a node, beside the engine's own messages.
 
-Plain, immutable values. What the front's process sends is in FRONT_CONTROL, what the engine's
-process sends in ENGINE_CONTROL.
+Plain, immutable values. FRONT_CONTROL lists the API server's messages, ENGINE_CONTROL the engine
+process's.
 """
 
 from typing import get_args
@@ -12,33 +12,35 @@ from tasuki.transfer.control.link_status import HandoverStatus
 
 
 class RequestTraced(Message):
-    """Comes before the Submit of a request that is traced. header: its traceparent."""
+    """A traced request. Comes before its Submit. header: its traceparent."""
 
     request_id: RequestId
     header: str
 
 
 class FrontTurned(Message):
-    """The front's event loop has come round to a FrontProbe."""
+    """An answer to FrontProbe from the API server's event loop."""
 
 
 class RetireHandover(Message):
-    """The node is about to drain: no other node learns of it any more, or asks it for more;
-    answered by HandoverRetired."""
+    """The start of a drain: other nodes must neither discover this node nor send it more requests.
+    Answered by HandoverRetired."""
 
 
 class EndHandover(Message):
-    """End the rooms in flight, links and the hand-over's server; answered by HandoverOver."""
+    """A request to end the transfers in flight, links and the hand-over's server. Answered by
+    HandoverOver."""
 
 
 class EndEngine(Message):
-    """End the engine and its process."""
+    """A request to end the engine and its process."""
 
 
 class EngineStands(Message):
-    """The engine is ready. max_request_tokens: of prompt and answer together. max_batch: requests
-    in one forward. trials: address of the trial server of its grammars (model/grammar/trials).
-    handover_address: HOST:PORT of its server for decode nodes; None without one."""
+    """The engine is ready. max_request_tokens: limit for prompt and answer together. max_batch:
+    requests in one forward. trials: address of the trial server of its grammars
+    (model/grammar/trials). handover_address: HOST:PORT of its server for decode nodes; None without
+    one."""
 
     max_request_tokens: int
     max_batch: int
@@ -47,7 +49,7 @@ class EngineStands(Message):
 
 
 class StartFailed(Message):
-    """The engine's process ends before it stands. reason: what the daemon's user reads."""
+    """The engine's process ends before it is ready. reason: text for the daemon's user."""
 
     reason: str
 
@@ -59,13 +61,13 @@ class EngineLost(Message):
 
 
 class EngineEnds(Message):
-    """The last words of the engine's process, which ends at once. reason: why, in words."""
+    """The last message of the engine's process before it ends. reason: in words."""
 
     reason: str
 
 
 class RoomBegun(Message):
-    """A prompt that another node handed to this one. traceparent: of that node's request."""
+    """A prompt handed to this node by another one. traceparent: from the other node's request."""
 
     room: RoomId
     request: str
@@ -73,35 +75,35 @@ class RoomBegun(Message):
 
 
 class HandoverShown(Message):
-    """Comes before each StatsReply."""
+    """The status of the hand-over. Comes before each StatsReply."""
 
     status: HandoverStatus
 
 
 class HandoverRetired(Message):
-    """Of RetireHandover."""
+    """The answer to RetireHandover."""
 
 
 class HandoverOver(Message):
-    """Of EndHandover."""
+    """The answer to EndHandover."""
 
 
 class TokensMade(Message):
-    """So many tokens went to front workers."""
+    """The number of tokens sent to API server workers."""
 
     count: int
 
 
 class WorkerGone(Message):
-    """The link to that front worker has ended. left: its requests that the engine still had, which
-    are aborted; behind the ends of the others."""
+    """The link to that API server worker has ended. left: its requests still in the engine, now
+    aborted. Comes after the ends of its other requests."""
 
     number: int
     left: tuple[RequestId, ...]
 
 
 class FrontProbe(Message):
-    """Answered by FrontTurned on the front's event loop."""
+    """A probe of the API server's event loop, answered by FrontTurned."""
 
 
 FrontControl = RequestTraced | FrontTurned | RetireHandover | EndHandover | EndEngine

@@ -32,7 +32,7 @@ _NUMBER_OF = {kind: number for number, kind in enumerate(_KINDS)}
 
 
 class BrokenFrame(ValueError):
-    """What came is no frame of this protocol."""
+    """Received bytes that are not a frame of this protocol."""
 
 
 _ENCODER = packer()
@@ -41,16 +41,16 @@ _READ = (msgspec.msgpack.Decoder(list[m.TokenOut]).decode, *map(reader_of, _KIND
 
 
 def frame_of(messages: Sequence[Any]) -> bytearray:
-    """Messages to bytes and back: one frame for all that one side has at a time.
+    """Encode all messages of one side at a time as one frame.
 
     A frame is its length, 4 bytes little-endian, and MessagePack: a list of [kind, body]. A kind is
-    a place in the table that both processes make of the same code, so no name travels; tokens that
-    follow each other are one body, written and read by msgspec without an object of Python for each
-    field. Why msgspec: it is a dependency already, reads bodies straight into the messages' types
-    (so a frame that is none of them is refused, where pickle would run it), and a token costs 0.1
-    to 0.3 us a side. Pure; one thread at a time for each FrameReader.
+    an index in a table. Both processes build the table from the same code, so no name travels.
+    Consecutive tokens are one body. msgspec writes and reads it without a Python object for each
+    field. msgspec is already a dependency, and decodes bodies directly into the messages' types. So
+    it rejects a foreign frame, while pickle would run it. A token costs 0.1 to 0.3 us a side. Pure.
 
-    Raises KeyError of what is no message, and msgspec's errors of what is no plain value.
+    Raises KeyError for values other than messages, and msgspec's errors for values that are not
+    plain.
     """
     bodies: list[tuple[int, Any]] = []
     for kind, same in groupby(messages, type):
@@ -63,7 +63,8 @@ def frame_of(messages: Sequence[Any]) -> bytearray:
 
 
 def framed(bodies: Sequence[tuple[int, Any]]) -> bytearray:
-    """A frame of these, each behind its kind. Raises msgspec's errors of what is no plain value."""
+    """Encode a frame of the bodies, each after its kind. Raises msgspec's errors for a value that
+    is not plain."""
     frame = bytearray(_LENGTH.size)
     _ENCODER.encode_into(bodies, frame, _LENGTH.size)
     _LENGTH.pack_into(frame, 0, len(frame) - _LENGTH.size)
@@ -71,15 +72,15 @@ def framed(bodies: Sequence[tuple[int, Any]]) -> bytearray:
 
 
 class FrameReader:
-    """What has come and is no whole frame yet."""
+    """A reader of frames. It keeps received bytes until a frame is whole."""
 
     def __init__(self, readers: Sequence[BodyReader] | None = None) -> None:
-        """readers: of messages by kind, where frames hold others than messages_of() reads."""
+        """readers: decoders by kind, if frames hold other messages than messages_of() reads."""
         self._readers = readers
         self._waiting = bytearray()
 
     def take(self, data: bytes) -> Iterator[list[Any]]:
-        """The messages of each frame that is whole now, in order. Raises BrokenFrame."""
+        """Yield the messages of each frame that is whole now, in order. Raises BrokenFrame."""
         self._waiting += data
         start = 0
         try:
@@ -99,7 +100,7 @@ class FrameReader:
 
 
 def messages_of(body: bytes) -> list[Any]:
-    """Of a frame without its length. Raises BrokenFrame."""
+    """Return the messages of a frame without its length. Raises BrokenFrame."""
     messages: list[Any] = []
     for kind, read in values_of(body, _READ):
         if kind == _TOKENS:
@@ -110,8 +111,8 @@ def messages_of(body: bytes) -> list[Any]:
 
 
 def values_of(body: bytes, readers: Sequence[BodyReader]) -> list[tuple[int, Any]]:
-    """The bodies of a frame without its length, each behind its kind. readers: by kind. Raises
-    BrokenFrame."""
+    """Return the bodies of a frame without its length, each after its kind. readers: by kind.
+    Raises BrokenFrame."""
     try:
         return [(kind, readers[kind](raw)) for kind, raw in _BODIES.decode(body)]
     except (msgspec.MsgspecError, IndexError, TypeError, ValueError) as error:
@@ -125,9 +126,9 @@ TakeMessages = Callable[[Sequence[Any]], None]
 class FrameProtocol(asyncio.Protocol):
     """One end of a socket of frames, in an event loop.
 
-    Owns its transport and what has come of a frame that is not whole. Thread rule: the loop's.
-    Invariants: on_end is called once, and nothing is taken behind it; behind what is no frame
-    nothing is taken.
+    Owns its transport and the received part of an incomplete frame. Thread rule: the loop's.
+    Invariants: ended() is called once, and no message is taken after it. After a broken frame no
+    message is taken.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class FrameProtocol(asyncio.Protocol):
         peer: str,
         reader: FrameReader,
     ) -> None:
-        """peer: what the other end is, for the log."""
+        """peer: name of the other end, for the log."""
         self._peer = peer
         self._reader = reader
         self._broken: BrokenFrame | None = None
@@ -146,17 +147,17 @@ class FrameProtocol(asyncio.Protocol):
         raise NotImplementedError
 
     def ended(self, why: Exception | None) -> None:
-        """Learn why the socket has ended: a BrokenFrame, the socket's own error, or None where
+        """Handle the end of the socket. why: a BrokenFrame, the socket's own error, or None if
         either end closed it."""
         raise NotImplementedError
 
     def write(self, data: bytes | bytearray) -> None:
-        """Goes nowhere while the socket is not there yet."""
+        """Write data. Before the socket is connected, data is dropped."""
         if self._transport is not None:
             self._transport.write(data)
 
     def close(self) -> None:
-        """Once what still waits is sent."""
+        """Close the socket after the waiting data is sent."""
         if self._transport is not None:
             self._transport.close()
 

@@ -1,7 +1,7 @@
-"""The engine's ends of sockets: to the front that started it, and to front workers.
+"""The engine's ends of sockets: to the API server that started it, and to API server workers.
 
-Owns one socket and one reading thread for each front. send() may be called from any thread and
-never waits. Frames keep their order, and what waits for a slow front is bounded.
+Owns one socket and one reading thread for each peer. send() may be called from any thread and never
+waits. Frames keep their order, and data waiting for a slow peer is bounded.
 """
 
 import asyncio
@@ -24,23 +24,23 @@ from .frames import BrokenFrame, FrameReader, TakeMessages, frame_of
 log = logging.getLogger(__name__)
 
 LIMIT_BYTES = 64 << 20
-"""Minutes of what an engine makes, and more than any snapshot of its cache."""
+"""Minutes of an engine's output, and more than any snapshot of its cache."""
 _READ_BYTES = 1 << 18
 _LAST_WRITES_SECONDS = 1.0
 
 
 class FrontLink:
-    """The engine's end of the socket to a front in another process.
+    """The engine's end of the socket to an API server in another process.
 
-    Owns the socket and one thread, which reads. Thread rule: send() from any thread, never waits
-    and never raises for what became of the front; `receive` and `on_end` are called on the link's
-    thread. Invariants: frames leave whole and in the order of send(); what waits for a front that
-    does not read is bounded, and a front with more than that is dead; on_end comes once, after the
-    last receive.
+    Owns the socket and one reading thread. Thread rule: send() from any thread; it never waits, and
+    raises nothing if the API server is gone. `receive` and `on_end` are called on the link's
+    thread. Invariants: frames leave whole and in the order of send(). Data waiting for an API
+    server that does not read is bounded; beyond the bound it counts as dead. on_end comes once,
+    after the last receive.
     """
 
     def __init__(self, connection: socket.socket, limit_bytes: int = LIMIT_BYTES) -> None:
-        """limit_bytes: that may wait for the front to read, beside what the kernel holds."""
+        """limit_bytes: may wait for the API server to read, beside the kernel's buffer."""
         connection.setblocking(False)
         self._socket = connection
         self._limit = limit_bytes
@@ -54,13 +54,13 @@ class FrontLink:
         self._on_end: EndNotice
 
     def start(self, receive: TakeMessages, on_end: EndNotice) -> None:
-        """receive: takes the messages of each frame. on_end(reason): the front is gone, or reads
-        too little; not after close()."""
+        """Start the thread. receive: takes the messages of each frame. on_end(reason): the API
+        server is gone, or reads too slowly; not called after close()."""
         self._receive, self._on_end = receive, on_end
         self._thread.start()
 
     def send(self, messages: Sequence[Any]) -> None:
-        """As one frame. Raises what frame_of() raises."""
+        """Send the messages as one frame. Raises the errors of frame_of()."""
         frame = frame_of(messages)
         with self._lock:
             if self._dead is not None:
@@ -78,7 +78,7 @@ class FrontLink:
             self._wake()
 
     def close(self) -> None:
-        """Send what still waits, within a second, and end the thread. Idempotent; not from the
+        """Send the waiting data, within a second, and end the thread. Idempotent; not from the
         link's own thread."""
         with self._lock:
             self._closing = True
@@ -88,8 +88,8 @@ class FrontLink:
         self._socket.close()
 
     def close_ended(self) -> None:
-        """As close(), once on_end was called; from any thread, that of on_end too. Idempotent, and
-        somebody may call close() at the same time."""
+        """Close the socket after on_end was called. Any thread, including on_end's. Idempotent;
+        another thread may call close() at the same time."""
         self._socket.close()
         with self._lock:
             ended, self._wakes = self._wakes, None
@@ -97,7 +97,7 @@ class FrontLink:
             os.close(ended)
 
     def _written(self, data: bytes | bytearray | memoryview) -> int:
-        """How much of it the kernel took. The lock is held."""
+        """Return the number of bytes accepted by the kernel. REQUIRES: the lock is held."""
         try:
             return self._socket.send(data, socket.MSG_NOSIGNAL)
         except (BlockingIOError, InterruptedError):
@@ -109,7 +109,7 @@ class FrontLink:
             return len(data)
 
     def _wake(self) -> None:
-        """The lock is held, so that nobody closes what is written to."""
+        """Wake the thread. REQUIRES: the lock is held, so the event is not closed meanwhile."""
         if self._wakes is not None:
             os.eventfd_write(self._wakes, 1)
 
@@ -127,7 +127,7 @@ class FrontLink:
             self._on_end(reason)
 
     def _exchange(self) -> str:
-        """Until the link has ended; returns why."""
+        """Exchange data until the link has ended. Returns the reason."""
         wakes = self._wakes
         assert wakes is not None
         poll = select.poll()
@@ -167,11 +167,11 @@ class FrontLink:
 
 
 NUMBER_BYTES = 4
-"""A worker sends its number first, little-endian."""
+"""Length of a worker's number, sent first, little-endian."""
 
 
 def opened_door(path: str) -> socket.socket:
-    """Where front workers connect from now on. path: of a Unix socket."""
+    """Open the socket for API server workers to connect to. path: a Unix socket's."""
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     door.bind(path)
     door.listen()
@@ -180,20 +180,19 @@ def opened_door(path: str) -> socket.socket:
 
 
 WorkerGone = Callable[[int, tuple[m.RequestId, ...]], None]
-"""Takes a worker's number and the requests that it leaves behind in the engine."""
+"""Takes a worker's number and its requests left in the engine."""
 
 
 class WorkerLinks:
-    """The engine's ends of the sockets to front workers, beside the one to the front that started
-    it.
+    """The engine's ends of the sockets to API server workers. The API server that started the
+    engine has its own link.
 
-    Owns a FrontLink for each worker, and which worker a request came from. Thread rule: add() from
-    any thread, split() from the engine's; `receive` and `gone` are called on the links' threads.
-    Both tables change and are copied under the lock; split() looks single keys up without it.
-    Invariants:
-    what a request is answered goes to the worker that submitted it, its end to the front too, and
-    to the front first; a worker that is gone has its requests aborted, and gone(number, requests)
-    comes behind every end that the front was sent before.
+    Owns a FrontLink for each worker, and the worker of each request. Thread rule: add() from any
+    thread, split() from the engine's; `receive` and `gone` are called on the links' threads. Both
+    tables change and are copied under the lock; split() reads single keys without it. Invariants: a
+    request's answer goes to its submitting worker. Its end also goes to the API server, and there
+    first. The requests of a lost worker are aborted. gone(number, requests) comes after every end
+    already sent to the API server.
     """
 
     def __init__(
@@ -202,8 +201,8 @@ class WorkerLinks:
         to_front: TakeMessages,
         gone: WorkerGone,
     ) -> None:
-        """receive: takes what workers send. to_front: sends to the front. gone: takes a worker's
-        number and the requests that it leaves behind in the engine, once they are aborted."""
+        """receive: takes workers' messages. to_front: sends to the API server. gone: takes a
+        worker's number and its requests left in the engine, after they are aborted."""
         self._receive = receive
         self._to_front = to_front
         self._gone = gone
@@ -212,14 +211,14 @@ class WorkerLinks:
         self._of: dict[m.RequestId, int] = {}
 
     def add(self, number: int, connection: socket.socket) -> None:
-        """number: of a worker that never had a link before."""
+        """Add a worker's link. number: new, never used by an earlier link."""
         link = FrontLink(connection)
         with self._lock:
             self._links[number] = link
         link.start(lambda messages: self._take(number, messages), lambda reason: self._lose(number))
 
     async def let_in(self, door: socket.socket) -> None:
-        """add() each worker that connects, until cancelled. door: from opened_door()."""
+        """Add each worker that connects, until cancelled. door: from opened_door()."""
         loop = asyncio.get_running_loop()
         with door:
             while True:
@@ -235,7 +234,7 @@ class WorkerLinks:
                     connection.close()
 
     def split(self, messages: Sequence[Any]) -> None:
-        """Send a delivery to whom it belongs: one frame each."""
+        """Send each message of a delivery to its recipient: one frame for each recipient."""
         if not self._of:
             self._to_front(messages)
             return
@@ -282,14 +281,14 @@ class WorkerLinks:
                 link.send(share)
 
     def close(self) -> None:
-        """Send what still waits, and end the links."""
+        """Send the waiting data, and end the links."""
         with self._lock:
             links = [*self._links.values()]
         for link in links:
             link.close()
 
     def _shared(self, tokens: m.TokensOut) -> list[tuple[int | None, m.TokensOut]]:
-        """The same by worker; None: the front's."""
+        """Split the tokens by worker. None: the API server's."""
         owners = [self._of.get(request) for request in tokens.request_ids]
         if len(set(owners)) == 1:
             return [(owners[0], tokens)]

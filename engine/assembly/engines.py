@@ -1,7 +1,7 @@
 """From parts to a running engine, by role: cache, runner, drafts, tiers.
 
-A GPU gets a runner of graphs. Only then is that module imported, so that a machine without Triton
-never needs it.
+A GPU gets a runner of graphs. Its module is imported only then, so a machine without Triton never
+needs it.
 """
 
 import logging
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 def build_cache(config: EngineConfig, parts: EngineParts) -> HybridPrefixCache:
-    """Over those slabs of the arena that are the engine's."""
+    """Make the cache over the slabs of the arena that belong to the engine."""
     return HybridPrefixCache(
         parts.arena,
         policy=config.cache_policy,
@@ -61,8 +61,8 @@ def build_fused_engine(
     cache: HybridPrefixCache,
     progress: Progress = no_progress,
 ) -> Engine:
-    """An engine that answers by itself. REQUIRES: the cache is over the arena of the parts.
-    progress: of the warm-up, where there is one."""
+    """Make an engine that answers by itself. REQUIRES: the cache is over the arena of the parts.
+    progress: shows the warm-up, if there is one."""
 
     def side(context: HandoverContext) -> Answers:
         return Answers(context, answer_terms(config, parts))
@@ -77,8 +77,8 @@ def build_prefill_engine(
     sender: Sender,
     progress: Progress = no_progress,
 ) -> Engine:
-    """An engine that hands prompts to decode nodes. REQUIRES: the cache is over the arena of the
-    parts; the sender counts their steps."""
+    """Make an engine that hands prompts to decode nodes. REQUIRES: the cache is over the arena of
+    the parts; the sender counts their steps."""
     speed = PrefillSpeed(parts.attention_cost, config.prefill_chunk_tokens)
     side = partial(PrefillHandover, sender=sender, speed=speed)
     return _assemble(config, Role.PREFILL, parts, cache, side, progress)
@@ -91,8 +91,8 @@ def build_decode_engine(
     early: EarlyStart,
     progress: Progress = no_progress,
 ) -> Engine:
-    """An engine that may have prompts computed by prefill nodes. REQUIRES: cache and early are over
-    the arena of the parts."""
+    """Make an engine that may send prompts to prefill nodes. REQUIRES: cache and early are over the
+    arena of the parts."""
 
     def side(context: HandoverContext) -> DecodeHandover:
         return DecodeHandover(context, answer_terms(config, parts), early)
@@ -101,7 +101,8 @@ def build_decode_engine(
 
 
 def answer_terms(config: EngineConfig, parts: EngineParts) -> AnswerTerms:
-    """Raises EngineConfigError."""
+    """Return the terms of answers: end tokens, tool calls, targets, drafts. Raises
+    EngineConfigError."""
     return AnswerTerms(
         tuple(parts.model_config.eos_ids),
         read_tool_call_ids(Path(config.model)),
@@ -111,7 +112,7 @@ def answer_terms(config: EngineConfig, parts: EngineParts) -> AnswerTerms:
 
 
 def build_speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
-    """What is drafted of the answers. Raises EngineConfigError."""
+    """Return the sources of drafts for answers. Raises EngineConfigError."""
     on_gpu = parts.arena.bytes.device.type != "cpu"
     # No GPU has shown it yet, so it is left out where nobody asked for drafts.
     forced = config.speculate != "auto" or not on_gpu
@@ -133,8 +134,8 @@ def _drafting(config: EngineConfig, parts: EngineParts) -> EngineConfig:
 
 
 def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
-    """Of a step and answer. Raises EngineConfigError where the config asks for drafts that cannot
-    be verified, or by a layer that there is not."""
+    """Return the most drafts of an answer in a step. Raises EngineConfigError if the runner cannot
+    verify the configured drafts, or the draft layer is missing."""
     config = _drafting(config, parts)
     if config.drafts_by_layer and not parts.layout.draft_layers:
         raise EngineConfigError(
@@ -157,14 +158,14 @@ def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
 
 
 def draft_limit(config: EngineConfig, most: int, *, on_gpu: bool) -> DraftLimit:
-    """most: drafts of a step and answer."""
+    """Return the limit of drafts. most: drafts of an answer in a step."""
     if config.draft_count == "most" or not most:
         return FixedLimit(most)
     return MeasuredLimit(widths(most) if on_gpu else range(2, most + 2))
 
 
 def runner_sizes(config: EngineConfig, role: Role, parts: EngineParts) -> RunnerSizes:
-    """Equal on all ranks of a node. Raises EngineConfigError."""
+    """Return the sizes of the runner, equal on all ranks of a node. Raises EngineConfigError."""
     on_gpu = parts.arena.bytes.device.type != "cpu"
     batch = max_batch(config, parts.layout, role, parts.arena.slabs, on_gpu=on_gpu)
     # A prefill node has no answers.
@@ -203,7 +204,7 @@ def _assemble(
 
 
 def build_tiers(parts: EngineParts) -> MakeTiers | None:
-    """None where the parts have none."""
+    """Return a maker of the tiers, or None if the parts have none."""
     if parts.host is None:
         return None
     disk = parts.disk
@@ -232,7 +233,8 @@ def build_tiers(parts: EngineParts) -> MakeTiers | None:
 def build_behind(
     config: EngineConfig, parts: EngineParts, cache: HybridPrefixCache
 ) -> PrefillsBehind | None:
-    """None where nothing is loaded, or several ranks would have to compute behind it together."""
+    """Return the prefills behind loads. None: there are no loads, or several ranks would have to
+    compute together."""
     if parts.host is None or parts.ranks is not None:
         return None
     model, prepare = _model_beside(parts)
@@ -242,8 +244,8 @@ def build_behind(
 
 
 def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Notice]:
-    """For forwards beside the engine's, of the same weights, and what is to be done on their
-    thread before the first."""
+    """Return a model of the same weights for forwards beside the engine's. The second value must be
+    called on their thread before the first forward."""
     model = parts.model
     if parts.arena.bytes.device.type == "cpu":
         return model, lambda: None
@@ -256,7 +258,8 @@ def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Notice]:
 
 
 def build_early_start(parts: EngineParts, barriers: Barriers, on_end: Notice) -> EarlyStart:
-    """on_end: called on the thread of the steps after each; must return at once."""
+    """Make the early start of answers. on_end: called after each step, on the steps' thread; must
+    return at once."""
     model, prepare = _model_beside(parts)
     steps = EarlySteps(model, parts.arena, parts.grammars, on_end, prepare)
     return EarlyStart(steps, barriers)
@@ -269,7 +272,8 @@ def build_runner(
     hands_on: bool,
     progress: Progress = no_progress,
 ) -> Runner:
-    """On a GPU this captures the decode graphs. hands_on: whether anybody counts its steps."""
+    """Make the runner. On a GPU this captures the decode graphs. hands_on: steps are counted,
+    because the engine hands prompts over."""
     if parts.runner is not None:
         return parts.runner(parts, hands_on)
     runner = _runner_here(parts, sizes, hands_on, progress)
@@ -283,7 +287,7 @@ def build_runner(
 def _runner_here(
     parts: EngineParts, sizes: RunnerSizes, hands_on: bool, progress: Progress
 ) -> Runner:
-    """Of this rank."""
+    """Make this rank's own runner."""
     if parts.arena.bytes.device.type == "cpu":
         return CpuRunner(parts.model, parts.arena, parts.steps, parts.grammars, parts.together)
     from tasuki.engine.runner.cuda_runner import CudaRunner, LayerEvents

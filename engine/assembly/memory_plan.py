@@ -1,6 +1,6 @@
-"""How much memory an engine takes: weights, arena and batch sizes.
+"""The memory of an engine: weights, arena and batch sizes.
 
-Pure: sizes are computed before anything is allocated, from the shapes that allocate it.
+Pure: sizes are computed before any allocation, from the shapes to allocate.
 """
 
 from bisect import bisect_left
@@ -29,22 +29,22 @@ from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS, CacheLayout, itemsize
 from tasuki.utils.options import Auto
 
 Share = Callable[[TensorSource], TensorSource]
-"""What a rank reads of a source of the whole model."""
+"""Returns a rank's part of a source of the whole model."""
 
 
 def whole(source: TensorSource) -> TensorSource:
-    """Of a rank that has all."""
+    """Return the whole source, for a rank that has all of the model."""
     return source
 
 
 def weights_of(
     model: ModelConfig, config: EngineConfig, quantization: str = "", share: Share = whole
 ) -> WeightSizes:
-    """How many bytes the weights of a config's model take as they are stored.
+    """Return the bytes of the weights of a config's model, as stored.
 
-    Of config's folder where that is quantised, by the headers of its files; of plain weights else.
-    model: what the rank has of it, and share: how it reads that. quantization: count them in that
-    format, whatever config names. Raises WeightsError and ModelConfigError.
+    A quantised folder is measured by the headers of its files. Otherwise plain weights are assumed.
+    model: the rank's part. share: selects that part of a source. quantization: a format to assume
+    instead of the folder's. Raises WeightsError and ModelConfigError.
     """
     dtype = getattr(torch, config.compute_dtype)
     if quantization:
@@ -65,28 +65,30 @@ _GRAPHS_BYTES = 512 * MIB
 # Of what remains, so that fragmentation of the caching allocator does not end a server.
 _HEADROOM = 0.02
 _SHARES = 2 * 160
-"""Of attention's parts at most: two for each of a GPU's multiprocessors."""
+"""The most parts of attention: two for each of a GPU's multiprocessors."""
 _MOST_REQUESTS = 256
-"""Of a forward where `max_batch` is auto: each more has its logits and rows kept ready."""
+"""The most requests of a forward if `max_batch` is auto. Each one more keeps its logits and rows
+ready."""
 _PAGES_OF_A_REQUEST = 4
-"""At least, beside its working slots: one with fewer hardly profits from a batch."""
+"""The fewest pages of a request, besides its working slots. A request with fewer hardly profits
+from a batch."""
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What of a GPU's memory goes where, before anything is allocated.
+    """The use of a GPU's memory, computed before any allocation.
 
-    Weights, slabs, slots and pages are exact: they come from the same shapes that allocate them,
-    and so are the angles' table and the keys and values that long prompts gather. The rest of the
-    workspace is the widest block's activations for one chunk; graphs and the CUDA context are
-    allowances, checked against a GPU in docs/kernels.md. Pure.
+    Weights, slabs, slots and pages are exact, from the shapes to allocate. The rotary table and the
+    gathered keys and values of long prompts are exact too. The rest of the workspace is the widest
+    block's activations for one chunk. Graphs and the CUDA context are allowances, checked against a
+    GPU in docs/kernels.md. Pure.
 
-    Bytes, where not said otherwise. device: memory of the GPU that is free before anything of ours
-    is there. arena: as configured, or all that fits. max_batch: requests in one forward, as
-    configured or worked out. context_tokens: of the longest context of model and arena.
+    Units are bytes, unless another one is given. device: free memory of the GPU before this process
+    uses any. arena: the configured size, or all that fits. max_batch: requests in one forward,
+    configured or derived. context_tokens: the longest context allowed by model and arena.
 
-    fitting_arena is the largest arena beside everything else, in whole slabs; 0 where not even the
-    weights fit.
+    fitting_arena is the largest arena possible beside everything else, in whole slabs. It is 0 if
+    not even the weights fit.
     """
 
     layout: CacheLayout
@@ -112,9 +114,9 @@ class MemoryPlan:
         quantization: str = "",
         share: Share = whole,
     ) -> "MemoryPlan":
-        """quantization: of the weights, where config names no folder that says so. model, share: as
-        of weights_of(). Raises WeightsError and ModelConfigError where that folder cannot be
-        read."""
+        """Compute the plan. quantization: the weights' format, if the config's folder has none.
+        model, share: see weights_of(). Raises WeightsError and ModelConfigError if the folder
+        cannot be read."""
         config = config.of_a_gpu().drafting(model.draft_layers, on_gpu=True)
         layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
         rotary = rotary_cache_bytes(model, model.max_position)
@@ -156,7 +158,7 @@ class MemoryPlan:
 
     @property
     def beside(self) -> int:
-        """All but the arena."""
+        """Return the bytes of everything but the arena."""
         parts = (self.weights, self.rotary, self.workspace, self.gathered, self.graphs)
         return sum(parts) + self.context
 
@@ -164,18 +166,18 @@ class MemoryPlan:
         return arena // self.layout.slab_bytes
 
     def pages(self, arena: int) -> int:
-        """Were every slab to hold pages."""
+        """Return the number of pages if every slab holds pages."""
         return self.slabs(arena) * self.layout.pages_per_slab
 
     def requests(self, arena: int, tokens: int) -> int:
-        """Running at a time with that many tokens each, none shared."""
+        """Return the number of concurrent requests of `tokens` tokens each, none shared."""
         pages = -(-tokens // PAGE_TOKENS)
         return _requests(self.layout, self.slabs(arena), self.working_slots, pages)
 
 
 @dataclass(frozen=True)
 class _Beside:
-    """What depends on the arena's size, and what comes from that; bytes as in MemoryPlan."""
+    """The sizes that depend on the arena's size; bytes as in MemoryPlan."""
 
     max_batch: int
     context_tokens: int
@@ -212,8 +214,8 @@ class _Beside:
 
 
 def batch_of_a_gpu(config: EngineConfig, layout: CacheLayout, role: Role, slabs: int) -> int:
-    """Requests in one forward: as configured, else as many as have a few pages and their working
-    slots in an arena of so many slabs."""
+    """Return the requests in one forward. Without a configured number, each request gets a few
+    pages and its working slots in an arena of `slabs` slabs."""
     if not isinstance(config.max_batch, Auto):
         return config.max_batch
     found = _requests(layout, slabs, role.working_slots, _PAGES_OF_A_REQUEST)
@@ -226,16 +228,17 @@ def _requests(layout: CacheLayout, slabs: int, working_slots: int, pages: int) -
 
 
 def _gathered(model: ModelConfig, config: EngineConfig, tokens: int) -> int:
-    """Keys and values side by side, and then pages that FP8 rows are turned to, in their place."""
+    """Return the bytes of the gathered keys and values. The same memory also holds pages converted
+    from FP8 rows, so the larger size counts."""
     dtype = getattr(torch, config.compute_dtype)
     turned = turned_bytes(model, tokens, dtype) if config.stored_kv == FP8_ROWS else 0
     return max(gathered_bytes(model, tokens, dtype), turned)
 
 
 def _workspace(model: ModelConfig, config: EngineConfig, batch: int) -> int:
-    """Activations of a prefill chunk, the logits and scores of every sampled row, of which a row
-    that is drawn outside of the graph takes copies (runner/eager_sampler.py), and the logits of
-    the rows of a prompt that are scored at a time."""
+    """Return the bytes of a prefill chunk's activations and of logits. Every sampled row has logits
+    and scores, with copies for rows sampled outside of the graph (runner/eager_sampler.py). The
+    logits of prompt rows scored at a time are added."""
     logits = 4 * model.vocab * batch * 4
     scored = SCORED_ROWS * model.vocab * SCORED_LOGIT_BYTES
     return _activations(model, config.prefill_chunk_tokens, config.compute_dtype) + logits + scored
@@ -244,8 +247,8 @@ def _workspace(model: ModelConfig, config: EngineConfig, batch: int) -> int:
 def _drafts(
     model: ModelConfig, config: EngineConfig, layout: CacheLayout, role: Role, batch: int
 ) -> int:
-    """Of graphs of rows with drafts: the graphs, their activations, the logits and a copy, parts of
-    attention, and what is kept of each token for folds. A prefill node has none."""
+    """Return the bytes for graphs of rows with drafts. These are graphs, activations, logits and a
+    copy, parts of attention, and data of each token kept for folds. A prefill node has none."""
     if not config.drafts_on_gpu or role is Role.PREFILL:
         return 0
     width, rows, size = (
@@ -264,8 +267,8 @@ def _drafts(
 
 
 def _guesses(model: ModelConfig, config: EngineConfig, layout: CacheLayout, rows: int) -> int:
-    """Of the draft layer's graphs, likewise, and the part of the head that drafts
-    are drawn from (model/qwen3_5.py)."""
+    """Return the same bytes for the draft layer's graphs. They include the part of the head that
+    samples drafts (model/qwen3_5.py)."""
     head = min(model.vocab, FIRST_IDS) * model.hidden * itemsize(config.compute_dtype)
     logits = 2 * rows * model.vocab * itemsize(config.compute_dtype)
     attention = 4 * (_SHARES + rows) * model.query_heads * model.head_dim
@@ -274,7 +277,8 @@ def _guesses(model: ModelConfig, config: EngineConfig, layout: CacheLayout, rows
 
 
 def _activations(model: ModelConfig, tokens: int, dtype: str) -> int:
-    """The residual stream, its norm and the widest block's tensors that live at once."""
+    """Return the bytes of the residual stream, its norm and the widest block's concurrent
+    tensors."""
     values = model.value_heads * model.value_dim
     queries = model.query_heads * model.head_dim
     gdn = 2 * model.conv_channels + 6 * values
@@ -303,11 +307,10 @@ def arena_slabs(
     free: int | None,
     share: Share = whole,
 ) -> int:
-    """What an engine's sizes come to where its config leaves them open. Pure.
+    """Return the number of slabs of an engine's arena, with `auto` resolved. Pure.
 
-    free: bytes of the GPU before anything of ours is there; None: the engine is on a CPU. model,
-    share: as of weights_of(). Raises EngineConfigError where the arena would be too small for any
-    request.
+    free: bytes of the GPU before this process uses any; None: the engine is on a CPU. model, share:
+    see weights_of(). Raises EngineConfigError if the arena would be too small for any request.
     """
     layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
     if isinstance(config.arena_mib, Auto) and free is not None:
@@ -338,7 +341,7 @@ def _slabs_that_fit(plan: MemoryPlan) -> int:
 def max_batch(
     config: EngineConfig, layout: CacheLayout, role: Role, slabs: int, *, on_gpu: bool
 ) -> int:
-    """Requests in one forward of an engine with an arena of so many slabs."""
+    """Return the requests in one forward of an engine with an arena of `slabs` slabs."""
     if on_gpu:
         return batch_of_a_gpu(config, layout, role, slabs)
     return CPU_MAX_BATCH if isinstance(config.max_batch, Auto) else config.max_batch

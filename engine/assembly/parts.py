@@ -1,8 +1,7 @@
-"""The parts of an engine: weights, model, arena, the memory below it, and the data plane of a
-pair.
+"""The parts of an engine: weights, model, arena, memory below it, and the data plane of a pair.
 
-The device is chosen here, once: on a GPU the model gets Triton's operators. Only then are those
-modules imported, so that a machine without Triton never needs them.
+The device is chosen here, once: on a GPU the model gets Triton's operators. Their modules are
+imported only then, so a machine without Triton never needs them.
 """
 
 import time
@@ -67,16 +66,17 @@ from .memory_plan import arena_slabs
 
 @dataclass(frozen=True)
 class EngineParts:
-    """What must exist before an engine: a sender or receiver is built over the same arena.
+    """The parts made before an engine. A sender or receiver is built over the same arena.
 
-    slabs: of the arena, those that the engine's cache owns, from the first; None: all. wire: how
-    long what travels is, where that is not as long as it lies. runner: makes what runs the plans;
-    None: by the arena's device. speculation: what is drafted of answers, and drafts: how many of
-    them a step has; None: as the config says. host: below the arena, where a tier is; disk: below
-    that; remote: below both. copiers: between them; None: a thread a tier. grammars: over the
-    model's vocabulary. clock: seconds, of the time that requests wait. ranks: the other ranks that
-    share the model, and together: how tokens are drawn with them; None: there are none. shared:
-    what all their arenas lie in, of a node that hands over. collectives: of this rank.
+    slabs: number of the arena's first slabs owned by the engine's cache; None: all. wire: byte
+    lengths of the transferred units, if they differ from the arena's. runner: makes the runner of
+    the plans; None: chosen by the arena's device. speculation: the sources of drafts. drafts: the
+    limit of drafts in a step. None for either: set by the config. host: memory below the arena, if
+    there is a tier. disk: below host. remote: below both. copiers: between them; None: one thread
+    for each tier. grammars: over the model's vocabulary. clock: seconds, for requests' waiting
+    time. ranks: the other ranks of the model. together: the sampling with them. None for either:
+    there is one rank. shared: the memory of all their arenas, on a node that hands over.
+    collectives: this rank's.
     """
 
     model_config: ModelConfig
@@ -101,7 +101,8 @@ class EngineParts:
 
     @property
     def sent_behind(self) -> StepCounter | None:
-        """What a sender waits for where there are ranks: all of them."""
+        """Return the step counter of all ranks for a sender to wait for. None: there is one
+        rank."""
         return None if self.shared is None else self.shared.agreed.steps
 
     @property
@@ -110,13 +111,13 @@ class EngineParts:
 
     @property
     def attention_cost(self) -> float:
-        """FLOPs of a token for each token before it, as a part of its other FLOPs."""
+        """Return the FLOPs of a token for each token before it, as a part of its other FLOPs."""
         flops = PrefillFlops.for_model(self.model_config)
         return flops.quadratic / flops.linear
 
     @property
     def tier_prices(self) -> list[TierPrices]:
-        """Of loads from each tier."""
+        """Return the prices of loads from each tier."""
         flops = PrefillFlops.for_model(self.model_config)
         if self.arena.bytes.device.type == "cpu":
             host, disk, remote = CPU_LINK, DISK_LINK, REMOTE_LINK
@@ -129,7 +130,7 @@ class EngineParts:
 
     @property
     def tiers(self) -> list[TierConfig]:
-        """Below the arena, as the tree knows them."""
+        """Return the tree's settings of the tiers below the arena."""
         if self.host is None:
             return []
         prices = self.tier_prices
@@ -146,14 +147,14 @@ class EngineParts:
 
 
 BuildParts = Callable[[EngineConfig, Progress, Role], EngineParts]
-"""Where a daemon's model, arena and runner come from. Raises as build_parts()."""
+"""Makes a daemon's model, arena and runner. Raises as build_parts()."""
 
 
 def build_parts(
     config: EngineConfig, progress: Progress = no_progress, role: Role = Role.FUSED
 ) -> EngineParts:
-    """Load the model, layer by layer, and allocate the arena, of one rank. role: of the engine to
-    come. Raises the model's typed errors and EngineConfigError."""
+    """Load the model, layer by layer, and allocate the arena, for one rank. role: the engine's.
+    Raises the model's typed errors and EngineConfigError."""
     if config.tensor_parallel > 1:
         raise EngineConfigError(
             f"tensor_parallel is {config.tensor_parallel}, and this command loads one rank: give "
@@ -199,22 +200,23 @@ def _contract(
 def kept_contract(
     digest: str, model: ModelConfig, weights: ModelWeights, layout: CacheLayout, kind: DigestKind
 ) -> dict[str, str]:
-    """What two nodes must have equal, one after the other, to mean the same bytes and to compare
-    the same digests of them. digest: of the weights. kind: of the digests of pages and slots."""
+    """Return the settings that must be equal between two nodes. Then the same bytes mean the same,
+    and their digests can be compared. digest: the weights' digest. kind: the kind of page and slot
+    digests."""
     whole = Contract(digest, layout, constants=model.constants, weights_format=weights.formats)
     return {**whole.flat(), "page_digests": kind.value}
 
 
 def asked_model(config: EngineConfig) -> ModelConfig:
-    """Of the checkpoint folder, with the context and the draft layer that the config asks for.
-    Raises ModelConfigError, WeightsError, EngineConfigError."""
+    """Return the config of the checkpoint folder's model, with the configured context and draft
+    layer. Raises ModelConfigError, WeightsError, EngineConfigError."""
     model = with_context(ModelConfig.load(config.model), config)
     return with_draft_layer(model, config.model, config.draft_layer)
 
 
 def with_context(model: ModelConfig, config: EngineConfig) -> ModelConfig:
-    """The model with as long a context as the config asks for. Raises EngineConfigError where that
-    is longer than the model's."""
+    """Return the model with the configured context length. Raises EngineConfigError if it is longer
+    than the model's."""
     asked = config.max_model_len
     if asked is None:
         return model
@@ -227,8 +229,8 @@ def with_context(model: ModelConfig, config: EngineConfig) -> ModelConfig:
 
 
 def torch_device(config: EngineConfig) -> torch.device:
-    """The device that the config names. Raises EngineConfigError where there is none, or it cannot
-    read what its pages are to hold."""
+    """Return the configured device. Raises EngineConfigError if it does not exist or cannot read
+    the configured KV format."""
     device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise EngineConfigError(
@@ -245,7 +247,7 @@ def torch_device(config: EngineConfig) -> torch.device:
 
 
 def use_device(device: torch.device) -> None:
-    """Let streams, graphs and kernels that this thread makes from now on be this GPU's."""
+    """Select this GPU for all streams, graphs and kernels made by this thread from now on."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
@@ -253,8 +255,8 @@ def use_device(device: torch.device) -> None:
 def build_arena(
     config: EngineConfig, model: ModelConfig, device: torch.device, role: Role = Role.FUSED
 ) -> Arena:
-    """role: of the engine to come. REQUIRES: nothing of it is on the device yet. Raises
-    EngineConfigError where arena_mib is too little or too much."""
+    """Allocate the arena. role: the engine's. REQUIRES: no part of the engine is on the device yet.
+    Raises EngineConfigError if arena_mib is too small or too large."""
     # What the context has taken already the plan counts again, which leaves some memory to spare.
     free = None if device.type == "cpu" else config.usable_of(*torch.cuda.mem_get_info(device))
     slabs = arena_slabs(config, model, role, free)
@@ -268,8 +270,8 @@ def build_arena(
 
 
 def _drafted(config: EngineConfig, model: ModelConfig) -> Tensor | None:
-    """Ids of the tokens that the draft layer may propose, where it is to; None: all. Raises
-    ModelConfigError."""
+    """Return the ids of tokens that the draft layer may propose. None: all tokens, or no draft
+    layer is used. Raises ModelConfigError."""
     on_gpu = torch_device(config).type != "cpu"
     if not model.draft_layers or not config.drafting(1, on_gpu=on_gpu).drafts_by_layer:
         return None
@@ -283,8 +285,9 @@ def build_model(
     reduce: Reduce = one_rank,
     gather: Gather = one_rank,
 ) -> Qwen35Model:
-    """With the operators of the device that the weights are on. drafted: ids of the tokens that
-    drafts may be; None: all. reduce, gather: of the ranks, where config and weights are one's."""
+    """Build the model with the operators of its weights' device. drafted: token ids allowed as
+    drafts; None: all. reduce, gather: the ranks' exchanges, if config and weights are one
+    rank's."""
     device = weights.embedding.device
     drafts = DraftHead.of(weights.head, drafted)
     backend: Backend = TorchBackend(config, reduce)
@@ -305,8 +308,8 @@ def pair_parts(
     name: str,
     wire: WireSettings,
 ) -> Iterator[tuple[EngineParts, DataPlane]]:
-    """The transport ends with the block. transport: a kind of transports/factory.py. name: the
-    node's, as peers see it."""
+    """Build the parts and the data plane of a pair's node. The transport ends with the block.
+    transport: a kind of transports/factory.py. name: the node's name for peers."""
     if config.tensor_parallel > 1 and not wire.precision.exact:
         raise EngineConfigError(
             "what several ranks hand over travels as it lies, as yet: give --wire-kv and "

@@ -1,7 +1,7 @@
-"""The parts of an engine whose model is shared out among several ranks, and those of a follower.
+"""The parts of an engine with a model shared among several ranks, and those of a follower.
 
-The leader's process has the engine and rank 0; each other rank is a process that it starts. All of
-them load at once, meet, and have arenas of as many slabs: an id means the same on every rank.
+The leader's process has the engine and rank 0; it starts a process for each other rank. All of them
+load at once and meet. Their arenas have equally many slabs, so an id means the same on every rank.
 """
 
 import socket
@@ -64,7 +64,7 @@ StartRanks = Callable[[Sequence[Job]], list[RankProcess]]
 
 
 LoadShard = Callable[[EngineConfig, ModelConfig, Shard, torch.device, Progress], ModelWeights]
-"""A rank's slices of the weights; the model's config is of the whole. Can be pickled."""
+"""Loads a rank's slices of the weights; the model's config is of the whole. Can be pickled."""
 
 
 def load_shard(
@@ -74,14 +74,14 @@ def load_shard(
     device: torch.device,
     progress: Progress,
 ) -> ModelWeights:
-    """From the checkpoint's folder. Raises WeightsError."""
+    """Load a rank's weights from the checkpoint's folder. Raises WeightsError."""
     dtype = getattr(torch, config.compute_dtype)
     return load_weights(config.model, model, dtype, device, progress, shard=shard)
 
 
 def rank_device(config: EngineConfig, rank: int) -> torch.device:
-    """`cuda` is a GPU for each rank, in the order in which they are visible; `cuda:N` that one for
-    all of them, which is slow and for tests. Raises EngineConfigError where there are too few."""
+    """Return the rank's device. `cuda` means one visible GPU for each rank, in order. `cuda:N`
+    means that GPU for all ranks: slow, for tests. Raises EngineConfigError if there are too few."""
     device = torch_device(config)
     if device.type == "cpu":
         return device
@@ -97,20 +97,20 @@ def rank_device(config: EngineConfig, rank: int) -> torch.device:
 
 
 def shared_model(config: EngineConfig) -> ModelConfig:
-    """As asked_model(), with the rows of its head that no cut parts."""
+    """Return asked_model(), with the row blocks of its head that must not be cut."""
     model = asked_model(config)
     return replace(model, head_block=rows_together(config.model, model))
 
 
 def load_vocabulary(config: EngineConfig, model: ModelConfig) -> Vocabulary | None:
-    """From the checkpoint's folder."""
+    """Load the vocabulary from the checkpoint's folder."""
     return Vocabulary.load(Path(config.model), model.vocab, model.eos_ids)
 
 
 @dataclass(frozen=True)
 class RankSource:
-    """model: reads the whole model's config; weights: a rank's slices; vocabulary: the tokens'
-    texts, if they are known. Can be pickled."""
+    """The source of a model for ranks. model: reads the whole model's config. weights: a rank's
+    slices. vocabulary: the tokens' texts, if known. Can be pickled."""
 
     model: Callable[[EngineConfig], ModelConfig] = shared_model
     weights: LoadShard = load_shard
@@ -120,7 +120,8 @@ class RankSource:
 def build_node_parts(
     config: EngineConfig, progress: Progress = no_progress, role: Role = Role.FUSED
 ) -> EngineParts:
-    """As build_parts(), of as many ranks as the config asks for. Raises RankLost too."""
+    """Build the parts like build_parts(), for the configured number of ranks. Raises RankLost
+    too."""
     if config.tensor_parallel == 1:
         return build_parts(config, progress, role)
     return build_leader_parts(config, progress, role)
@@ -133,8 +134,9 @@ def build_leader_parts(
     start: StartRanks = start_ranks,
     source: RankSource | None = None,
 ) -> EngineParts:
-    """start: of the followers' processes. source: of the model; the config's folder by default.
-    REQUIRES: more than one rank; the calling thread lives as long as the engine."""
+    """Start the followers and build the leader's parts. start: starts the followers' processes.
+    source: the model's source; by default the config's folder. REQUIRES: more than one rank; the
+    calling thread lives as long as the engine."""
     if source is None:
         if not config.model:
             raise EngineConfigError(
@@ -183,7 +185,7 @@ def run_follower(
     source: RankSource,
     connection: socket.socket,
 ) -> int:
-    """A follower's main. Returns the exit status."""
+    """Run a follower's process. Returns the exit status."""
     load = partial(RankInMemory, config, role, rank, meeting, source)
     return follow(connection, load, config.rank_timeout)
 
@@ -194,7 +196,7 @@ def shard_of(config: EngineConfig, rank: int) -> Shard:
 
 
 class RankInMemory:
-    """As LoadedRank. config: of the whole model."""
+    """One rank's model in memory. Implements LoadedRank. config: the whole model's."""
 
     def __init__(
         self,
@@ -205,7 +207,7 @@ class RankInMemory:
         source: RankSource,
         progress: Progress = no_progress,
     ) -> None:
-        """Loads. meeting: as of GlooCollectives. Raises as build_parts()."""
+        """Load the rank's weights. meeting: see GlooCollectives. Raises as build_parts()."""
         torch.set_num_threads(config.threads)
         self._settings = config
         self._role = role
@@ -235,7 +237,7 @@ class RankInMemory:
         return self._settings.usable_of(*torch.cuda.mem_get_info(self._device))
 
     def tiers_of(self, slabs: int) -> Join:
-        """As the leader: how much every rank has. Raises EngineConfigError."""
+        """Return every rank's memory sizes. Called on the leader. Raises EngineConfigError."""
         settings = self._settings
         host = 0
         if settings.host_cache_gib is not None:
@@ -253,8 +255,9 @@ class RankInMemory:
         )
 
     def host_arenas(self, slabs: int) -> HostArenas | None:
-        """As the leader, before the followers join: memory for all arenas. None where nothing is
-        handed over, and on GPUs: each rank allocates its own. Raises EngineConfigError."""
+        """Make the memory of all arenas, on the leader, before the followers join. Returns None if
+        nothing is handed over. Returns None on GPUs too: each rank allocates its own. Raises
+        EngineConfigError."""
         if not self._hands_over or self._device.type != "cpu":
             return None
         spans = self._spans(slabs)
@@ -270,7 +273,8 @@ class RankInMemory:
         return made
 
     def shared(self, slabs: int, agreed: AgreedSteps) -> SharedArenas | None:
-        """As the leader, once all have met: what a transport sends from and receives into."""
+        """Return the memory that a transport sends from and receives into. Called on the leader,
+        after all have met."""
         if self._region is None:
             return None
         return SharedArenas(self._region, self._spans(slabs), agreed)
@@ -283,7 +287,7 @@ class RankInMemory:
         return RankSpans(layout, self._shard.ranks, slabs)
 
     def meet(self, join: Join, report: Report) -> EngineParts:
-        """Connect to the other ranks, and have so many slabs. report: as join()'s."""
+        """Connect to the other ranks, and allocate the agreed slabs. report: see join()."""
         settings, shard, slabs = self._settings, self._shard, join.slabs
         collectives, exchange = self._collectives()
         layout = self._layout
@@ -318,7 +322,8 @@ class RankInMemory:
         return self._parts
 
     def _collectives(self) -> tuple[Collectives, Exchange | None]:
-        """Once all have met, and how GPUs go on to introduce their memory to each other."""
+        """Return the collectives once all ranks have met. On GPUs, also return the exchange used to
+        share memory handles."""
         from tasuki.engine.parallel.collectives import GlooCollectives
 
         settings, shard = self._settings, self._shard
@@ -333,7 +338,8 @@ class RankInMemory:
         return PeerCollectives(mailboxes, seconds), host.exchange
 
     def _contract(self, weights: str) -> dict[str, str]:
-        """Of this rank of so many: another number of them finds nothing of it."""
+        """Return the contract of this rank's kept data. It includes rank and number of ranks, so
+        another number of ranks finds none of it."""
         shard = self._shard
         kind = DigestKind.of(self._device)
         whole = kept_contract(weights, self.config, self._weights, self._layout, kind)
@@ -351,7 +357,7 @@ class RankInMemory:
         return b"" if standing is None else standing.kept_of()
 
     def tiers(self, send: SendToLeader) -> FollowerTiers | None:
-        """As a follower."""
+        """Make the copiers of this rank. Called on a follower."""
         parts = self._parts
         if parts.host is None:
             return None
@@ -366,7 +372,7 @@ class RankInMemory:
         self._parts.collectives.check()
 
     def join(self, join: Join, report: Report) -> Runner:
-        """As a follower."""
+        """Meet the other ranks and build the runner. Called on a follower."""
         # The leader alone has grammars.
         parts = self.meet(join, report)
         sizes = runner_sizes(self._settings, self._role, parts)

@@ -15,63 +15,66 @@ from torch import Tensor
 from tasuki.engine.runner.base import DeviceLost
 
 Exchange = Callable[[bytes], list[bytes]]
-"""Gives these bytes to all ranks, and returns all ranks', as many of each, in rank order."""
+"""Sends these bytes to all ranks and returns all ranks' bytes, in rank order. All are equally
+long."""
 
 
 class RankSilent(DeviceLost):
-    """Another rank did not come to a collective in time; restart the node."""
+    """A rank missed a collective in time. Restart the node."""
 
 
 class Collectives(Protocol):
-    """What ranks exchange inside a forward: one interface, whatever carries it. A rank that has all
-    of the model needs none (model/forward.py, one_rank).
+    """The exchanges between ranks inside a forward: one interface for any medium. A rank that has
+    all of the model needs none (model/forward.py, one_rank).
 
-    Of one rank. Every rank calls the same ones in the same order, on the thread of its forward,
-    with tensors of one shape and dtype; each ends with the same bits on every rank. Raises what its
-    carrier does where a rank is gone: then no forward of this node can succeed any more.
+    Belongs to one rank. Every rank makes the same calls in the same order, on the thread of its
+    forward. Tensors have one shape and dtype, and each result has the same bits on every rank.
+    Raises the medium's error if a rank is gone. No forward of this node can succeed after it.
     """
 
     def sum(self, partial: Tensor) -> Tensor:
-        """As Reduce: of all ranks' [T, width], added in rank order in float32 and rounded once."""
+        """Return the sum of all ranks' [T, width], added in rank order in float32 and rounded once.
+        Conforms to Reduce."""
 
     def gather(self, partial: Tensor) -> Tensor:
-        """As Gather: all ranks' [T, columns of one] side by side in rank order."""
+        """Return all ranks' [T, columns of one] side by side, in rank order. Conforms to Gather."""
 
     def of_leader(self, own: Tensor) -> Tensor:
-        """Rank 0's."""
+        """Return rank 0's tensor."""
 
     @property
     def begun(self) -> int:
-        """Exchanges so far that this rank came to, so that one that stands still in a forward is
-        seen to; 0 where the carrier bounds each wait by itself. From any thread."""
+        """Return the number of exchanges begun by this rank. It shows if a rank hangs in a forward.
+        0 if the medium bounds each wait itself. Any thread."""
 
     def check(self) -> None:
-        """Once what was exchanged has been computed: raises RankSilent where a rank did not come,
-        and the carrier did not raise before."""
+        """Raise RankSilent if a rank missed an exchange and no call raised before. Called after the
+        exchanged data has been computed."""
 
     def abandon(self) -> None:
-        """Have nothing wait for another rank any more, what is under way neither: one is lost. From
-        any thread."""
+        """End all waits for other ranks, including waits in progress, because a rank is lost. Any
+        thread."""
 
 
 _LOOPBACK = "127.0.0.1"
 _MEETING_SECONDS = 60.0
-"""For all ranks to connect, once each has its weights."""
+"""Time for all ranks to connect, after each has its weights."""
 
 
 class GlooCollectives:
-    """Collectives of ranks that are processes of one host, over gloo on loopback.
+    """Collectives of ranks in several processes of one host, over gloo on loopback.
 
-    Every sum is a gathering of all partial sums, added up here in rank order: so each rank has the
-    same bits, whatever gloo does in which order. It carries n times the bytes of a reduction, which
-    for the few ranks of a host without a GPU is less than the time that a message takes.
+    Every sum gathers all partial sums and adds them here in rank order. So each rank has the same
+    bits, independent of gloo's order. It carries n times the bytes of a reduction. For the few
+    ranks of a host without a GPU, this costs less than a message's time.
 
-    As Collectives. timeout: seconds that a collective waits for the slowest rank.
+    Implements Collectives. timeout: seconds that a collective waits for the slowest rank.
     """
 
     def __init__(self, meeting: Path, rank: int, ranks: int, timeout: float) -> None:
-        """Returns once all are connected. meeting: a file that the ranks share, in a folder that
-        nobody else may read; to be used once. Raises RuntimeError where a rank does not come."""
+        """Connect, and return once all ranks are connected. meeting: a new file shared by the
+        ranks, in a folder that only this user may read. Raises RuntimeError if a rank does not
+        come."""
         # Builds of torch without distributed have none, and one rank needs none.
         from torch._C._distributed_c10d import AllgatherOptions, FileStore, ProcessGroupGloo
 
@@ -100,18 +103,18 @@ class GlooCollectives:
         return self._all(own)[0]
 
     def check(self) -> None:
-        """Whoever calls a collective has its error."""
+        """Do nothing: each collective raises its own error."""
 
     def abandon(self) -> None:
-        """A rank that is lost has been killed, and its connections with it."""
+        """Do nothing: a lost rank is killed, so its connections are closed."""
 
     def exchange(self, own: bytes) -> list[bytes]:
-        """Every rank's, in rank order. REQUIRES: all are as long."""
+        """Return every rank's bytes, in rank order. REQUIRES: all are equally long."""
         mine = torch.frombuffer(bytearray(own), dtype=torch.uint8)
         return [bytes(part.numpy()) for part in self._all(mine)]
 
     def _all(self, mine: Tensor) -> list[Tensor]:
-        """Every rank's, in rank order."""
+        """Return every rank's tensor, in rank order."""
         self.begun += 1
         mine = mine.contiguous()
         found = mine.new_empty((self._ranks, *mine.shape))

@@ -38,18 +38,18 @@ log = logging.getLogger(__name__)
 
 BEATS_A_TIMEOUT = 10
 _LOOKS = 5
-"""At the socket, before what lies there counts as unread: some may just have been sent."""
+"""Looks at the socket before its data counts as unread. Some of it may just have been sent."""
 _LOOK_SECONDS = 0.001
 _CREDENTIALS = struct.Struct("iII")
 _COUNT = struct.Struct("i")
 
 
 class LeaderWatch:
-    """Whether the leader still reads what this rank sends it: one that stands still does not, and
-    what was sent lies unread in the socket.
+    """A watch over the leader: it checks if the leader still reads this rank's messages. If the
+    leader hangs, they stay unread in the socket.
 
     Owns a handle of the leader's process. Thread rule: one thread ticks; plans_may_come() from any.
-    Invariant: a gap of this rank's own does not count as the leader's (Silence).
+    Invariant: this rank's own pauses do not count as the leader's (Silence).
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class LeaderWatch:
         timeout: float,
         clock: Clock = time.monotonic,
     ) -> None:
-        """connection: of a pair that the leader made. timeout: seconds for which a leader that
-        computes may read nothing; one that still loads may for START_SECONDS, at least."""
+        """connection: one end of a pair made by the leader. timeout: seconds that a computing
+        leader may read nothing. A loading leader may read nothing for at least START_SECONDS."""
         self._socket = connection
         self._timeout = timeout
         self._clock = clock
@@ -70,20 +70,20 @@ class LeaderWatch:
         self._handle = os.pidfd_open(self.pid)
 
     def plans_may_come(self) -> None:
-        """The leader has its weights, and all ranks have met."""
+        """Shorten the timeout: the leader has its weights, and all ranks have met."""
         self._silence = Silence(self._timeout, self._clock(), self.period)
 
     def lost(self) -> float | None:
-        """The seconds for which it has read nothing, once that is too long. To be called once a
-        period, before a beat is sent."""
+        """Return the limit in seconds if the leader has read nothing for that long, else None. Call
+        it once a period, before a heartbeat is sent."""
         silence, now = self._silence, self._clock()
         if self._has_read():
             silence.received(now)
         return silence.limit if silence.tick(now) else None
 
     def kill(self) -> None:
-        """SIGKILL, also where it stands still: the system ends its followers with it, and whoever
-        started it sees its end."""
+        """Send SIGKILL, to a hanging process too. The system ends the leader's followers with it,
+        and its parent sees its end."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
@@ -100,20 +100,20 @@ class LeaderWatch:
 
 
 def _unread(connection: socket.socket) -> int:
-    """Bytes, as the system accounts for them, that the other end has not taken."""
+    """Return the bytes, as counted by the system, that the other end has not read."""
     found = fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(_COUNT.size))
     return int(_COUNT.unpack(found)[0])
 
 
 class ReportedResults:
-    """What a follower's forwards drew, said to its leader as each ends, while the next is launched.
+    """The results of a follower's forwards, reported to the leader as each ends, while the next is
+    launched.
 
-    Owns one thread, which waits for forwards in their order; the follower's own launches them.
-    close() is that one's. Invariant: the first error ends the waiting for plans, and is raised by
-    close().
+    Owns one thread that waits for forwards in their order. The follower's own thread launches them
+    and calls close(). Invariant: the first error ends the reading of plans, and close() raises it.
 
-    The leader gets the checksum of what each plan drew, if it drew anything. Where the rank's check
-    or the sending raises, nothing more of the leader is read.
+    The leader gets the checksum of each plan's sampled tokens, if there are any. If the rank's
+    check or the sending raises, nothing more is read from the leader.
     """
 
     def __init__(self, link: "LeaderLink", rank: "LoadedRank") -> None:
@@ -125,11 +125,11 @@ class ReportedResults:
         self._thread.start()
 
     def follow(self, number: int, forward: InFlightForward) -> None:
-        """The plan is launched, whether it has rows or only copies."""
+        """Follow a launched plan, with rows or with copies only."""
         self._flying.put((number, forward))
 
     def close(self) -> None:
-        """Once all that was launched has ended. Raises what the thread ran into."""
+        """Wait until all launched forwards have ended. Raises the thread's error."""
         self._flying.put(None)
         self._thread.join()
         if self._error is not None:
@@ -153,7 +153,7 @@ _END_SECONDS = 0.2
 
 
 class LeaderGone(Exception):
-    """The leader's end of the socket is closed, and nobody else can have this rank do anything."""
+    """The leader's end of the socket is closed. No other process can give this rank work."""
 
 
 class LoadedRank(Protocol):
@@ -161,32 +161,32 @@ class LoadedRank(Protocol):
 
     @property
     def slabs(self) -> int:
-        """That it has room for."""
+        """Return the number of slabs that fit."""
 
     def join(self, join: r.Join, report: Report) -> Runner:
-        """Connect to the others, and have so many. report: how far this rank is, where somebody
-        waits for that."""
+        """Connect to the other ranks, and allocate the agreed slabs. report: takes this rank's
+        progress, if any process waits for it."""
 
     def tiers(self, send: SendToLeader) -> FollowerTiers | None:
-        """Below its arena, once it has joined."""
+        """Return the tiers below its arena, after it has joined."""
 
     @property
     def begun(self) -> int:
-        """As of Collectives, once it has joined. From any thread."""
+        """Return Collectives.begun, after the rank has joined. Any thread."""
 
     @property
     def kept(self) -> bytes:
-        """As of Joined."""
+        """Return kept_of() of its disk's index, for Joined."""
 
     def check(self) -> None:
-        """Behind a forward: raises where another rank did not come to it."""
+        """Check a completed forward. Raises if another rank missed it."""
 
 
 class LeaderLink:
     """The follower's end of the socket. send() from any thread."""
 
     def __init__(self, connection: socket.socket, timeout: float) -> None:
-        """timeout: as of LeaderWatch."""
+        """timeout: see LeaderWatch."""
         self._socket = connection
         self._watch = LeaderWatch(connection, timeout)
         self._rank: LoadedRank | None = None
@@ -194,7 +194,7 @@ class LeaderLink:
         self._ended = threading.Event()
 
     def send(self, message: Message) -> None:
-        """Raises LeaderGone."""
+        """Send a message. Raises LeaderGone."""
         with self._lock:
             try:
                 self._socket.sendall(r.frame(message))
@@ -202,7 +202,7 @@ class LeaderLink:
                 raise LeaderGone(f"the leader is gone: {error}") from error
 
     def received(self) -> Iterator[Message]:
-        """What comes, in order. Raises LeaderGone, BrokenFrame."""
+        """Yield the leader's messages, in order. Raises LeaderGone, BrokenFrame."""
         reader = r.frame_reader()
         while True:
             data = self._socket.recv(_READ_BYTES)
@@ -212,24 +212,25 @@ class LeaderLink:
                 yield from found
 
     def leader_ends(self) -> bool:
-        """Whether it is gone, or is within a moment: what ranks do together fails before this
-        socket closes."""
+        """Return whether the leader is gone, or ends within a moment. Exchanges between ranks fail
+        before this socket closes."""
         poll = select.poll()
         poll.register(self._socket, 0)  # Its end alone.
         return bool(poll.poll(_END_SECONDS * 1e3))
 
     def stop_reading(self) -> None:
-        """Nothing comes any more: received() raises LeaderGone."""
+        """Stop reading: received() raises LeaderGone."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
 
     def beat(self) -> None:
-        """From now on, on a thread of its own, which ends the leader where that stands still."""
+        """Start the heartbeats, on a thread of their own. It kills the leader if the leader
+        hangs."""
         self._beats = threading.Thread(target=self._beat, name="tasuki-beats", daemon=True)
         self._beats.start()
 
     def plans_may_come(self, rank: LoadedRank) -> None:
-        """Beats say how many exchanges the rank has begun from now on."""
+        """Report the rank's begun exchanges in heartbeats from now on."""
         self._rank = rank
         self._watch.plans_may_come()
 
@@ -254,7 +255,8 @@ class LeaderLink:
             self._send_beat()
 
     def _send_beat(self) -> None:
-        """Waits for nobody: where the socket is full, what lies there says as much."""
+        """Send a heartbeat without waiting. If the socket is full, its waiting data serves as
+        one."""
         if not self._lock.acquire(blocking=False):
             return  # Something is being sent.
         try:
@@ -268,16 +270,15 @@ class LeaderLink:
 
 
 def follow(connection: socket.socket, load: Work[LoadedRank], timeout: float) -> int:
-    """A follower's life: load, meet the others, run plans in their order, end.
+    """Run a follower: load, meet the other ranks, run plans in their order, end.
 
-    It decides nothing: what it computes is in the plans, and it ends when its leader says so, or is
-    gone. Owns the socket to the leader. Thread rule: one thread launches plans, so that the next
-    one is on its way to the device while one runs; another one waits for their ends, a third one
-    sends beats. Invariant: an error of any kind ends the process, and the leader has its line
-    first.
+    The follower decides nothing. Its work comes in plans. It ends at the leader's request, or if
+    the leader is gone. Owns the socket to the leader. Thread rule: one thread launches plans, so
+    the next one is on its way to the device while one runs. Another one waits for their ends, a
+    third one sends heartbeats. Invariant: any error ends the process, after a line to the leader.
 
-    The process's main; returns its exit status. timeout: seconds of silence after which the leader
-    gives this rank up, and this rank the leader.
+    Returns the exit status of the process. timeout: seconds without heartbeats after which the
+    leader gives up this rank, or this rank the leader.
     """
     link = LeaderLink(connection, timeout)
     link.beat()
@@ -302,7 +303,8 @@ def follow(connection: socket.socket, load: Work[LoadedRank], timeout: float) ->
 
 
 def _report(link: LeaderLink, value: int, ended: bool) -> None:
-    """As Report. On a GPU a thread calls it that nobody could catch an error of."""
+    """Report progress to the leader. On a GPU the calling thread has no handler for errors, so none
+    is raised."""
     with suppress(LeaderGone):  # Whoever reads sees it too.
         link.send(r.Ticked(value, ended))
 

@@ -1,7 +1,7 @@
-"""The leader's side of a forward: plans go to all ranks, and it draws some tokens for all.
+"""The leader's side of a forward: it sends plans to all ranks, and samples some tokens for all.
 
-Thread rule: the one thread of the forward. Every rank gets every plan in one order, and an error on
-any rank is the node's.
+Thread rule: the one thread of the forward. Every rank gets every plan in one order. An error on any
+rank is the node's.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,14 @@ from .ranks import Ranks
 
 
 class LeaderDraws:
-    """Tokens of rows whose requests change their logits, which the leader draws for every rank.
+    """Sampling on the leader for rows with adjusted logits.
 
-    What such a draw takes, a compiled grammar or the tokens before, the leader alone has: whether a
-    grammar can be compiled in time may differ from process to process, and then ranks would. All
-    other rows each rank draws itself, from the same bits. Thread rule: that of the forward.
+    Such sampling needs a compiled grammar or earlier tokens, held only by the leader. The
+    compilation time of a grammar may differ between processes, and the ranks would then differ.
+    Each rank samples all other rows itself, from the same bits. Thread rule: the thread of the
+    forward.
 
-    As DrawnTogether.
+    Implements DrawnTogether.
     """
 
     def __init__(self, collectives: Collectives, rank: int) -> None:
@@ -46,8 +47,8 @@ class LeaderDraws:
 
 @dataclass(frozen=True)
 class LeaderForward:
-    """`InFlightForward` of this rank; what was drawn is compared with what the others drew.
-    collectives: check that every rank came to it; None: there is nothing to check."""
+    """`InFlightForward` of this rank. Its sampled tokens are compared with the other ranks'.
+    collectives: check that every rank took part; None: no check is needed."""
 
     number: int
     own: InFlightForward
@@ -81,12 +82,12 @@ class LeaderForward:
 
 
 class LeaderRunner:
-    """Runs plans on all ranks: each goes to the followers first, and then to this rank's own
+    """A runner on all ranks: each plan goes to the followers first, and then to this rank's own
     runner.
 
-    As any runner to the engine. Thread rule: one thread. Invariants: every rank gets every plan, in
-    the same order; where a plan fails on any rank, ranks no longer agree, and no other one is run:
-    an error is the node's, never one request's.
+    The engine uses it like any runner. Thread rule: one thread. Invariants: every rank gets every
+    plan, in the same order. If a plan fails on any rank, the ranks no longer agree, and no further
+    plan runs. An error is the node's, never one request's.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class LeaderRunner:
         ranks: Ranks,
         collectives: Collectives | None = None,
     ) -> None:
-        """runner: of this rank, whose collectives reach the others."""
+        """runner: this rank's, connected to the others by its collectives."""
         self._runner = runner
         self._collectives = collectives
         self._ranks = ranks
@@ -113,8 +114,8 @@ class LeaderRunner:
         self._runner.check_device()
 
     def record_event(self) -> Event:
-        """On every rank: what a forward does behind its last collective, as a plan that only
-        copies, another rank may still be at."""
+        """Return an event of all ranks. This rank's own work is not enough: another rank may still
+        run copies, or the end of a forward."""
         own, ranks, launched = self._runner.record_event(), self._ranks, self._launched
         return lambda: own() and ranks.have_run(launched)
 

@@ -14,10 +14,8 @@ from tasuki.engine.tiers.copy_job import CopyJob, JobEnd
 
 
 def checksum(drawn: DrawnTokens) -> int:
-    """What a rank drew, as one number: ranks whose numbers differ compute different things.
-
-    Of all tokens and drafts of a forward.
-    """
+    """Return one number for all sampled tokens and drafts of a forward. Ranks with different
+    numbers have computed different results."""
     behind = {row: [token.token for token in found] for row, found in drawn.behind.items()}
     total = crc32(drawn.tokens.astype("<i4", copy=False).tobytes())
     for kind, lists in enumerate((behind, drawn.guessed)):
@@ -28,13 +26,13 @@ def checksum(drawn: DrawnTokens) -> int:
 
 
 START_SECONDS = 120.0
-"""Of silence, at least, until a rank waits for plans: an interpreter starts and imports torch, and
-what reads a checkpoint may hold the interpreter's lock, on a busy machine."""
+"""The least heartbeat timeout before a rank waits for plans. An interpreter starts and imports
+torch, and reading a checkpoint may hold the interpreter lock, on a busy machine."""
 
 
 class Join(Message):
-    """To a follower that has loaded: every rank has so many slabs, and so many in host memory
-    below, and all meet now. weights: their digest, where a disk is to know it."""
+    """To a follower with loaded weights: all ranks meet now. slabs, host_slabs: sizes of every
+    rank's arena, and of host memory below it. weights: their digest, if a disk needs it."""
 
     slabs: int
     host_slabs: int = 0
@@ -48,31 +46,32 @@ class RunPlan(Message):
 
 
 class EndRank(Message):
-    """To a follower: nothing comes any more."""
+    """To a follower: the end of all messages."""
 
 
 class BeginCopy(Message):
-    """To a follower: between its arena and its tier of that number, behind the plans before."""
+    """To a follower: begin a copy between its arena and the tier of that number, after the earlier
+    plans."""
 
     tier: int
     job: CopyJob
 
 
 class CancelCopy(Message):
-    """To a follower: nobody wants what it brings any more. It ends all the same."""
+    """To a follower: cancel a copy. Its end is still reported."""
 
     tier: int
     transfer: int
 
 
 class EmptyTier(Message):
-    """To a follower: nothing that was kept is of use any more."""
+    """To a follower: invalidate all kept data of a tier."""
 
     tier: int
 
 
 class CopyEnded(Message):
-    """A copy has ended on that rank, and touches nothing any more."""
+    """From a follower: a copy has ended there, and touches nothing any more."""
 
     tier: int
     transfer: int
@@ -83,43 +82,43 @@ TierMessage = BeginCopy | CancelCopy | EmptyTier
 
 
 class Beat(Message):
-    """The follower's process runs. exchanges: as its Collectives.begun. worked: processor time that
-    it has had, seconds."""
+    """From a follower: a heartbeat of its process. exchanges: its Collectives.begun. worked: its
+    processor time, seconds."""
 
     exchanges: int = 0
     worked: float = 0.0
 
 
 class Loaded(Message):
-    """The follower has its weights, and memory for so many slabs."""
+    """From a follower: it has its weights, and memory for `slabs` slabs."""
 
     slabs: int
 
 
 class Joined(Message):
-    """The follower is connected to all ranks and waits for plans. kept: what stands whole on its
-    disk from before, as of kept_of()."""
+    """From a follower: it is connected to all ranks and waits for plans. kept: the whole states on
+    its disk from an earlier run, from kept_of()."""
 
     kept: bytes = b""
 
 
 class Ticked(Message):
-    """The follower's step counter is at `value`, and a forward has ended with it or not."""
+    """From a follower: its step counter is at `value`. ended: a forward ended with this tick."""
 
     value: int
     ended: bool
 
 
 class PlanRun(Message):
-    """The follower has run the plan of that number, and all before. checksum: of the tokens that it
-    drew, if it drew any."""
+    """From a follower: it has run the plan `number`, and all before. checksum: covers its sampled
+    tokens, if there are any."""
 
     number: int
     checksum: int | None
 
 
 class RankFailed(Message):
-    """The follower ends. reason: one line."""
+    """From a follower: it ends. reason: one line."""
 
     reason: str
 
@@ -134,13 +133,13 @@ _READ = tuple(map(reader_of, _KINDS))
 
 
 def frame(message: Message) -> bytes:
-    """What the leader and a follower send each other, and the frames that carry it.
+    """Return the frame of a message between the leader and a follower.
 
-    Plain, immutable values; a plan travels as ForwardPlan.encode() made it.
+    Messages are plain, immutable values. A plan travels as the bytes of ForwardPlan.encode().
     """
     return bytes(framed([(_NUMBER_OF[type(message)], message)]))
 
 
 def frame_reader() -> FrameReader:
-    """Of what comes from the other end. Its take() raises BrokenFrame."""
+    """Return a reader of the other end's frames. Its take() raises BrokenFrame."""
     return FrameReader(_READ)

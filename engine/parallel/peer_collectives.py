@@ -1,20 +1,19 @@
-"""Exchange between ranks that have a GPU each, through memory that all of them map.
+"""Exchange between ranks with one GPU each, through memory mapped by all of them.
 
-`exchange_kernel()` sums the ranks' results, or lays them side by side, on each rank, by stores into
+`exchange_kernel()` sums the ranks' results, or lays them side by side, on each rank. It stores into
 peers' memory.
 
-Every rank has a mailbox that its peers have mapped (`Mailboxes`). Program b of a rank stores its
-chunk into place b of every peer's mailbox, raises its flag there, and waits for the flags of
-program b of all peers: programs of other numbers it never waits for. A flag is a number that grows
-by one a round, and is released and acquired at system scope.
-Rounds take turns with two halves of the mailbox. A peer's data of round n is overwritten in round n
-+ 2, which begins once that peer's flag of round n + 1 is seen; the peer raised that behind its own
-reads of round n. So nothing waits but for data; tests/parallel/test_exchange_model.py has every
-interleaving.
-Sums are added in rank order in float32 and rounded once: the same bits on every rank. A wait has a
-bound: behind it a rank sets its error word, takes what there is, and waits for nothing any more.
-Numbers of rounds stay on the device, so that a CUDA graph may hold these launches. Thread rule: one
-stream a mailbox, the same launches in the same order on every rank.
+Every rank has a mailbox, mapped by its peers (`Mailboxes`). Program b of a rank stores its chunk
+into place b of every peer's mailbox and raises its flag there. It then waits for the flags of
+program b of all peers, and never for other programs. A flag is a number and grows by one a round.
+It is released and acquired at system scope. Rounds alternate between two halves of the mailbox. A
+peer's data of round n is overwritten in round n + 2. Round n + 2 begins once the peer's flag of
+round n + 1 is seen. The peer raised this flag after its own reads of round n. So every wait is for
+data only; tests/parallel/test_exchange_model.py covers every interleaving. Sums are added in rank
+order in float32 and rounded once: the same bits on every rank. A wait has a bound. After it a rank
+sets its error word, takes the data present, and never waits again. Numbers of rounds stay on the
+device, so a CUDA graph may contain these launches. Thread rule: one stream a mailbox, the same
+launches in the same order on every rank.
 """
 
 from dataclasses import dataclass
@@ -32,33 +31,34 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 from .collectives import Exchange, RankSilent
 
 PLACES = 512
-"""Of a half, for each peer: programs of a launch at most."""
+"""Places in a half of the mailbox for each peer: the most programs of a launch."""
 CHUNK_BYTES = 8192
 WARPS = 16
 FLAGS_BYTES = 4
 HALVES = 2
 LOOK_SPINS = 1 << 16
-"""Looks at a flag, of 0.2 us, between two of a program at the host's word. Programs take turns: a
-look goes across PCIe for each warp, and looks of all at once would hold up their next round, so
-that their peers wait, and look, too."""
+"""Looks at a flag, 0.2 us each, between two looks of a program at the host's word. Programs take
+turns, because a look crosses PCIe for each warp. If all looked at once, their next round would be
+late. Their peers would then wait and look too."""
 
 _LOOK_SPINS = tl.constexpr(LOOK_SPINS)
 _FLAGS_BYTES = tl.constexpr(FLAGS_BYTES)
 
 
 def data_offset(ranks: int) -> int:
-    """Where in a mailbox the chunks begin, behind the flags [ranks, PLACES]."""
+    """Return the offset of the chunks in a mailbox, after the flags [ranks, PLACES]."""
     return ranks * PLACES * FLAGS_BYTES
 
 
 def mailbox_bytes(ranks: int) -> int:
-    """Chunks are [HALVES, ranks, PLACES, CHUNK_BYTES], by who wrote them."""
+    """Return the size of a mailbox. Its chunks are [HALVES, ranks, PLACES, CHUNK_BYTES], by
+    writer."""
     return data_offset(ranks) + HALVES * ranks * PLACES * CHUNK_BYTES
 
 
 @triton.jit
 def _flag(mailbox, writer, PLACES: tl.constexpr):
-    """In that mailbox, where `writer` raises it for this program."""
+    """Return the address in the mailbox of the flag raised by `writer` for this program."""
     at = (writer * PLACES + tl.program_id(0)).to(tl.int64) * _FLAGS_BYTES
     return (mailbox + at).to(tl.pointer_type(tl.int32))
 
@@ -73,7 +73,8 @@ def _chunk(
     PLACES: tl.constexpr,
     BYTES: tl.constexpr,
 ):
-    """In that mailbox, where `writer` stores what this program has in that round."""
+    """Return the address in the mailbox of the chunk stored by `writer` for this program and
+    round."""
     place = ((round & 1) * RANKS + writer) * PLACES + tl.program_id(0)
     at = RANKS * PLACES * _FLAGS_BYTES + place.to(tl.int64) * BYTES
     return tl.multiple_of((mailbox + at).to(like.dtype), 16)
@@ -109,13 +110,13 @@ def _give(
 
 @triton.jit
 def _word(words, number):
-    """Of the host's memory, whose address words is."""
+    """Return the address of a word in the host's memory. words: the address of the first."""
     return words.to(tl.pointer_type(tl.int32)) + number
 
 
 @triton.jit
 def _wait(mailbox, peer, round, spins, words, PLACES: tl.constexpr):
-    """Until that peer's chunk of the round is here; whether it is. words: as of Mailboxes."""
+    """Wait for the peer's chunk of the round. Returns whether it arrived. words: see Mailboxes."""
     flag = _flag(mailbox, peer, PLACES)
     left = spins
     # As a difference: numbers of rounds wrap.
@@ -171,10 +172,11 @@ def exchange_kernel(
     BYTES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """All ranks' partial, of count elements. columns None: output [count] is their sum, and may be
-    the same memory; else partial is [rows, columns], and output [rows, RANKS, columns] has them
-    side by side. mailboxes [RANKS] int64: addresses; state [PLACES + 1] int32: rounds so far of
-    each program, and whether a wait was given up; words: address of the host's, see Mailboxes."""
+    """Exchange all ranks' partial, of count elements. columns None: output [count] is their sum,
+    and may be the same memory. Otherwise partial is [rows, columns], and output [rows, RANKS,
+    columns] has them side by side. mailboxes [RANKS] int64: addresses. state [PLACES + 1] int32:
+    rounds so far of each program, and a flag for a wait given up. words: address of the host's
+    words, see Mailboxes."""
     program = tl.program_id(0)
     wait_for_inputs(DEPENDENT)
     round = tl.load(state + program)
@@ -212,7 +214,7 @@ def exchange_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Rank 1 of 2."""
+    """Return the kernels to compile ahead, for rank 1 of 2."""
 
     def spec(name: str, dtype: str, size: int, *, gathers: bool) -> KernelSpec:
         columns = {"columns": "i32:16"} if gathers else {}
@@ -250,14 +252,16 @@ def compile_specs() -> list[KernelSpec]:
 
 @dataclass(frozen=True)
 class Mailboxes:
-    """Every rank's mailbox on its own GPU, mapped by all others: what their kernels store into.
+    """Every rank's mailbox on its own GPU, mapped by all others: the targets of their kernels'
+    stores.
 
-    Owns this rank's, and the mappings of the others', until the process ends: a peer's kernel may
-    be under way there until then. Knows nothing of what travels. Made on the thread of the forward.
+    Owns this rank's mailbox and the mappings of the others', until the process ends. A peer's
+    kernel may use them until then. Knows nothing of the exchanged data. Made on the thread of the
+    forward.
 
-    addresses [ranks] int64 on the device: of every rank's mailbox, as this process has them mapped.
-    state [PLACES + 1] int32 on the device, as kernels keep it. words [2] int32, pinned: whether a
-    wait was given up here, and whether nobody is to wait any more.
+    addresses [ranks] int64 on the device: every rank's mailbox, as mapped in this process. state
+    [PLACES + 1] int32 on the device, kept by kernels. words [2] int32, pinned: a wait was given up
+    here; all waits must end.
     """
 
     rank: int
@@ -267,7 +271,8 @@ class Mailboxes:
 
     @staticmethod
     def met(exchange: Exchange, rank: int, device: torch.device) -> "Mailboxes":
-        """Once every rank has its own. Raises TransportError where memory cannot be shared."""
+        """Make the mailboxes, and return once every rank has its own. Raises TransportError if
+        memory cannot be shared."""
         torch.cuda.set_device(device)
         ipc = CudaIpc(torch.cuda.current_device())
         # Its size depends on the number of ranks, which this finds out.
@@ -291,7 +296,7 @@ class Mailboxes:
         return len(self.addresses)
 
     def check(self) -> None:
-        """Behind a forward. Raises RankSilent."""
+        """Check a completed forward. Raises RankSilent."""
         if self.words[0]:
             raise RankSilent(
                 f"rank {self.rank} waited in vain for another rank inside a forward: its result is "
@@ -299,19 +304,20 @@ class Mailboxes:
             )
 
     def abandon(self) -> None:
-        """Have kernels wait for nobody any more, those under way too. From any thread."""
+        """End all kernels' waits, including waits in progress. Any thread."""
         self.words[1] = 1
 
 
 def exchanged_arenas(exchange: Exchange, rank: int, arena: Tensor) -> list[RankMemory]:
-    """The arenas of ranks that have a GPU each, as the leader's process has them mapped: it alone
-    sends from them and receives into them, by peers' processes that map them too.
+    """Exchange the arenas of ranks with one GPU each, and return all ranks', in rank order.
+    Addresses are those mapped in the leader's process. The leader alone sends from the arenas and
+    receives into them. Its peers' processes map them too.
 
-    The mappings last until the process ends: a kernel of a peer, or a digest, may be under way
-    there until then. Called on the thread of the forward, on every rank.
+    The mappings last until the process ends, because a peer's kernel, or a digest, may still use
+    them. Called on the thread of the forward, on every rank.
 
-    Every rank's, in rank order; of the leader's process, mapped there. arena: this rank's bytes, as
-    many as every rank's. Raises TransportError where memory cannot be shared.
+    arena: this rank's bytes, as many as every rank's. Raises TransportError if memory cannot be
+    shared.
     """
     ipc = CudaIpc(arena.get_device())
     gpu = str(torch.cuda.get_device_properties(arena.device).uuid)
@@ -328,18 +334,18 @@ def exchanged_arenas(exchange: Exchange, rank: int, arena: Tensor) -> list[RankM
 
 
 _SPINS_A_SECOND = 1_000_000
-"""At most: a look at a flag takes a microsecond or a half."""
+"""The most looks in a second: one look at a flag takes half a microsecond to a microsecond."""
 _MOST_SPINS = (1 << 31) - 1
 
 
 class PeerCollectives:
-    """Collectives of ranks that have a GPU each: one kernel, in CUDA graphs and outside of them.
+    """Collectives of ranks with one GPU each: one kernel, in CUDA graphs and outside of them.
 
-    A rank's part is stored into its peers' memory as it is, so a sum carries n - 1 times its bytes:
-    for two ranks as few as any way does. Nothing waits on the host. Thread rule: one stream.
+    A rank's part is stored unchanged into its peers' memory, so a sum carries n - 1 times its
+    bytes. For two ranks no method carries fewer. The host never waits. Thread rule: one stream.
 
-    As Collectives. timeout: seconds, and up to as many again, that a kernel waits for the slowest
-    rank.
+    Implements Collectives. timeout: seconds that a kernel waits for the slowest rank. It may wait
+    up to twice as long.
     """
 
     def __init__(self, mailboxes: Mailboxes, timeout: float) -> None:

@@ -1,7 +1,7 @@
 """A leader's followers: their processes, their sockets and their loss.
 
-Owns the followers' processes and the thread that reads what they send. The first loss is the
-reason, and every follower is killed with it. Nothing waits without a bound.
+Owns the followers' processes and the thread that reads their messages. The first loss is the
+reason, and every follower is killed with it. Every wait is bounded.
 """
 
 import os
@@ -32,10 +32,10 @@ from .shared_arenas import AgreedSteps
 
 @dataclass
 class RankProcess:
-    """A follower's process as its leader sees it.
+    """A follower's process, seen from its leader.
 
-    Owns the process and this end of its socket. child: where this process started it. handle: of
-    pidfd_open(2), readable once it has ended.
+    Owns the process and this end of its socket. child: set if this process started it. handle: from
+    pidfd_open(2), readable once the process has ended.
     """
 
     pid: int
@@ -47,14 +47,14 @@ class RankProcess:
         self.handle = os.pidfd_open(self.pid)
 
     def kill(self) -> None:
-        """SIGKILL, also where it stands still; whoever writes to it has an error. Idempotent."""
+        """Send SIGKILL, to a hanging process too. Later writes to it fail. Idempotent."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.handle, signal.SIGKILL)
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def ended_how(self) -> str:
-        """In words. REQUIRES: it has ended."""
+        """Return the kind of its end in words. REQUIRES: it has ended."""
         status = None if self.child is None else self.child.wait()
         if status is None:
             return "has ended"
@@ -63,7 +63,7 @@ class RankProcess:
         return f"has ended with status {status}"
 
     def reap(self, seconds: float) -> bool:
-        """Whether it has ended within that time; leaves no zombie where it was started here."""
+        """Return whether it has ended within `seconds`. Leaves no zombie if it was started here."""
         poll = select.poll()
         poll.register(self.handle, select.POLLIN)
         if not poll.poll(seconds * 1000):
@@ -78,7 +78,8 @@ class RankProcess:
 
 
 def start_ranks(jobs: Sequence[Job]) -> list[RankProcess]:
-    """A process for each. REQUIRES: the calling thread lives as long as they are to."""
+    """Start a process for each job. REQUIRES: the calling thread lives as long as the processes
+    should."""
     started: list[RankProcess] = []
     try:
         for job in jobs:
@@ -93,16 +94,17 @@ def start_ranks(jobs: Sequence[Job]) -> list[RankProcess]:
 
 _READ_BYTES = 1 << 16
 _WORKS = 0.05
-"""Of the time between beats: more than beats themselves take."""
+"""Part of a heartbeat period. More processor time than this means real work, not only
+heartbeats."""
 _MEETING_SECONDS = 90.0
-"""Until the slowest rank waits for plans, once this one has all that takes them together."""
+"""Time until the slowest rank waits for plans, after this one is ready to meet."""
 _VERDICT_SECONDS = 1.0
-"""Until a loss that the engine's thread ran into is known by its cause."""
+"""Time until the cause of a loss is known, after the engine's thread saw an error."""
 _END_SECONDS = 5.0
 
 
 class RankLost(DeviceLost):
-    """A rank of this node is gone, or computes something else; restart the node."""
+    """A rank of this node is gone, or computes different results. Restart the node."""
 
 
 class _Follower:
@@ -124,24 +126,24 @@ class _Follower:
         return f"rank {self.rank} (process {self.process.pid})"
 
     def gets_on(self, beat: r.Beat) -> bool:
-        """Since the last one. What computes for long is slow and not stuck: the watchdog's case."""
+        """Return whether the follower progressed since the last heartbeat. A long computation is
+        slow, not stuck: it is left to the watchdog."""
         worked = beat.worked - self.last.worked
         return beat.exchanges > self.last.exchanges or worked > _WORKS * self.silence.period
 
 
 OnCopyEnd = Callable[[int, JobEnd], None]
-"""Called with a transfer and its end, on the thread that reads."""
+"""Called with a transfer and its end, on the reading thread."""
 
 
 class Ranks:
-    """The leader's followers: what goes to them, and the thread that notices when one is no more.
+    """The leader's followers: sends messages to them and detects their loss.
 
-    Owns their processes, and one thread, which reads what they send. Thread rule: send(), drew()
-    and blame() are the engine's thread's; loaded(), join(), joined() and close() are of the thread
-    that builds; `on_loss` is called once, on whichever thread saw the loss. Invariants: the first
-    loss is the reason, and every follower is killed with it, so that no rank waits for one that is
-    gone; nothing waits without a bound: a rank that dies is noticed by its pidfd, one that stands
-    still by its silence.
+    Owns their processes, and one thread that reads their messages. Thread rule: send(), drew() and
+    blame() are the engine's thread's. loaded(), join(), joined() and close() belong to the building
+    thread. `on_loss` is called once, on the thread that saw the loss. Invariants: the first loss is
+    the reason, and every follower is killed with it, so no rank waits for a lost one. Every wait is
+    bounded: a dead rank is noticed by its pidfd, a hanging one by its heartbeat timeout.
     """
 
     def __init__(
@@ -150,7 +152,8 @@ class Ranks:
         timeout: float,
         clock: Clock = time.monotonic,
     ) -> None:
-        """processes: of ranks 1, 2, ... timeout: seconds of a rank's silence that end the node."""
+        """processes: ranks 1, 2, ... in order. timeout: seconds without a heartbeat that end the
+        node."""
         self._clock = clock
         self._timeout = timeout
         now = clock()
@@ -172,16 +175,17 @@ class Ranks:
         self._thread.start()
 
     def __len__(self) -> int:
-        """With the leader."""
+        """Return the number of ranks, including the leader."""
         return 1 + len(self._followers)
 
     @property
     def pids(self) -> list[int]:
-        """Of the followers, in rank order."""
+        """Return the followers' process ids, in rank order."""
         return [follower.process.pid for follower in self._followers]
 
     def on_loss(self, call: EndNotice) -> None:
-        """Call it with the reason once a rank is lost, or now if one is."""
+        """Set the call for a loss, with its reason. It is called at once if a rank is already
+        lost."""
         with self._changed:
             self._on_loss = call
             reason = self._reason
@@ -189,28 +193,28 @@ class Ranks:
             call(reason)
 
     def exchange_by(self, collectives: Collectives) -> None:
-        """Compare what the other ranks begin with these of this rank, and abandon these once
-        another rank is lost. Before any forward."""
+        """Compare the other ranks' exchanges with this rank's collectives, and abandon these once a
+        rank is lost. Set before any forward."""
         self._collectives = collectives
 
     def check(self) -> None:
-        """Raises RankLost where a rank is lost."""
+        """Raise RankLost if a rank is lost."""
         with self._changed:
             if self._reason is not None:
                 raise RankLost(self._reason)
 
     def loaded(self) -> list[int]:
-        """Slabs that each follower has room for, once all have their weights. A rank that loads
-        beats, so this ends. Raises RankLost."""
+        """Return the slabs that fit on each follower, once all have their weights. A loading rank
+        sends heartbeats, so the wait ends. Raises RankLost."""
         self._wait(lambda: all(follower.slabs is not None for follower in self._followers))
         return [follower.slabs or 0 for follower in self._followers]
 
     def join(self, join: r.Join) -> None:
-        """Have all followers meet; the caller must, next. Raises RankLost."""
+        """Make all followers meet; the caller must meet them next. Raises RankLost."""
         self._send(join)
 
     def joined(self) -> None:
-        """Once every follower waits for plans. Raises RankLost."""
+        """Wait until every follower waits for plans. Raises RankLost."""
         if not self._wait(
             lambda: all(follower.joined for follower in self._followers), _MEETING_SECONDS
         ):
@@ -218,45 +222,47 @@ class Ranks:
             self.check()
 
     def send(self, plan: bytes) -> None:
-        """The next plan. Raises RankLost."""
+        """Send the next plan. Raises RankLost."""
         self.check()
         self._send(r.RunPlan(plan))
 
     def post(self, message: r.TierMessage) -> None:
-        """Behind the plans that were sent before. Raises RankLost."""
+        """Send a message after the plans already sent. Raises RankLost."""
         self.check()
         self._send(message)
 
     def on_copy(self, tier: int, call: OnCopyEnd) -> None:
-        """Call it with a transfer and its end for each copy with that tier that a follower has
-        ended, on the thread that reads."""
+        """Set the call for each copy with the tier ended by a follower. It gets the transfer and
+        its end, on the reading thread."""
         self._on_copy[tier] = call
 
     @property
     def kept(self) -> list[bytes]:
-        """What stood on each follower's disk when it joined, as of kept_of()."""
+        """Return kept_of() of each follower's disk when it joined."""
         return [follower.kept for follower in self._followers]
 
     def have_run(self, plans: int) -> bool:
-        """Whether every follower has run that many plans to their ends."""
+        """Return whether every follower has completed that many plans."""
         return all(follower.plans >= plans for follower in self._followers)
 
     def ended(self, number: int) -> None:
-        """The leader's forward of that plan has; the others' are to, within the timeout."""
+        """Record the end of the leader's forward of that plan. The others must end it within the
+        timeout."""
         self._over = number + 1
 
     def drew(self, number: int, checksum: int) -> None:
-        """What the leader drew in that plan, to be compared with what the others did."""
+        """Record the leader's checksum of that plan, to compare it with the followers'."""
         self._compare(0, number, checksum)
 
     def blame(self, error: Exception) -> None:
-        """A forward of the leader's failed: this node has ended, whoever caused it."""
+        """End the node after a failed forward of the leader. A follower's loss within a second
+        counts as its cause."""
         with self._changed:
             self._changed.wait_for(lambda: self._reason is not None, _VERDICT_SECONDS)
         self.lose(f"rank 0: the forward failed: {line_of(error)}")
 
     def lose(self, reason: str) -> None:
-        """The node cannot go on: kill every follower. Only the first reason counts. Idempotent."""
+        """End the node: kill every follower. Only the first reason counts. Idempotent."""
         with self._changed:
             if self._reason is not None or self._closing:
                 return
@@ -271,7 +277,7 @@ class Ranks:
             call(reason)
 
     def close(self) -> None:
-        """Have the followers end, within seconds, and the thread. Idempotent."""
+        """End the followers and the thread, within seconds. Idempotent."""
         with self._changed:
             if self._closing:
                 return
@@ -350,12 +356,13 @@ class Ranks:
                     )
 
     def _waits_for(self, follower: _Follower) -> bool:
-        """This rank came to an exchange that the other one did not, or has ended a plan before."""
+        """Return whether this rank waits for the follower: this rank began an exchange, or ended a
+        plan, before it."""
         begun = 0 if self._collectives is None else self._collectives.begun
         return follower.last.exchanges < begun or follower.plans < self._over
 
     def _read(self, follower: _Follower, now: float) -> bool:
-        """Whether more may come."""
+        """Read the follower's messages. Returns whether more may come."""
         try:
             data = follower.process.connection.recv(_READ_BYTES)
             for messages in follower.reader.take(data):

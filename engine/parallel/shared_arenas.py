@@ -1,4 +1,4 @@
-"""What ranks of one host share with their leader: arena memory and agreed steps.
+"""Memory and steps shared by the ranks of one host: arenas and agreed steps.
 
 The leader's process owns the memory and is the only one that writes to peers. Thread rule: any
 thread.
@@ -18,11 +18,11 @@ from tasuki.transfer.ranks.region import RankRegion, RankSpans
 from tasuki.transfer.windows.window import StepCounter
 
 Report = Callable[[int, bool], None]
-"""A rank's ticks so far, and whether a forward ended with the last."""
+"""Takes a rank's ticks so far, and whether a forward ended with the last."""
 
 
 class ReportedSteps(StepCounter):
-    """A rank's own counter, which says at each tick how far it is."""
+    """A rank's own counter that reports each tick."""
 
     def __init__(self, report: Report) -> None:
         """report: called on the ticking thread."""
@@ -30,12 +30,12 @@ class ReportedSteps(StepCounter):
 
 
 class AgreedSteps:
-    """How far all ranks are: what none of them has still to write.
+    """The progress shared by all ranks: none of them has work left before it.
 
-    A step counter is each rank's own; a sender waits for this one, which has a value once the
+    Each rank has its own step counter. A sender waits for this one. It reaches a value once the
     slowest rank does. Thread rule: any thread, one lock.
 
-    steps: of all ranks; ticked here alone.
+    steps: the shared counter; ticked only here.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -45,7 +45,7 @@ class AgreedSteps:
         self._ends: deque[int] = deque()
 
     def report(self, rank: int, value: int, ended: bool) -> None:
-        """As Report. What was reported is never more than is done."""
+        """Record a rank's progress. Reported values never exceed completed work."""
         with self._lock:
             self._values[rank] = max(self._values[rank], value)
             if ended and (not self._ends or self._ends[-1] < value):
@@ -67,13 +67,13 @@ _NAME = "arenas"
 
 @dataclass(frozen=True)
 class SharedArenas:
-    """What the arenas of a node's ranks lie in, as its leader has it.
+    """The memory of a node's arenas, as mapped by its leader.
 
-    So one process, the leader's, is who writes to peers and whom peers write to: its death is the
-    end of all writes of this node. On a CPU that is one region of shared memory, of which each
-    follower maps its own arena: who made it owns a mapping, and it ends with the last of them.
+    Only the leader's process writes to peers, and peers write only to it. So its death ends all
+    writes of this node. On a CPU the memory is one shared region, and each follower maps its own
+    arena. Its maker owns a mapping, and the region ends with the last one.
 
-    agreed: how far all ranks are.
+    agreed: the progress shared by all ranks.
     """
 
     region: RankRegion
@@ -83,15 +83,15 @@ class SharedArenas:
 
 @dataclass(frozen=True)
 class HostArenas:
-    """The leader's. memory: uint8 [spans.region_bytes]."""
+    """The leader's mapping of all arenas in host memory. memory: uint8 [spans.region_bytes]."""
 
     memory: torch.Tensor
     handle: int
 
     @staticmethod
     def create(folder: Path, spans: RankSpans) -> "HostArenas":
-        """Zeros. folder: where followers find it until all have met. Raises OSError where there is
-        no memory for it."""
+        """Make the region, filled with zeros. folder: the place for followers to find it until all
+        have met. Raises OSError if there is not enough memory."""
         handle = os.memfd_create("tasuki-arenas")
         try:
             os.ftruncate(handle, spans.region_bytes)
@@ -104,17 +104,17 @@ class HostArenas:
         return HostArenas(memory, handle)
 
     def met(self) -> None:
-        """Every follower has its arena: nobody else gets in. Once."""
+        """Close the region to further processes, once, after every follower has its arena."""
         os.close(self.handle)
 
 
 def open_arena(folder: Path, spans: RankSpans, rank: int) -> torch.Tensor:
-    """A follower's own arena in the region: uint8 [spans.arena_bytes]. Raises OSError."""
+    """Map a follower's own arena in the region: uint8 [spans.arena_bytes]. Raises OSError."""
     with (folder / _NAME).open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), spans.arena_bytes, offset=spans.base(rank))
     return _as_tensor(mapped)
 
 
 def _as_tensor(mapped: mmap.mmap) -> torch.Tensor:
-    """Keeps the mapping for as long as it is used."""
+    """Return a tensor that keeps the mapping while it is used."""
     return torch.frombuffer(mapped, dtype=torch.uint8)

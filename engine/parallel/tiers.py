@@ -1,6 +1,6 @@
 """Tiers below arenas of several ranks: each rank copies its own part of every page and state.
 
-Owns a copier for each tier on every follower. A copy is good where it was good on each rank.
+Owns a copier for each tier on every follower. A copy succeeds only if it does on each rank.
 """
 
 import threading
@@ -19,23 +19,24 @@ from . import messages as r
 from .ranks import Ranks
 
 _LOOK_SECONDS = 0.002
-"""Between looks at several copiers for what has ended, while something is under way."""
+"""Time between looks at the copiers for ended copies, while any is in progress."""
 _CLOSE_SECONDS = 5.0
 
 
 SendToLeader = Callable[[Message], None]
-"""Sends a message to the leader. Raises OSError or a LeaderGone once it is gone."""
+"""Sends a message to the leader. Raises OSError or LeaderGone if the leader is gone."""
 
 
 class FollowerTiers:
-    """A follower's part of the tiers: it copies what the leader says, and says how each copy ended.
+    """A follower's part of the tiers. It runs the leader's copies, and reports the end of each.
 
-    Owns a copier a tier, and one thread that sends ends. Thread rule: handle() is of the thread
-    that runs plans, so that a copy begins behind those that came before it.
+    Owns one copier for each tier, and one thread that sends ends. Thread rule: handle() belongs to
+    the thread of the plans, so a copy begins after all earlier plans.
     """
 
     def __init__(self, copiers: Sequence[CopyThread], send: SendToLeader) -> None:
-        """copiers: by tier. send: to the leader; raises OSError or a LeaderGone once it is gone."""
+        """copiers: by tier. send: to the leader; raises OSError or LeaderGone if the leader is
+        gone."""
         self._copiers = copiers
         self._send = send
         self._under_way = 0
@@ -58,7 +59,7 @@ class FollowerTiers:
                 copier.empty()
 
     def close(self) -> None:
-        """End what is under way, within seconds a tier."""
+        """End all copies in progress, within a few seconds for each tier."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -90,24 +91,25 @@ class FollowerTiers:
 
 @dataclass
 class _Awaited:
-    """left: ranks that have not ended it. end: the worst so far."""
+    """A copy in progress. left: number of ranks still copying. end: the first failure, else
+    DONE."""
 
     left: int
     end: JobEnd = JobEnd.DONE
 
 
 class RankCopier:
-    """Copies of a tier on all ranks, as one copier: a copy has ended when it has on every rank, and
-    is good where it was on each.
+    """Copies of a tier on all ranks, as one copier. A copy has ended when it has on every rank, and
+    succeeds only if it did on each.
 
-    Thread rule: as `Copier`, the engine loop's; ended() is called on the thread that reads what
-    followers send. Invariants: a follower is sent a copy behind all plans that the copy is behind
-    here, and takes both in that order; each rank is awaited once, whatever the others said; what is
-    given up here is cancelled there.
+    Thread rule: see `Copier`, the engine loop's. _ended() is called on the thread that reads
+    followers' messages. Invariants: a follower gets a copy after all earlier plans, and takes both
+    in this order. Each rank is awaited once, independent of the others' results. A copy given up
+    here is cancelled there.
     """
 
     def __init__(self, own: CopyThread, tier: int, ranks: Ranks) -> None:
-        """own: of the leader's arena. tier: its place."""
+        """own: the leader's copier. tier: its number."""
         self._own = own
         self._tier = tier
         self._ranks = ranks
@@ -145,7 +147,8 @@ class RankCopier:
         return [over for transfer, end in found if (over := self._count(transfer, end)) is not None]
 
     def _count(self, transfer: int, end: JobEnd) -> tuple[int, JobEnd] | None:
-        """Where it was the last one."""
+        """Count one rank's end. Returns the transfer and its end if it was the last rank, else
+        None."""
         awaited = self._awaited[transfer]
         awaited.left -= 1
         if awaited.end is JobEnd.DONE:
@@ -161,5 +164,5 @@ class RankCopier:
             self._own.wait(seconds)
 
     def close(self, seconds: float) -> bool:
-        """Of this rank; the others end with their processes."""
+        """Close this rank's copier. The others end with their processes."""
         return self._own.close(seconds)

@@ -1,1 +1,1 @@
-"""Bytes below the arena: who copies them, and when a copy may begin and is acknowledged."""
+"""Tiers below the arena: copiers, and rules for the begin and the acknowledgement of a copy."""

@@ -1,7 +1,7 @@
-"""One copy between two places as plain data, its pieces by layer, and who waits for them.
+"""One copy between two places as plain data, its segments by layer, and the barrier behind it.
 
-Plain values, but for LoadBarrier. Thread rule: one thread copies and opens a barrier, one waits,
-any closes it.
+Plain values, except LoadBarrier. Thread rule: one thread copies and opens a barrier, one waits, any
+thread closes it.
 """
 
 import threading
@@ -21,14 +21,13 @@ from tasuki.pycache.layout import BlockRegion, CacheLayout
 
 
 class LoadBarrier:
-    """The layer barrier of one load: who computes behind it waits here for what a layer reads.
+    """The layer barrier of one load: a computation behind the load waits here for each layer's
+    data.
 
-    Thread rule: the thread that copies opens it, one thread waits, any thread closes it.
-    Invariants:
-    layer l is open once all that the load brings of it has been copied to the arena; that it is
-    what was written shows only at the load's end, so what was computed behind it counts for nothing
-    before that. Whoever waits is let go: the load lands, or whoever began it gives it up as late,
-    and closes this.
+    Thread rule: the copying thread opens it, one thread waits, any thread closes it. Invariants:
+    layer l is open once all of its loaded data is in the arena. The data is verified only at the
+    load's end, so results computed behind it do not count before. No wait lasts for ever: the load
+    completes, or its owner gives it up as late and closes the barrier.
     """
 
     def __init__(self) -> None:
@@ -37,7 +36,7 @@ class LoadBarrier:
         self._closed = False
 
     def landed(self, layers: int) -> None:
-        """So many, from the first on."""
+        """Open the first `layers` layers."""
         with self._changed:
             if layers > self._layers:
                 self._layers = layers
@@ -50,7 +49,8 @@ class LoadBarrier:
             return not self._closed
 
     def close(self) -> None:
-        """Let nobody through any more, whatever has landed. Idempotent."""
+        """Close the barrier: every wait returns False from now on, even for open layers.
+        Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -66,17 +66,17 @@ class Direction(Enum):
 class JobEnd(Enum):
     DONE = "done"
     CANCELLED = "cancelled"
-    """Asked for, or the tier closes."""
+    """By request, or because the tier closes."""
     MISMATCH = "mismatch"
-    """What landed is not what was written."""
+    """The loaded bytes differ from the written bytes."""
     BROKEN = "broken"
-    """The copy raised, or would stand behind one that does not end."""
+    """The copy raised, or would have to wait behind a copy without an end."""
 
 
 @dataclass(frozen=True, eq=False)
 class WriteLabel:
-    """What a write brings, by its tokens. start: tokens before them; above: the tier's page that
-    ends there; kind: the state's."""
+    """The tokens of a write. start: tokens before them. above: the tier's page that ends at
+    `start`. kind: the state's."""
 
     salt: bytes
     start: int
@@ -87,11 +87,11 @@ class WriteLabel:
 
 @dataclass(frozen=True)
 class CopyJob:
-    """A copy between two places as plain data, and how it ended.
+    """A copy between two places as plain data.
 
-    transfer: the tree's number of it. pages, slot: (source, target), ids of their places; slot is
-    None where another tier has the load's state. label: of a write to a tier that outlives its
-    node. barrier: of a load that somebody may compute behind.
+    transfer: its number in the tree. pages, slot: (source, target) ids. slot is None if another
+    tier has the load's state. label: for a write to a tier that outlives its node. barrier: for a
+    load with a computation behind it.
     """
 
     transfer: int
@@ -107,8 +107,8 @@ class CopyJob:
 
 
 def parts_of_load(load: TierLoad, barrier: LoadBarrier | None) -> dict[int, CopyJob]:
-    """What each tier brings of it, by tier. barrier: opened by the part of a load that has but
-    one; None: nobody waits there."""
+    """Return the part of the load that each tier brings. barrier: opened by the part, if there is
+    only one. None: no computation waits behind the load."""
     pages: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for tier, source, target in load.pages:
         pages[tier].append((source, target))
@@ -127,24 +127,23 @@ def parts_of_load(load: TierLoad, barrier: LoadBarrier | None) -> dict[int, Copy
 
 
 Moves = NDArray[np.int64]
-"""[3, n]: from which byte of one arena, to which of another, and how many bytes are moved."""
+"""[3, n]: source byte in one arena, target byte in another, number of bytes to move."""
 Runs = NDArray[np.int64]
 """[3, n]: source, target, count of pages that are neighbours in a slab on both sides."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A load as pieces in the order in which layers compute, so that whoever computes behind it
-    begins at its first layers.
+    """A segment of a load. Segments follow the order of computation by layers, so a computation
+    behind the load begins with its first layers.
 
-    Pure. Invariant: the pieces of a job move each byte of its pages and of its slot once: the slot
-    first, all of which is as long as the pages of one layer are or shorter, so that layers that
-    read states alone are computed while the pages of the next one land. What a page has goes in the
-    order of its regions and the slot's bytes from the first on, which is the order that digests
-    take.
+    Pure. Invariant: the segments of a job move each byte of its pages and of its slot once. The
+    slot comes first. All of it is no longer than the pages of one layer. So layers that read only
+    states are computed while the pages of the next layer arrive. Bytes of a page go in the order of
+    its regions, and bytes of the slot from the first on. Digests use the same order.
 
-    layers: of which all has been moved once this piece was. region, pages: whose block of which of
-    the job's pages (first, end) it has; None: it is of the slot.
+    layers: number of layers complete after this segment. region, pages: the segment has this
+    region's block of the job's pages (first, end). None: it belongs to the slot.
     """
 
     layers: int
@@ -154,13 +153,13 @@ class Piece:
 
     @property
     def length(self) -> int:
-        """Bytes."""
+        """Return the length in bytes."""
         return int(self.moves[2].sum())
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Of the job's pages."""
+    """A part of the job's pages."""
 
     first: int
     end: int
@@ -168,8 +167,8 @@ class _Part:
 
 
 def layer_pieces(layout: CacheLayout, job: CopyJob, most: int) -> Iterator[Piece]:
-    """Of at most so many bytes each, or one page's block. Layers of which the job brings nothing
-    are there with those before."""
+    """Yield segments of at most `most` bytes each, or one page's block. Layers without data in the
+    job are complete together with the layers before them."""
     at_once = max(1, most // layout.block_bytes)
     parts = []
     for first in range(0, len(job.pages), at_once):
@@ -191,7 +190,8 @@ def layer_pieces(layout: CacheLayout, job: CopyJob, most: int) -> Iterator[Piece
 
 
 def _states(layout: CacheLayout, job: CopyJob) -> Iterator[Piece]:
-    """Each as if nothing behind it were to come."""
+    """Yield the slot's segments. `layers` is provisional: the number of layers before the segment's
+    own."""
     for layer, kind in enumerate(layout.layer_kinds):
         if kind.keeps_state and job.slot is not None:
             span = layout.state_span(layer, 0)
@@ -199,7 +199,7 @@ def _states(layout: CacheLayout, job: CopyJob) -> Iterator[Piece]:
 
 
 def _pages(layout: CacheLayout, parts: list[_Part]) -> Iterator[Piece]:
-    """As _states()."""
+    """Yield the segments of pages, with `layers` as in _states()."""
     for layer, kind in enumerate(layout.layer_kinds):
         if kind.keeps_pages:
             region = layout.regions[layout.kind_index(layer)]
@@ -209,7 +209,7 @@ def _pages(layout: CacheLayout, parts: list[_Part]) -> Iterator[Piece]:
 
 
 def page_runs(layout: CacheLayout, pages: PagePairs) -> Runs:
-    """None crosses a slab."""
+    """Return the runs of neighbouring pages. No run crosses a slab."""
     pairs = np.asarray(pages, dtype=np.int64).reshape(-1, 2).T
     slabs = pairs // layout.blocks_per_slab
     parts = (np.diff(pairs) != 1) | (np.diff(slabs) != 0)
@@ -219,21 +219,21 @@ def page_runs(layout: CacheLayout, pages: PagePairs) -> Runs:
 
 
 def region_moves(layout: CacheLayout, region: BlockRegion, runs: Runs) -> Moves:
-    """Of what a region has of the pages."""
+    """Return the moves of the pages' blocks in one region."""
     first = np.array([[region.index * layout.region_stride]] * 2 + [[0]])
     moves: Moves = runs * layout.block_bytes + first
     return moves
 
 
 def slot_moves(layout: CacheLayout, slot: tuple[int, int], offset: int, length: int) -> Moves:
-    """Of `length` bytes of the slot from `offset` on."""
+    """Return the move of `length` bytes of the slot from `offset` on."""
     source, target = (number * layout.slab_bytes + offset for number in slot)
     return np.array([[source], [target], [length]])
 
 
 def run_moves(source: torch.Tensor, target: torch.Tensor, moves: Moves) -> None:
-    """source, target: bytes of two arenas. On the host they are done on return; else they join the
-    current stream. Holds no interpreter's lock while bytes move."""
+    """Copy bytes between two arenas. On the host the moves are done on return; otherwise they join
+    the current stream. Holds no interpreter lock while bytes move."""
     for first, to, length in moves.T.tolist():
         wanted = target[to : to + length]
         wanted.copy_(source[first : first + length], non_blocking=True)

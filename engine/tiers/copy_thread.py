@@ -1,15 +1,16 @@
 """Copies to a tier, and from it to the arena, on a thread of their own.
 
-Owns that thread and the digests of what it wrote. Knows ids; decides nothing. Thread rule: begin(),
-cancel(), take_ended(), wait() and close() are the engine loop's; the pieces and digests are the
-thread's.
+Owns the thread and the digests of its writes. Knows ids; decides nothing. Thread rule: begin(),
+cancel(), take_ended(), wait() and close() belong to the engine loop. Segments and digests belong to
+the thread.
+
 Invariants:
-1. A job that was begun ends once, however it went, and touches nothing from then on.
-2. Loads go before writes: a write gives way between two pieces, and gives up where it is cancelled.
-3. A piece that does not end holds up nothing but itself: what waits behind it ends as broken, or as
-   cancelled, and so does what would come.
-4. What a load brings is of use only where each page and the state have the digest that they were
-   written with. A target that is being written has none until it is written whole.
+1. A job that was begun ends once, with any result, and touches nothing from then on.
+2. Loads go before writes: a write yields between two segments, and stops if it is cancelled.
+3. A segment without an end blocks only itself. Jobs behind it end as broken or as cancelled, and so
+   do later ones.
+4. A load counts only if each page and the state have the digest of their write. A target has no
+   digest while it is being written.
 """
 
 import logging
@@ -30,21 +31,21 @@ from .piece_copies import PieceCopies, RunningCopy, StillMoving
 log = logging.getLogger(__name__)
 
 STUCK_SECONDS = 10.0
-"""A piece takes at most, before what waits behind it is given up."""
+"""The longest time of a segment before jobs behind it are given up."""
 
 
 class WriteJournal(Protocol):
-    """Of what a tier holds that outlives its node. Raises nothing: what it cannot take a restart
-    does not find."""
+    """A journal of the contents of a tier that outlives its node. Raises nothing: a restart does
+    not find entries missing in it."""
 
     def taken(self, job: CopyJob) -> None:
-        """The job's targets are about to be written."""
+        """Record the job's targets as about to be overwritten."""
 
     def kept(self, job: CopyJob, written: TierDigests) -> None:
-        """They were written whole."""
+        """Record the job's targets as completely written."""
 
     def emptied(self) -> None:
-        """Nothing that was kept is of use any more."""
+        """Record all kept entries as invalid."""
 
 
 class CopyThread:
@@ -55,7 +56,7 @@ class CopyThread:
         clock: Clock = time.monotonic,
         journal: WriteJournal | None = None,
     ) -> None:
-        """name: of the tier. clock: of how long a piece takes, seconds. journal: of a tier that
+        """name: the tier's name. clock: measures segments, seconds. journal: for a tier that
         outlives its node."""
         self._pieces = pieces
         self._name = name
@@ -74,8 +75,8 @@ class CopyThread:
         self._any_ended = threading.Event()
 
     def begin(self, job: CopyJob) -> None:
-        """Once closed it is cancelled at once. REQUIRES: whatever was launched that writes its
-        sources, or that reads its targets for an owner before, has ended."""
+        """Begin a job. After close() it is cancelled at once. REQUIRES: launched work that writes
+        its sources, or reads its targets for an earlier owner, has ended."""
         with self._asked:
             if self._closing:
                 self._ended.append((job.transfer, JobEnd.CANCELLED))
@@ -96,8 +97,8 @@ class CopyThread:
             self._thread.start()
 
     def cancel(self, transfer: int) -> None:
-        """It ends soon, and at once where it has not begun; it may have ended well before that is
-        seen."""
+        """Cancel a job: at once if it has not begun, else soon. It may already have ended
+        otherwise."""
         with self._asked:
             for jobs in self._waiting.values():
                 for job in jobs:
@@ -108,8 +109,7 @@ class CopyThread:
             self._cancelled.add(transfer)
 
     def empty(self) -> None:
-        """Nothing that was written before is of use any more: its journal says so before it says
-        anything else."""
+        """Invalidate all earlier writes. The journal records this before anything else."""
         if self._journal is None:
             return
         with self._asked:
@@ -118,7 +118,7 @@ class CopyThread:
             self._asked.notify()
 
     def take_ended(self) -> list[tuple[int, JobEnd]]:
-        """Since the last call."""
+        """Return the jobs ended since the last call, and how they ended."""
         self._any_ended.clear()
         self._end_stuck()
         found = []
@@ -149,11 +149,11 @@ class CopyThread:
         return began is not None and self._clock() > began + STUCK_SECONDS
 
     def wait(self, seconds: float) -> None:
-        """Until a job has ended that was not taken, at most so long."""
+        """Wait until a job has ended and was not taken, at most `seconds`."""
         self._any_ended.wait(seconds)
 
     def close(self, seconds: float) -> bool:
-        """End what was begun, as cancelled, and the thread. False: it is stuck in a piece.
+        """End all jobs as cancelled, and the thread. Returns False if a segment does not end.
         Idempotent."""
         with self._asked:
             self._closing = True
@@ -169,7 +169,7 @@ class CopyThread:
             self._end(job)
 
     def _next(self) -> CopyJob | None:
-        """None: the tier closes, and nothing waits."""
+        """Return the next job. None: the tier closes, and no job waits."""
         while True:
             self._say_emptied()
             with self._asked:
@@ -252,8 +252,8 @@ class CopyThread:
     def _copied(
         self, job: CopyJob, copy: RunningCopy, between: Notice
     ) -> tuple[list[int], int | None] | None:
-        """What it moved has these digests; None where it is not wanted any more. between: called
-        before each piece. Nothing of it moves on return."""
+        """Move the job's bytes and return their digests, or None if it was cancelled. between:
+        called before each segment. None of its bytes move after the return."""
         try:
             more = True
             while more:

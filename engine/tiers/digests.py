@@ -1,6 +1,6 @@
 """Digests of pages and slots in a tier and in the arena.
 
-Owns the digests of one tier. Thread rule: the copying thread writes; the holder of a usable copy
+Owns the digests of one tier. Thread rule: the copying thread writes. The holder of a usable copy
 may read.
 """
 
@@ -17,10 +17,8 @@ from tasuki.pycache.arena import Arena
 
 
 def page_bytes(arena: Arena, page: int) -> NDArray[np.uint8]:
-    """The bytes of a page and of a slot of an arena in host memory.
-
-    [regions, bytes of a block], a view.
-    """
+    """Return a view of the bytes of a page of an arena in host memory: [regions, bytes of a
+    block]."""
     layout = arena.layout
     blocks: NDArray[np.uint8] = arena.bytes.numpy().reshape(-1, layout.block_bytes)
     step = layout.pages_per_slab
@@ -28,46 +26,45 @@ def page_bytes(arena: Arena, page: int) -> NDArray[np.uint8]:
 
 
 def slot_bytes(arena: Arena, slot: int) -> NDArray[np.uint8]:
-    """[bytes of a slot], a view."""
+    """Return a view of the bytes of a slot: [bytes of a slot]."""
     start = slot * arena.layout.slab_bytes
     memory: NDArray[np.uint8] = arena.bytes.numpy()
     return memory[start : start + arena.layout.slot_bytes]
 
 
 class DigestKind(Enum):
-    """Which digest an arena's pages and slots have. Its value is part of the contract of all that
-    outlives a node: what was written with one cannot be compared with another."""
+    """The digest function of an arena's pages and slots. Its value is part of the contract of all
+    data that outlives a node. Digests of different kinds cannot be compared."""
 
     XXH3 = "xxh3-128"
-    """By the host."""
+    """Computed by the host."""
     WORDS = "mixed-words-128"
-    """By a GPU (gpu/word_digest.py)."""
+    """Computed by a GPU (gpu/word_digest.py)."""
 
     @staticmethod
     def of(device: torch.device) -> "DigestKind":
-        """device: of the arena."""
+        """Return the kind for an arena on `device`."""
         return DigestKind.XXH3 if device.type == "cpu" else DigestKind.WORDS
 
 
 @dataclass(frozen=True)
 class TierDigests:
-    """By id of the tier; none of what was never written whole. Thread rule: the thread that copies
-    to the tier writes; who holds a copy of use may read its digest."""
+    """Digests by id of the tier. An id never completely written has none. Thread rule: the tier's
+    copying thread writes. The holder of a usable copy may read its digest."""
 
     pages: dict[int, int] = field(default_factory=dict)
     slots: dict[int, int] = field(default_factory=dict)
 
 
 class ArenaDigests:
-    """What the pages and slots of a tier were written with, and what those of the arena have now.
+    """The digests of an arena's current pages and slots, to compare with the digests of a tier.
 
-    A digest (128 bits) is of the bytes of one page or slot, region after region, and not of their
-    place: what the arena had and what came back from below are equal if their digests are, but for
-    one pair of differing pieces in 2^128. Digests are of the arena's bytes alone, and taken where
-    that is. A copy from one tier to the next takes the digest along: what rotted on its way fails
-    where it is loaded.
+    A digest (128 bits) covers the bytes of one page or slot, region after region, independent of
+    their place. Equal digests mean equal bytes, but for one pair of different contents in 2^128.
+    Digests are computed from the arena's bytes alone, in the memory of the arena. A copy from one
+    tier to the next keeps its digest, so corruption on the way is found at the load.
 
-    XXH3. Thread rule: any. Holds no interpreter's lock while bytes are read.
+    XXH3. Thread rule: any. Holds no interpreter lock while bytes are read.
     """
 
     def __init__(self, arena: Arena) -> None:

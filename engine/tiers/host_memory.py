@@ -1,7 +1,7 @@
 """Host memory below an engine's arena: its size, its allocation, and its pinning for a GPU.
 
-Pinning takes as long as the kernel needs to find the pages, so it goes by pieces, is shown in the
-log while it lasts, and is bounded.
+Pinning takes as long as the kernel needs to find the pages. So it goes by segments, logs its
+progress, and has a time limit.
 """
 
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 GIB = 2**30
 _AUTO_PART = 0.5
-"""Of what is available: the rest is for the page cache and for whoever else runs there."""
+"""Part of the available memory. The rest is for the page cache and for other processes."""
 _FEWEST_SLABS = 2
 """A state and the pages of one prompt."""
 
@@ -32,7 +32,8 @@ _OF_ONE_RANK = ArenaKey(Place.HOST)
 
 
 def host_arena(config: EngineConfig, layout: CacheLayout) -> Arena | None:
-    """None where the config asks for none. layout: of one rank. Raises as host_slabs()."""
+    """Return the host arena, or None if the config has none. layout: one rank's. Raises as
+    host_slabs()."""
     if config.host_cache_gib is None:
         return None
     slabs = host_slabs(config, layout, available_bytes())
@@ -44,7 +45,7 @@ def host_arena(config: EngineConfig, layout: CacheLayout) -> Arena | None:
 def arena_below(
     layout: CacheLayout, slabs: int, device: str, key: ArenaKey = _OF_ONE_RANK
 ) -> Arena:
-    """Host memory below an arena on that device. Raises EngineConfigError."""
+    """Allocate host memory below an arena on `device`. Raises EngineConfigError."""
     if device == "cpu":
         return Arena(layout, slabs, key=key)
 
@@ -52,8 +53,8 @@ def arena_below(
 
 
 def host_slabs(config: EngineConfig, layout: CacheLayout, available: int) -> int:
-    """available: bytes. Raises EngineConfigError where the config asks for too little, or for more
-    than is available. REQUIRES: it asks for some."""
+    """Return the number of slabs for one rank. available: bytes. Raises EngineConfigError if the
+    configured size is too small or not available. REQUIRES: the config has a host cache."""
     asked = config.host_cache_gib
     assert asked is not None
     size = int(available * _AUTO_PART) if isinstance(asked, Auto) else int(asked * GIB)
@@ -74,7 +75,8 @@ def host_slabs(config: EngineConfig, layout: CacheLayout, available: int) -> int
 def available_bytes(
     meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """Of memory that nobody uses, as far as the system and this process's control group say."""
+    """Return the bytes of unused memory, limited by the system and by this process's control
+    group."""
     found = _machine_bytes(meminfo)
     try:
         limit, used = (
@@ -103,19 +105,19 @@ _PIECE_BYTES = GIB
 _PAGE = mmap.PAGESIZE
 _SAID_SECONDS = 10.0
 MOST_SECONDS = 900.0
-"""Before the start is given up: a terabyte takes about five minutes."""
+"""The longest time of pinning before the start is given up. A terabyte takes about five minutes."""
 
 
 class Pinning(Protocol):
     def pin(self, address: int, size: int) -> None:
-        """Raises RuntimeError."""
+        """Pin a region. Raises RuntimeError."""
 
     def let_go(self, address: int) -> None:
-        """Of what was pinned from there on."""
+        """Unpin the region that starts at `address`."""
 
 
 class CudaPinning:
-    """For every GPU of the process."""
+    """Pinning for every GPU of the process."""
 
     _PORTABLE = 1
 
@@ -131,14 +133,14 @@ class CudaPinning:
 
 
 class _PinnedMap(mmap.mmap):
-    """Lets go of what was pinned of it before the memory goes."""
+    """A memory map that unpins its pinned regions before it is freed."""
 
     pinning: Pinning
     pinned: list[int]
 
     @staticmethod
     def of(size: int, pinning: Pinning | None) -> "_PinnedMap":
-        """Nothing of it is pinned yet. Raises OSError."""
+        """Map `size` bytes, not pinned yet. Raises OSError."""
         memory = _PinnedMap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.pinning, memory.pinned = pinning or CudaPinning(), []
         # Fewer pages to be found, and to be looked up while bytes move; and a process that is
@@ -148,7 +150,7 @@ class _PinnedMap(mmap.mmap):
         return memory
 
     def pin(self, address: int, size: int) -> None:
-        """Raises RuntimeError."""
+        """Pin a region and remember it. Raises RuntimeError."""
         self.pinning.pin(address, size)
         self.pinned.append(address)
 
@@ -163,9 +165,9 @@ def pinned(
     pinning: Pinning | None = None,
     clock: Clock = time.monotonic,
 ) -> torch.Tensor:
-    """Zeros, uint8 [slabs * slab_bytes]. No slab is in two pieces that were pinned apart, for a
-    copy may not cross these. pinning: CUDA's by default. Raises EngineConfigError where the memory
-    cannot be had, or not in time."""
+    """Return pinned zeros, uint8 [slabs * slab_bytes]. No slab crosses two pinned regions, because
+    a copy may not cross their border. pinning: CUDA's by default. Raises EngineConfigError if the
+    memory is not available, or not in time."""
     size, piece = slabs * layout.slab_bytes, piece_bytes(layout)
     try:
         memory = _PinnedMap.of(size, pinning)
@@ -198,8 +200,8 @@ def pinned(
 
 
 def pinned_passage(size: int, pinning: Pinning | None = None) -> torch.Tensor:
-    """Zeros, uint8 [size], from a page of the system's on: a disk reads into them by itself, and a
-    GPU copies from them. Raises EngineConfigError."""
+    """Return pinned zeros, uint8 [size], aligned to an OS page. A disk reads into them directly,
+    and a GPU copies from them. Raises EngineConfigError."""
     try:
         memory = _PinnedMap.of(size, pinning)
         found = torch.frombuffer(memory, dtype=torch.uint8)
@@ -214,7 +216,7 @@ def pinned_passage(size: int, pinning: Pinning | None = None) -> torch.Tensor:
 
 
 def piece_bytes(layout: CacheLayout) -> int:
-    """Of whole slabs and whole pages of the system's."""
+    """Return the bytes of one pinned region: a multiple of the slab size and the OS page size."""
     slabs = _PAGE // gcd(layout.slab_bytes, _PAGE)
     unit = slabs * layout.slab_bytes
     return max(1, _PIECE_BYTES // unit) * unit

@@ -1,16 +1,17 @@
 """Copies between the arena and the tiers below it, from the tree's decision to its acknowledgement.
 
-Owns what is in flight; the tree decides what is copied (cpp_cache/tiers), a copier a tier moves
-bytes. Thread rule: the engine loop's.
+Owns the copies in flight. The tree decides on copies (cpp_cache/tiers), and a copier for each tier
+moves bytes. Thread rule: the engine loop's.
+
 Invariants:
-1. A copy begins behind an event that is recorded when it was decided: all that was launched before,
-   and all that the cache had to copy by then, has ended. So it reads no page that is still written,
-   and writes none that a former owner still reads.
-2. Each transfer is acknowledged once, when its copies have ended and touch nothing any more: good
-   only where each was. A load that is given up, by an abort or since it is late, is quarantined
-   until then.
-3. No request and no allocation waits for a write. Nothing waits without a bound: a load that is
-   late is given up, and whoever closes waits as long as they say.
+1. A copy begins after an event recorded at its decision. All earlier launches and cache copies have
+   ended then. So it reads no page still being written, and writes none still read by a former
+   owner.
+2. Each transfer is acknowledged once, when its copies have ended and touch nothing any more. It
+   succeeds only if each copy did. A load given up, by an abort or as late, is quarantined until
+   then.
+3. No request and no allocation waits for a write. Every wait is bounded: a late load is given up,
+   and close() has the caller's time limit.
 """
 
 import time
@@ -35,42 +36,43 @@ from .copy_job import CopyJob, JobEnd, LoadBarrier, WriteLabel, parts_of_load
 from .tier import LowerTier, TierCounters
 
 MOST_WRITES = 2
-"""From the arena, begun at a time: what is behind them may still be given up for nothing. Those to
-lower tiers the tree bounds."""
+"""Writes from the arena in progress at a time. Writes not begun yet can be given up at no cost. The
+tree limits writes to lower tiers."""
 LATE_SECONDS = 2.0
-"""At least, before a load is given up: a busy machine is no broken one."""
+"""The least time before a load is given up. A busy machine is not a broken one."""
 _FILLING_SECONDS = 5.0
-"""Between looks at a write budget that is used up."""
+"""Time between looks at a used-up write budget."""
 _LATE_TIMES = 8
-"""So often what it was to take."""
+"""A load is late after this multiple of its expected time."""
 
 
 class Behind(Protocol):
-    """What is computed behind a load, of its allocation's ids."""
+    """A computation behind a load, on its allocation's ids."""
 
     @property
     def ended(self) -> bool:
-        """From then on it touches nothing."""
+        """Return whether it has ended. It touches nothing from then on."""
 
     def wait(self, seconds: float) -> None:
-        """Until it has ended, at most so long."""
+        """Wait until it has ended, at most `seconds`."""
 
     @property
     def spoiled(self) -> bool:
-        """Whether it wrote over what was loaded and is of no use itself. REQUIRES: it has ended."""
+        """Return whether it overwrote loaded data and has no usable result. REQUIRES: it has
+        ended."""
 
 
 class LoadEnd(Enum):
     LANDED = "landed"
-    """The allocation is to be computed from cached_tokens on."""
+    """The load is complete. Computation continues from the allocation's cached_tokens."""
     FAILED = "failed"
     """The allocation is void."""
     LATE = "late"
-    """The allocation is gone."""
+    """The load was late, and the allocation is gone."""
 
 
 OnLoadEnd = Callable[[LoadEnd], None]
-"""Called once with how a load ended, on the engine's thread."""
+"""Called once with the result of a load, on the engine's thread."""
 
 
 @dataclass(eq=False)
@@ -82,12 +84,12 @@ class _Load:
     sizes: Mapping[int, int]
     """Bytes by tier."""
     left: set[int]
-    """Tiers whose copies have not ended."""
+    """Tiers with copies in progress."""
     barrier: LoadBarrier | None = None
     behind: Behind | None = None
     end: JobEnd = JobEnd.DONE
     quarantine: int | None = None
-    """Of a load that was given up."""
+    """The quarantine id of a load that was given up."""
 
 
 class LowerTiers:
@@ -110,33 +112,33 @@ class LowerTiers:
         self._writes: dict[int, tuple[int, int]] = {}
         """Tier and bytes, by transfer."""
         self._unflushed: set[int] = set()
-        """Writes that read a tier when the cache was flushed."""
+        """Writes that were reading a tier when the cache was flushed."""
         self._unbegun: deque[tuple[Event, int, CopyJob]] = deque()
 
     @property
     def counters(self) -> tuple[TierCounters, ...]:
-        """By tier."""
+        """Return the counters of each tier."""
         return tuple(tier.counters for tier in self._tiers)
 
     @property
     def load_wait(self) -> float:
-        """Until a load that is asked for now would begin, in tokens of prefill."""
+        """Return the time before a new load would begin, in tokens of prefill."""
         return sum(load.price for load in self._loads.values())
 
     @property
     def loading(self) -> int:
-        """Loads that somebody waits for."""
+        """Return the number of loads not given up."""
         return sum(load.quarantine is None for load in self._loads.values())
 
     @property
     def is_busy(self) -> bool:
-        """Whether a copy is under way, or a lookup that somebody waits for."""
+        """Return whether a copy is in progress, or a lookup that a request waits for."""
         return bool(self._loads or self._writes) or self._is_looking_up
 
     @property
     def idle_seconds(self) -> float | None:
-        """How long nothing is to be begun here if nobody asks: time fills a write budget that is
-        used up. None: for ever."""
+        """Return the seconds without work here if no request comes. A used-up write budget fills
+        with time. None: for ever."""
         places = (tier.outlives for tier in self._tiers)
         if all(place is None or place.pages_a_second is None for place in places):
             return None
@@ -150,12 +152,12 @@ class LowerTiers:
 
     @property
     def names(self) -> list[str]:
-        """The nearest first."""
+        """Return the names of the tiers, the nearest first."""
         return [tier.name for tier in self._tiers]
 
     def look_up(self, tokens: NDArray[np.int32], salt: bytes, cursor: int | None) -> Lookup:
-        """Ask what the remote store has of a prompt that is about to begin, beyond what stands
-        here; what is found the tree is given. Over at once where it is not worth it."""
+        """Look up in the remote store a prompt that is about to begin, beyond the tokens stored
+        here. Results are added to the tree. A lookup not worth its cost is over at once."""
         if self._remote is None:
             return NO_LOOKUP
         match = self._cache.match(tokens, salt, cursor)
@@ -174,10 +176,10 @@ class LowerTiers:
         barrier: LoadBarrier | None = None,
         behind: Behind | None = None,
     ) -> None:
-        """Begin the allocation's load. on_end: called once, by advance(), unless it is given up
-        first. barrier: opened as its layers land, where one tier brings it, and closed where it
-        fails. behind: waits there; the load has not ended before it has. REQUIRES: the allocation
-        has a load."""
+        """Begin the allocation's load. on_end: called once, by advance(), unless the load is given
+        up first. barrier: opened as layers arrive, if one tier brings the load; closed if the load
+        fails. behind: a computation that waits at the barrier. The load ends only after it.
+        REQUIRES: the allocation has a load."""
         assert allocation.load is not None
         parts = parts_of_load(allocation.load, barrier)
         price = sum(self._tiers[tier].prices.load(len(job.pages)) for tier, job in parts.items())
@@ -195,7 +197,8 @@ class LowerTiers:
         return len(job.pages) * layout.page_bytes + slot
 
     def give_up(self, allocation: Allocation) -> None:
-        """Nobody wants the allocation any more; it is gone on return. REQUIRES: it is loading."""
+        """Give up the load of an allocation that is no longer needed. The allocation is gone on
+        return. REQUIRES: it is loading."""
         assert allocation.load is not None
         self._give_up(allocation.load.id, "aborted")
 
@@ -212,7 +215,7 @@ class LowerTiers:
             self._tiers[tier].copier.cancel(transfer)
 
     def advance(self) -> None:
-        """Begin what is at rest, acknowledge what has ended, give up what is late."""
+        """Begin copies with a passed event, acknowledge ended ones, give up late ones."""
         self._begin_at_rest()
         if self._remote is not None:
             for manifest in self._remote[1].lookups.advance():
@@ -230,8 +233,8 @@ class LowerTiers:
             self._end_late()
 
     def write_down(self) -> None:
-        """Begin what is to be written next, as far as it may. Behind a launch nothing has to be
-        launched for its sake."""
+        """Begin the next writes, within MOST_WRITES. Called after a launch, so they need no launch
+        of their own."""
         while sum(tier == 0 for tier, _ in self._writes.values()) < MOST_WRITES:
             write = self._cache.next_write()
             if write is None:
@@ -247,8 +250,8 @@ class LowerTiers:
         return WriteLabel(salt, start, above, tokens, kind.value)
 
     def empty(self) -> None:
-        """The cache was flushed: neither a restart nor a lookup finds anything of before. What
-        writes between tiers still read goes once they have ended."""
+        """Empty the tiers after a flush of the cache: neither a restart nor a lookup finds older
+        data. Data still read by writes between tiers is dropped when these have ended."""
         if self._remote is not None:
             self._remote[1].objects.flushed()
         for each in self._tiers:
@@ -259,7 +262,7 @@ class LowerTiers:
                 self._tiers[tier].copier.cancel(transfer)
 
     def report(self) -> tuple[TierReport, ...]:
-        """Of each."""
+        """Return a report of each tier."""
         stats, layout = self._cache.stats(), self._cache.arena.layout
         found = []
         for number, (tier, held) in enumerate(zip(self._tiers, stats.tiers, strict=True)):
@@ -293,8 +296,9 @@ class LowerTiers:
         return {"left": int(held.budget_pages * page), "a_second": int((filled or 0) * page)}
 
     def wait(self, seconds: float) -> None:
-        """Until a copy has ended, or what is computed behind one, at most so long; not while one is
-        still to begin. Whoever steps on instead takes the interpreter from those threads."""
+        """Wait until a copy or a computation behind one has ended, at most `seconds`. Returns at
+        once while a copy is still to begin. Without this wait, further steps would take the
+        interpreter from those threads."""
         if self._unbegun:
             return
         under_way = [tier for load in self._loads.values() for tier in load.left]
@@ -309,8 +313,8 @@ class LowerTiers:
             self._remote[1].lookups.wait(seconds)
 
     def close(self, seconds: float) -> bool:
-        """End every copy and the copiers, each within so long. False: one took longer; what is
-        being copied is then its own for good, and what it reads stays open."""
+        """End every copy and copier, each within `seconds`. Returns False if one took longer. Its
+        memory is then never reused, and the files it reads stay open."""
         ended = True
         # The last first: each reads the tier above it.
         for tier in reversed(self._tiers):
@@ -374,4 +378,4 @@ class LowerTiers:
 
 
 MakeTiers = Callable[[HybridPrefixCache, EventRecorder], LowerTiers]
-"""Below that cache's arena, for the engine whose launches are recorded."""
+"""Makes the tiers below a cache's arena. The recorder's engine owns them."""

@@ -1,6 +1,6 @@
-"""Copies between an arena and a tier, piece by piece, with digests of what they move.
+"""Copies between an arena and a tier, segment by segment, with digests of the moved bytes.
 
-Thread rule: one thread; a load may go on while a write is under way.
+Thread rule: one thread; a load may go on while a write is in progress.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,32 +15,34 @@ from .digests import ArenaDigests, page_bytes
 
 
 class StillMoving(Exception):
-    """Whether a copy still moves bytes cannot be known: its ids are in use for good."""
+    """A copy that may still move bytes: its end cannot be observed. Its ids stay in use for
+    good."""
 
 
 class RunningCopy(Protocol):
-    """Thread rule: one thread."""
+    """A copy in progress. Thread rule: one thread."""
 
     @property
     def layers(self) -> int:
-        """So many layers have in the arena all that a load brings of them."""
+        """Return the number of layers with all loaded data in the arena."""
 
     def advance(self) -> bool:
-        """Begin another piece, and wait for one where enough are under way; False, and nothing is
-        under way, once all are there. Holds no interpreter's lock while bytes move."""
+        """Begin another segment, and wait for one if enough are in flight. Returns False once all
+        are complete and none is in flight. Holds no interpreter lock while bytes move."""
 
     def digests(self) -> tuple[list[int], int | None]:
-        """Of the job's pages and of its slot, as the arena has them. REQUIRES: advance() was
-        False."""
+        """Return the digests of the job's pages and of its slot, from the arena's bytes. REQUIRES:
+        advance() returned False."""
 
     def settle(self) -> None:
-        """Nothing that was begun moves a byte any more, however it went. Raises StillMoving."""
+        """Wait until no begun segment moves a byte any more, after success or failure. Raises
+        StillMoving."""
 
 
 class WholeCopy:
-    """A copy while it goes on, piece by piece, as the thread that copies sees it.
+    """A copy in progress, segment by segment, for the copying thread.
 
-    `RunningCopy` of whole pages, then of a whole slot: no layer is there before all are.
+    `RunningCopy` of whole pages, then of a whole slot: no layer is complete before all are.
     """
 
     layers = 0
@@ -52,8 +54,8 @@ class WholeCopy:
         move_pages: Callable[[PagePairs], list[int]],
         move_slot: Callable[[tuple[int, int]], int],
     ) -> None:
-        """at_once: pages of a piece. move_pages, move_slot: have ended on return, with digests of
-        what the arena has of them."""
+        """at_once: pages of a segment. move_pages, move_slot: return after the move, with digests
+        of the arena's bytes."""
         self._left = _parts(job.pages, at_once)
         self._move_pages = move_pages
         self._move_slot = move_slot
@@ -76,7 +78,7 @@ class WholeCopy:
         return self._pages, self._slot
 
     def settle(self) -> None:
-        """Each piece has ended when its call returns."""
+        """Do nothing: each segment ends before its call returns."""
 
 
 def _parts(pages: Sequence[tuple[int, int]], at_once: int) -> Iterator[PagePairs]:
@@ -85,29 +87,29 @@ def _parts(pages: Sequence[tuple[int, int]], at_once: int) -> Iterator[PagePairs
 
 
 PIECE_BYTES = 8 << 20
-"""Of what is copied before anybody looks whether it is still wanted: a few milliseconds."""
+"""Bytes copied before the next check for a cancellation: a few milliseconds."""
 
 
 class PieceCopies(Protocol):
-    """Copies between an arena and a tier, with digests of what they move: all that depends on where
-    the arena is and on what is below it.
+    """Copies between an arena and a tier, with digests of the moved bytes. Contains all code that
+    depends on the arena's memory and on the tier's.
 
-    Down to a tier from what is above it, up from the tier to the arena. Thread rule: one thread; a
-    load may go on while a write is under way.
+    Down: to a tier from the tier above it. Up: from the tier to the arena. Thread rule: one thread;
+    a load may go on while a write is in progress.
     """
 
     def down(self, job: CopyJob) -> RunningCopy:
-        """A write, of which nothing has begun; its digests are of what the arena had."""
+        """Return a write that has not begun. Its digests are of the arena's bytes at the write."""
 
     def up(self, job: CopyJob) -> RunningCopy:
-        """A load, of which nothing has begun."""
+        """Return a load that has not begun."""
 
 
 class HostCopies:
-    """`PieceCopies` of host memory below an arena that is in host memory as well."""
+    """`PieceCopies` of host memory below an arena, also in host memory."""
 
     def __init__(self, arena: Arena, below: Arena, piece_bytes: int = PIECE_BYTES) -> None:
-        """piece_bytes: of what is copied before anybody looks whether it is still wanted."""
+        """piece_bytes: bytes copied before the next check for a cancellation."""
         self._arena = arena
         self._below = below
         self._piece_bytes = piece_bytes
@@ -137,8 +139,8 @@ class HostCopies:
 
 
 class HostUpCopy:
-    """`RunningCopy` from host memory. Each piece is digested as soon as it has landed, while it is
-    in the processor's caches."""
+    """`RunningCopy` from host memory. Each segment is digested right after its copy, while it is in
+    the processor's caches."""
 
     def __init__(
         self, copies: HostCopies, arena: Arena, job: CopyJob, pieces: Iterator[Piece]
@@ -175,4 +177,4 @@ class HostUpCopy:
         return pages, None if self._job.slot is None else self._of_slot.intdigest()
 
     def settle(self) -> None:
-        """Each piece has ended when its call returns."""
+        """Do nothing: each segment ends before its call returns."""

@@ -1,7 +1,6 @@
 """The common part of all stores below host memory: interface, rows, threads and bounds.
 
-`within()` bounds a call that may hang. A store is not asked again after too many failures in a
-row.
+`within()` bounds a call that may hang. A store is paused after too many failures in a row.
 """
 
 import hashlib
@@ -27,12 +26,13 @@ _DIGITS = 16
 
 
 def contract_digest(contract: Mapping[str, str]) -> str:
-    """Hex. contract: what must be equal before bytes that were kept are used."""
+    """Return the digest, hex. contract: settings that must be equal before kept bytes are used."""
     return hashlib.sha256(json.dumps(dict(contract), sort_keys=True).encode()).hexdigest()
 
 
 def folder_of(digest: str) -> str:
-    """The name of what nodes of one contract keep: equal where their bytes mean the same."""
+    """Return the name of the folder of a contract. Nodes with equal names give bytes the same
+    meaning."""
     return PREFIX + digest[:_DIGITS]
 
 
@@ -40,10 +40,10 @@ Found = TypeVar("Found")
 
 
 def within(seconds: float, call: Work[Found], late: OSError) -> Found:
-    """A call that may hang, with a bound.
+    """Run a call that may hang, within a time limit.
 
-    Raises what the call raises, and `late` where it has not ended by then: then it hangs a thread
-    of nobody.
+    Raises the call's error, or `late` if it has not ended in time. The hanging call then keeps its
+    thread.
     """
     found: list[Found] = []
     errors: list[BaseException] = []
@@ -68,13 +68,13 @@ MOST_FAILURES = 3
 
 
 class Patience:
-    """How often a store may fail in a row before nobody asks it any more.
+    """A counter of a store's failures in a row. After too many the store is not used.
 
     Thread rule: any.
     """
 
     def __init__(self, seconds: float = float("inf"), clock: Clock = time.monotonic) -> None:
-        """seconds: after which it is tried again."""
+        """seconds: time until the store is tried again."""
         self._seconds = seconds
         self._clock = clock
         self._lock = threading.Lock()
@@ -89,7 +89,7 @@ class Patience:
             return self._clock() < self._since + self._seconds
 
     def failed(self) -> bool:
-        """Whether it is over by this one."""
+        """Record a failure. Returns whether this one reached the limit."""
         with self._lock:
             self._failures += 1
             self._since = self._clock()
@@ -104,17 +104,18 @@ MakeContract = Callable[[], Mapping[str, str]]
 """Returns the settings that must equal another node's before its bytes are used. Computed once."""
 
 Ends = SimpleQueue[BaseException | None]
-"""How each call of one run() ended."""
+"""The result of each call of one run()."""
 
 
 class IoThreads:
-    """Calls side by side: a few threads, so that a store has several reads or writes at a time.
+    """Concurrent calls: a few threads, so a store has several reads or writes at a time.
 
-    Thread rule of run(): any, several at a time. Invariant: what run() was given has ended when it
-    returns, whoever else runs calls meanwhile. A call that hangs, hangs it: who waits for it has a
-    bound (CopyThread).
+    Thread rule of run(): any, several at a time. Invariant: all calls given to run() have ended
+    when it returns, independent of other callers. If a call hangs, so does run(); its callers have
+    their own time limit (CopyThread).
 
-    Daemons, from the first run() with several calls on: what hangs in one holds up no exit.
+    The threads are daemons. They start with the first run() of several calls. A hanging call does
+    not block the process's exit.
     """
 
     def __init__(self, name: str, count: int) -> None:
@@ -125,7 +126,7 @@ class IoThreads:
         self._asked: SimpleQueue[tuple[Work[None], Ends] | None] = SimpleQueue()
 
     def run(self, calls: Sequence[Work[None]]) -> None:
-        """Raises what one of them raised, once all have ended."""
+        """Run the calls. Raises an error of one of them, once all have ended."""
         if len(calls) == 1:
             calls[0]()
             return
@@ -139,7 +140,7 @@ class IoThreads:
                 raise error
 
     def close(self) -> None:
-        """Idempotent. REQUIRES: nothing runs, or it hangs for good."""
+        """End the threads. Idempotent. REQUIRES: no call runs, except calls that hang for good."""
         for _ in self._threads:
             self._asked.put(None)
         self._threads.clear()
@@ -166,31 +167,31 @@ class IoThreads:
 
 SECTOR = 4096
 Row = NDArray[np.uint8]
-"""[row bytes]: what passes, then whatever."""
+"""[row bytes]: the content, then padding of any value."""
 Rows = NDArray[np.uint8]
-"""[rows, row bytes], each as a Row."""
+"""[rows, row bytes], each a Row."""
 
 
 def row_bytes(size: int) -> int:
-    """Of a row for so many bytes."""
+    """Return the bytes of a row for `size` bytes of content."""
     return -(-size // SECTOR) * SECTOR
 
 
 class PassingRows:
-    """Memory that pages and slots pass through on their way to a store and back: a row each.
+    """A buffer for pages and slots on their way to a store and back: one row each.
 
-    A row begins at a sector of memory and is a whole number of them long, as direct reads and
-    writes of a disk need it.
+    A row begins at a sector of memory and is a whole number of sectors long. Direct disk reads and
+    writes need this.
 
-    Grows to the most that was asked for. Thread rule: one thread; what it gave out before is
-    overwritten.
+    Grows to the largest request. Thread rule: one thread; each request overwrites the rows of the
+    one before.
     """
 
     def __init__(self) -> None:
         self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def rows(self, count: int, size: int) -> Rows:
-        """For so many bytes each, with whatever was there."""
+        """Return `count` rows for `size` bytes each. Their content is undefined."""
         length = count * row_bytes(size)
         if len(self._memory) < length:
             # A map of its own begins at a sector.
@@ -199,33 +200,33 @@ class PassingRows:
 
 
 class TierSource(Protocol):
-    """Thread rule: as many threads as like, of ids that nobody writes. A call returns with all of
-    its bytes there, or raises an OSError; what it brings is not believed: who reads compares
-    digests. It takes as long as it takes: who waits for it has a bound (CopyThread)."""
+    """A readable store of pages and slots. Thread rule: any number of threads, for ids not being
+    written. A call returns with all of its bytes read, or raises an OSError. The bytes are not
+    trusted: the reader compares digests. A call has no time limit: its caller has one
+    (CopyThread)."""
 
     def get_pages(self, pages: Sequence[int], rows: Rows) -> None:
-        """Into the first bytes of a row each."""
+        """Read each page into the first bytes of its row."""
 
     def get_slot(self, slot: int, row: Row) -> None: ...
 
 
 class TierStore(TierSource, Protocol):
-    """What a tier below the arena is to who copies: pages and slots by the tree's ids.
+    """A tier below the arena as seen by copiers: pages and slots by the tree's ids.
 
-    Host memory is one that is read from, a file on a disk and objects of a remote store are ones
-    that are written too.
+    Host memory is only read (TierSource). A disk file and remote objects are written too.
 
     One thread writes.
     """
 
     def put_pages(self, pages: Sequence[int], rows: Rows) -> None:
-        """From the first bytes of a row each."""
+        """Write each page from the first bytes of its row."""
 
     def put_slot(self, slot: int, row: Row) -> None: ...
 
 
 class HostSource:
-    """An arena in host memory."""
+    """An arena in host memory as a source."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena

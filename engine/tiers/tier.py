@@ -1,7 +1,7 @@
 """One tier below the arena: its copier, its counters, and the price of a load from it.
 
-A price is in tokens of prefill, as the tree weighs it. The rates are assumed: a load is far cheaper
-than the prefill of all but a few hundred tokens. So a decision moves little with them, and measured
+A price is in tokens of prefill, the tree's unit. Rates are assumed, not measured. A load is far
+cheaper than any prefill of more than a few hundred tokens, so rates change few decisions. Measured
 rates would change decisions from run to run. Prices are pure. Thread rule: counters and copiers
 belong to the engine loop.
 """
@@ -20,8 +20,8 @@ from .digests import TierDigests
 
 @dataclass(frozen=True)
 class Link:
-    """Between the arena and a tier: seconds, bytes a second, FLOPs of prefill a second, and
-    the least seconds of a token's prefill, whatever its FLOPs."""
+    """The link between the arena and a tier. fixed_seconds: added to each load. bytes_a_second:
+    copy rate. flops_a_second: prefill rate. least_seconds: the least time of a token's prefill."""
 
     fixed_seconds: float
     bytes_a_second: float
@@ -30,32 +30,34 @@ class Link:
 
 
 CPU_LINK = Link(0.5e-3, 3e9, 50e9, 10e-6)
-"""Both are the host's memory, and each byte is read once more for its digest."""
+"""Both sides are host memory, and each byte is read once more for its digest."""
 DISK_LINK = Link(5e-3, 1e9, 50e9, 10e-6)
-"""A drive, and whatever else is on it."""
+"""A drive with other users."""
 REMOTE_LINK = Link(50e-3, 0.2e9, 50e9, 10e-6)
 """A store on a network of a few gigabits, with several requests a load."""
 GPU_LINK = Link(0.5e-3, 50e9, 400e12, 1e-6)
 """PCIe of the fifth generation."""
 GPU_DISK_LINK = Link(5e-3, 3e9, 400e12, 1e-6)
-"""About half of what one NVMe drive reads."""
+"""About half of one NVMe drive's read rate."""
 GPU_REMOTE_LINK = Link(50e-3, 2e9, 400e12, 1e-6)
-"""A store on a network of 25 gigabits: with less the larger models compute sooner."""
+"""A store on a 25-gigabit network. On a slower one, larger models compute faster than they load."""
 
 
 @dataclass(frozen=True)
 class TierPrices:
-    """Tokens of prefill: for a load, and more for each page and its state."""
+    """The price of a load in tokens of prefill. It has a fixed part, a part for each page, and one
+    for the state."""
 
     fixed: float
     page: float
     slot: float
     seconds: float
-    """Of a token's prefill."""
+    """Seconds of a token's prefill."""
 
     @staticmethod
     def of(layout: CacheLayout, token_flops: float, link: Link) -> "TierPrices":
-        """token_flops: of a token's prefill, without what it takes for the tokens before it."""
+        """Return the prices of a link. token_flops: FLOPs of a token's prefill, without attention
+        to earlier tokens."""
         seconds = max(token_flops / link.flops_a_second, link.least_seconds)
         a_byte = 1 / link.bytes_a_second / seconds
         return TierPrices(
@@ -66,13 +68,14 @@ class TierPrices:
         )
 
     def load(self, pages: int) -> float:
-        """Of so many pages and a state."""
+        """Return the price of a load of `pages` pages and a state."""
         return self.fixed + self.page * pages + self.slot
 
     def config(
         self, slabs: int, pages_a_second: float | None = None, filling: str = "as_dropped"
     ) -> TierConfig:
-        """pages_a_second: that may be written in the long run. filling: as the tree's."""
+        """Return the tree's settings. pages_a_second: long-run write budget. filling: the tree's
+        setting."""
         return TierConfig(
             slabs=slabs,
             fixed_cost=self.fixed,
@@ -84,11 +87,11 @@ class TierPrices:
 
 
 class Copier(Protocol):
-    """CopyThread, or what stands in its place."""
+    """CopyThread or a replacement."""
 
     @property
     def written(self) -> TierDigests:
-        """What the tier was written with here."""
+        """Return the digests of the tier's contents."""
 
     def begin(self, job: CopyJob) -> None: ...
 
@@ -110,8 +113,9 @@ def _counters(*more: str) -> dict[str, int]:
 
 @dataclass
 class TierCounters:
-    """Loads and writes by how they ended: late and aborted ones were given up first. Bytes: of
-    those that were of use. A load counts where it failed, else at the lowest tier that it is of."""
+    """Counts of loads and writes by their results. Late and aborted loads were given up before
+    their end. Bytes count usable loads and writes only. A failed load counts at the tier of its
+    failure, any other at its lowest tier."""
 
     loads: dict[str, int] = field(
         default_factory=lambda: _counters(JobEnd.MISMATCH.value, "late", "aborted")
@@ -123,7 +127,7 @@ class TierCounters:
 
 @dataclass(frozen=True)
 class LowerTier:
-    """One, as the engine has it. disk, remote: what it lies on, where that outlives the node."""
+    """One tier as seen by the engine. disk, remote: its medium, if the medium outlives the node."""
 
     name: str
     copier: Copier

@@ -18,16 +18,16 @@ from .store import HostSource, PassingRows, TierSource, TierStore
 
 
 class StoreLoads(Protocol):
-    """Thread rule: one thread, one load at a time."""
+    """Loads from one store. Thread rule: one thread, one load at a time."""
 
     def up(self, job: CopyJob) -> RunningCopy:
-        """A load, of which nothing has begun; its digests are of what the arena has."""
+        """Return a load that has not begun. Its digests are of the arena's bytes."""
 
 
 class HostLoads:
-    """Loads from a store to the arena: all of a store's copies that depends on where the arena is.
+    """Loads from a store to an arena in host memory.
 
-    To an arena in host memory.
+    All parts of a store's copies that depend on the arena's memory are here.
     """
 
     def __init__(self, arena: Arena, store: TierSource) -> None:
@@ -69,7 +69,7 @@ class StoreCopies:
         store: TierStore,
         loads: StoreLoads,
     ) -> None:
-        """above: the tier above the store's, and what it was written with. loads: from the
+        """above: the tier above the store's. written: the digests of that tier. loads: from the
         store."""
         self._layout = layout
         self._above = above
@@ -105,9 +105,9 @@ class StoreCopies:
 def tier_copiers(
     arena: Arena, host: Arena, disk: DiskMemory | None, remote: RemoteMemory | None = None
 ) -> list[CopyThread]:
-    """Who copies to and from each tier below an arena.
+    """Make the copiers of all tiers below an arena.
 
-    A thread a tier, the nearest first: a slow disk holds up no copy of host memory.
+    Each tier has its own thread, the nearest tier first: a slow disk delays no copy of host memory.
     """
     found = [CopyThread(host_copies(arena, host))]
     source: TierSource = HostSource(host)
@@ -120,7 +120,8 @@ def tier_copiers(
 
 
 def host_copies(arena: Arena, host: Arena) -> PieceCopies:
-    """REQUIRES: on a GPU, host is arena_below()."""
+    """Return the copies between the arena and host memory. REQUIRES: on a GPU, host is
+    arena_below()."""
     match DigestKind.of(arena.bytes.device):
         case DigestKind.XXH3:
             return HostCopies(arena, host)
@@ -133,7 +134,7 @@ def host_copies(arena: Arena, host: Arena) -> PieceCopies:
 def store_copies(
     arena: Arena, above: TierSource, written: TierDigests, store: TierStore
 ) -> PieceCopies:
-    """above, written: as of StoreCopies. Raises EngineConfigError."""
+    """Return the copies of a store. above, written: see StoreCopies. Raises EngineConfigError."""
     return StoreCopies(arena.layout, above, written, store, _store_loads(arena, store))
 
 
@@ -148,7 +149,8 @@ def _store_loads(arena: Arena, store: TierSource) -> StoreLoads:
 
 
 def disk_copier(arena: Arena, host: Arena, above: CopyThread, disk: DiskMemory) -> CopyThread:
-    """above: who copies to host memory. Knows what the disk has from before."""
+    """Make the disk's copier, with the digests of earlier contents of the disk. above: the copier
+    of host memory."""
     pieces = store_copies(arena, HostSource(host), above.written, disk.file)
     copier = CopyThread(pieces, "disk", journal=disk.index)
     if disk.index.standing is not None:
@@ -161,6 +163,6 @@ def disk_copier(arena: Arena, host: Arena, above: CopyThread, disk: DiskMemory) 
 def remote_copier(
     arena: Arena, above: TierSource, written: TierDigests, remote: RemoteMemory
 ) -> CopyThread:
-    """above: the tier above the remote one, and what it was written with."""
+    """Make the remote tier's copier. above: the tier above the remote one. written: its digests."""
     pieces = store_copies(arena, above, written, remote.objects)
     return CopyThread(pieces, "remote", journal=remote.objects)

@@ -1,6 +1,6 @@
 """The disk tier: a file of records, its size, and the probe at the start.
 
-Owns the file. Thread rule: as `TierStore` (store.py).
+Owns the file. Thread rule: see `TierStore` (store.py).
 """
 
 import errno
@@ -38,7 +38,7 @@ from .kept_index import KeptIndex
 log = logging.getLogger(__name__)
 
 _IN_FLIGHT = 8
-"""Reads or writes at a time, of _PIECE_BYTES at most."""
+"""Reads or writes at a time, each of _PIECE_BYTES at most."""
 _PIECE_BYTES = 1 << 20
 _NAME = "slabs"
 
@@ -50,17 +50,17 @@ VectorCall = Callable[[int, list[memoryview], int], int]
 class DiskFile:
     """A file of records on a disk: memory below host memory, by the same ids.
 
-    A page lies in one piece, and so does a slot: a slab of the file holds as many pages, or one
-    slot, as one of the arena. One slab more is for trying the disk. The file stays where its node
-    ends. Several pieces are in flight: a drive that has one to do at a time is mostly idle. Thread
-    rule: as `TierStore`. Invariant: a call returns with all of its bytes moved, or raises
-    DiskFailed. What a disk returns is not believed here: who reads compares digests.
+    Each page and each slot is contiguous. A slab of the file holds as many pages as a slab of the
+    arena, or one slot. One extra slab is for the probe. The file remains after its node ends.
+    Several segments are in flight, because a drive with one request at a time is mostly idle.
+    Invariant: a call returns with all of its bytes moved, or raises DiskFailed. Read bytes are not
+    trusted here: the reader compares digests.
 
-    As `TierStore`.
+    Implements `TierStore`, with its thread rule.
     """
 
     def __init__(self, folder: KeptFolder, layout: CacheLayout, slabs: int) -> None:
-        """Takes the file's room on the disk; what is in it stays. Raises DiskFailed."""
+        """Reserve the file's space on the disk and keep its contents. Raises DiskFailed."""
         self.layout = layout
         self.slabs = slabs
         self._folder = folder.path
@@ -89,7 +89,7 @@ class DiskFile:
         self._move_all("read", os.preadv, [slot * self._slab], row[None])
 
     def close(self) -> None:
-        """Idempotent. REQUIRES: nobody reads or writes any more."""
+        """Close the file. Idempotent. REQUIRES: no thread reads or writes it any more."""
         self._threads.close()
         self._let_go()
 
@@ -143,7 +143,7 @@ class DiskFile:
 
 
 def disk_slab_bytes(layout: CacheLayout) -> int:
-    """Of a slab in a file."""
+    """Return the bytes of a slab in a file."""
     return max(layout.pages_per_slab * row_bytes(layout.page_bytes), row_bytes(layout.slot_bytes))
 
 
@@ -158,8 +158,8 @@ def _take_room(file: int, size: int) -> None:
 
 
 def _open(folder: KeptFolder) -> int:
-    """A descriptor. Past the page cache, where the file system can: memory for what it holds is
-    what host memory is for."""
+    """Return a file descriptor, with direct I/O if the file system allows it. Caching the file in
+    memory would duplicate the host tier."""
     try:
         return folder.open(_NAME, os.O_RDWR | os.O_CREAT | os.O_DIRECT)
     except OSError as error:
@@ -172,12 +172,12 @@ def _open(folder: KeptFolder) -> int:
 GIB = 2**30
 _FEWEST_SLABS = 2
 _START_SECONDS = 60.0
-"""To take the room, try the disk and read what is known of it, before it is given up."""
+"""Time limit to reserve the space, probe the disk and read its index."""
 
 
 @dataclass(frozen=True)
 class DiskMemory:
-    """pages_a_second: that may be written in the long run; None: any number."""
+    """A disk tier. pages_a_second: long-run write budget; None: no limit."""
 
     file: DiskFile
     index: KeptIndex
@@ -188,7 +188,7 @@ class DiskMemory:
         return self.index.counters
 
     def close(self) -> None:
-        """Another node may have it. REQUIRES: no copier has it any more."""
+        """Close the disk, so another node may use it. REQUIRES: no copier uses it any more."""
         self.file.close()
         self.index.close()
 
@@ -196,13 +196,12 @@ class DiskMemory:
 def disk_memory(
     config: EngineConfig, layout: CacheLayout, contract: MakeContract
 ) -> DiskMemory | None:
-    """How much of a disk a node keeps below its host memory, that it reads back what it wrote, and
-    what is there from before.
+    """Open the disk tier of a node: reserve its space, probe it and read its index.
 
-    None where the config asks for none. layout: of this rank, which takes its part of
-    disk_cache_gib. contract: what must be equal before bytes are used that another node wrote, with
-    the rank where there are several. Raises EngineConfigError where the disk has no room, does not
-    return what was written to it, or is another's.
+    Returns None if the config has no disk. layout: this rank's; a rank gets its share of
+    disk_cache_gib. contract: settings that must equal another node's before its bytes are used. It
+    includes the rank if there are several. Raises EngineConfigError if the disk has too little
+    space, returns other bytes than written, or is in use.
     """
     if config.disk_cache is None or config.disk_cache_gib is None:
         return None
@@ -235,8 +234,8 @@ def disk_memory(
 
 
 def _refuse_other_dtype(config: EngineConfig, parent: Path, agreed: Mapping[str, str]) -> None:
-    """Raises EngineConfigError where nobody chose a dtype, and the folder holds what a node of this
-    model kept in another one than auto comes to here: it would be of no use, silently."""
+    """Raise EngineConfigError if dtype is auto and the folder holds data of this model in another
+    dtype. The data would be silently useless."""
     if config.dtype != AUTO_DTYPE or (parent / folder_of(contract_digest(agreed))).exists():
         return
     for dtype in set(DTYPES) - {config.compute_dtype}:

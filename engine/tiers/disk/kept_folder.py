@@ -22,27 +22,27 @@ log = logging.getLogger(__name__)
 
 
 class DiskFailed(OSError):
-    """The disk did not do what it was asked; what it was asked for is computed instead."""
+    """A failed disk operation. The requested data is computed instead."""
 
 
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 _LOCK_SECONDS = 5.0
-"""A node that was killed may take so long to be gone."""
+"""Time that a killed node may take to exit."""
 _POLL_SECONDS = 0.05
 
 
 class KeptFolder:
-    """The folder of one contract on a disk: whose it is, and that one node at a time has it.
+    """The folder of one contract on a disk, with its owner, used by one node at a time.
 
-    What a node keeps is as secret as its prompts: folder and files are its user's alone. Nothing is
-    opened through a link, nor of another user. Folders of other contracts are left alone.
+    Kept data is as secret as prompts: folder and files are accessible to their user alone. No file
+    is opened through a link, or if another user owns it. Folders of other contracts stay untouched.
 
-    Locked until close(), or until the object or the process goes.
+    Locked until close(), or until the object or the process ends.
     """
 
     def __init__(self, parent: Path, contract: Mapping[str, str]) -> None:
-        """contract: what must be equal before bytes that were kept are used. Raises DiskFailed:
-        another user's, another node's, or no folder can be made there."""
+        """contract: settings that must be equal before kept bytes are used. Raises DiskFailed if
+        the folder belongs to another user, is in use by another node, or cannot be made."""
         if not parent.is_dir():
             # Not made here: a disk that is not mounted would become a folder of the system's.
             raise DiskFailed(f"there is no folder {parent}: mount its disk, or mkdir -m 700 it")
@@ -69,8 +69,8 @@ class KeptFolder:
             raise
 
     def open(self, name: str, flags: int) -> int:
-        """A descriptor of a file of this folder. Raises OSError: another user's, a link, or no
-        plain file."""
+        """Return a descriptor of a file of this folder. Raises OSError if it belongs to another
+        user, is a link, or is not a plain file."""
         path = self.path / name
         found = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
         try:
@@ -85,7 +85,8 @@ class KeptFolder:
         return found
 
     def close(self) -> None:
-        """Another node may have it. Idempotent. REQUIRES: nothing of it is written any more."""
+        """Release the lock, so another node may use the folder. Idempotent. REQUIRES: no file of it
+        is written any more."""
         self._let_go()
 
 
@@ -120,19 +121,19 @@ def _lock(descriptor: int, path: Path) -> None:
 
 _NAME = "weights.json"
 _SETTLED_SECONDS = 2.0
-"""Since a file was changed, before its times set it apart from what it becomes."""
+"""Age of a file's last change from which its times are trusted. A younger file could change again
+within the same times."""
 
 
 class KnownWeights:
-    """Digests of weight files that were read before, in a file beside what a disk keeps.
+    """Known digests of weight files, in a file in the disk cache's folder.
 
-    A checkpoint of 18 GB takes 10 to 25 s to digest, and each restart would. A file is taken to be
-    the one that was read where its path, size, inode and both of its times are: its change time
-    nobody can set. One that was changed just before it was read is not noted, since a second change
-    might bear the same times.
+    A checkpoint of 18 GB takes 10 to 25 s to digest, at each restart. A file counts as unchanged if
+    path, size, device, inode and both times are equal. Users cannot set its change time. A file
+    changed just before its reading is not noted, because a second change could have the same times.
 
-    Thread rule: any, of digest(); one thread of the rest. Raises nothing: what cannot be read or
-    written here is read from the weights.
+    Thread rule: any thread for digest(), one thread for the rest. Raises nothing for this file: if
+    it cannot be read or written, digests come from the weights.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -141,7 +142,7 @@ class KnownWeights:
         self._seen: dict[str, list[Any]] = {}
 
     def digest(self, file: Path) -> bytes:
-        """SHA-256 of the file."""
+        """Return the SHA-256 of the file."""
         status = file.stat()
         times = [status.st_size, status.st_dev, status.st_ino]
         times += [status.st_mtime_ns, status.st_ctime_ns]
@@ -157,7 +158,7 @@ class KnownWeights:
         return found
 
     def _file_time(self) -> float | None:
-        """Now, by the clock that stamps files; None where none can be made here."""
+        """Return the current time by the file system's clock. None: no file can be made here."""
         try:
             with tempfile.TemporaryFile(dir=self._path.parent) as made:
                 return os.fstat(made.fileno()).st_mtime
@@ -185,7 +186,7 @@ class KnownWeights:
             return {}
 
     def save(self) -> None:
-        """What was asked for, with what was known before."""
+        """Save the requested digests together with earlier known ones."""
         known = {**self._known, **self._seen}
         if known == self._known:
             return
@@ -200,7 +201,8 @@ class KnownWeights:
 
 
 def digest_of_weights(model: str, folder: str | None) -> str:
-    """As weights_digest(). folder: of a disk that keeps something, if there is one."""
+    """Return weights_digest() of the model. folder: the disk cache, to remember digests in, if
+    there is one."""
     if folder is None or not Path(folder).is_dir():
         return weights_digest(model)
     known = KnownWeights(Path(folder))

@@ -1,6 +1,6 @@
-"""The index of a disk tier in a file beside it: its records, their sum, its use after a restart.
+"""The index of a disk tier, in a file beside it: its records, their sum, its use after a restart.
 
-KeptIndex owns the index file. Standing is the state of the disk that the records add up to. Thread
+KeptIndex owns the index file. Standing is the content of the disk according to the records. Thread
 rule: the thread that opens the index, and then the copier's alone. All else is pure.
 """
 
@@ -25,24 +25,24 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 from .kept_folder import DiskFailed, KeptFolder
 
 MAGIC = b"tasukiK2"
-"""Begins each record; a change of what records mean changes it."""
+"""The magic bytes of each record's head. They change with the meaning of records."""
 _HEAD = struct.Struct("<8sIQ16s")
 _COVERED = struct.Struct("<IQ")
 DIGEST_BYTES = 16
 MOST_BYTES = 1 << 30
-"""Of a record."""
+"""The most bytes of a record."""
 
 
 class Heading(msgspec.Struct, tag="heading", frozen=True, array_like=True):
-    """The first of an index. contract: its digest, hex."""
+    """The first record of an index. contract: its digest, hex."""
 
     contract: str
 
 
 class Kept(msgspec.Struct, tag="kept", frozen=True, array_like=True):
-    """A state was written, and the pages of its path that were not there. start: tokens before
-    them; above: the page that ends there, and the number of the record that wrote it. tokens,
-    pages, digests: little-endian int32, int32, 16 bytes each. kind: the state's."""
+    """A record of a written state and of its path's newly written pages. start: tokens before these
+    pages. above: the page that ends at `start`, and the number of its record. tokens, pages,
+    digests: little-endian int32, int32, 16 bytes each. kind: the state's."""
 
     salt: bytes
     start: int
@@ -56,7 +56,7 @@ class Kept(msgspec.Struct, tag="kept", frozen=True, array_like=True):
 
 
 class Taken(msgspec.Struct, tag="taken", frozen=True, array_like=True):
-    """These are about to be written: what stood there goes. int32 each."""
+    """A record of ids about to be overwritten: their old contents are invalid. int32 each."""
 
     pages: bytes
     slots: bytes
@@ -72,13 +72,12 @@ def encoded(number: int, record: Record) -> bytes:
 
 
 def records_in(content: bytes) -> Iterator[tuple[int, Record] | None]:
-    """The records of a disk's index, as bytes: each with a length, a number and a digest of its
-    own.
+    """Yield the records in the bytes of a disk's index, with their numbers, in order.
 
-    A record that is torn, or that rotted, fails its digest, and those behind it are found by their
-    marks. Pure.
+    Each record has a length, a number and its own digest. A torn or corrupted record fails its
+    digest. The records after it are found by their magic bytes. Pure.
 
-    With their numbers, in order. None: something there is no whole record.
+    None: bytes without a whole record.
     """
     view = memoryview(content)
     at = 0
@@ -132,7 +131,7 @@ class KeptPath:
 
     @property
     def identity(self) -> bytes:
-        """16 bytes: equal where it is the same state at the same places."""
+        """Return 16 bytes, equal for the same state at the same places."""
         total = xxhash.xxh3_128(len(self.salt).to_bytes(8, "little") + self.salt)
         total.update(self.kind.encode() + self.slot.to_bytes(8, "little"))
         total.update(len(self.tokens).to_bytes(8, "little") + self.tokens.tobytes())
@@ -141,10 +140,11 @@ class KeptPath:
 
 
 class Standing:
-    """What the records of an index say that a disk holds now: an id is of the last record with it.
+    """The current contents of a disk according to its index. An id belongs to the last record with
+    it.
 
-    Thread rule: one thread at a time. Invariant: a slab holds pages or a slot; who takes one of
-    them takes it from the other.
+    Thread rule: one thread at a time. Invariant: a slab holds pages or a slot. Taking one for pages
+    takes it from a slot, and the reverse.
     """
 
     def __init__(self, layout: CacheLayout, slabs: int) -> None:
@@ -158,7 +158,7 @@ class Standing:
         self._slot_record = np.zeros(slabs, np.int64)
 
     def add(self, number: int, record: Record) -> bool:
-        """False: it names ids that this disk does not have, or is not whole."""
+        """Add a record. Returns False if it names ids outside this disk, or is not whole."""
         if isinstance(record, Taken):
             pages, slots = _ids(record.pages), _ids(record.slots)
             self._take(pages[self._are_pages(pages)], slots[self._are_slots(slots)])
@@ -187,24 +187,24 @@ class Standing:
         self._page_record.reshape(self._slabs, -1)[slots] = 0
 
     def record_of_page(self, page: int) -> int:
-        """0: none."""
+        """Return the number of the page's record; 0: none."""
         return int(self._page_record[self._dense(np.array([page]))[0]])
 
     def live(self) -> Iterator[tuple[int, Kept]]:
-        """Records of which anything is of use, in order."""
+        """Yield the records with any valid page or slot, in order."""
         held = {*np.unique(self._page_record).tolist(), *np.unique(self._slot_record).tolist()}
         for number, record in self.records.items():
             if number in held:
                 yield number, record
 
     def page_records(self) -> dict[int, int]:
-        """The record of each page that is of use."""
+        """Return the record number of each valid page."""
         dense = np.flatnonzero(self._page_record)
         ids = dense // self._per_slab * self._stride + dense % self._per_slab
         return dict(zip(ids.tolist(), self._page_record[dense].tolist(), strict=True))
 
     def overtaken(self) -> Taken:
-        """Ids of live records that are of no use: their last owner is no live record."""
+        """Return the invalid ids in live records. Their last owner is no live record."""
         pages, slots = [np.empty(0, np.int32)], []
         for _, record in self.live():
             ids = _ids(record.pages)
@@ -214,7 +214,7 @@ class Standing:
         return Taken(np.concatenate(pages).tobytes(), np.array(slots, np.int32).tobytes())
 
     def digests(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Of pages and of slots that are of use, by id."""
+        """Return the digests of valid pages and slots, by id."""
         pages, slots = {}, {}
         for number, record in self.live():
             ids = _ids(record.pages)
@@ -227,14 +227,14 @@ class Standing:
         return pages, slots
 
     def paths(self) -> Iterator[KeptPath | None]:
-        """Of each state that is of use, in the order in which they were written. None: of one whose
-        path is not whole."""
+        """Yield the path of each valid state, in the order of writing. None: the path is not
+        whole."""
         for number, record in self.live():
             if self._slot_record[record.slot] == number:
                 yield self._path(number, record)
 
     def kept_of(self) -> bytes:
-        """The identities of what stands whole, one behind the other."""
+        """Return the concatenated identities of all states with whole paths."""
         return b"".join(path.identity for path in self.paths() if path is not None)
 
     def _path(self, number: int, record: Kept) -> KeptPath | None:
@@ -305,40 +305,40 @@ log = logging.getLogger(__name__)
 
 _NAME, _NEXT_NAME = "index", "index.next"
 _LEAST_BYTES = 64 << 20
-"""Below it a file is not written anew."""
+"""File size below which the index is not compacted."""
 _MOST_GROWTH = 4
-"""Times what was of use when it was written last."""
+"""Growth over its last compacted size at which the index is compacted again."""
 _MOST_READ = 1 << 30
-"""Bytes of one read, or write, of the system."""
+"""The most bytes of one system read or write."""
 
 
 class KeptIndex:
-    """The index of what was written to a disk, in a file beside it: what a node that starts knows.
+    """The index of a disk's contents, in a file beside them, for nodes that start.
 
-    Records are appended, and never synchronised: a node that is killed loses the record that it was
-    writing; a machine that stops may lose or tear others, and may have lost the bytes of those that
-    it kept. Whoever loads compares digests. When most of the file is of no use any more, what is
-    goes to another file, which then takes its name. Thread rule: who opens it until a copier has
-    it; then the copier's thread alone. Invariant: before an id is written, it is recorded as taken;
-    what is recorded as kept was written whole before.
+    Records are appended and never synced. A killed node loses the record it was writing. A machine
+    that stops may lose or tear others, and may lose bytes of recorded pages. So each load compares
+    digests. When most of the file is obsolete, valid records go to a second file. The second file
+    then takes the index's name. Thread rule: the opening thread until a copier has the index; then
+    the copier's thread alone. Invariant: an id is recorded as taken before it is written. It is
+    recorded as kept after it was completely written.
     """
 
     def __init__(self, folder: KeptFolder, layout: CacheLayout, slabs: int) -> None:
-        """Reads what there is, and writes what is of use of it anew. Raises DiskFailed."""
+        """Read the existing index and write its valid records anew. Raises DiskFailed."""
         self.folder = folder
         self._layout = layout
         self._slabs = slabs
         self._heading = encoded(0, Heading(folder.contract))
         self.counters = dict.fromkeys(("restored", "lost", "torn", "failed"), 0)
-        """States that stood again, and those whose path was not whole; records that were not whole;
-        appends that the disk did not take."""
+        """States restored; states lost because their path was not whole; torn records; appends
+        rejected by the disk."""
         try:
             self._last = 0
             standing, self.counters["torn"] = self._read()
             self.standing: Standing | None = standing
-            """What was kept when it was opened, until it is used."""
+            """The contents at opening, until they are used."""
             self.found = len(standing.records)
-            """Records of states when it was opened."""
+            """Records of states at opening."""
             self._page_record = standing.page_records()
             self._last += 1
             self._file: int | None
@@ -348,14 +348,14 @@ class KeptIndex:
             raise DiskFailed(f"the index in {folder.path} cannot be used: {error}") from error
 
     def taken(self, job: CopyJob) -> None:
-        """What stood at the job's targets goes."""
+        """Record the loss of the old contents of the job's targets."""
         pages = np.array([target for _, target in job.pages], np.int32)
         slots = np.array([] if job.slot is None else [job.slot[1]], np.int32)
         self._forget(pages.tolist())
         self._append(Taken(pages.tobytes(), slots.tobytes()))
 
     def kept(self, job: CopyJob, written: TierDigests) -> None:
-        """The job's targets were written whole. REQUIRES: it has a label."""
+        """Record the job's targets as completely written. REQUIRES: the job has a label."""
         label, slot = job.label, job.slot
         assert label is not None and slot is not None
         pages = [target for _, target in job.pages]
@@ -385,7 +385,7 @@ class KeptIndex:
             self._compact()
 
     def emptied(self) -> None:
-        """Nothing that was kept is of use any more: a full disk takes that too."""
+        """Invalidate all records by truncating the file. This works on a full disk too."""
         self._page_record.clear()
         try:
             assert self._file is not None
@@ -400,7 +400,7 @@ class KeptIndex:
             self._size = self._base = len(self._heading)
 
     def close(self) -> None:
-        """Idempotent. REQUIRES: no copier has it any more."""
+        """Close the index and its folder. Idempotent. REQUIRES: no copier has it any more."""
         descriptor, self._file = self._file, None
         if descriptor is not None:
             os.close(descriptor)
@@ -411,7 +411,7 @@ class KeptIndex:
             self._page_record.pop(page, None)
 
     def _append(self, record: Record) -> int | None:
-        """Its number; None: the disk did not take it."""
+        """Append a record and return its number. None: the disk rejected it."""
         self._last += 1
         try:
             assert self._file is not None
@@ -427,7 +427,8 @@ class KeptIndex:
         return self._last
 
     def _read(self) -> tuple[Standing, int]:
-        """And how many records are torn, or name what this disk does not have."""
+        """Return the contents, and the number of records that are torn or name ids outside this
+        disk."""
         standing, torn = Standing(self._layout, self._slabs), 0
         try:
             file = self.folder.open(_NAME, os.O_RDONLY)
@@ -463,7 +464,8 @@ class KeptIndex:
         self._base = self._size
 
     def _written_anew(self, standing: Standing) -> tuple[int, int]:
-        """To another file, which takes this one's name once it is whole: its descriptor, size."""
+        """Write the valid records to another file, renamed to the index's name once whole. Returns
+        its descriptor and size."""
         folder = self.folder
         file = folder.open(_NEXT_NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC)
         try:
@@ -483,7 +485,7 @@ def _bytes(digest: int) -> bytes:
 
 
 def _write_all(file: int, content: bytes) -> int:
-    """At the file's end. Returns how many bytes."""
+    """Append all bytes at the file's end. Returns their number."""
     left = memoryview(content)
     while left:
         left = left[os.write(file, left[:_MOST_READ]) :]
@@ -504,11 +506,10 @@ def _read_all(file: int) -> bytes:
 def restore(
     cache: HybridPrefixCache, tier: int, index: KeptIndex, others: Sequence[bytes] = ()
 ) -> None:
-    """What a disk kept stands in the tree of a node that starts.
+    """Restore the states kept on a disk into the tree of a starting node.
 
-    Give the tree each state that is of use, once. others: what other ranks kept, as of kept_of(): a
-    state stands where all of them have it at the same places. REQUIRES: the cache has served
-    nobody.
+    Gives the tree each valid state, once. others: kept_of() of the other ranks. A state is restored
+    only if all ranks have it at the same places. REQUIRES: the cache has served no request.
     """
     standing, index.standing = index.standing, None
     if standing is None:

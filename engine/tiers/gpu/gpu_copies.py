@@ -1,7 +1,7 @@
-"""Copies between a GPU's arena and what is below it: pinned memory, and stores below that.
+"""Copies between a GPU's arena and the tiers below it: pinned memory, and stores below that.
 
-Owns streams and pinned parts. Thread rule: one thread. The GPU takes every digest from what the
-arena has, so the host reads no bytes of it.
+Owns streams and pinned parts. Thread rule: one thread. The GPU computes every digest from the
+arena's bytes, so the host reads none of them.
 """
 
 from collections import deque
@@ -24,17 +24,17 @@ from .moves import FIRST, LAST, RunMoves, batched_moves, recorded, settle, strea
 from .word_digest import ArenaSums, add_rows, rows_of_piece, rows_of_state
 
 _PIECE_BYTES = 256 << 20
-"""Of what goes by one call: of most jobs all that a layer has. The host's part of a call is taken
-from who launches layers behind a load, and from steps beside a write."""
+"""The most bytes of one call: for most jobs all of a layer. The host's part of a call takes time
+from launches of layers behind a load, and from steps beside a write."""
 _UNDER_WAY = 256 << 20
-"""Bytes that are under way at a time, with the call that passes them: so many milliseconds that the
-link never waits for the host. With all of a load at once each launch of a layer behind it takes
-longer, and what nobody wants ends late."""
+"""The bytes in flight at a time, including the call that exceeds them. They last some milliseconds,
+so the link never waits for the host. With a whole load in flight, each launch of a layer behind it
+takes longer. A cancelled load would also end late."""
 
 
 @dataclass(frozen=True)
 class Lane:
-    """Streams of copies and of digests, of one way."""
+    """Streams of copies and of digests, for one direction."""
 
     copies: torch.cuda.Stream
     checks: torch.cuda.Stream
@@ -42,7 +42,8 @@ class Lane:
 
 @dataclass(frozen=True)
 class _Call:
-    """layers: of which all has been moved behind it. rows: of the job's table, (first, end)."""
+    """One call of several moves. layers: number of layers complete after it. rows: its part of the
+    job's table, (first, end)."""
 
     layers: int
     moves: Moves
@@ -51,9 +52,9 @@ class _Call:
 
 
 class GpuCopy:
-    """`RunningCopy` between a GPU's arena and pinned host memory, either way.
+    """`RunningCopy` between a GPU's arena and pinned host memory, in either direction.
 
-    Pieces follow each other on one stream, and the digest of each behind it on another.
+    Segments follow each other on one stream. The digest of each follows its copy on another stream.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class GpuCopy:
         lane: Lane,
         run_moves: RunMoves,
     ) -> None:
-        """ids: of the arena's pages and of its slot. moved: bytes, from and to."""
+        """ids: the arena's pages and slot. moved: bytes, from and to."""
         self._arena = arena
         self._ids = ids
         self._moved = moved
@@ -79,8 +80,8 @@ class GpuCopy:
 
     @cached_property
     def _sums(self) -> ArenaSums:
-        """Made behind the first call, on the stream of checks: a table of a long job takes the host
-        a millisecond or two, in which the states move."""
+        """Make the sums, after the first call, on the stream of checks. The table of a long job
+        takes the host a millisecond or two, while the states move."""
         return ArenaSums(self._arena, *self._ids)
 
     def advance(self) -> bool:
@@ -98,8 +99,9 @@ class GpuCopy:
 
     @property
     def _limit(self) -> int:
-        """The first call, the state's, goes alone: meanwhile who computes behind a load uploads
-        what it computes on, which would land behind all that had been asked for."""
+        """Return the limit of bytes in flight. The first call, the state's, goes alone. A
+        computation behind the load uploads its input meanwhile. Otherwise the upload would wait for
+        all requested copies."""
         return _UNDER_WAY if self.layers else 1
 
     def _begin(self, call: _Call) -> None:
@@ -123,7 +125,7 @@ class GpuCopy:
 
 
 def _calls(arena: Arena, job: CopyJob) -> Iterator[_Call]:
-    """The job's pieces in their order, those of the slot together."""
+    """Yield the job's segments in order, grouped into calls. The slot's segments share one."""
     end = 0
     for _, some in groupby(layer_pieces(arena.layout, job, _PIECE_BYTES), _call_of):
         pieces = list(some)
@@ -146,14 +148,14 @@ class _Ways:
 class GpuCopies:
     """`PieceCopies` of pinned host memory below a GPU's arena.
 
-    Thread rule: one thread; a load may go on while a write is under way. Invariants:
-    1. A digest is of the bytes that the arena has, taken by the GPU: of what was copied down, and
-       of what came up. So what went wrong on the way down, rotted in host memory or went wrong on
-       the way up is found, and the host reads none of it. Pages that a write reads nobody changes,
-       or the write is of no use: its digests may be taken before or behind the copies.
-    2. A layer has landed once its digests are taken too: who computes behind a load may write the
-       page and the slot that it goes on in.
-    3. Whatever was begun has ended, or StillMoving was raised, when settle() returns.
+    Thread rule: one thread; a load may go on while a write is in progress. Invariants:
+    1. A digest covers the arena's bytes, computed by the GPU, in both directions. So errors on the
+       way down, in host memory or on the way up are found. The host reads no bytes. Pages being
+       written down do not change, or the write is void. So digests may be computed before or after
+       the copies.
+    2. A layer is complete once its digests are computed too. So a computation behind a load may
+       write the page and the slot in which it continues.
+    3. When settle() returns, all begun work has ended; otherwise it raises StillMoving.
     """
 
     def __init__(self, arena: Arena, below: Arena) -> None:
@@ -167,11 +169,11 @@ class GpuCopies:
         self._warm_up()
 
     def _lane(self, priority: int) -> Lane:
-        """priority: of copies."""
+        """Make the streams of one direction. priority: the copies' priority."""
         return Lane(stream_of(self._device, priority), stream_of(self._device, LAST))
 
     def _warm_up(self) -> None:
-        """Nobody waits for a compiler while a prompt is loaded."""
+        """Compile the digest kernel now, so no prompt's load waits for a compiler."""
         checks = self._ways.down.checks
         with torch.cuda.stream(checks):
             rows = torch.from_numpy(rows_of_state(self._arena.layout, 0, 0, 8, 0))
@@ -180,7 +182,7 @@ class GpuCopies:
         checks.synchronize()
 
     def down(self, job: CopyJob) -> GpuCopy:
-        """Its copies rank below whatever else runs."""
+        """Return a write. Its copies have the lowest priority."""
         # The current device belongs to a thread.
         torch.cuda.set_device(self._device)
         ids = [page for page, _ in job.pages], None if job.slot is None else job.slot[0]
@@ -195,20 +197,21 @@ class GpuCopies:
 
 
 _LOAD_PIECE_BYTES = 32 << 20
-"""That a store is asked for at a time: several reads for each that it has in flight."""
+"""Bytes requested from a store at a time: several reads for each one in flight."""
 _PARTS = 2
 
 
 class Passage:
-    """A part of pinned memory, which a piece passes through."""
+    """A part of pinned memory that a segment passes through."""
 
     def __init__(self, size: int) -> None:
-        """Raises EngineConfigError."""
+        """Allocate the memory. Raises EngineConfigError."""
         self.memory = pinned_passage(size)
         self._left: torch.cuda.Event | None = None
 
     def rows(self, count: int, size: int) -> Rows:
-        """For so many bytes each, once the piece before has reached the arena."""
+        """Return `count` rows for `size` bytes each, once the previous segment has reached the
+        arena."""
         if self._left is not None:
             self._left.synchronize()
         length = row_bytes(size)
@@ -216,13 +219,13 @@ class Passage:
         return found
 
     def leaves(self) -> None:
-        """Behind all that the current stream has."""
+        """Mark the part as free after all work now in the current stream."""
         self._left = recorded()
 
 
 @dataclass(frozen=True)
 class _Way:
-    """at_once: pages of a piece."""
+    """The path from a store to an arena. at_once: pages of a segment."""
 
     store: TierSource
     arena: Arena
@@ -233,10 +236,10 @@ class _Way:
 
 
 class GpuLoads:
-    """`StoreLoads`."""
+    """`StoreLoads` to a GPU's arena."""
 
     def __init__(self, arena: Arena, store: TierSource) -> None:
-        """Raises EngineConfigError where there is no memory to be pinned."""
+        """Allocate pinned memory. Raises EngineConfigError if there is none."""
         page, slot = row_bytes(arena.layout.page_bytes), row_bytes(arena.layout.slot_bytes)
         at_once = max(1, _LOAD_PIECE_BYTES // page)
         passages = [Passage(max(at_once * page, slot)) for _ in range(_PARTS)]
@@ -250,15 +253,15 @@ class GpuLoads:
 
 
 class GpuLoad:
-    """Loads from a store below host memory to a GPU's arena, through two parts of pinned memory by
-    turns: while the GPU copies from one the store fills the other.
+    """A load from a store below host memory to a GPU's arena. It alternates between two parts of
+    pinned memory. While the GPU copies from one, the store fills the other.
 
-    Thread rule: as `StoreLoads`. Invariants:
-    1. A digest is of what the arena has, taken by the GPU once all of a load is there: the host
-       reads none of it.
-    2. A part is filled again once what it held has reached the arena.
+    Thread rule: see `StoreLoads`. Invariants:
+    1. A digest covers the arena's bytes, computed by the GPU once all of a load is there. The host
+       reads none of them.
+    2. A part is filled again only after its content has reached the arena.
 
-    `RunningCopy`. A store has pages in one piece: no layer is there before all are.
+    Implements `RunningCopy`. A store returns whole pages: no layer is complete before all are.
     """
 
     layers = 0
@@ -316,7 +319,7 @@ class GpuLoad:
 
 
 def _page_moves(layout: CacheLayout, pages: Sequence[int], row: int) -> Moves:
-    """Of whole pages, each of which has a row of so many bytes: its blocks by region."""
+    """Return the moves of whole pages from rows of `row` bytes: a page's blocks by region."""
     regions = np.arange(len(layout.regions))
     sources = np.arange(len(pages))[:, None] * row + regions * layout.block_bytes
     targets = np.array(pages)[:, None] * layout.block_bytes + regions * layout.region_stride

@@ -1,6 +1,6 @@
 """Moves between host memory and a GPU: streams, and many moves by one call.
 
-Owns nothing. Work joins the stream that the caller gives or the current one.
+Owns nothing. Work joins the stream given by the caller, or the current one.
 """
 
 import ctypes
@@ -13,23 +13,23 @@ from tasuki.engine.tiers.copy_job import Moves, run_moves
 from tasuki.engine.tiers.piece_copies import StillMoving
 
 LAST, FIRST = 0, -1
-"""Priorities: a smaller one goes first."""
+"""Stream priorities: a smaller one goes first."""
 
 
 def stream_of(device: torch.device, priority: int) -> torch.cuda.Stream:
-    """Streams of copies between a GPU's arena and what is below it."""
+    """Make a stream for copies between a GPU's arena and the tiers below it."""
     return torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
 
 
 def recorded() -> torch.cuda.Event:
-    """Behind all that the current stream has; who waits for it sleeps."""
+    """Record an event after all work in the current stream. A thread that waits for it sleeps."""
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
 def settle(stream: torch.cuda.Stream) -> None:
-    """Nothing that the stream was given moves a byte any more. Raises StillMoving."""
+    """Wait until the stream moves no byte any more. Raises StillMoving."""
     try:
         with torch.cuda.stream(stream):
             recorded().synchronize()
@@ -38,11 +38,11 @@ def settle(stream: torch.cuda.Stream) -> None:
 
 
 _LIBRARY = "libcudart.so.13"
-"""Whose call takes these arguments: before, there was one more."""
+"""The runtime version with these arguments. Earlier versions had one more."""
 _IN_STREAM_ORDER = 1
 
 RunMoves = Callable[[torch.Tensor, torch.Tensor, Moves], None]
-"""As run_moves()."""
+"""A function like run_moves()."""
 
 
 class _Place(ctypes.Structure):
@@ -59,14 +59,14 @@ class _Attributes(ctypes.Structure):
 
 
 def batched_moves() -> RunMoves:
-    """Many copies between host and GPU by one call of CUDA's runtime, where it has that.
+    """Return a function for many copies between host and GPU by one call of CUDA's runtime.
 
-    A page is a block in every region, and pages that are no neighbours are as many copies as they
-    have blocks: one call each takes longer than the bytes do. The copy engines do them, no
-    multiprocessor.
+    A page is a block in every region. Pages that are not neighbours need one copy for each block. A
+    call for each copy takes longer than moving the bytes. The copy engines do the moves, not the
+    multiprocessors.
 
-    On the current stream, which must not be the default one. One call a copy where this runtime has
-    no other.
+    The moves join the current stream, never the default one. Without this call in the runtime, the
+    function makes one call for each copy.
     """
     try:
         call = ctypes.CDLL(_LIBRARY).cudaMemcpyBatchAsync

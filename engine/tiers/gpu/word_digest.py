@@ -19,20 +19,21 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 from .moves import recorded
 
 _LONGEST = 1 << 15
-"""Words of a row: one is summed by few programs."""
+"""The most words of a row. A row is summed by few programs."""
 _PARTS = 16
-"""Programs of a row: small ones, since a step beside them waits for their ends."""
+"""Programs of a row. They are small, because a concurrent step waits for their ends."""
 _BLOCK = 1024
 _WARPS = 4
 _LINES = 4
 
 Rows = NDArray[np.int64]
-"""[4, n]: where in the arena a row begins, how long it is, the place of its first word in its page
-or slot, and whose sums it counts in; the first three in words."""
+"""[4, n], one column a row. It has the row's first word in the arena, its length, and its first
+word's place in the page or slot. These are in words. The fourth number is the unit of its sums."""
 
 
 def rows_of_pages(layout: CacheLayout, region: int, pages: Sequence[int], first_unit: int) -> Rows:
-    """A row a page, of its block in that region. Sums count from first_unit on."""
+    """Return one row for each page: its block in that region. Units of sums count from first_unit
+    on."""
     words, count = layout.block_bytes // 8, len(pages)
     found = np.empty((_LINES, count), dtype=np.int64)
     found[0] = (np.asarray(pages, dtype=np.int64) + region * layout.pages_per_slab) * words
@@ -42,7 +43,7 @@ def rows_of_pages(layout: CacheLayout, region: int, pages: Sequence[int], first_
 
 
 def rows_of_state(layout: CacheLayout, slot: int, offset: int, length: int, unit: int) -> Rows:
-    """Of `length` bytes of the slot from `offset` on."""
+    """Return the rows of `length` bytes of the slot from `offset` on."""
     starts = np.arange(offset // 8, (offset + length) // 8, _LONGEST, dtype=np.int64)
     found = np.empty((_LINES, len(starts)), dtype=np.int64)
     found[0] = slot * (layout.slab_bytes // 8) + starts
@@ -52,8 +53,8 @@ def rows_of_state(layout: CacheLayout, slot: int, offset: int, length: int, unit
 
 
 def rows_of_job(layout: CacheLayout, pages: Sequence[int], slot: int | None) -> Rows:
-    """Of these pages of an arena and of a slot, in the order of layer_pieces(): sums count by page,
-    those of the slot behind them."""
+    """Return the rows of these pages and of a slot of an arena, in the order of layer_pieces().
+    Units of sums are the pages in order, then the slot."""
     unit = len(pages)
     found = [np.empty((_LINES, 0), np.int64)]
     kinds = list(enumerate(layout.layer_kinds))
@@ -69,14 +70,14 @@ def rows_of_job(layout: CacheLayout, pages: Sequence[int], slot: int | None) -> 
 
 
 def rows_of_piece(piece: Piece) -> int:
-    """How many of the job's rows are of the piece."""
+    """Return the number of the job's rows in the segment."""
     first, end = piece.pages
     return -(-piece.length // (8 * _LONGEST)) if piece.region is None else end - first
 
 
 def add_rows(words: torch.Tensor, rows: torch.Tensor, sums: torch.Tensor) -> None:
-    """Add to sums [units, 2] int64 what the rows [4, n] have, their columns side by side. words
-    [..] int64: the arena."""
+    """Add the digests of the rows [4, n] to sums [units, 2] int64. Columns of rows are contiguous.
+    words [..] int64: the arena."""
     count = rows.shape[1]
     if count == 0:
         return
@@ -86,18 +87,16 @@ def add_rows(words: torch.Tensor, rows: torch.Tensor, sums: torch.Tensor) -> Non
 
 
 def digests_of(sums: NDArray[np.int64]) -> list[int]:
-    """Digests of pages and slots as they lie in a GPU's arena, by that GPU.
+    """Return the digests, 128 bits each. sums [units, 2], on the host.
 
-    A digest is two sums modulo 2^64 over the words of a page or slot. Of word x at place p (counted
-    over the whole page or slot, not where that lies): w = mix(x xor p * odd) counts in the first,
-    remix(w) in the second. For one p both are bijections of x, so that a change of one word always
-    shows; changes of several are missed where their differences cancel in both sums, one pair in
-    2^128 as far as the mixing is random. Sums may be taken in any order, so a page is digested
-    block by block as these land. Not cryptographic, as XXH3 is not: who is to be feared is memory
-    that rots and a copy that goes elsewhere. Thread rule: one thread at a time. Work joins the
-    current stream.
-
-    128 bits each. sums [units, 2], of the host.
+    A digest is two sums modulo 2^64 over the words of a page or slot. A word x has place p, counted
+    within the page or slot and independent of its address. w = mix(x xor p * odd) adds to the first
+    sum, remix(w) to the second. For one p both are bijections of x, so a change of one word always
+    shows. Changes of several words are missed only if their differences cancel in both sums. This
+    is one pair in 2^128, as far as the mixing is random. The order of the sums does not matter, so
+    a page is digested block by block on arrival. Like XXH3, the digest is not cryptographic: it
+    protects against corrupt memory and misplaced copies. Thread rule: one thread at a time. Work
+    joins the current stream.
     """
     pairs = sums.view(np.uint64).tolist()
     return [first << 64 | second for first, second in pairs]
@@ -127,7 +126,7 @@ def _digest_kernel(words, rows, sums, stride, PARTS: tl.constexpr, BLOCK: tl.con
 
 @triton.jit
 def _mix(value):
-    """splitmix64's: a bijection of 64 bits."""
+    """Mix by splitmix64's function, a bijection of 64 bits."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB
     return value ^ (value >> 31)
@@ -135,7 +134,7 @@ def _mix(value):
 
 @triton.jit
 def _remix(value):
-    """MurmurHash3's, with other factors: a bijection too."""
+    """Mix by MurmurHash3's function with other factors, also a bijection."""
     value = (value ^ (value >> 33)) * 0xFF51AFD7ED558CCD
     value = (value ^ (value >> 33)) * 0xC4CEB9FE1A85EC53
     return value ^ (value >> 33)
@@ -154,14 +153,14 @@ def compile_specs() -> list[KernelSpec]:
 
 
 class ArenaSums:
-    """The digests of a job's pages and slot as they lie in a GPU's arena, summed as they land.
+    """The digests of a job's pages and slot in a GPU's arena, summed as they arrive.
 
-    Thread rule: one thread, with one stream as the current one, which work joins.
+    Thread rule: one thread, with one stream as the current one. Work joins it.
     """
 
     def __init__(self, arena: Arena, pages: Sequence[int], slot: int | None) -> None:
-        """pages, slot: of the arena. What the digests need from the host goes to the GPU here: a
-        small copy between two large ones would make the link wait for it."""
+        """pages, slot: ids of the arena. The host's data for the digests goes to the GPU here. A
+        small copy between two large ones would delay the link."""
         device = arena.bytes.device
         rows = torch.from_numpy(rows_of_job(arena.layout, pages, slot)).pin_memory()
         self._words = arena.bytes.view(torch.int64)
@@ -170,14 +169,14 @@ class ArenaSums:
         self._has_slot = slot is not None
 
     def add(self, first: int, end: int) -> None:
-        """Of the job's rows, in the order of rows_of_job(), what lies there now."""
+        """Add the current bytes of the job's rows [first, end), in the order of rows_of_job()."""
         add_rows(self._words, self._rows[:, first:end], self._sums)
 
     def add_all(self) -> None:
         self.add(0, self._rows.shape[1])
 
     def digests(self) -> tuple[list[int], int | None]:
-        """As of `RunningCopy`. Waits. REQUIRES: each row was added once."""
+        """Return the digests, as `RunningCopy` does. Waits. REQUIRES: each row was added once."""
         found = torch.empty(self._sums.shape, dtype=self._sums.dtype, pin_memory=True)
         found.copy_(self._sums, non_blocking=True)
         recorded().synchronize()

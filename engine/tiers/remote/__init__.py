@@ -1,1 +1,1 @@
-"""A tier in a bucket of a remote store, which nodes of one contract share."""
+"""A tier in a bucket of a remote store, shared by the nodes of one contract."""

@@ -1,6 +1,6 @@
 """Objects of one bucket of an S3 store, and the credentials for it.
 
-Every call has a bound. Credentials are never printed. Thread rule: any.
+Every call has a time limit. Credentials are never printed. Thread rule: any.
 """
 
 import configparser
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RemoteFailed(OSError):
-    """The store did not do what it was asked; what it was asked for is computed instead."""
+    """A failed operation of the store. The requested data is computed instead."""
 
 
 _KEY, _SECRET, _TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
@@ -32,9 +32,9 @@ _PROFILE = "default"
 
 @dataclass(frozen=True)
 class Credentials:
-    """Who this node is to a remote store: from the environment, or from a file.
+    """This node's identity at a remote store, from the environment or from a file.
 
-    Nothing of it is ever printed: not by repr(), nor in an error.
+    Its values are never printed, neither by repr() nor in an error.
     """
 
     key: str = field(repr=False)
@@ -43,8 +43,8 @@ class Credentials:
 
 
 def read_credentials(file: str | None, environment: Mapping[str, str] = os.environ) -> Credentials:
-    """file: as ~/.aws/credentials, its profile `default`; None: the environment has them. Raises
-    RemoteFailed."""
+    """Read the credentials. file: in the format of ~/.aws/credentials, profile `default`; None: use
+    the environment. Raises RemoteFailed."""
     if file is None:
         found, place = environment, "the environment"
     else:
@@ -81,14 +81,14 @@ Found = TypeVar("Found")
 _CONNECT_SECONDS, _REQUEST_SECONDS, _RETRY_SECONDS = 2.0, 5.0, 5.0
 _RETRIES = 1
 _PAUSE_SECONDS = 30.0
-"""After three failures in a row, before the store is asked again."""
+"""Pause of the store after three failures in a row."""
 _REGION = "us-east-1"
 _STATUS = re.compile(r"status code: (\d{3}[A-Za-z ]*)")
 
 
 @dataclass(frozen=True)
 class Listed:
-    """modified: seconds by the store's clock."""
+    """One listed object. modified: seconds by the store's clock."""
 
     name: str
     modified: float
@@ -99,12 +99,12 @@ def _seconds(meta: "ObjectMeta") -> float:
 
 
 class Bucket:
-    """Objects of one folder in a bucket of an S3 store, each call with a bound.
+    """Objects of one folder in a bucket of an S3 store. Each call has a time limit.
 
-    The client is obstore: object_store of Apache Arrow, which signs, retries and bounds each
-    request and holds no interpreter's lock while bytes move. Thread rule: any.
+    The client is obstore, based on Apache Arrow's object_store. It signs, retries and bounds each
+    request, and holds no interpreter lock while bytes move. Thread rule: any.
 
-    Each call raises RemoteFailed, at once while the store is not asked.
+    Each call raises RemoteFailed. While the store is paused, it raises at once.
     """
 
     def __init__(self, store: "S3Store", patience: Patience | None = None) -> None:
@@ -121,7 +121,7 @@ class Bucket:
         self._ask("put", name, lambda: obstore.put(self._store, name, content))
 
     def get(self, name: str, most: int) -> bytes:
-        """Of so many bytes at most."""
+        """Return the object, of `most` bytes at most."""
         import obstore
 
         def ask() -> bytes:
@@ -135,7 +135,7 @@ class Bucket:
     def ranges(
         self, name: str, starts: Sequence[int], lengths: Sequence[int]
     ) -> Sequence[memoryview]:
-        """Of the object, as many bytes as were asked for each."""
+        """Return the ranges of the object, each of the requested length."""
         import obstore
 
         def ask() -> list[memoryview]:
@@ -148,7 +148,7 @@ class Bucket:
         return found
 
     def names(self, folder: str) -> list[Listed]:
-        """The first thousand of it."""
+        """Return the first thousand objects of the folder."""
         import obstore
 
         def ask() -> list[Listed]:
@@ -159,7 +159,7 @@ class Bucket:
         return self._ask("list", folder, ask)
 
     def modified(self, name: str) -> float | None:
-        """None: there is no such object."""
+        """Return the time of the last change. None: there is no such object."""
         import obstore
 
         def ask() -> float | None:
@@ -192,7 +192,7 @@ class Bucket:
 
 
 def _why(error: Exception) -> str:
-    """Without what the store said of the request, which may show who asked."""
+    """Describe the error without the store's text, because it may identify the client."""
     status = _STATUS.search(str(error))
     kind = type(error).__name__
     return kind if status is None else f"{kind}, {status[1].strip()}"
@@ -205,7 +205,8 @@ def open_bucket(
     credentials: Credentials,
     environment: Mapping[str, str] = os.environ,
 ) -> Bucket:
-    """url: s3://BUCKET[/PREFIX]; folder: below that. Asks nobody. Raises RemoteFailed."""
+    """Open a bucket, without a request to the store. url: s3://BUCKET[/PREFIX]. folder: below that.
+    Raises RemoteFailed."""
     try:
         from obstore.store import S3Store
     except ImportError:

@@ -1,7 +1,7 @@
 """The remote tier of one node: its size, the probe at the start, and lookups of prompts.
 
-Owns the threads that ask the store. Thread rule: the engine loop's. No prompt waits longer than
-LOOKUP_SECONDS, and found states are checked before use.
+Owns the threads that send requests to the store. Thread rule: the engine loop's. No prompt waits
+longer than LOOKUP_SECONDS, and found states are checked before use.
 """
 
 import logging
@@ -32,17 +32,17 @@ log = logging.getLogger(__name__)
 LOOKUP_SECONDS = 0.5
 _PAUSE_SECONDS = 30.0
 LEAST_GAIN = 256
-"""Tokens that a state must spare, beyond what stands here, to be asked for."""
+"""The fewest tokens a remote state must save, beyond those stored here, to be looked up."""
 _THREADS = 4
 _MOST_WAITING = 64
-"""That no thread has begun: a store that is so slow is of no use to more."""
+"""The most lookups not begun by a thread. With a store this slow, more would be useless."""
 _KINDS = {kind.value: kind for kind in CheckpointKind}
 
 
 @dataclass(eq=False)
 class Lookup:
-    """Of a prompt. beyond: tokens of it that stand here. due: on the engine's clock. flushes: of
-    this node before it."""
+    """The lookup of a prompt. beyond: its tokens stored here. due: time on the engine's clock.
+    flushes: this node's flushes before it."""
 
     salt: bytes
     tokens: Tokens
@@ -56,17 +56,18 @@ NO_LOOKUP = Lookup(b"", np.empty(0, np.int32), 0, 0.0, is_over=True)
 
 
 class Lookups:
-    """What a remote store has of prompts that are about to begin, asked beside the engine's loop.
+    """Lookups in a remote store of prompts about to begin, beside the engine's loop.
 
-    Owns threads that ask; the tree is given what they find, on the engine's loop. Thread rule:
-    begin(), advance(), wait() and close() are the engine loop's. Invariants:
-    1. A lookup is over within LOOKUP_SECONDS, whatever the store does: nobody waits longer. What
-       comes later is of use to the next prompt. After three that were late in a row nobody waits
-       for a while.
-    2. The tree is given a state whose manifest is whole, of the same salt, and behind the very
-       tokens that the prompt begins with. What its objects bring is digested when it is loaded.
-    3. Nothing is given that was written before a flush of any node, once the store has noted that,
-       nor that was asked for before one of this node.
+    Owns threads that query the store. Results are added to the tree on the engine's loop. Thread
+    rule: begin(), advance(), wait() and close() are the engine loop's.
+
+    Invariants:
+    1. A lookup is over within LOOKUP_SECONDS, however slow the store is. A later result helps the
+       next prompt. After three late lookups in a row there is a pause without lookups.
+    2. A state is added only with a whole manifest of the same salt, and only if its tokens are a
+       prefix of the prompt. Its bytes are verified by digests when it is loaded.
+    3. No state written before a flush of any node is added, once the store has recorded the flush.
+       Results requested before a flush of this node are dropped.
     """
 
     def __init__(
@@ -87,7 +88,8 @@ class Lookups:
         self.counters = dict.fromkeys(("asked", "late"), 0)
 
     def begin(self, salt: bytes, tokens: Tokens, beyond: int) -> Lookup:
-        """Over at once where it is not worth it, or the store is not to be asked now."""
+        """Begin a lookup. It is over at once if it is not worth its cost, or the store is
+        paused."""
         if len(tokens) - 1 - beyond < LEAST_GAIN or not self._objects.is_usable:
             return NO_LOOKUP
         if self._bucket.is_paused or self._patience.is_over:
@@ -104,12 +106,12 @@ class Lookups:
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody waits for one."""
+        """Return whether a request waits for a lookup."""
         return bool(self._waiting)
 
     def advance(self) -> Iterator[Manifest]:
-        """Yield what was found, and end it once it was taken; then end what is late. REQUIRES: it
-        is read to its end."""
+        """Yield each found state and end its lookup after the caller took it. Then end late
+        lookups. REQUIRES: the caller exhausts the iterator."""
         self._any_found.clear()
         while self._found:
             lookup, manifest = self._found.popleft()
@@ -130,11 +132,12 @@ class Lookups:
             self._waiting.remove(lookup)
 
     def wait(self, seconds: float) -> None:
-        """Until one is answered, at most so long."""
+        """Wait until a lookup is answered, at most `seconds`."""
         self._any_found.wait(seconds)
 
     def close(self) -> None:
-        """Idempotent. What still asks ends by the client's own bounds, and is of no use."""
+        """Stop the threads. Idempotent. Queries in progress end within the client's time limits,
+        without effect."""
         for _ in self._threads:
             self._asked.put(None)
         self._threads.clear()
@@ -196,8 +199,8 @@ def adopt(
     manifest: Manifest,
     written: TierDigests,
 ) -> None:
-    """Give the tree the state, in the tier of that number, if there is room and it stands nowhere.
-    written: of the tier; gets what its objects must be."""
+    """Add the state to the tree in tier `tier`, if it is stored nowhere yet and there is space.
+    written: the tier's digests; gets the digests of the state's objects."""
     found = cache.adopt(tier, manifest.prompt, salt=manifest.salt, kind=_KINDS[manifest.kind])
     if found is None:
         return
@@ -215,8 +218,8 @@ _PROBE_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class RemoteMemory:
-    """slabs: that the tree has ids for. pages_a_second: that may be written in the long run; None:
-    any number."""
+    """A remote tier. slabs: number with ids in the tree. pages_a_second: long-run write budget;
+    None: no limit."""
 
     objects: RemoteObjects
     lookups: Lookups
@@ -228,7 +231,7 @@ class RemoteMemory:
         return {**self.objects.counters, **self.lookups.counters}
 
     def close(self) -> None:
-        """REQUIRES: no copier has it any more."""
+        """Close lookups and objects. REQUIRES: no copier has the tier any more."""
         self.lookups.close()
         self.objects.close()
 
@@ -236,10 +239,10 @@ class RemoteMemory:
 def remote_memory(
     config: EngineConfig, layout: CacheLayout, contract: MakeContract
 ) -> RemoteMemory | None:
-    """How much of a remote store a node knows at a time, and that it returns what is put there.
+    """Open the remote tier of a node and probe the store.
 
-    None where the config asks for none. contract: what must be equal before bytes are used that
-    another node wrote. Raises EngineConfigError where the store cannot be used.
+    Returns None if the config has no remote store. contract: settings that must equal another
+    node's before its bytes are used. Raises EngineConfigError if the store cannot be used.
     """
     if config.remote_cache is None or config.remote_cache_gib is None:
         return None

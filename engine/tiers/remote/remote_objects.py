@@ -1,20 +1,19 @@
 """The pages, slots and states of a remote tier as objects: their names, manifests and writes.
 
-An object's name is the digest of its bytes, so that no node overwrites one with another, and equal
-bytes are written once. Pages that were written together are one object. The journal writes the
-manifest of a state once all that it names is there. Nothing is deleted here: other nodes may read
+An object's name is the digest of its bytes. So no node overwrites an object with another, and equal
+bytes are written once. Pages written together are one object. The journal writes the manifest of a
+state once all of its named objects are there. Nothing is deleted here, because other nodes may read
 it; let the bucket expire old objects.
 
-A manifest names the objects with the state and with all KV of its path, and holds their digests and
-the tokens themselves: its reader compares those, and believes no name.
+A manifest names the objects of the state and of all KV of its path. It holds their digests and the
+tokens themselves. Its reader compares those and trusts no name.
 
-States are found by listing the folder of a first part of the prompt: the longest of LEAST_TOKENS
-times a power of two that a state's tokens have. So a folder holds states that have half of their
-tokens in common, and a prompt has a folder to look into for each such power. Manifests and names
-are pure.
+States are found by listing a folder. The folder belongs to the longest prefix of the state with a
+length of LEAST_TOKENS times a power of two. So states of one folder share at least half of their
+tokens. A prompt has one folder to list for each such power. Manifests and names are pure.
 
-Thread rule: as `TierStore` and `WriteJournal`; adopted() is the engine loop's, for ids that no
-holder has yet.
+Thread rule: see `TierStore` and `WriteJournal`. adopted() is the engine loop's, for ids without a
+holder.
 """
 
 import hashlib
@@ -39,9 +38,9 @@ from .bucket import Bucket, RemoteFailed
 
 Tokens = NDArray[np.int32]
 LEAST_TOKENS = 256
-"""A state behind fewer is computed sooner than it is asked for."""
+"""The fewest tokens of a state. A state of fewer tokens is computed faster than looked up."""
 MOST_BYTES = 64 << 20
-"""Of a manifest: more than any prompt's."""
+"""The most bytes of a manifest: more than any prompt needs."""
 _MAGIC = b"tasukiR1"
 _DIGEST_BYTES = 16
 _FOLDER = "at"
@@ -49,7 +48,7 @@ _KEY_DIGITS, _COUNT_DIGITS = 32, 9
 
 
 class Pages(msgspec.Struct, frozen=True, array_like=True):
-    """So many pages of an object, from one on."""
+    """`count` pages of an object, from `first` on."""
 
     name: str
     first: int
@@ -57,8 +56,8 @@ class Pages(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True):
-    """tokens: little-endian int32. digests: 16 bytes a page, in the order of the prompt. slot: the
-    object with the state."""
+    """The description of a state. tokens: little-endian int32. digests: 16 bytes a page, in the
+    order of the prompt. slot: the object with the state."""
 
     salt: bytes
     tokens: bytes
@@ -82,7 +81,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """Of each page: its object, and which one of that."""
+        """Return each page's object, and its number in that object."""
         return [(part.name, part.first + at) for part in self.pages for at in range(part.count)]
 
     @property
@@ -108,7 +107,7 @@ def encoded(manifest: Manifest) -> bytes:
 
 
 def decoded(content: bytes) -> Manifest | None:
-    """None: it is no whole manifest."""
+    """Return the manifest, or None if the content is not a whole one."""
     head = len(_MAGIC) + _DIGEST_BYTES
     body = content[head:]
     if content[:head] != _MAGIC + xxhash.xxh3_128_digest(body):
@@ -121,7 +120,7 @@ def decoded(content: bytes) -> Manifest | None:
 
 
 def runs_of(places: Iterable[tuple[str, int]]) -> tuple[Pages, ...]:
-    """As few as may be. places: as of Manifest.places."""
+    """Return the places as the fewest runs. places: see Manifest.places."""
     found: list[Pages] = []
     for name, at in places:
         last = found[-1] if found else None
@@ -137,7 +136,7 @@ def digest_bytes(digests: Iterable[int]) -> bytes:
 
 
 class Keys:
-    """Of the first tokens of a prompt."""
+    """Keys of a prompt's prefixes."""
 
     def __init__(self, salt: bytes, tokens: Tokens) -> None:
         self._salt = len(salt).to_bytes(8, "little") + salt
@@ -147,7 +146,7 @@ class Keys:
         return len(self._tokens)
 
     def of(self, counts: Sequence[int]) -> list[str]:
-        """By how many tokens, ascending."""
+        """Return the keys of the prefixes of these token counts. counts: ascending."""
         total, done, found = hashlib.sha256(self._salt), 0, []
         for count in counts:
             total.update(self._tokens[done:count].tobytes())
@@ -156,13 +155,13 @@ class Keys:
         return found
 
     def folders(self) -> list[str]:
-        """Where states of a beginning may be, those of the longest first."""
+        """Return the folders that may hold states of a prefix, the longest first."""
         counts = list(_levels(len(self)))
         return [f"{_FOLDER}/{key}" for key in reversed(self.of(counts))]
 
     def matching(self, names: Iterable[str], beyond: int) -> str | None:
-        """Of these names of states, the longest beginning of this prompt that is shorter than it;
-        None: none is longer than `beyond` tokens."""
+        """Return the name of the longest proper prefix of this prompt among these states. None: no
+        prefix is longer than `beyond` tokens."""
         parsed = [(found, name) for name in names if (found := _parsed(name)) is not None]
         asked = sorted({count for (count, _), _ in parsed if beyond < count < len(self)})
         keys = dict(zip(asked, self.of(asked), strict=True))
@@ -171,7 +170,7 @@ class Keys:
 
 
 def name_of(salt: bytes, tokens: Tokens) -> str:
-    """Of the state behind these. REQUIRES: LEAST_TOKENS at least."""
+    """Return the name of the state after these tokens. REQUIRES: LEAST_TOKENS at least."""
     *_, level = _levels(len(tokens))
     folder, key = Keys(salt, tokens).of([level, len(tokens)])
     return f"{_FOLDER}/{folder}/{len(tokens)}-{key}"
@@ -185,7 +184,7 @@ def _levels(tokens: int) -> Iterator[int]:
 
 
 def _parsed(name: str) -> tuple[int, str] | None:
-    """Tokens and key."""
+    """Return tokens and key, or None for another name."""
     count, _, key = name.rpartition("/")[2].partition("-")
     is_one = count.isdecimal() and len(count) <= _COUNT_DIGITS and len(key) == _KEY_DIGITS
     return (int(count), key) if is_one else None
@@ -197,13 +196,13 @@ Place = TypeVar("Place")
 
 _IN_FLIGHT = 8
 _PIECE_BYTES = 4 << 20
-"""Of a state that is read at a time."""
+"""Bytes of a state read at a time."""
 _MARKER = "emptied"
 
 
 @dataclass(frozen=True)
 class _Link:
-    """Of a page: the one before it on its path, and its tokens."""
+    """A page's link: the page before it on its path, and its tokens."""
 
     above: int | None
     tokens: Tokens
@@ -218,25 +217,27 @@ class RemoteObjects:
         self._slots: dict[int, str] = {}
         self._links: dict[int, _Link] = {}
         self.flushes = 0
-        """How often this node's cache was flushed; the engine loop's."""
+        """Number of flushes of this node's cache. Belongs to the engine loop."""
         self._marked = 0
-        """Of them, those that the store has noted."""
+        """Number of these flushes recorded in the store."""
         self.counters = dict.fromkeys(("recorded", "found", "torn", "failed"), 0)
-        """States that others may find; that were found; manifests that were not whole; appends and
-        lookups that the store did not take."""
+        """States recorded for other nodes; states found; manifests not whole; appends and lookups
+        failed by the store."""
 
     @property
     def is_usable(self) -> bool:
-        """Whether others' states are: not while the store has not noted that all were dropped."""
+        """Return whether other nodes' states may be used. They may not until the store has recorded
+        this node's last flush."""
         return self._marked == self.flushes
 
     def flushed(self) -> None:
-        """The cache was; the copier's thread notes it (emptied). The engine loop's."""
+        """Count a flush of the cache. The copier's thread records it in the store (emptied). The
+        engine loop's."""
         self.flushes += 1
 
     def emptied_at(self) -> float | None:
-        """By the store's clock: what is as old, or older, is of no use, whoever emptied it. Raises
-        RemoteFailed."""
+        """Return the time of the last flush of any node, by the store's clock. Objects as old or
+        older are invalid. Raises RemoteFailed."""
         return self._bucket.modified(_MARKER)
 
     def put_pages(self, pages: Sequence[int], rows: Rows) -> None:
@@ -278,7 +279,7 @@ class RemoteObjects:
         self._threads.run([partial(get, start) for start in range(0, size, _PIECE_BYTES)])
 
     def taken(self, job: CopyJob) -> None:
-        """What stood at the job's targets goes."""
+        """Forget the old contents of the job's targets."""
         for _, page in job.pages:
             self._pages.pop(page, None)
             self._links.pop(page, None)
@@ -286,7 +287,7 @@ class RemoteObjects:
             self._slots.pop(job.slot[1], None)
 
     def kept(self, job: CopyJob, written: TierDigests) -> None:
-        """Let others find it. REQUIRES: it has a label."""
+        """Publish the state for other nodes. REQUIRES: the job has a label."""
         label, slot = job.label, job.slot
         assert label is not None and slot is not None
         targets = [target for _, target in job.pages]
@@ -317,7 +318,7 @@ class RemoteObjects:
             self.counters["recorded"] += 1
 
     def emptied(self) -> None:
-        """What was written before is of no use, to no node of this contract."""
+        """Invalidate all earlier writes for every node of this contract."""
         flushes = self.flushes
         self._links.clear()
         try:
@@ -333,7 +334,8 @@ class RemoteObjects:
             self._marked = flushes
 
     def adopted(self, manifest: Manifest, pages: Sequence[int], first: int, slot: int) -> None:
-        """The tree gave the manifest's state these ids; the pages before `first` it had already."""
+        """Record the ids that the tree gave the manifest's state. The pages before `first` were
+        already stored."""
         places = manifest.places
         self._pages.update(zip(pages[first:], places[first:], strict=True))
         self._slots[slot] = manifest.slot
@@ -348,7 +350,7 @@ class RemoteObjects:
             above = page
 
     def _path_to(self, page: int | None) -> list[int]:
-        """From the first page on; as far as it is known."""
+        """Return the known part of the path to the page, from the first page on."""
         found: list[int] = []
         while page is not None and page in self._links:
             found.append(page)
@@ -361,7 +363,7 @@ class RemoteObjects:
         self.counters["failed"] += 1
 
     def close(self) -> None:
-        """Idempotent. REQUIRES: nobody reads or writes any more."""
+        """End the threads. Idempotent. REQUIRES: no thread reads or writes any more."""
         self._threads.close()
 
 
