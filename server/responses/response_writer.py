@@ -1,12 +1,12 @@
 """An answer as a response of OpenAI's: items, whole or as a stream's events.
 
-ResponseWriter owns the answer so far. Has no part in HTTP. One answer, one thread. Invariants: of a
-stream's items one is open at a time, and each is done before the next is added; events are numbered
+ResponseWriter owns the answer so far. Has no part in HTTP. One answer, one thread. Invariants: one
+item of a stream is open at a time, and each is done before the next is added; events are numbered
 without a gap.
 
-ResponseHead: The fields of a response that no answer changes: short ones, and the echoes of its
-request. Immutable values. Invariant: the echoes are held once, as JSON, and only the events that
-begin and end a response hold them. They may be as long as the body that asked for them.
+ResponseHead: the fields of a response that no answer changes: short ones, and copies of the
+request's fields. Immutable values. Invariant: the copies are held once, as JSON. Only a response's
+first and last events contain them. They may be as long as the request's body.
 """
 
 import time
@@ -56,9 +56,9 @@ _WITHOUT_ECHOES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class ResponseHead:
-    """brief: all fields, without what the request says of itself. whole: all fields. Their values
-    are JSON values and msgspec.Raw. kept_bytes: memory of the echoes. with_hit: usage explains the
-    hit. carries_reasoning: items of reasoning have their text encoded too."""
+    """brief: all fields, with defaults in place of the request's own. whole: all fields. Values are
+    JSON values and msgspec.Raw. kept_bytes: memory of the request's fields. with_hit: usage
+    explains the hit. carries_reasoning: reasoning items have their text encoded too."""
 
     brief: Mapping[str, Any]
     whole: Mapping[str, Any]
@@ -74,8 +74,8 @@ class ResponseHead:
         *,
         carries_reasoning: bool = False,
     ) -> "ResponseHead":
-        """Return the head of these fields. plain: short ones. echoed: the request's own, by the
-        names of _WITHOUT_ECHOES; those that are left out are not echoed."""
+        """Return the head of these fields. plain: short ones. echoed: the request's own fields, by
+        the names of _WITHOUT_ECHOES; a missing one keeps its default."""
         raw = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in echoed.items()}
         brief = {**plain, **_WITHOUT_ECHOES}
         size = sum(len(bytes(value)) for value in raw.values())
@@ -112,7 +112,7 @@ class ResponseWriter:
         tools: ResponseTools,
         logprobs: MessageLogprobs | None = None,
     ) -> None:
-        """logprobs: of messages' tokens; None: they have none."""
+        """logprobs: logprobs of messages' tokens; None: messages have none."""
         self.id = head.id
         self._head = head
         self.may_complete = parser.may_complete
@@ -121,7 +121,7 @@ class ResponseWriter:
         self._tools = tools
         self._logprobs = logprobs
         self._record: TurnRecord | None = None
-        """None where the response is not stored."""
+        """Record of the turn; None if the response is not stored."""
         self._store: Store | None = None
         self._is_answered = True
         self._number = 0
@@ -131,13 +131,13 @@ class ResponseWriter:
         self._end: dict[str, Any] = _not_ended("in_progress")
 
     def keep(self, record: TurnRecord, store: Store) -> None:
-        """Have the response stored at its end. record: of its turn, before the answer. REQUIRES:
-        nothing of the answer came."""
+        """Set up the storing of the response at its end. record: record of its turn, before the
+        answer. REQUIRES: no part of the answer has arrived."""
         self._record, self._store = record, store
 
     def leave_unanswered(self) -> None:
-        """Have the answer's end be that of a response without an answer. REQUIRES: the engine is
-        asked for no token."""
+        """Make ending() write a response without an answer. REQUIRES: the engine is asked for no
+        token."""
         self._is_answered = False
 
     @property
@@ -146,14 +146,15 @@ class ResponseWriter:
 
     @property
     def kept_bytes(self) -> int:
-        """Of the items and, where it is stored, of the turn: each has its text."""
+        """Return the memory of the items and, if stored, of the turn, in bytes. Each holds its
+        text."""
         return self._kept_bytes
 
     def opening(self) -> bytes:
         return self._whole_event("response.created") + self.keep_alive()
 
     def queued_opening(self) -> bytes:
-        """Open a response that nobody waits for: it is queued until leave_queue()."""
+        """Open a response without a waiting client. It is queued until leave_queue()."""
         self._end = _not_ended("queued")
         return self._whole_event("response.created") + self._brief_event("queued")
 
@@ -194,7 +195,7 @@ class ResponseWriter:
         return events + self._whole_event(f"response.{status}")
 
     def unanswered(self, ending: Ending | None) -> bytes:
-        """Return the last event of a response that has no answer, since none was asked for. ending:
+        """Return the last event of a response that was asked for without an answer. ending: ending
         of the engine's work on the prompt; None: there is no prompt yet."""
         usage = _NO_USAGE if ending is None else self._usage(self._parser.ending(ending))
         self._end = {**_not_ended("completed"), "completed_at": int(time.time()), "usage": usage}
@@ -215,13 +216,13 @@ class ResponseWriter:
         return self._whole_event("response.cancelled")
 
     def keep_without_answer(self) -> None:
-        """Have a response that failed or was cancelled stored as it is."""
+        """Store a failed or cancelled response without its answer."""
         if self._record is not None:
             self._keep(self._record.unanswered())
 
     def keep_alive(self) -> bytes:
-        """Some clients wait for events, and count no comments as such. This one is short, whatever
-        the request and the answer so far are: it has no echoes and no items."""
+        """Return a keep-alive event. Some clients wait for events and ignore comments. The event is
+        always short: it has no items and no fields of the request."""
         return self._brief_event("in_progress")
 
     def whole(self) -> dict[str, Any]:
@@ -233,7 +234,7 @@ class ResponseWriter:
         return msgspec.json.encode(self._whole())
 
     def _whole(self) -> dict[str, Any]:
-        """Return what whole() does, with the request's echoes as msgspec.Raw."""
+        """Return the response, with the request's fields as msgspec.Raw."""
         return {**self._head.whole, **self._end, "output": self._output}
 
     def _keep(self, turn: StoredTurn) -> None:

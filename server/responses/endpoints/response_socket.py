@@ -1,22 +1,22 @@
-"""GET /v1/responses: a WebSocket, on which a client asks for one response after the other.
+"""GET /v1/responses: a WebSocket for one response after the other.
 
 ResponseSocket owns the socket's turn in progress. One event loop's thread. Invariants: one response
-is made at a time; each is let in, counted and named as a request of its own; a client that leaves
-ends the response that is made for it; every wait for a client has a bound.
+is made at a time; each is admitted, counted and named as a separate request; a client's disconnect
+ends its response; every wait for a client has a timeout.
 
-SocketReply: a response on its way to its WebSocket, each event of its stream a message. One event
-loop's thread. Invariant: while nothing else is sent, something is every KEEP_ALIVE_SECONDS, since
-some clients count no pings.
+SocketReply: a response on its way to its WebSocket; each event of its stream is a message. One
+event loop's thread. Invariant: an event is sent at least every KEEP_ALIVE_SECONDS, because some
+clients ignore pings.
 
-SocketTurns: the last response of a WebSocket, which the next one goes on from though it is not
+SocketTurns: the last response of a WebSocket. The next response may continue it even if it is not
 stored. Owns that response, and its count against its caller. Any thread reads; the event loop's
-writes. Invariant: one response at most is kept, by its own bytes; where these are too many for its
-caller, none is.
+writes. Invariant: at most one response is kept, counted by its bytes. If it is too large for its
+caller, none is kept.
 
-read_create() reads a client's message: a response, or a prompt to be computed beforehand.
+read_create() reads a client's message: a response, or a prompt to compute in advance.
 read_warm_up() reads such a prompt (`generate: false`). Both on any thread. The computed part is the
-beginning of every next prompt: up to the end of the conversation's last message. A template need
-not take a conversation without a question, so it is rendered with one.
+prefix shared by every next prompt: up to the end of the conversation's last message. It is rendered
+with a question, because a template may reject a conversation without one.
 """
 
 import asyncio
@@ -83,10 +83,10 @@ from tasuki.server.unread_answer import AnswerPart
 
 
 class SocketTurns:
-    """As Responses, of which it has all."""
+    """The socket's Responses: the stored ones, and the last response of this socket."""
 
     def __init__(self, store: Responses, hold: Hold) -> None:
-        """hold: of the response that is kept."""
+        """hold: memory count of the kept response."""
         self._store = store
         self._hold = hold
         self._last: StoredResponse | None = None
@@ -124,7 +124,7 @@ class SocketTurns:
 
 
 _QUESTIONS = (ChatMessage("user", "?"), ChatMessage("user", "What"))
-"""Any two that differ from their first letter on."""
+"""Two questions with different first letters."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,8 @@ def read_warm_up(
 
 
 def _beginning(codec: TextCodec, turn: AskedTurn) -> RenderedPrompt:
-    """Return the tokens that prompts with any question begin with, up to the last message's end
-    where that is marked; no tokens where nothing stands before the question."""
+    """Return the shared prefix of prompts with any question. It ends at the last message's end, if
+    marked there. Empty if nothing precedes the question."""
     settings = turn.settings
     if not turn.messages and settings.instructions is None and not settings.tools:
         return RenderedPrompt(np.empty(0, dtype=np.int32))
@@ -183,7 +183,7 @@ _SILENCE_SECONDS = 0.75 * KEEP_ALIVE_SECONDS
 _CREATE = "response.create"
 
 _LONGEST_SECONDS = 3600.0
-"""Of a socket, as of OpenAI's."""
+"""Longest life of a socket in seconds, as at OpenAI."""
 _IDLE_SECONDS = 900.0
 """Without a message, while nothing is made."""
 _NUMBER_LETTERS = 12
@@ -236,8 +236,8 @@ class ResponseSocket:
         socket: TextSocket,
         ending: asyncio.Event,
     ) -> None:
-        """request: that opened it. ending: set when the server ends. Build it inside a running
-        event loop."""
+        """request: the request for this socket. ending: set when the server ends. Call it inside a
+        running event loop."""
         self._engine = engine
         self._model = model
         self._turns = turns
@@ -248,7 +248,7 @@ class ResponseSocket:
         self._opened_as = http_request_id(request)[: MAX_REQUEST_ID - _NUMBER_LETTERS]
         self._count = 0
         self._previous: str | None = None
-        """Which response the one in progress goes on from."""
+        """Id of the response continued by the one in progress."""
         self._reply: SocketReply | None = None
         self._is_refused = False
         self._reading = self._next_text()
@@ -289,8 +289,8 @@ class ResponseSocket:
         return asyncio.get_running_loop().create_task(self._socket.text())
 
     async def _answer_beside_reading(self, body: bytearray) -> None:
-        """Return once the message is answered, or the client has left. What else comes meanwhile is
-        refused, but for a message that comes while the last event leaves."""
+        """Return once the message is answered or the client has left. Other messages are rejected
+        meanwhile, except one that comes while the last event is sent."""
         self._reply, self._is_refused = None, False
         turn = asyncio.get_running_loop().create_task(self._answer(body))
         refused = self._socket.refused
@@ -391,13 +391,13 @@ class SocketReply:
         self._socket = socket
         self._writer = writer
         self.failed: Exception | None = None
-        """The error that ended the response behind its first events."""
+        """The error that ended the response after its first events."""
         self.ends = False
         """The last event is on its way, and the client may ask for the next response."""
         self._is_silent = False
 
     async def send_at_once(self, last: Callable[[], bytes]) -> None:
-        """Send a response that has no answer. last: makes its last event. Raises
+        """Send a response without an answer. last: returns its last event. Raises
         ConnectionError."""
         self.ends = True
         await self._send(self._writer.opening() + last())
@@ -406,8 +406,8 @@ class SocketReply:
     async def send(
         self, choice: Choice, answers: Sequence[AsyncGenerator[AnswerPart, None]]
     ) -> None:
-        """Send what the answer, which is one, becomes. Raises ServerError where it failed before
-        its first event, and ConnectionError."""
+        """Send the events of the only answer. Raises ServerError if the answer failed before its
+        first event, and ConnectionError."""
         writer, last = self._writer, b""
         async with first_looks(answers, FIRST_LOOK_SECONDS) as (parts,):
             keeping = asyncio.create_task(self._keep_alive())
@@ -428,7 +428,7 @@ class SocketReply:
             await self._socket.sent()
 
     async def _sent_parts(self, choice: Choice, parts: AsyncIterator[AnswerPart]) -> bytes:
-        """Return what ends the response."""
+        """Send the parts, and return the response's last events."""
         async for part in parts:
             if isinstance(part, Finished):
                 return choice.ending(part)
@@ -452,8 +452,8 @@ class SocketReply:
 
 
 def error_message(error: Exception) -> bytes:
-    """Return a message that ends a request without a response. Some clients look for the seconds to
-    wait among headers, where HTTP has them."""
+    """Return the message for a request without a response. Some clients read the retry delay from
+    headers, as in HTTP."""
     status = error_status(error)
     headers = {"headers": {"retry-after": str(retry_seconds(error))}} if status in RETRIED else {}
     return msgspec.json.encode({"type": "error", "status": status, **error_body(error), **headers})
