@@ -20,7 +20,7 @@ class EtcdAccessError(ValueError):
 
 @dataclass(frozen=True)
 class EtcdLogin:
-    """The user as whom a node asks etcd."""
+    """This node's user in etcd."""
 
     name: str
     password: str = field(repr=False)
@@ -38,7 +38,7 @@ class EtcdAccess:
         return cls(_authority(ca) if ca else None, _login(login) if login else None)
 
     def check(self, endpoint: str) -> None:
-        """Raises EtcdAccessError where the password would go in plain text."""
+        """Raise EtcdAccessError if the password would go in plain text."""
         url = urlsplit(endpoint)
         if self.login is not None and url.scheme != "https" and not is_loopback(url.hostname or ""):
             raise EtcdAccessError(
@@ -47,7 +47,7 @@ class EtcdAccess:
 
 
 NO_LOGIN = EtcdAccess()
-"""For an etcd that asks for no user, by the system's authorities."""
+"""Access to an etcd without users, with the system's authorities."""
 
 
 def _authority(path: str) -> ssl.SSLContext:

@@ -1,5 +1,5 @@
-"""The cache as wire messages: queries of its tree and their views, its events in parts that fit one
-message. Pure functions."""
+"""The cache as wire messages: queries of its tree, views of the tree, and its events in parts of at
+most one message. Pure functions."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -44,8 +44,8 @@ _LONGEST_NODE_NAME = len(f"{2**31}.{2**64}")
 def tree_question(
     request: pb.TreeRequest, tenant: str | None = None
 ) -> tuple[int, NodeName | None, Tokens | None, bytes]:
-    """limit, under, prefix and salt of a TreeQuery. tenant: in whose namespace a prefix is looked
-    for. Raises InvalidField."""
+    """Return limit, under, prefix and salt of a TreeQuery. tenant: namespace of the prefix. Raises
+    InvalidField."""
     limit = request.limit if request.HasField("limit") else _LIMIT
     if not 1 <= limit <= _MOST_NODES:
         raise InvalidField("limit", f"is {limit}: ask for 1 to {_MOST_NODES} nodes")

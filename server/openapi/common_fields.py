@@ -1,11 +1,11 @@
 """Shapes of fields, and the fields of several APIs: sampling, ends, grammars, accounts. Pure.
 
-Shapes are JSON Schemas in draft 2020-12. A field that is null counts as absent, so every shape of
-an optional field takes null.
+Shapes are JSON Schemas in draft 2020-12. A null field counts as absent, so every shape of an
+optional field accepts null.
 
-Accounts have the bounds that check_account_fields() of server/openai/request_fields.py reads.
-Grammars are as server/openai/sampling.py reads them. Refused fields are listed with the values
-that change nothing; null changes nothing in each of them.
+Accounts have the bounds of check_account_fields() in server/openai/request_fields.py. Grammars have
+the shapes read by server/openai/sampling.py. Rejected fields are listed with their harmless values;
+null is harmless in each of them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ Fields: TypeAlias = Mapping[str, Schema]
 
 NULL: Schema = {"type": "null"}
 ANY: Schema = {}
-"""Whatever it is, no answer depends on it."""
+"""Any value: no answer depends on it."""
 NOTHING: Schema = {"not": {}}
 """No value is taken, null neither."""
 TEXT: Schema = {"type": ["string", "null"]}
@@ -87,8 +87,8 @@ def either(*schemas: Schema) -> Schema:
 def object_of(
     fields: Fields, required: Sequence[str] = (), others: Schema | bool | None = None
 ) -> Schema:
-    """An object with these fields. others: what a field of any other name may be; None: anything.
-    REQUIRES: a required field's schema says itself whether it takes null."""
+    """Return the schema of an object with these fields. others: schema for fields of other names;
+    None: any value. REQUIRES: a required field's own schema decides about null."""
     shape: dict[str, Any] = {"type": "object", "properties": dict(fields)}
     if required:
         shape["required"] = list(required)
@@ -176,7 +176,8 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "stream_reasoning": (True,),
     "audio": (),
 }
-"""Of chats and completions, by name. Some are honoured by one of the two."""
+"""Unserved fields of chats and completions, with their harmless values. One of the two APIs may
+support a field."""
 
 
 def unserved(table: Mapping[str, Sequence[Any]]) -> Fields:
@@ -243,11 +244,11 @@ FORMATS: Fields = {
     "structural_tag": or_null(_TAG),
     "guided_decoding_backend": ANY,
 }
-"""Of these one may be given."""
+"""Fields of a grammar. Only one of them may be given."""
 
 
 SALT = text(MAX_SALT)
-"""Bytes: of letters beyond ASCII fewer are taken."""
+"""The limit is in bytes, so fewer characters beyond ASCII fit."""
 PRIORITY = integer(-(2**31), 2**31 - 1)
 TOP_LOGPROBS = integer(0, MAX_TOP_LOGPROBS)
 STOP_TEXT: Schema = {**STRING, "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}

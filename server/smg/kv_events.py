@@ -1,18 +1,17 @@
 """Cache events for a gateway: the blocks that count as hits, as KvEventBatch messages.
 
-UsableBlocks: The cached blocks that a gateway may count as hits: the pages that lead to a
-checkpoint. A hybrid model cannot use a page behind the last checkpoint of its path; a router that
-counted such pages would route to hits that do not exist. Owns the cached pages with their tokens,
-since gateways hash for themselves. One watch, one thread. Invariants: a page is announced exactly
-while a checkpoint stands at its end or below; parents are announced before their children and
-withdrawn after them; only blocks of the wanted namespace are announced, and two namespaces never
-share a block.
+UsableBlocks: the cached blocks usable as hits by a gateway: the pages on paths to a checkpoint. A
+hybrid model cannot use a page after the last checkpoint of its path. A router counting such pages
+would route to nonexistent hits. Owns the cached pages with their tokens, because gateways hash for
+themselves. One watch, one thread. Invariants: a page is announced exactly while a checkpoint exists
+at its end or below; parents are announced before their children and withdrawn after them; only
+blocks of the wanted namespace are announced, and two namespaces never share a block.
 
-GatewayEvents: Changes of the usable blocks as KvEventBatch messages. Pure but for the clock. A
-stream's sequence numbers go on from the last one that its subscriber saw, so that its first
-snapshot is neither stale nor a gap, whichever process answered before. A block of the subscriber's
-own namespace names no namespace, as its requests name none; any other block carries its namespace's
-id as `cache_salt`, which a gateway folds into its own hashes.
+GatewayEvents: changes of the usable blocks as KvEventBatch messages. Pure except for the clock. A
+stream's sequence numbers continue from the subscriber's last one. So its first snapshot is neither
+stale nor a gap, even if another process answered before. A block of the subscriber's own namespace
+names no namespace, like its requests. Any other block carries its namespace's id as `cache_salt`. A
+gateway includes it in its own hashes.
 """
 
 import time
@@ -39,8 +38,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Announced:
-    """parent: None at the beginning of a prompt. blocks: each the child of the one before.
-    namespace: as CacheEvent.namespace."""
+    """Blocks that became usable. parent: None at the beginning of a prompt. blocks: each is the
+    child of the one before. namespace: value of CacheEvent.namespace."""
 
     parent: bytes | None
     blocks: tuple[Block, ...]
@@ -69,7 +68,7 @@ def namespace_of(salt: bytes) -> bytes:
 
 class UsableBlocks:
     def __init__(self, namespace: bytes | None) -> None:
-        """namespace: whose blocks are wanted (CacheEvent.namespace); None: everybody's."""
+        """namespace: the wanted CacheEvent.namespace; None: all namespaces."""
         self._namespace = namespace
         self._pages: dict[bytes, Block] = {}
         # By page: checkpoints at its end or inside the next page, and children that lead to one.
