@@ -121,7 +121,7 @@ class Wire(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Close the channels; what is in flight fails."""
+        """Close the channels. Calls in flight fail."""
 
 
 def _stubs(channel: Any) -> Stubs:

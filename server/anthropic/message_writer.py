@@ -35,8 +35,8 @@ _PING = named_event({"type": "ping"})
 
 @dataclass(frozen=True)
 class MessageHead:
-    """fills_context: the client allowed a longer answer than there is room for. with_hit: usage
-    explains the hit."""
+    """fills_context: the client allowed a longer answer than fits. with_hit: usage explains the
+    hit."""
 
     id: str
     model: str
@@ -46,7 +46,7 @@ class MessageHead:
 
 
 class _Block:
-    """The open block. texts: pieces of its text, or of a call's input as JSON."""
+    """The open block. texts: segments of its text, or of a call's input as JSON."""
 
     def __init__(self, start: dict[str, Any], delta: BodyOf) -> None:
         self.start = start

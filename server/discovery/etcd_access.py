@@ -15,7 +15,7 @@ HTTP_PREFIX = "/tasuki/http/"
 
 
 class EtcdAccessError(ValueError):
-    """A file of etcd's settings cannot be used; the message names it and the mend."""
+    """A file of etcd's settings cannot be used. The message names it and the fix."""
 
 
 @dataclass(frozen=True)

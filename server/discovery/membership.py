@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class MembershipError(ValueError):
-    """The list of prefill nodes cannot be used; the message names the entry and the mend."""
+    """The list of prefill nodes cannot be used. The message names the entry and the fix."""
 
 
 class Membership(Protocol):

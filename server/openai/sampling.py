@@ -162,7 +162,7 @@ FILE = "generation_config.json"
 
 
 class GenerationConfigError(ValueError):
-    """generation_config.json cannot be used; the message names the file, the field and the mend."""
+    """generation_config.json cannot be used. The message names the file, the field and the fix."""
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ class ScoredPrompt:
         self._pieces: list[PromptScored] = []
 
     def take(self, piece: PromptScored) -> None:
-        """Pieces come in order."""
+        """Add a segment. Segments come in order."""
         self._pieces.append(piece)
 
     def scored(self, top: int) -> Iterator[ScoredToken]:

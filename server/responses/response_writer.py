@@ -163,7 +163,7 @@ class ResponseWriter:
         return bool(self._end["status"] == "queued")
 
     def leave_queue(self) -> bytes:
-        """Have it be in progress, before its first piece."""
+        """Mark the response as in progress, before its first segment. Return the event."""
         self._end = _not_ended("in_progress")
         return self.keep_alive()
 
@@ -211,7 +211,7 @@ class ResponseWriter:
         return self._whole_event("response.failed")
 
     def cancellation(self) -> bytes:
-        """In place of the ending: nobody wants it any more."""
+        """Return the last event of a cancelled response."""
         self._end = _not_ended("cancelled")
         return self._whole_event("response.cancelled")
 

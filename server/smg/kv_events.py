@@ -181,7 +181,7 @@ class GatewayEvents:
 
 
 def _parts(change: Change) -> Iterator[Change]:
-    """A long chain in pieces, each hanging on the one before."""
+    """Yield the change; a long chain in parts, each a child of the one before."""
     if not isinstance(change, Announced):
         yield change
         return
