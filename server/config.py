@@ -267,8 +267,9 @@ class ServerConfig:
             )
 
     def engine_apart(self, device: str, ranks: int = 1) -> bool:
-        """Whether the engine has a process of its own. device: the engine's. ranks: processes that
-        compute its model. Raises EngineConfigError where the settings contradict each other."""
+        """Return True if the engine has a process of its own. device: the engine's device. ranks:
+        processes that compute its model. Raises EngineConfigError if the settings contradict each
+        other."""
         if ranks > 1 and self.engine_process == "thread":
             raise EngineConfigError(
                 f"an engine of {ranks} ranks ends with any of them, and so has a process of its "
@@ -283,7 +284,7 @@ class ServerConfig:
         return self.chat_cache_mib * 2**20
 
     def model_names(self, folder: Path) -> tuple[str, ...]:
-        """By which clients may ask for the model of that folder, its own name first."""
+        """Return the clients' names for the model in the folder, its own name first."""
         listed = _listed(self.served_model_name)
         return listed if listed and listed[0] != "*" else (folder.resolve().name, *listed)
 
@@ -323,7 +324,8 @@ class ServerConfig:
 
     @property
     def caller_limits(self) -> "CallerLimits":
-        """Fresh ones, whose minute begins now. A gateway's key stands for many callers."""
+        """Return new limits. Their first minute begins now. A gateway's key stands for many
+        callers."""
         from tasuki.server.auth.limits import CallerLimits, ConcurrencyCaps, RateLimits
 
         from .errors import RequestLimit, WatcherLimit
@@ -341,11 +343,11 @@ class ServerConfig:
 
     @property
     def key_sessions(self) -> int:
-        """How many sessions one of several keys may have open; 0: as many as there are."""
+        """Return the limit of open sessions for one of several keys; 0: no limit."""
         given = self.sessions_per_key
         return max(1, self.max_sessions // 2) if given is None else given
 
 
 def _listed(names: str) -> tuple[str, ...]:
-    """Those of a comma-separated list."""
+    """Return the names of a comma-separated list."""
     return tuple(filter(None, map(str.strip, names.split(","))))
