@@ -59,7 +59,7 @@ class NodeCalls:
         return await opened(life, self.wire)
 
     async def stats(self) -> pb.StatsResponse:
-        """Counts of pages and slots by state, and the cache's counters."""
+        """Return counts of pages and slots by state, and the cache's counters."""
         reply: pb.StatsResponse = await self._admin("Stats", pb.StatsRequest())
         return reply
 
@@ -125,12 +125,12 @@ class AsyncSession(SessionRequests[AsyncAnswer]):
 
     @property
     def id(self) -> str:
-        """The node's id of the session; another one after it was opened again."""
+        """Return the node's id of the session. It changes when the session is opened again."""
         return self._life.id
 
     @property
     def moves(self) -> tuple[Move, ...]:
-        """Between the nodes of a fleet, so far."""
+        """Return the moves between the fleet's nodes so far."""
         return moves_of(self._life)
 
     @property
@@ -140,7 +140,7 @@ class AsyncSession(SessionRequests[AsyncAnswer]):
         return self._life.node
 
     async def append(self, prompt: Prompt) -> int:
-        """Adds to the end of the conversation; returns its length in tokens."""
+        """Add to the end of the conversation. Return its length in tokens."""
         return await self.take(self._life.append(prompt))
 
     def answer(self, request: pb.SessionGenerateRequest) -> AsyncAnswer:
@@ -160,14 +160,14 @@ class AsyncSession(SessionRequests[AsyncAnswer]):
         return self.answer(request)
 
     async def fork(self) -> "AsyncSession":
-        """A second session with the same conversation; the two go separate ways."""
+        """Return a second session with the same conversation. The two then diverge."""
         return AsyncSession(self._wire, await self.take(self._life.fork()))
 
     async def close(self) -> None:
         await self.take(self._life.close())
 
     async def take(self, steps: Steps[Result]) -> Result:
-        """Takes the steps of an operation, awaiting each. Raises ClientError."""
+        """Run the steps of an operation, awaiting each. Raises ClientError."""
         outcome: Any = None
         while True:
             step = advance(steps, outcome)

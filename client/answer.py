@@ -121,7 +121,7 @@ class TurnOwner(Protocol):
         be tried at once on another node."""
 
     def turn_finished(self, answer: Answer) -> None:
-        """The whole answer has been read."""
+        """Record the whole answer, once it has been read."""
 
 
 class AsyncAnswer:
@@ -154,7 +154,7 @@ class AsyncAnswer:
 
     @property
     def finished(self) -> bool:
-        """All answers have been read."""
+        """Return True once all answers have been read."""
         return self._parts.finished
 
     async def begin(self) -> None:
@@ -234,7 +234,7 @@ class AnswerStream:
 
     @property
     def finished(self) -> bool:
-        """All answers have been read."""
+        """Return True once all answers have been read."""
         return self._answer.finished
 
     def __iter__(self) -> Generator[Piece, None, None]:
@@ -246,7 +246,7 @@ class AnswerStream:
         return run(self._answer.result())
 
     def results(self) -> list[Answer]:
-        """Likewise, and returns every answer."""
+        """Read the rest and return every answer."""
         return run(self._answer.results())
 
     def cancel(self) -> None:

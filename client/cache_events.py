@@ -62,7 +62,7 @@ class CacheWatch:
         self._call.cancel()
 
     def _take(self, part: pb.WatchEventsResponse) -> EventBatch | None:
-        """The batch, once this is its last part."""
+        """Add a part. Return the batch after its last part, otherwise None."""
         if part.HasField("gap"):
             self._gap = GAP.from_wire(part.gap)
         self._events += (

@@ -34,21 +34,21 @@ _OPTIONS = (
 
 
 def open_channel(target: str, tls: ClientTls | None) -> grpc.Channel:
-    """target: HOST:PORT. Raises TlsError."""
+    """Open a channel. target: HOST:PORT. Raises TlsError."""
     if tls is None:
         return grpc.insecure_channel(target, options=_OPTIONS)
     return grpc.secure_channel(target, tls.grpc_credentials(), options=_OPTIONS)
 
 
 def open_async_channel(target: str, tls: ClientTls | None) -> grpc.aio.Channel:
-    """The same for asyncio."""
+    """Open a channel for asyncio, as open_channel."""
     if tls is None:
         return grpc.aio.insecure_channel(target, options=_OPTIONS)
     return grpc.aio.secure_channel(target, tls.grpc_credentials(), options=_OPTIONS)
 
 
 def bearing(channel: grpc.Channel, api_key: str) -> grpc.Channel:
-    """The same channel, each call with `authorization: Bearer API_KEY`."""
+    """Return the channel with `authorization: Bearer API_KEY` on each call."""
     return grpc.intercept_channel(channel, _Bearer(api_key))
 
 

@@ -69,7 +69,7 @@ class RetryPolicy:
     deadline: float = 60.0
 
     def pauses(self) -> Iterator[float]:
-        """Seconds to wait before each further attempt; ends when there is none left."""
+        """Yield the seconds to wait before each further attempt. Ends when none is left."""
         begun = time.monotonic()
         pause = self.first_pause
         for _ in range(self.attempts - 1):

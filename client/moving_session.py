@@ -69,7 +69,8 @@ class DecodeNodes:
             return self._placed[node]
 
     def moved(self, before: str | None, after: str | None) -> None:
-        """A session goes from one to the other. None: it is opened, or closed."""
+        """Count a session's move between nodes. before: None for a new session. after: None for a
+        closed one."""
         with self._lock:
             if before is not None:
                 self._placed[before] -= 1

@@ -53,7 +53,7 @@ class Turn(Protocol):
 
     @property
     def finished(self) -> bool:
-        """All of it has been read."""
+        """Return True once the whole answer has been read."""
 
 
 Steps = Generator[Call | Pause | ReadTurn, Any, Result]
@@ -132,7 +132,7 @@ class SessionLife:
         yield from self._persist(None)
 
     def append(self, prompt: Prompt) -> Steps[int]:
-        """Returns the conversation's length in tokens."""
+        """Append the prompt. Return the conversation's length in tokens."""
         reply = yield from self._persist("Append", pb.SessionAppendRequest(**prompt.fields()))
         self._conversation.appended(prompt)
         return int(reply.total_tokens)
@@ -156,7 +156,8 @@ class SessionLife:
                 yield Pause(next_pause(pauses, error))
 
     def attempt_turn(self, request: pb.SessionGenerateRequest) -> Steps[None]:
-        """Before each attempt at an answer: puts the session's present id into the request."""
+        """Put the session's present id into the request, before each attempt. Open the session
+        again if it is lost."""
         yield from self._reopen_if_lost()
         request.session_id = self.id
 
@@ -164,8 +165,8 @@ class SessionLife:
         self._turn = turn
 
     def turn_failed(self, error: ClientError) -> bool:
-        """An attempt failed: the node's session may or may not have the answer, so it is opened
-        again."""
+        """Mark the session as lost after a failed attempt, because the node may or may not have the
+        answer. Return True if another node should be tried at once."""
         self._lost = True
         return self._goes_elsewhere(error)
 

@@ -171,7 +171,8 @@ def by_hash(key: bytes, names: Mapping[int, str], rooms: Mapping[int, int]) -> i
 
 
 def by_rooms(nodes: Sequence[int], rooms: Mapping[int, int]) -> int:
-    """The node with the fewest; of equals the lowest. REQUIRES: there is a node."""
+    """Return the node with the fewest transfers; of equals the lowest number. REQUIRES: there is a
+    node."""
     return min(nodes, key=lambda node: (rooms.get(node, 0), node))
 
 
@@ -264,7 +265,7 @@ class DecodeLoad:
 
 
 def choose_decode_node(loads: Mapping[str, DecodeLoad]) -> str:
-    """By node. REQUIRES: there is one."""
+    """Return the best node by load. REQUIRES: there is a node."""
     left = {node: load for node, load in loads.items() if not load.draining} or dict(loads)
     left = {node: load for node, load in left.items() if load.has_room} or left
     shortest = min(load.pace or 0.0 for load in left.values())

@@ -16,7 +16,7 @@ class BindError(OSError):
 
 
 def read_address(field: str, address: str) -> tuple[str, int]:
-    """HOST:PORT as (host without brackets, port). Raises ValueError naming the field."""
+    """Return HOST:PORT as (host without brackets, port). Raises ValueError naming the field."""
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{field} {address!r} is not HOST:PORT: write for example 127.0.0.1:0")
@@ -60,7 +60,7 @@ def check_binds(binds: Mapping[str, str], access: Access) -> None:
 
 
 def join_address(host: str, port: int) -> str:
-    """HOST:PORT, an IPv6 host in brackets."""
+    """Return HOST:PORT, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -290,7 +290,7 @@ class ServerConfig:
 
     @property
     def access(self) -> Access:
-        """Raises ApiKeyError."""
+        """Return the servers' access rules. Raises ApiKeyError."""
         tls = None
         if self.tls_cert:
             tls = ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca)
@@ -311,13 +311,13 @@ class ServerConfig:
 
     @property
     def etcd_access(self) -> EtcdAccess:
-        """Raises EtcdAccessError."""
+        """Return the access to etcd. Raises EtcdAccessError."""
         return EtcdAccess.load(self.etcd_ca, self.etcd_login)
 
     @property
     def _keyless(self) -> Caller:
-        """The caller of a call without a key. Off loopback a certificate admits callers, and does
-        not make them operators."""
+        """Return the caller of a call without a key. Off loopback, a certificate admits callers,
+        but does not make them operators."""
         binds = [bind for bind in (self.bind, self.http_bind) if bind]
         here = all(is_loopback(bind.rpartition(":")[0].strip("[]")) for bind in binds)
         return ANYBODY if here else CERTIFIED

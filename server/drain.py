@@ -36,7 +36,7 @@ class Rotation:
         self._watchers.append(call)
 
     def leave(self) -> None:
-        """Once out of rotation, it changes nothing."""
+        """Leave the rotation. Does nothing if it has left already."""
         if self._left_at is None:
             self._left_at = asyncio.get_running_loop().time()
             self._show()
@@ -107,5 +107,5 @@ class CallsInProgress:
         self.failures[kind] += 1
 
     async def over(self) -> None:
-        """Returns when none is in progress."""
+        """Return when no call is in progress."""
         await self._none.wait()

@@ -164,7 +164,7 @@ class RequestObserver:
         """Note a submit, its end, evictions, or the end of a transfer."""
 
     def count_tokens(self, count: int) -> None:
-        """A delivery brought so many tokens."""
+        """Count the tokens of a delivery."""
 
 
 class EngineClient:
@@ -234,7 +234,7 @@ class EngineClient:
 
     @property
     def lost(self) -> str | None:
-        """Why the engine has died; None while it lives."""
+        """Return the cause of the engine's death; None while it is alive."""
         return None if self._lost is None else self._lost.message
 
     async def admit(self, caller: Caller) -> None:
@@ -413,7 +413,7 @@ class EngineClient:
         return replace(load, draining=load.draining or self.rotation.left)
 
     async def flush(self) -> int:
-        """Returns how many pages and checkpoints were dropped."""
+        """Drop unused cache entries. Return the number of dropped pages and checkpoints."""
         return (await self._query(m.FlushReply, m.FlushCache)).dropped
 
     async def tree(

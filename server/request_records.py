@@ -54,7 +54,7 @@ class RequestNames:
         return name is not None and name not in self._ended
 
     def take(self, caller: Caller, given: RequestId) -> RequestId:
-        """The engine's id for the caller's request. REQUIRES: not is_in_flight."""
+        """Return the engine's id for the caller's request. REQUIRES: not is_in_flight."""
         owned = (caller.name, given)
         name = self._names.get(owned) or self._unused(given)
         self._ended.pop(name, None)

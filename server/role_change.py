@@ -121,7 +121,7 @@ class RoleChange:
         stop()
 
     def _carried(self, role: str) -> dict[str, Setting]:
-        """Raises ConfigFileError."""
+        """Return the settings carried over to the role. Raises ConfigFileError."""
         known = _fields_of(role)
         carried = {
             name: value
@@ -143,7 +143,7 @@ class RoleChange:
 
 
 def _tuned(role: str, given: Mapping[str, str]) -> dict[str, Setting]:
-    """Raises InvalidRequest."""
+    """Return the call's settings, checked. Raises InvalidRequest."""
     known = _fields_of(role)
     for name in given:
         if name not in known:

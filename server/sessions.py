@@ -49,7 +49,7 @@ class TokenLog:
         self.length = 0
 
     def append(self, tokens: Tokens, marks: tuple[int, ...] = ()) -> None:
-        """marks: token counts within `tokens`, ascending."""
+        """Append tokens. marks: token counts within `tokens`, ascending."""
         end = self.length + len(tokens)
         if end > len(self._buffer):
             self._move(max(end, 2 * len(self._buffer)))
@@ -73,7 +73,7 @@ class TokenLog:
             self._marks.pop()
 
     def tokens(self) -> Tokens:
-        """Read-only int32 [length], sharing memory."""
+        """Return the tokens, read-only int32 [length], sharing memory."""
         view = self._buffer[: self.length]
         view.flags.writeable = False
         self._read = max(self._read, self.length)
@@ -92,7 +92,7 @@ class TokenLog:
         return tuple(self._marks)
 
     def copy(self) -> "TokenLog":
-        """An independent log with the same content."""
+        """Return an independent log with the same content."""
         twin = TokenLog()
         twin.append(self._buffer[: self.length])
         twin._marks = [*self._marks]
@@ -146,7 +146,7 @@ class Turn:
         return self
 
     def keep(self, answer: Sequence[int]) -> None:
-        """The answer joins the log."""
+        """Append the answer to the log."""
         self.session.log.append(np.array(answer, dtype=np.int32))
         self.session.tail = Tail.ANSWER
         self._kept = True
@@ -183,13 +183,14 @@ class SessionStore:
         return len(self._sessions)
 
     async def open(self, caller: Caller, salt: bytes, tenant: str | None = None) -> Session:
-        """Raises SessionLimit."""
+        """Open a session. Raises SessionLimit."""
         with self._room_for(caller):
             cursor = await self._engine.open_cursor(salt)
         return self._add(caller, TokenLog(), salt, cursor, Tail.EMPTY, tenant)
 
     async def fork(self, caller: Caller, session_id: str) -> Session:
-        """A new session with the same log as it stands now. Raises SessionLimit, and as idle()."""
+        """Return a new session with a copy of the present log. Raises SessionLimit, and as
+        idle()."""
         origin = self.idle(caller, session_id)
         log, tail = origin.log.copy(), origin.tail
         with self._room_for(caller):
@@ -200,7 +201,8 @@ class SessionStore:
         return self._add(caller, log, origin.salt, cursor, tail, origin.tenant)
 
     def idle(self, caller: Caller, session_id: str) -> Session:
-        """The session, to change its log now. Raises UnknownSession, SessionBusy."""
+        """Return the session, for an immediate change of its log. Raises UnknownSession,
+        SessionBusy."""
         session = self._find(caller, session_id)
         if session.busy:
             raise SessionBusy(
@@ -214,14 +216,14 @@ class SessionStore:
         return Turn(self.idle(caller, session_id), self)
 
     async def cursor(self, session: Session) -> int:
-        """The session's place in the engine's tree. REQUIRES: its turn is entered."""
+        """Return the session's cursor in the engine's tree. REQUIRES: its turn is entered."""
         if session.cursor is None:
             session.cursor = await self._engine.open_cursor(session.salt)
         return session.cursor
 
     def close(self, caller: Caller, session_id: str) -> None:
-        """A turn in progress goes on to its end, and the cursor closes with it. Raises
-        UnknownSession."""
+        """Close the session. A turn in progress continues to its end, and the cursor closes with
+        it. Raises UnknownSession."""
         self._close(self._find(caller, session_id))
 
     def _close(self, session: Session) -> None:
@@ -269,7 +271,7 @@ class SessionStore:
 
     @contextmanager
     def _room_for(self, caller: Caller) -> Iterator[None]:
-        """A place, taken while the engine opens the session's cursor. Raises SessionLimit."""
+        """Reserve a place while the engine opens the session's cursor. Raises SessionLimit."""
         if caller.is_one_of_many and self._per_key:
             self._make_room(
                 self._per_key,
@@ -362,12 +364,12 @@ class OpenTurn(Protocol):
     prompt: TurnPrompt
 
     def keep(self, answer: Sequence[int]) -> None:
-        """The answer joins the log as the turn ends; without it the turn is taken back."""
+        """Append the answer to the log as the turn ends. Without this call the turn is removed."""
 
 
 class Sessions(Protocol):
     async def end(self, caller: Caller, session_id: str) -> LogEnd:
-        """Raises UnknownSession, SessionBusy."""
+        """Return the state of the log's end. Raises UnknownSession, SessionBusy."""
 
     async def append(
         self, caller: Caller, session_id: str, after: Tail, added: SessionInput

@@ -111,14 +111,14 @@ class UnreadAnswer:
         return True
 
     def end(self, end: m.Finished | Exception) -> None:
-        """Nothing comes after it; the first end counts."""
+        """Record the end. No token follows it; the first end counts."""
         if not self._closed:
             self._closed = True
             self._end = end
             self._wake()
 
     def close(self) -> None:
-        """The reader has gone: keep nothing more."""
+        """Drop all tokens, because the reader has gone."""
         self._closed = True
         self._clear()
 
@@ -138,7 +138,7 @@ class UnreadAnswer:
         return self._end
 
     def feed(self) -> None:
-        """The turn has come. REQUIRES: there is a sink."""
+        """Give waiting tokens to the sink. REQUIRES: there is a sink."""
         self._scheduled = False
         if self._reader is None or not (self._tokens or self._packed):
             return  # The reader has yet to read what came before, or has read all.

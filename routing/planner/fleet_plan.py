@@ -136,7 +136,7 @@ class StepLine:
 
     @classmethod
     def fitted(cls, points: Sequence[tuple[float, float]]) -> Self | None:
-        """points: batch and seconds of a step. None without a point."""
+        """Return the fitted line; None without a point. points: batch, and seconds of a step."""
         known = [(batch, step) for batch, step in points if batch > 0 and step > 0]
         if not known:
             return None
@@ -228,7 +228,7 @@ class FleetNeed:
 
 
 def need_of(history: Sequence[Observation], policy: PlanPolicy) -> FleetNeed:
-    """history: at least one, of the policy's window at most."""
+    """Return the need. history: at least one observation, within the policy's window."""
     prefill, decode = _of_prefill(history, policy), _of_decode(history, policy)
     roles = {NodeRole.PREFILL: prefill, NodeRole.DECODE: decode}
     bounds = policy.bounds

@@ -101,7 +101,7 @@ class Trend:
 
 
 def trend_of(times: Floats, values: Floats, pace: Pace) -> Trend:
-    """times: seconds, ascending, of observations; at least one."""
+    """Return the trend. times: ascending seconds of the observations; at least one."""
     level = level_of(times, values, pace.level)
     burst = values[_since(times, pace.quick) :]
     noise = _noise(values)
@@ -113,18 +113,19 @@ def trend_of(times: Floats, values: Floats, pace: Pace) -> Trend:
 
 
 def level_of(times: Floats, values: Floats, seconds: float) -> float:
-    """Mean of the last seconds. REQUIRES: at least one."""
+    """Return the mean over the last seconds. REQUIRES: at least one value."""
     return float(values[_since(times, seconds) :].mean())
 
 
 def _since(times: Floats, seconds: float) -> int:
-    """The first of the last seconds; the last one of all at the latest."""
+    """Return the index of the first observation in the last seconds, or of the last observation."""
     first = int(np.searchsorted(times, times[-1] - seconds, side="right"))
     return min(first, len(times) - 1)
 
 
 def _noise(values: Floats) -> float:
-    """Standard deviation of one value, by the differences of neighbours: a trend is none."""
+    """Return the standard deviation of one value, estimated from differences of neighbours. A trend
+    so does not count as noise."""
     if len(values) < 3:
         return 0.0
     steps = values[1:] - values[:-1]
@@ -132,7 +133,8 @@ def _noise(values: Floats) -> float:
 
 
 def _foreseen(times: Floats, values: Floats, noise: float, ahead: float) -> float:
-    """The line through all values, so far ahead, as far as its slope is sure."""
+    """Return the value of the line through all values `ahead` seconds later. Only the certain part
+    of its slope counts."""
     middle, mean = float(times.mean()), float(values.mean())
     apart = times - middle
     squares = float(apart @ apart)

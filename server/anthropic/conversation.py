@@ -88,7 +88,7 @@ Read = TypeVar("Read")
 
 
 def blocks_of(content: Any, place: str) -> list[dict[str, Any]]:
-    """The content as blocks, each with a type."""
+    """Return the content as blocks, each with a type. Raises InvalidField."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
@@ -167,7 +167,7 @@ class Conversation:
 
 
 def read_conversation(fields: RequestFields) -> Conversation:
-    """Raises InvalidField, PromptTooLong."""
+    """Return the request's conversation. Raises InvalidField, PromptTooLong."""
     messages = message_items(fields)
     reader = _Reader()
     if fields.get("system") is not None:

@@ -157,7 +157,7 @@ def count_message_tokens(model: ServedModel, request: web.Request, fields: Reque
 def _read_prompt(
     model: ServedModel, request: web.Request, fields: RequestFields, choice: ThinkingChoice
 ) -> tuple[RenderedPrompt, MessageTools]:
-    """The prompt and its tools."""
+    """Return the prompt and its tools."""
     fields.refuse_unknown(OF_MESSAGES)
     _check_context_edits(fields)
     conversation = read_conversation(fields)
@@ -176,7 +176,7 @@ def _read_prompt(
 def _read_options(
     model: ServedModel, fields: RequestFields, max_tokens: int, budget: int | None
 ) -> AnswerOptions:
-    """budget: tokens of thought, at most."""
+    """Return the answer's options. budget: limit in thinking tokens; None: no limit."""
     fields_of_chat = fields.only(*_SAMPLING, max_tokens=max_tokens)
     options = read_options(fields_of_chat, model.codec, max_tokens, model.sampling_defaults, 0)
     if budget is not None:

@@ -85,7 +85,7 @@ class Etcd:
         return Snapshot(tuple(entries), int(reply["header"]["revision"]))
 
     async def changed(self, prefix: str, after: int) -> AsyncGenerator[None, None]:
-        """Yields once for each change under the prefix after revision `after`."""
+        """Yield once for each change under the prefix after revision `after`. Raises EtcdError."""
         create = {**_prefix_range(prefix), "start_revision": after + 1}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SECONDS)
         headers = await self._headers()
@@ -140,7 +140,7 @@ class Etcd:
     async def _post(
         self, method: str, body: dict[str, Any], headers: dict[str, str]
     ) -> tuple[int, Any]:
-        """The status, and the reply as JSON."""
+        """Return the status, and the reply as JSON. Raises EtcdError."""
         url = f"{self._endpoint}/v3/{method}"
         try:
             async with (

@@ -33,8 +33,9 @@ class EtcdAccess:
 
     @classmethod
     def load(cls, ca: str, login: str) -> "EtcdAccess":
-        """ca: PEM file of the authority of etcd's certificate; none: the system's. login: file with
-        USER:PASSWORD; none: etcd asks for no user. Raises EtcdAccessError."""
+        """Load the access. ca: PEM file of the authority of etcd's certificate; empty: the
+        system's. login: file with USER:PASSWORD; empty: etcd has no users. Raises
+        EtcdAccessError."""
         return cls(_authority(ca) if ca else None, _login(login) if login else None)
 
     def check(self, endpoint: str) -> None:

@@ -18,7 +18,7 @@ class MembershipError(ValueError):
 
 class Membership(Protocol):
     def changes(self) -> AsyncIterator[tuple[str, ...]]:
-        """The members, HOST:PORT, now and whenever they change."""
+        """Yield the members, HOST:PORT, now and after each change."""
 
 
 class FixedMembership:

@@ -18,7 +18,8 @@ EVENTS_A_MESSAGE = 4096
 
 
 def parts_of(batch: PackedEvents) -> Iterator[pb.WatchEventsResponse]:
-    """At least one, also of an empty snapshot. The gap, if any, stands in the first."""
+    """Yield the batch in parts, at least one even for an empty snapshot. The gap, if any, is in the
+    first."""
     lost = None if batch.gap is None else GAP.to_wire(batch.gap)
     events = iter(batch)
     left = len(batch)
@@ -59,7 +60,7 @@ def tree_question(
 
 
 def read_node_name(text: str) -> NodeName:
-    """Raises InvalidField."""
+    """Return the node's name. Raises InvalidField."""
     node, _, serial = text.partition(".")
     if not (node.isascii() and node.isdecimal() and serial.isascii() and serial.isdecimal()):
         raise InvalidField("under", f"is {text!r:.60}: give a node's name as Tree returned it")

@@ -171,7 +171,7 @@ _TARGETS = TARGETS.bounded("targets", first_token=_seconds, per_token=_seconds, 
 
 
 def read_targets(targets: pb.Targets) -> Targets:
-    """Raises InvalidField."""
+    """Return the targets. Raises InvalidField."""
     return _TARGETS.from_wire(targets)
 
 

@@ -227,7 +227,8 @@ class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 def grpc_request_context(keys: ApiKeys, context: CallContext) -> RequestContext:
-    """REQUIRES: the interceptor has let the call in. Raises PermissionDenied, InvalidField."""
+    """Return the call's context. REQUIRES: the interceptor has admitted the call. Raises
+    PermissionDenied, InvalidField."""
     caller = _caller(keys, context)
     traceparent = "".join(_values(context, TRACE_HEADER)[-1:])
     return RequestContext(caller, traceparent, tenant_of(caller, _values(context, TENANT_KEY)))

@@ -133,7 +133,7 @@ class _Crossing:
         await self._there(self._context.send_initial_metadata, metadata)
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailer: Any = ()) -> None:
-        """Raises, as gRPC's does."""
+        """Abort the call. Raises, as gRPC's own method."""
         await self._there(self._context.abort, code, details, trailer)
 
     async def _there(self, method: Method, *arguments: Any) -> None:

@@ -204,7 +204,8 @@ class SessionService(TurnService):
     async def HandBack(
         self, request: pb.SessionHandBackRequest, context: CallContext
     ) -> pb.SessionHandBackResponse:
-        """Counts as a request of its caller's. The session is held meanwhile."""
+        """Hand the session's state back to a prefill node. Counts as a request of its caller. The
+        session is held meanwhile."""
         request_context = grpc_request_context(self._keys, context)
         caller, tenant = request_context.caller, request_context.tenant
         await self._engine.admit(caller)

@@ -60,8 +60,8 @@ def require_host(bound: str, allowed: Sequence[str]) -> Middleware:
 
 
 def host_name(header: str) -> str:
-    """A Host header without its port and brackets, in lower case. Ports are no secret, and a tunnel
-    changes them."""
+    """Return the Host header in lower case, without port and brackets. The port is ignored, because
+    it is no secret and a tunnel changes it."""
     if header.startswith("["):
         return header[1:].partition("]")[0].lower()
     return header.partition(":")[0].lower().removesuffix(".")
@@ -114,7 +114,7 @@ def _borne(request: web.Request) -> list[str]:
 
 
 def surface_of(match: AbstractMatchInfo) -> tuple[str, str] | None:
-    """The row's key in surfaces.HTTP; None for a path or method without a route."""
+    """Return the row's key in surfaces.HTTP; None for a path or method without a route."""
     if not isinstance(match, web.UrlMappingMatchInfo) or match.http_exception is not None:
         return None
     route = match.route
@@ -123,7 +123,7 @@ def surface_of(match: AbstractMatchInfo) -> tuple[str, str] | None:
 
 
 def http_request_context(request: web.Request) -> RequestContext:
-    """Raises PermissionDenied, InvalidField."""
+    """Return the request's context. Raises PermissionDenied, InvalidField."""
     caller = http_caller(request)
     tenant = tenant_of(caller, request.headers.getall(TENANT_KEY, []))
     operation = CHAT if request.path.startswith(_CHATS) else TEXT_COMPLETION
@@ -146,8 +146,8 @@ class AllowedOrigins:
         self._paths = paths
 
     def middleware(self) -> Middleware:
-        """Answers preflights, and refuses WebSockets of other origins' pages: browsers ask for no
-        leave before they open one, and let the page read it."""
+        """Return a middleware that answers preflights and rejects WebSockets of other origins'
+        pages. Browsers send no preflight for a WebSocket, and let the page read it."""
 
         @web.middleware
         async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -170,7 +170,7 @@ class AllowedOrigins:
         return answer
 
     async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
-        """For `on_response_prepare`: the leave to read the answer."""
+        """Add the permission to read the answer. For `on_response_prepare`."""
         if self._allowed and request.path.startswith(self._paths):
             response.headers.add("Vary", "Origin")
             if self._allows(request):

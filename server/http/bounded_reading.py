@@ -67,7 +67,8 @@ class HttpConnections:
         return lambda: _Connection(self, make())
 
     def let_in(self, transport: asyncio.BaseTransport | None) -> None:
-        """A request over it was admitted: the connection is no stranger's from now on."""
+        """Stop counting the connection as a stranger's, because one of its requests was
+        admitted."""
         connection = None if transport is None else self._open.get(transport)
         if connection is not None and connection.stranger_at is not None:
             self._forget_stranger(connection)
@@ -268,7 +269,7 @@ async def refuse_expectations(request: web.Request, handler: Handler) -> web.Str
 
 @web.middleware
 async def refuse_encodings(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware: a compressed body could expand to any size."""
+    """Reject a compressed body, because it could expand to any size. A middleware."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.strip().lower() not in ("", "identity"):
         raise HttpRefusal(

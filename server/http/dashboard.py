@@ -134,8 +134,8 @@ class DashboardHandlers:
             await asyncio.sleep(_STREAM_SECONDS)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Events one by one from number `after` on, or from now, for a recorder. Forgotten ones are
-        left out. blocks=1: submit events name the prompts' blocks from now on."""
+        """Send events one by one from number `after` on, or from now, for a recorder. Dropped
+        events are left out. blocks=1: later submit events name the prompts' blocks."""
         number = _number(request, "after", self._history.journal.end, 0, 1 << 62)
         blocks = _number(request, "blocks", 0, 0, 1)
         reply = await _open_stream(request)

@@ -49,7 +49,7 @@ def asks_as_anthropic(request: web.Request) -> bool:
 
 
 async def send_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """For `on_response_prepare`."""
+    """Add the request's id to the answer. For `on_response_prepare`."""
     if _ID in request:
         response.headers[REQUEST_ID_HEADER] = request[_ID]
         if asks_as_anthropic(request):
@@ -68,6 +68,6 @@ def add_header(request: web.Request, name: str, value: str) -> None:
 
 
 async def send_added_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """For `on_response_prepare`."""
+    """Send `Server` and the handler's headers with the answer. For `on_response_prepare`."""
     response.headers[hdrs.SERVER] = SERVER
     response.headers.update(request.get(_HEADERS, {}))

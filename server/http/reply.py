@@ -114,8 +114,8 @@ class EventStream:
         )
 
     async def prepare(self) -> None:
-        """Once, before all else. The headers leave with the first events. Afterwards
-        keep_no_longer() must be called."""
+        """Prepare the stream. Call it once, before all else; call keep_no_longer() afterwards. The
+        headers leave with the first events."""
         if self._request.version >= HttpVersion11:
             self.response.enable_chunked_encoding()
         await self.response.prepare(self._request)

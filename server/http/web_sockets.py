@@ -39,7 +39,7 @@ class OpenSockets:
         """Set when the present sockets are to close, each after its response in progress."""
 
     def held(self, caller: Caller) -> AbstractContextManager[None]:
-        """One more, inside `with`. Raises SocketLimit."""
+        """Count one more socket inside `with`. Raises SocketLimit."""
         return self._caps.held(caller)
 
     def leave(self) -> None:
@@ -49,7 +49,7 @@ class OpenSockets:
         self.ending = asyncio.Event()
 
     async def end(self, application: web.Application) -> None:
-        """For `on_shutdown`."""
+        """Close the open sockets. For `on_shutdown`."""
         self.ending.set()
 
 
@@ -100,7 +100,8 @@ class TextSocket:
         )
 
     async def open(self) -> None:
-        """Once, before all else. Afterwards cut() must be called. Raises HttpRefusal."""
+        """Open the socket. Call it once, before all else; call cut() afterwards. Raises
+        HttpRefusal."""
         request = self._request
         if not self.response.can_prepare(request):
             add_header(request, "Upgrade", "websocket")
@@ -154,7 +155,8 @@ class TextSocket:
                 transport.close()
 
     def _wanted(self, received: int) -> bool:
-        """Bytes behind a refusal are thrown away: the client reads the cause."""
+        """Count received bytes. Return False after a refusal: later bytes are dropped, and the
+        client reads the cause."""
         if self.refused.done():
             return False
         most = min(self._request.client_max_size, _LARGEST_TEXT_BYTES)

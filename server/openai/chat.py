@@ -261,7 +261,7 @@ _HONOURED = frozenset({"n", "best_of", "prompt_logprobs"}) | _SHOWN
 
 
 def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -> AskedReply:
-    """On any thread."""
+    """Read a chat request, on any thread."""
     name_unknown(model, request, fields, OF_CHATS)
     prompt_logprobs = read_prompt_logprobs(fields)
     submit, options, parsers = read_chat_request(model, request, fields, prompt_logprobs, _HONOURED)

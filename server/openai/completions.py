@@ -72,7 +72,7 @@ _HONOURED = frozenset({"n", "best_of", "echo", "prompt_logprobs", *SHOWN_IDS})
 
 
 def read_completion(model: ServedModel, request: web.Request, fields: RequestFields) -> AskedReply:
-    """On any thread."""
+    """Read a completion request, on any thread."""
     name_unknown(model, request, fields, OF_COMPLETIONS)
     check_account_fields(fields)
     prompts = read_prompts(fields, model.codec)
@@ -164,7 +164,8 @@ class AskedPrompt:
 
 
 def read_prompts(fields: RequestFields, codec: TextCodec) -> list[AskedPrompt]:
-    """A string, token ids, or those of a list of strings and lists of token ids."""
+    """Return the prompts: one string, one list of token ids, or a list of strings and of lists of
+    token ids. Raises InvalidField."""
     prompt = fields.get("prompt")
     if not isinstance(prompt, list):
         return [_of_text(prompt, codec)]
@@ -257,7 +258,8 @@ class CompletionReply:
         return self._text if self.is_streamed and self._shown.logprobs is None else None
 
     def _begin(self) -> list[bytes]:
-        """The prompt, before anything of the answer. Once; its scores have come by then."""
+        """Return the prompt's choices once, before anything of the answer. Its scores have arrived
+        by then."""
         if self._begun or not self._shown.echo:
             return []
         self._begun = True
@@ -323,7 +325,7 @@ class CompletionReply:
         return {}
 
     def reasoning_tokens(self, ending: Ending) -> None:
-        """A completion is not taken apart."""
+        """Return None, because a completion has no separate reasoning."""
 
     def _alternatives(self, token: int, logprob: float, top: TopLogprobs) -> dict[str, float]:
         """Return the logprobs by token name. The token itself is added, so there may be one more

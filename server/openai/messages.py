@@ -149,7 +149,7 @@ def read_offered_tools(fields: RequestFields) -> list[OfferedTool]:
 
 
 def read_tool_choice(fields: RequestFields) -> ToolChoice:
-    """Raises InvalidField."""
+    """Return the choice of tools. Raises InvalidField."""
     choice = fields.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         allowed = fields.fields("tool_choice").fields("allowed_tools")
@@ -237,7 +237,7 @@ def read_content(content: Any, place: str, *, optional: bool) -> str:
 
 
 def _text(part: Any, place: str) -> str:
-    """A bare string is one, as in vLLM."""
+    """Return the text of a part. A plain string is a part too, as in vLLM."""
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else None

@@ -167,7 +167,7 @@ class ChunkedReply:
         """Endings of the finished choices, by number."""
 
     def writers(self) -> list["ChoiceWriter"]:
-        """One of each choice."""
+        """Return a writer for each choice."""
         after = {"usage": None} if self._include_usage else {}
         chunks = ChunkEvents(self._fields, after)
         prompts, ids = self._prompt_tokens, self._ids
@@ -201,7 +201,7 @@ class ChunkedReply:
         }
 
     def _whole_choices(self) -> list[dict[str, Any]]:
-        """REQUIRES: every choice has ended."""
+        """Return all choices of a whole reply. REQUIRES: every choice has ended."""
         choices = [shape.whole(ending) for shape, ending in self._ended()]
         for choice, shape, ids in zip(choices, self._shapes, self._ids or (), strict=False):
             choice.update(ids.of_answer())
@@ -217,11 +217,11 @@ class ChunkedReply:
         return self._ids[0].of_prompt()
 
     def _ended(self) -> list[tuple[ReplyShape, Ending]]:
-        """REQUIRES: every choice has ended."""
+        """Return each choice's shape and ending. REQUIRES: every choice has ended."""
         return [(shape, self._endings[number]) for number, shape in enumerate(self._shapes)]
 
     def _usage(self) -> dict[str, Any]:
-        """REQUIRES: every choice has ended."""
+        """Return the reply's usage. REQUIRES: every choice has ended."""
         endings = [ending for _, ending in self._ended()]
         thought = [shape.reasoning_tokens(ending) for shape, ending in self._ended()]
         return usage(
@@ -321,5 +321,5 @@ class ChoiceWriter:
         return KEEP_ALIVE_COMMENT
 
     def whole(self) -> dict[str, Any]:
-        """The whole reply."""
+        """Return the whole reply."""
         return self._reply.whole()

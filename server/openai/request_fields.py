@@ -175,7 +175,7 @@ def read_fields(body: bytearray) -> RequestFields:
 
 
 def _decoded(body: bytearray) -> Any:
-    """Raises InvalidRequest."""
+    """Return the decoded JSON. Raises InvalidRequest."""
     if holds_too_many_values(body):
         raise InvalidRequest(f"body holds over {MAX_VALUES} values: send less")
     try:

@@ -79,11 +79,11 @@ class TokenHandlers:
         self._model = model
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
-        """`prompt` as completions take it, or `messages` as chats do."""
+        """Return the tokens of `prompt` (as in completions) or of `messages` (as in chats)."""
         return await self._answer(request, partial(tokenized, self._model, request))
 
     async def detokenize(self, request: web.Request) -> web.StreamResponse:
-        """`tokens`: ids. Special tokens are written by their names."""
+        """Return the text of `tokens`, a list of ids. Special tokens are written by name."""
         return await self._answer(request, partial(detokenized, self._model.codec))
 
     async def info(self, request: web.Request) -> web.Response:

@@ -151,7 +151,7 @@ def _of_structured_outputs(fields: RequestFields) -> AskedGrammar | None:
 
 
 def _given(fields: RequestFields, name: str) -> bool:
-    """No choices are no wish."""
+    """Return True if the field is given. An empty guided_choice counts as absent."""
     value = fields.get(name)
     return value is not None and not (name == "guided_choice" and value == [])
 
@@ -372,7 +372,7 @@ def _stream_options(fields: RequestFields) -> frozenset[str]:
 
 
 def _choices(fields: RequestFields) -> int:
-    """Raises InvalidField."""
+    """Return the number of answers to each prompt. Raises InvalidField."""
     asked, best_of = fields.integer("n"), fields.integer("best_of")
     count = 1 if asked is None else asked
     if not 1 <= count <= MAX_CHOICES:
@@ -385,8 +385,8 @@ def _choices(fields: RequestFields) -> int:
 
 
 def read_prompt_logprobs(fields: RequestFields) -> int | None:
-    """How many of the likeliest tokens are asked for beside each of the prompt; None: its tokens'
-    logprobs are not. Raises InvalidField."""
+    """Return the number of likeliest tokens requested at each position of the prompt. None: no
+    logprobs of the prompt. Raises InvalidField."""
     if fields.get("prompt_logprobs") is None:
         return None
     if fields.flag("stream"):
@@ -395,7 +395,7 @@ def read_prompt_logprobs(fields: RequestFields) -> int | None:
 
 
 def read_top_logprobs(fields: RequestFields, field: str) -> int:
-    """How many of the likeliest tokens the field asks for. Raises InvalidField."""
+    """Return the number of likeliest tokens requested by the field. Raises InvalidField."""
     count = fields.integer(field) or 0
     if not 0 <= count <= MAX_TOP_LOGPROBS:
         raise InvalidField(field, f"must be in [0, {MAX_TOP_LOGPROBS}], not {count}")
@@ -403,7 +403,7 @@ def read_top_logprobs(fields: RequestFields, field: str) -> int:
 
 
 def read_token_names(fields: RequestFields, codec: TextCodec) -> TokenNames:
-    """How logprobs are to name tokens. Raises InvalidField."""
+    """Return the rule for naming tokens in logprobs. Raises InvalidField."""
     return TokenNames(codec.tokenizer, fields.flag("return_tokens_as_token_ids"))
 
 
@@ -460,7 +460,7 @@ def _allowed_tokens(fields: RequestFields) -> tuple[int, ...]:
 
 
 def _bias(fields: RequestFields) -> tuple[tuple[int, float], ...]:
-    """An object of token ids, as JSON has them: in quotes."""
+    """Return the biases by token id, sorted. JSON has the ids as strings. Raises InvalidField."""
     given = fields.items_by_name("logit_bias")
     if len(given) > MAX_BIASES:
         raise InvalidField("logit_bias", f"must hold at most {MAX_BIASES} tokens, not {len(given)}")
@@ -478,7 +478,7 @@ def _bias(fields: RequestFields) -> tuple[tuple[int, float], ...]:
 
 
 def _top_k(fields: RequestFields, default: int) -> int:
-    """vLLM's clients write -1 for every token."""
+    """Return top_k; 0 for -1, because vLLM's clients write -1 for every token."""
     top_k = fields.integer("top_k")
     return default if top_k is None else 0 if top_k == -1 else top_k
 

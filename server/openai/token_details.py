@@ -80,7 +80,8 @@ class TokenNames:
     as_ids: bool = False
 
     def name(self, token: int) -> str:
-        """A torn character as U+FFFD; nothing for a special token."""
+        """Return the token's name. An incomplete character is U+FFFD; a special token's text is
+        empty."""
         return f"token_id:{token}" if self.as_ids else self.text(token)
 
     def text(self, token: int) -> str:
@@ -91,7 +92,7 @@ class TokenNames:
 
 
 def token_logprob(token: m.TokenOut, names: TokenNames) -> dict[str, Any]:
-    """With the likeliest tokens, as many as the engine has."""
+    """Return the token's logprob, with the likeliest tokens reported by the engine."""
     top = [_entry(other, logprob, names) for other, logprob in token.top]
     return {**_entry(token.token, token.logprob, names), "top_logprobs": top}
 
@@ -169,7 +170,8 @@ class ScoredPrompt:
         self._pieces.append(piece)
 
     def scored(self, top: int) -> Iterator[ScoredToken]:
-        """The prompt's tokens from the second on, with so many of the likeliest at most."""
+        """Yield the prompt's tokens from the second on, each with at most `top` likeliest
+        tokens."""
         for piece in self._pieces:
             places = range(piece.first, piece.first + len(piece))
             columns = (

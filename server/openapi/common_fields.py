@@ -49,7 +49,7 @@ TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 
 
 def text(most: int) -> Schema:
-    """most: characters."""
+    """Return the schema of a text or null. most: limit in characters."""
     return {**TEXT, "maxLength": most}
 
 
@@ -64,7 +64,7 @@ def number(least: float | None = None, most: float | None = None) -> Schema:
 
 
 def array(items: Schema = ANY, *, least: int = 0, most: int | None = None) -> Schema:
-    """Also null."""
+    """Return the schema of a list or null."""
     return {**nonnull_array(items, least=least, most=most), "type": ["array", "null"]}
 
 
@@ -76,7 +76,7 @@ def nonnull_array(items: Schema = ANY, *, least: int = 0, most: int | None = Non
 
 
 def one_of(values: Iterable[Any]) -> Schema:
-    """One of these values."""
+    """Return the schema of a choice among these values."""
     return {"enum": list(values)}
 
 

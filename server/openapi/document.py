@@ -317,7 +317,7 @@ def document(served: Iterable[Surface], version: str, *, keyed: bool) -> dict[st
 
 
 def _place(surface: Surface) -> int:
-    """The order of the table."""
+    """Return the operation's position in the table."""
     return list(OPERATIONS).index(surface)
 
 
@@ -442,7 +442,8 @@ class _Kept:
 
 
 def _policy(page: bytes) -> str:
-    """Nothing but the page's own script and style runs, and it asks its own node alone."""
+    """Return a policy for the page: only its own script and style run, and it queries only its own
+    node."""
     allowed: dict[str, list[str]] = {"script": [], "style": []}
     for kind, text in _INLINE.findall(page):
         digest = base64.b64encode(hashlib.sha256(text).digest()).decode()

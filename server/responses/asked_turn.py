@@ -153,7 +153,8 @@ def read_turn(
     fields: RequestFields,
     tools: ResponseTools,
 ) -> AskedTurn:
-    """Raises InvalidField, PromptTooLong, PermissionDenied, HttpRefusal."""
+    """Return the request's turn. Raises InvalidField, PromptTooLong, PermissionDenied,
+    HttpRefusal."""
     previous, named = previous_response(store, request, fields), _named(store, request, fields)
     before = None if previous is None else previous.turn
     if named is not None:

@@ -71,7 +71,7 @@ class Conversation:
 
     @property
     def size(self) -> int:
-        """Bytes of memory."""
+        """Return the memory in bytes."""
         items = sum(_ITEM_BYTES + len(item.body) for item in self.items)
         pairs = sum(map(sys.getsizeof, (*self.metadata, *self.metadata.values())))
         turn = 0 if self.turn is None else self.turn.size
@@ -79,7 +79,7 @@ class Conversation:
 
     @property
     def uncovered(self) -> list[dict[str, Any]]:
-        """The items behind the turn."""
+        """Return the items after the turn."""
         return [msgspec.json.decode(item.body) for item in self.items[self.covered :]]
 
     def found(self, item_id: str) -> ConversationItem | None:
@@ -212,7 +212,7 @@ class ConversationStore:
             )
 
     def delete(self, context: RequestContext, name: str) -> None:
-        """Raises as get()."""
+        """Delete the caller's conversation. Raises as get()."""
         self.get(context, name)
         self._values.delete(context, name)
 
@@ -333,7 +333,7 @@ class ConversationHandlers:
 
 
 def _read_new(stored: StoredItems, fields: RequestFields) -> Conversation:
-    """Raises InvalidField, PromptTooLong."""
+    """Return a new conversation. Raises InvalidField, PromptTooLong."""
     fields.refuse_unknown(OF_NEW_CONVERSATION)
     items = () if fields.get("items") is None else _read_items(stored, fields)
     metadata = _metadata(fields)
@@ -341,13 +341,13 @@ def _read_new(stored: StoredItems, fields: RequestFields) -> Conversation:
 
 
 def _read_added(stored: StoredItems, fields: RequestFields) -> tuple[ConversationItem, ...]:
-    """Raises InvalidField, PromptTooLong."""
+    """Return the items to add. Raises InvalidField, PromptTooLong."""
     fields.refuse_unknown(OF_NEW_ITEMS)
     return _read_items(stored, fields)
 
 
 def _read_items(stored: StoredItems, fields: RequestFields) -> tuple[ConversationItem, ...]:
-    """Raises InvalidField, PromptTooLong."""
+    """Return the request's items. Raises InvalidField, PromptTooLong."""
     given = fields.items("items")
     if len(given) > MOST_NEW_ITEMS:
         raise InvalidField("items", f"has {len(given)}: send at most {MOST_NEW_ITEMS} at once")
@@ -355,7 +355,7 @@ def _read_items(stored: StoredItems, fields: RequestFields) -> tuple[Conversatio
 
 
 def _read_metadata(fields: RequestFields) -> dict[str, str]:
-    """Raises InvalidField."""
+    """Return the new metadata. Raises InvalidField."""
     fields.refuse_unknown(OF_CHANGED_CONVERSATION)
     return _metadata(fields)
 

@@ -94,7 +94,7 @@ def _message(item: dict[str, Any], place: str, builder: ConversationBuilder) -> 
 
 
 def _text(content: Any, place: str) -> str:
-    """A string, or parts of text."""
+    """Return the text of a string or of parts of text."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

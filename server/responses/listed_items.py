@@ -34,7 +34,7 @@ class AskedPage:
 
     @staticmethod
     def of(query: Mapping[str, str]) -> "AskedPage":
-        """Raises InvalidField."""
+        """Return the page of a query. Raises InvalidField."""
         limit = query.get("limit", str(_DEFAULT))
         is_short = limit.isascii() and limit.isdigit() and len(limit) <= len(str(_MOST))
         if not is_short or not 1 <= int(limit) <= _MOST:
@@ -94,7 +94,7 @@ def _items(response_id: str, messages: Sequence[ChatMessage]) -> list[Item]:
 
 
 def _of_message(message: ChatMessage) -> Iterator[tuple[str, Item]]:
-    """Items without ids, each behind its kind."""
+    """Yield the message's items without ids, each with its kind."""
     if message.role == "tool":
         yield "fco", {**_completed("function_call_output"), "output": message.content}
         return

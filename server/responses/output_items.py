@@ -48,7 +48,7 @@ class MessageLogprobs:
         self._surplus = 0
 
     def begin(self, text: str) -> None:
-        """A message begins with this text: tokens before it are marks."""
+        """Begin a message with this text. Tokens before the text are markers."""
         self._surplus = 0
         left = sum(length for length, _ in self._waiting)
         while self._waiting and left - self._waiting[0][0] >= len(text):
@@ -82,7 +82,7 @@ class OutputItem(Protocol):
     def end(self) -> Iterator[Body]: ...
 
     def whole(self, status: str) -> Body:
-        """The item as it stands. status: in_progress, completed or incomplete."""
+        """Return the item in its present state. status: in_progress, completed or incomplete."""
         ...
 
 
@@ -105,11 +105,11 @@ class _TextItem:
         return {"type": self.part_type, "text": text}
 
     def more(self) -> Body:
-        """Fields of the event of the whole text."""
+        """Return further fields for the event of the whole text."""
         return {}
 
     def more_of_delta(self) -> Body:
-        """Fields of the event of the newest text."""
+        """Return further fields for the event of the newest text."""
         return {}
 
     def begin(self) -> Iterator[Body]:
@@ -157,7 +157,7 @@ class MessageItem(_TextItem):
 
 
 def _listed(values: bytes | bytearray) -> msgspec.Raw:
-    """values: JSON, a comma behind each."""
+    """Return the values as a JSON list. values: JSON, each followed by a comma."""
     return msgspec.Raw(b"[%b]" % bytes(values).removesuffix(b","))
 
 
@@ -233,7 +233,7 @@ class CustomCallItem(_CallItem):
 
     @property
     def _input(self) -> str:
-        """A model may have called it by other arguments: they are its text then."""
+        """Return the tool's input. If the model used other arguments, return these as text."""
         arguments = self._arguments
         try:
             value = json.loads(arguments)

@@ -75,7 +75,7 @@ class TooLongResponse:
 def read_response_request(
     model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
 ) -> AskedResponse | TooLongResponse:
-    """Raises InvalidRequest, PromptTooLong, PermissionDenied, HttpRefusal."""
+    """Read the request. Raises InvalidRequest, PromptTooLong, PermissionDenied, HttpRefusal."""
     try:
         return _read(model, store, request, fields)
     except PromptTooLong as too_long:

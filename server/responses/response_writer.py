@@ -84,7 +84,7 @@ class ResponseHead:
 
     @property
     def id(self) -> str:
-        """The response's."""
+        """Return the response's id."""
         name: str = self.whole["id"]
         return name
 
@@ -296,7 +296,7 @@ class ResponseWriter:
         return FunctionCallItem(self._named("fc"), call_id, named)
 
     def _named(self, kind: str) -> str:
-        """REQUIRES: no item is open."""
+        """Return the id of the next item. REQUIRES: no item is open."""
         return item_id(kind, self.id, len(self._output))
 
     def _brief_event(self, status: str) -> bytes:
@@ -319,7 +319,7 @@ class ResponseWriter:
         return events
 
     def _in_item(self, bodies: Iterable[dict[str, Any]]) -> bytes:
-        """Events of the open item."""
+        """Return the events of the open item."""
         place = {"output_index": len(self._output)}
         return b"".join([self._event({**body, **place}) for body in bodies])
 

@@ -75,7 +75,7 @@ class StoredTurn:
 
     @property
     def size(self) -> int:
-        """Bytes of memory, but for a few objects."""
+        """Return the memory in bytes, except a few objects."""
         return len(self.conversation) + len(self.context) + self.tokens.nbytes
 
     def messages(self) -> tuple[ChatMessage, ...]:
@@ -93,7 +93,7 @@ class StoredResponse:
 
     @property
     def size(self) -> int:
-        """Bytes of memory."""
+        """Return the memory in bytes."""
         return _ENTRY_BYTES + len(self.body) + self.turn.size
 
 
@@ -174,7 +174,7 @@ class ResponseStore:
 
     @property
     def used(self) -> int:
-        """Bytes of all responses."""
+        """Return the bytes of all stored values."""
         return self._used
 
     def put(self, context: RequestContext, value: StoredValue) -> bool:
@@ -258,7 +258,7 @@ _NAME = re.compile(r"[a-z]+_([0-9a-f]{32})_[0-9]+")
 
 
 def item_id(kind: str, response_id: str, place: int) -> str:
-    """kind: msg, rs, fc or ctc. place: in the response's output."""
+    """Return an item's id. kind: msg, rs, fc or ctc. place: index in the response's output."""
     return f"{kind}_{response_id.removeprefix(_RESPONSE)}_{place}"
 
 
@@ -300,7 +300,7 @@ class TurnRecord:
 
     @property
     def kept_bytes(self) -> int:
-        """Memory before the answer, without the prompt."""
+        """Return the memory before the answer in bytes, without the prompt."""
         return len(self._before)
 
     def add_token(self, token: int) -> None:

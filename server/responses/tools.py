@@ -47,7 +47,7 @@ class ResponseTools:
 
     @property
     def definitions(self) -> list[Mapping[str, Any]]:
-        """For the template."""
+        """Return the definitions for the template."""
         return [tool.definition for tool in self.offered]
 
     def named(self, name: str) -> ToolName:
@@ -57,7 +57,8 @@ class ResponseTools:
 
 
 def template_name(name: str, namespace: str | None) -> str:
-    """Templates know no namespaces."""
+    """Return the tool's name with its namespace as a prefix, because templates have no
+    namespaces."""
     if namespace is None:
         return name
     joined = namespace.removesuffix(_SEPARATOR)

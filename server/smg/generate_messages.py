@@ -202,7 +202,8 @@ def _asked_grammar(wanted: pb.SamplingParams) -> AskedGrammar | None:
 
 
 def _bias(wanted: pb.SamplingParams) -> tuple[tuple[int, float], ...]:
-    """Token ids stand as text."""
+    """Return the biases by token id, sorted. The message has the ids as text. Raises
+    InvalidField."""
     if len(wanted.logit_bias) > MAX_BIASES:
         raise InvalidField(
             "sampling_params.logit_bias",

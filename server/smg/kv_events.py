@@ -62,7 +62,8 @@ Change = Announced | Withdrawn | Cleared
 
 
 def namespace_of(salt: bytes) -> bytes:
-    """The namespace of a salt, as CacheEvent.namespace: the name of the empty prefix under it."""
+    """Return the namespace of a salt: the name of the empty prefix under it, as in
+    CacheEvent.namespace."""
     return prefix_hashes(np.empty(0, dtype=np.int32), salt)[0]
 
 
@@ -75,7 +76,8 @@ class UsableBlocks:
         self._worth: dict[bytes, int] = {}
 
     def apply(self, batch: PackedEvents) -> list[Change]:
-        """Batches of the watch `spelled`, in order, a snapshot first."""
+        """Return the changes of a batch. Batches come from the watch `spelled`, in order, a
+        snapshot first."""
         changes: list[Change] = []
         if batch.is_snapshot:
             self._clear()
@@ -145,7 +147,7 @@ class GatewayEvents:
         self._events = 0
 
     def batches(self, changes: Sequence[Change]) -> Iterator[pb.KvEventBatch]:
-        """At least one, of bounded size each."""
+        """Yield the changes as at least one message, each of bounded size."""
         events: list[pb.KvCacheEvent] = []
         blocks = 0
         for change in changes:
@@ -199,5 +201,5 @@ def _block(block: Block) -> pb.KvBlock:
 
 
 def block_hash(prefix: bytes) -> int:
-    """The low half of a prefix's name, signed as the wire has it."""
+    """Return the low half of a prefix's name, with a sign as on the wire."""
     return int.from_bytes(prefix[:8], "little", signed=True)

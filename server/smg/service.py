@@ -49,7 +49,7 @@ from .kv_events import GatewayEvents, UsableBlocks, namespace_of
 
 
 def loads_message(stats: StatsReply, max_running: int) -> pb.GetLoadsResponse:
-    """max_running: requests in one forward."""
+    """Return the load message. max_running: requests in one forward."""
     load = scheduler_load(stats, max_running)
     return pb.GetLoadsResponse(
         timestamp=datetime.now(UTC).isoformat(),
@@ -159,7 +159,7 @@ def tokenizer_archive(folder: Path) -> bytes:
 
 
 def archive_chunks(archive: bytes) -> Iterator[common_pb.GetTokenizerChunk]:
-    """The last one carries the digest of all."""
+    """Yield the archive in chunks. The last one has the digest of the whole."""
     digest = hashlib.sha256(archive).hexdigest()
     for start in range(0, len(archive), _CHUNK_BYTES):
         last = start + _CHUNK_BYTES >= len(archive)

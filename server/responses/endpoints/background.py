@@ -100,7 +100,7 @@ class EventLog:
 
 
 def asks_for_stream(request: web.Request) -> bool:
-    """Raises InvalidField."""
+    """Return True if the client asks for a stream. Raises InvalidField."""
     asked = request.query.get("stream", "").lower()
     if asked not in (*_FALSE, *_TRUE):
         raise InvalidField("stream", f"must be true or false, not {asked:.20}")
@@ -173,7 +173,7 @@ class BackgroundResponse:
 
     @property
     def size(self) -> int:
-        """Bytes of memory, once it has ended."""
+        """Return the memory in bytes, once it has ended."""
         return _RESPONSE_BYTES + len(self._body) + self.events.size
 
     def body(self) -> bytes:
@@ -253,7 +253,7 @@ class BackgroundResponses:
         return True
 
     def _drop(self, response: BackgroundResponse) -> None:
-        """REQUIRES: it has ended."""
+        """Drop the response. REQUIRES: it has ended."""
         self._kept.pop(response.id, None)
         response.drop()
 
@@ -264,7 +264,8 @@ class BackgroundResponses:
         work: "asyncio.Task[None]",
         hold: Hold,
     ) -> None:
-        """Until it has ended; its events go later. work: makes them."""
+        """Run until the response has ended, and schedule the drop of its events. work: the task
+        that makes it."""
         loop = asyncio.get_running_loop()
         ending = request.app[OPEN_SOCKETS].ending
         server_ends = loop.create_task(ending.wait())

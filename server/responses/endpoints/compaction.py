@@ -139,7 +139,8 @@ class AskedCompaction:
 def read_compact_request(
     model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
 ) -> AskedCompaction:
-    """Raises InvalidRequest, PromptTooLong, PermissionDenied, HttpRefusal."""
+    """Read a compaction request. Raises InvalidRequest, PromptTooLong, PermissionDenied,
+    HttpRefusal."""
     fields.refuse_unknown(OF_COMPACT)
     check_account_fields(fields)
     previous = previous_response(store, request, fields)

@@ -137,7 +137,8 @@ class EmptyResponse:
 def read_warm_up(
     model: ServedModel, turns: SocketTurns, request: web.Request, fields: RequestFields
 ) -> AskedResponse | EmptyResponse:
-    """Raises InvalidRequest, PromptTooLong, PermissionDenied, HttpRefusal."""
+    """Read a warm-up request. Raises InvalidRequest, PromptTooLong, PermissionDenied,
+    HttpRefusal."""
     refuse_unserved(fields)
     tools = read_response_tools(fields)
     if fields.get("input") is None:
@@ -204,7 +205,7 @@ class ResponseSockets:
         self._store = store
 
     async def open(self, request: web.Request) -> web.StreamResponse:
-        """The route's handler. Raises SocketLimit, HttpRefusal."""
+        """Serve a socket; the route's handler. Raises SocketLimit, HttpRefusal."""
         sockets, model = request.app[OPEN_SOCKETS], self._model
         with (
             sockets.held(http_caller(request)),
@@ -317,7 +318,7 @@ class ResponseSocket:
         return self._is_refused or (self._reply is not None and self._reply.ends)
 
     async def _answer(self, body: bytearray) -> None:
-        """Raises ConnectionError."""
+        """Answer one message. Raises ConnectionError."""
         self._count += 1
         given = RequestId(f"{self._opened_as}.{self._count}")
         self._previous = None
@@ -361,12 +362,12 @@ class ResponseSocket:
         return None
 
     def _read(self, fields: RequestFields) -> Asked:
-        """On a thread of the codec's."""
+        """Read the message's fields, on a thread of the codec."""
         self._previous = previous_id(fields)
         return read_create(self._model, self._turns, self._request, fields)
 
     async def _send_error(self, error: Exception) -> None:
-        """Raises ConnectionError."""
+        """Send the error as a message. Raises ConnectionError."""
         await self._socket.send([error_message(error)])
 
 
@@ -440,7 +441,8 @@ class SocketReply:
         await self._socket.send(bodies_of(events))
 
     async def _keep_alive(self) -> None:
-        """Two halves of a silence: one marks it, one ends it."""
+        """Send a keep-alive event after two half intervals of silence: the first marks it, the
+        second ends it."""
         while True:
             self._is_silent = True
             await asyncio.sleep(_SILENCE_SECONDS)
@@ -468,7 +470,7 @@ def previous_id(fields: RequestFields) -> str | None:
 def read_create(
     model: ServedModel, turns: SocketTurns, request: web.Request, fields: RequestFields
 ) -> Asked:
-    """Raises as read_response_request()."""
+    """Read a client's message. Raises as read_response_request()."""
     kind = fields.get("type")
     if kind != _CREATE:
         raise InvalidField("type", f"must be {_CREATE}, not {kind!r:.60}")

@@ -179,7 +179,7 @@ class StoredHandlers:
         return await self._send(request, found.body)
 
     async def _send(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        """Its memory counts until the client has read it."""
+        """Send the body. Its memory counts until the client has read it."""
         with self._held.hold(http_caller(request), len(body)):
             return await send_json(request, body)
 
