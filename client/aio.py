@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class NodeCalls:
-    """Calls to one node over either wire. Raises ClientError."""
+    """The calls to one node over either wire. Raises ClientError."""
 
     def __init__(self, wire: Wire, retry: RetryPolicy | None) -> None:
         self.wire = wire
@@ -99,7 +99,7 @@ class NodeCalls:
 
 
 class AsyncClient(NodeCalls, ClientRequests[AsyncAnswer]):
-    """One channel to a decode or fused daemon. Raises ClientError."""
+    """A client with one channel to a decode or fused daemon. Raises ClientError."""
 
     def __init__(
         self,

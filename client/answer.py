@@ -50,7 +50,8 @@ class Answer:
 
 
 class AnswerParts:
-    """Chunks of a prompt's answers as they come, until each has its Finished. Knows no channel."""
+    """The chunks of a prompt's answers as they come, until each has its Finished. Independent of
+    channels."""
 
     def __init__(self, choices: int = 1) -> None:
         """choices: how many answers."""
@@ -221,10 +222,11 @@ class AsyncAnswer:
 
 
 class AnswerStream:
-    """Iterate it for pieces, or call `result` for the whole. `cancel` aborts the request.
+    """An answer: iterate it for segments, or call `result` for the whole. `cancel` aborts the
+    request.
 
-    Attempts as AsyncAnswer's; the first is made at once. Owned by one thread, but cancel may come
-    from any. Raises ClientError.
+    It retries as AsyncAnswer, and makes the first attempt at once. Owned by one thread; any thread
+    may call cancel. Raises ClientError.
     """
 
     def __init__(self, answer: AsyncAnswer) -> None:

@@ -40,7 +40,7 @@ class EventBatch:
 
 
 class CacheWatch:
-    """Reads the batches of one WatchEvents call. `cancel` ends it."""
+    """A reader of the batches of one WatchEvents call. `cancel` ends it."""
 
     def __init__(self, wire: Wire, stream: str) -> None:
         """Begin the call. stream: usable or all. Raises ClientError, and ValueError."""
@@ -85,7 +85,7 @@ class MissedEvents(ValueError):
 
 
 class PrefixIndex:
-    """Follows the batches of one watch, in order."""
+    """An index of prefixes. It follows the batches of one watch, in order."""
 
     def __init__(self) -> None:
         self._sequence: int | None = None
@@ -111,8 +111,8 @@ class PrefixIndex:
         self._sequence = batch.sequence
 
     def usable_tokens(self, tokens: NDArray[np.int32], salt: bytes = b"") -> int:
-        """Return the length in tokens of the longest prefix with a checkpoint, with at least one
-        token left to compute, like a match in the cache. tokens: one-dimensional int32."""
+        """Return the length in tokens of the longest prefix with a checkpoint, like a match in the
+        cache. At least one token is left to compute. tokens: one-dimensional int32."""
         last = len(tokens) - 1
         whole = last // PAGE_TOKENS * PAGE_TOKENS
         hashes = prefix_hashes(tokens[:whole], salt)

@@ -132,7 +132,7 @@ def _stubs(channel: Any) -> Stubs:
 
 
 class AioWire(Wire):
-    """Calls are awaited. REQUIRES: one running event loop."""
+    """A wire with awaited calls. REQUIRES: one running event loop."""
 
     async def call(self, method: Any, request: Any, seconds: float | None = None) -> Any:
         try:
@@ -160,7 +160,7 @@ class _AioStream(ResponseStream):
 
 
 class BlockingWire(Wire):
-    """Calls block their thread and suspend no coroutine. Any thread may use it."""
+    """A wire with blocking calls. It never suspends a coroutine. Any thread may use it."""
 
     async def call(self, method: Any, request: Any, seconds: float | None = None) -> Any:
         with _typed_errors():

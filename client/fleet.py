@@ -19,7 +19,7 @@ ANY = SessionTargets()
 
 
 class FleetCalls:
-    """Places sessions on nodes over either wire. Raises ClientError."""
+    """The placement of sessions on nodes over either wire. Raises ClientError."""
 
     def __init__(self, nodes: DecodeNodes, wire: Wire, retry: RetryPolicy | None) -> None:
         self._nodes = nodes

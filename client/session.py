@@ -18,7 +18,8 @@ from .prompt import ClientRequests, Prompt, SessionRequests
 
 
 class Client(ClientRequests[AnswerStream]):
-    """One channel to a decode or fused daemon. Any thread may use it. Raises ClientError."""
+    """A client with one channel to a decode or fused daemon. Any thread may use it. Raises
+    ClientError."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class ReadTurn:
-    """Read the answer of this turn to its end."""
+    """A step that reads the answer of this turn to its end."""
 
     turn: "Turn"
 
@@ -109,7 +109,7 @@ CLOSE_SECONDS = 1.0
 
 
 class SessionLife:
-    """One conversation with a node that may forget it. One operation at a time. A subclass selects
+    """A conversation with a node that may forget it. One operation at a time. A subclass selects
     the node and decides about moves (moving_session.py).
 
     node: address of the node with this id; empty if there is only one node.

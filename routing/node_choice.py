@@ -1,9 +1,9 @@
 """The choice of a decode node for a session, among the few nodes with known loads.
 
-Pure: equal loads give equal choices. A node is worse, in this order: if it drains; if one more
-answer would wait or find little memory; if its step takes clearly longer. Among the rest, the node
-with the fewest answers for its size wins, then the node with the fewest sessions placed by this
-caller. The last rule is needed because loads queried at the same moment are often equal.
+Pure: equal loads give equal choices. A node that drains is worst. Next is a node on which one more
+answer would wait or find little memory. Next is a node with a clearly longer step. Among the rest,
+the node with the fewest answers for its size wins, then the node with the fewest sessions placed by
+this caller. The last rule is needed because loads queried at the same moment are often equal.
 
 The prefill node for a prompt: its cost at each node, the route, and the copy of a state.
 

@@ -30,7 +30,7 @@ class PrefillSeconds:
 
 STALE_SECONDS = 30.0
 STORED_SECONDS = 600.0
-"""After so long a stored prefill counts for 1/e."""
+"""Time constant in seconds: after this time a stored prefill counts for 1/e."""
 
 
 def faded(stored: float, seconds: float) -> float:
@@ -43,7 +43,7 @@ class NodeLoad:
     since.
 
     Owns no clock: callers pass seconds. Thread rule: one thread at a time. Invariants: a sent
-    prompt counts at once, until a report taken after it; a wait falls as time passes; without a
+    prompt counts at once, until a report taken after it. A wait falls as time passes. Without a
     report for STALE_SECONDS only sent prompts count.
     """
 

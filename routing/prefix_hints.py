@@ -11,7 +11,7 @@ MOST_NAMES = 1 << 16
 MOST_NODES = 8
 
 Beginning = tuple[int, int]
-"""Tokens of a prompt's beginning, and its name: FleetIndex.look_up's."""
+"""Length of a prompt's prefix in tokens, and its name from FleetIndex.look_up."""
 
 
 class SentPrefixes:

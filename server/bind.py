@@ -12,7 +12,7 @@ from tasuki.server.auth.callers import Access
 
 
 class BindError(OSError):
-    """The address cannot be served; the message names it and the mend."""
+    """The address cannot be served. The message names it and the fix."""
 
 
 def read_address(field: str, address: str) -> tuple[str, int]:

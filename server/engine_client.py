@@ -4,8 +4,8 @@ Owns the table of requests in flight and of open queries, the log of ended reque
 callers' present usage. Callers name requests, each in a separate namespace (RequestNames).
 Independent of gRPC, sessions and text. All methods run on the event loop's thread, except
 `deliver`, called from the engine's thread. Invariants: every Submit gets exactly one Finished or
-Rejected from the engine, and its id is taken until then; every iterator that ends early posts
-Abort; the unread tokens of a request are bounded, and a reader over the bound is cut off.
+Rejected from the engine, and its id is taken until then. Every iterator that ends early posts
+Abort. The unread tokens of a request are bounded, and a reader over the bound is cut off.
 """
 
 import asyncio
@@ -271,8 +271,8 @@ class EngineClient:
         scores: ScoreSink | None = None,
     ) -> AsyncGenerator[AnswerPart, None]:
         """Yield the answer's tokens in order, all waiting ones together, except those taken by the
-        sink; then one Finished, with the usage visible to its caller. scores: receives the prompt's
-        scores, if requested, before any token of the answer. Raises RequestRejected,
+        sink. The last item is one Finished, with the usage visible to its caller. scores: receives
+        the prompt's scores, if requested, before any token of the answer. Raises RequestRejected,
         DuplicateRequest, SlowReader, RequestLimit, RateLimited, and the sink's exceptions.
 
         Close it (contextlib.aclosing) to abort the request.

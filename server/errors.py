@@ -24,8 +24,8 @@ ERROR_KIND_KEY = "tasuki-error-kind"
 RETRY_AFTER_KEY = "grpc-retry-pushback-ms"
 RETRY_KEY = "tasuki-retry"
 _LONGEST = 1000
-"""Characters of a message: a status travels among 16 KiB of metadata, an odd character as twelve
-bytes at most."""
+"""Limit of a message in characters. A status shares 16 KiB of metadata, and an odd character takes
+up to twelve bytes."""
 
 
 class Retry(Enum):
@@ -82,7 +82,7 @@ class InvalidRequest(ServerError, status=StatusCode.INVALID_ARGUMENT, kind="inva
 
 
 class InvalidField(InvalidRequest):
-    """One named field of the request is to blame."""
+    """One named field of the request is the cause."""
 
     def __init__(self, field: str, complaint: str) -> None:
         super().__init__(f"{field} {complaint}")
@@ -99,7 +99,7 @@ class PromptTooLong(InvalidRequest, kind="too_long"):
 
 
 class RequestRejected(ServerError):
-    """The engine refused the request or could not finish it."""
+    """The engine rejected the request or could not finish it."""
 
     def __init__(self, error: RequestError) -> None:
         super().__init__(error.message)

@@ -41,7 +41,7 @@ _SPAN_OF = {
     m.RequestPhase.HANDING_OVER: "hand over",
     m.RequestPhase.DECODING: "decode",
 }
-"""Other phases last no time."""
+"""Names of phases' spans. Other phases take no time."""
 
 
 class OtelTracing:

@@ -15,7 +15,7 @@ from tasuki.server.text.text_codec import TextCodec
 from .errors import InvalidField, InvalidRequest, PromptTooLong
 
 MAX_CHOICES = 128
-"""Answers to one prompt: OpenAI's own bound."""
+"""Largest number of answers to one prompt, as at OpenAI."""
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_REQUEST_ID = 256
@@ -25,7 +25,8 @@ TARGET_HEADERS = {
     "x-slo-tpot-ms": "per_token",
     "x-slo-e2e-ms": "answer",
 }
-"""In milliseconds a field of Targets. The first two are llm-d's."""
+"""Fields of Targets by header. Header values are milliseconds. The first two headers are
+llm-d's."""
 
 
 class LogitFields(TypedDict, total=False):

@@ -2,8 +2,8 @@
 
 RequestNames: request ids. Each caller has a separate namespace; the engine has one for all callers.
 Owns the ids of requests in flight, of remembered ended ones, and of calls not yet made. One event
-loop's thread. Invariants: an id in flight is taken for its caller and free for all others; the
-engine uses the caller's own id for a request unless another caller's request has it; no two calls
+loop's thread. Invariants: an id in flight is taken for its caller and free for all others. The
+engine uses the caller's own id for a request unless another caller's request has it. No two calls
 of a caller have reserved the same id.
 
 RequestLog: the ends of the last requests, by id: the source of `explain`. Owns a bounded memory:

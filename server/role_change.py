@@ -1,13 +1,13 @@
 """The change of a node's role on request: the node drains, then starts again in the other role.
 
 The process replaces itself (exec) under the same process id and at the same addresses. A role is
-the name of a command here, and its settings are fields. Thread rule: the event loop; except
-become(), which ends all threads. Invariants: the new role's settings are read and checked before
-the node drains; a call may tune a node, but never sets its callers, addresses or peers (TUNING);
-secrets pass through memory, never on a command line.
+the name of a command here, and its settings are fields. Thread rule: the event loop, except for
+become(): it ends all threads. Invariants: the new role's settings are read and checked before the
+node drains. A call may tune a node, but never sets its callers, addresses or peers (TUNING).
+Secrets pass through memory, never on a command line.
 
-The new role's settings come from three sources; a later one wins: the settings common to both
-roles; the file for the other role (`other_role_config`); the call. The new process gets the old
+The new role's settings come from three sources: the settings common to both roles, the file for the
+other role (`other_role_config`), and the call. A later source wins. The new process gets the old
 role's settings as its `other_role_config`. A node that returns to a role so has the same settings
 as before.
 """

@@ -4,8 +4,8 @@ TokenLog: a conversation's tokens. It grows at the end and is read without a cop
 
 SessionStore owns the token logs and their cursors in the engine. Has no part in proto, text or
 templates. One event loop's thread. Invariants: a log only grows, except that an unfinished turn is
-removed; one turn at a time per session; every opened cursor is closed once; a cursor covers only
-tokens of its log, so it is closed with a removed turn; only the caller that opened a session can
+removed. A session has one turn at a time. Every opened cursor is closed once. A cursor covers only
+tokens of its log, so it is closed with a removed turn. Only the caller that opened a session can
 find it.
 
 Sessions: reads a log's end, appends to it, and opens a turn. The interface is the same for logs in
@@ -38,8 +38,8 @@ from .request_checks import check_length
 class TokenLog:
     """The owner of int32 tokens and their marks. One thread writes.
 
-    Invariants: tokens once read through `tokens()` never change under the reader, on any thread;
-    the buffer is at most twice the log's largest length, or 256, however often it was truncated.
+    Invariants: tokens once read through `tokens()` never change under the reader, on any thread.
+    The buffer is at most twice the log's largest length, or 256, however often it was truncated.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class Session:
 
 
 class Turn:
-    """One turn. The session is busy inside `with`; at its end the log is cut back to its length
+    """One turn. The session is busy inside `with`. At its end the log is cut back to its length
     before the turn, unless `keep` was called."""
 
     def __init__(self, session: Session, store: "SessionStore") -> None:

@@ -38,11 +38,11 @@ class Tracing(Protocol):
 
 
 class NoTracing(Tracing):
-    """Traces nothing."""
+    """The tracing that traces nothing."""
 
 
 class TracingUnavailable(RuntimeError):
-    """Traces are wanted and cannot be sent; the message has the mend."""
+    """Traces are requested and cannot be sent. The message has the fix."""
 
 
 def open_tracing(endpoint: str, node: str, role: str, model: str) -> Tracing:

@@ -301,7 +301,7 @@ _FULL_SHARE = 0.95
 
 @dataclass(frozen=True)
 class Place:
-    """Start so many nodes."""
+    """The start of new nodes."""
 
     role: NodeRole
     nodes: int
@@ -309,7 +309,7 @@ class Place:
 
 @dataclass(frozen=True)
 class ChangeRole:
-    """Change ready nodes of the other role to this one."""
+    """The change of ready nodes of the other role to this one."""
 
     role: NodeRole
     nodes: int
@@ -317,7 +317,7 @@ class ChangeRole:
 
 @dataclass(frozen=True)
 class Drain:
-    """One node ends once its requests have."""
+    """The end of one node, after its requests have ended."""
 
     role: NodeRole
 

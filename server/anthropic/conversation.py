@@ -188,8 +188,8 @@ def read_conversation(fields: RequestFields) -> Conversation:
 
 
 class _Reader:
-    """Adds one message after the other. A message may become several of the template's, since each
-    result of a tool is one there."""
+    """A reader of one message after the other. A message may become several of the template's,
+    because each tool result is a separate message there."""
 
     def __init__(self) -> None:
         self._builder = ConversationBuilder()

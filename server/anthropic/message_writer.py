@@ -29,7 +29,7 @@ from tasuki.server.text.text_answer import (
 from .conversation import ThinkingChoice, signature_of
 
 _KEPT_OF_LETTER = 2
-"""Bytes: in the block, and again while the reply is written."""
+"""Bytes for each character: in the block, and again while the reply is written."""
 _PING = named_event({"type": "ping"})
 
 

@@ -21,7 +21,7 @@ _UNAUTHENTICATED = 16
 
 
 class EtcdError(ConnectionError):
-    """etcd cannot be reached or refused; the message has the endpoint and its reply."""
+    """etcd cannot be reached or rejected a call. The message has the endpoint and its reply."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Entries as they stood at `revision` of the store."""
+    """The entries at `revision` of the store."""
 
     entries: tuple[Entry, ...]
     revision: int

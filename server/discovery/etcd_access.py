@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from tasuki.server.bind import is_loopback
 
 HTTP_PREFIX = "/tasuki/http/"
-"""Prefix of the keys of nodes' HTTP servers. The address follows: names need not differ."""
+"""Prefix of the keys of nodes' HTTP servers. The address follows, so nodes may have equal names."""
 
 
 class EtcdAccessError(ValueError):

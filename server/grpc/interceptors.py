@@ -46,7 +46,7 @@ from tasuki.server.errors import (
 from tasuki.server.request_checks import read_targets
 
 Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
-"""Returns the handler of a call, as gRPC's own server finds it."""
+"""Returns the handler of a call, as found by gRPC's own server."""
 
 Method: TypeAlias = Callable[..., Awaitable[Any]]
 """A servicer's method with one answer."""
@@ -56,7 +56,7 @@ ReadMessage: TypeAlias = Callable[[bytes], Any]
 
 
 class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Wraps unary and async-generator methods; leaves others (reflection) as they are."""
+    """A wrapper of unary and async-generator methods. Other methods (reflection) stay unchanged."""
 
     def __init__(self, failed: Failed) -> None:
         self._failed = failed
@@ -192,8 +192,8 @@ def metadata_targets(context: CallContext) -> Targets:
 
 
 class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses a call unless its metadata has `authorization: Bearer API_KEY` with a key of the
-    method's scope."""
+    """The check of a call's key: its metadata needs `authorization: Bearer API_KEY` with a key of
+    the method's scope."""
 
     def __init__(self, keys: ApiKeys, failed: Failed) -> None:
         self._keys = keys
@@ -267,7 +267,8 @@ _MENDS = {
 
 
 class UnimplementedMethods(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Methods of foreign services keep gRPC's own refusal."""
+    """The refusal of tasuki's unserved methods. Methods of foreign services keep gRPC's own
+    refusal."""
 
     def __init__(self, failed: Failed) -> None:
         self._failed = failed

@@ -5,9 +5,9 @@ loop may end it.
 
 Bridge: runs a gRPC server on one event loop and the services' methods on another. It is the first
 interceptor. Messages cross as bytes, so reading them and checking the caller cost the server's loop
-nothing. Thread rule: intercept_service and its returned handler run on the server's loop; later
+nothing. Thread rule: intercept_service and its returned handler run on the server's loop. Later
 interceptors, handlers and deserializers run on the other one, with a context that crosses back.
-Invariants: the end of a call on either side ends it on the other; if the other loop is blocked, the
+Invariants: the end of a call on either side ends it on the other. If the other loop is blocked, the
 caller gets a typed error after `patience` seconds, and the server's loop loses nothing.
 """
 

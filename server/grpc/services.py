@@ -46,7 +46,8 @@ from .session_service import SessionService
 
 
 class InferenceService(pb_grpc.InferenceServicer):
-    """Has no part in sessions. Lives on the event loop's thread."""
+    """The one-shot requests of tasuki.v1.Inference. Has no part in sessions. On the event loop's
+    thread."""
 
     def __init__(
         self,
@@ -67,8 +68,8 @@ class InferenceService(pb_grpc.InferenceServicer):
             await self._counted(request, context)
 
     async def _counted(self, request: pb.GenerateRequest, context: CallContext) -> None:
-        """Answer the call. gRPC has read the message already: it is counted from here on, and
-        stands in memory until the call's end."""
+        """Answer the call. gRPC has read the message already. It is counted from here on, and stays
+        in memory until the call's end."""
         caller = grpc_request_context(self._keys, context).caller
         with self._held.hold(caller, request.ByteSize()) as hold:
             await self._generate(request, context, hold)

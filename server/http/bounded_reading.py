@@ -2,17 +2,17 @@
 
 HttpConnections limits the number of connections, and the time for sending a header. It owns the
 table of open connections. It finds the end of a header and reads nothing else. Invariants: a
-connection over a cap is answered 503 and closed before it is read; a connection without a whole
+connection over a cap is answered 503 and closed before it is read. A connection without a whole
 header HEADER_SECONDS after its acceptance is closed.
 
 read_body() owns the deadline of a body. Invariants: before read_body(), no byte of a body is read,
-and the client gets no permission to send it (100 Continue); a body is never decompressed; each byte
-read is counted in its request's hold; an unread body is drained within bounds and ends its
+and the client gets no permission to send it (100 Continue). A body is never decompressed. Each byte
+read is counted in its request's hold. An unread body is drained within bounds and ends its
 connection.
 
 BodyTurns owns the queue of readers of large bodies. Invariants: a round of the event loop begins at
-most one turn, for one read; turns begin in the order of the calls; a cancelled reader takes no
-turn; nothing runs while the queue is empty.
+most one turn, for one read. Turns begin in the order of the calls. A cancelled reader takes no
+turn. Nothing runs while the queue is empty.
 
 One event loop's thread.
 """
@@ -198,7 +198,7 @@ _SKIM_SECONDS = 1.0
 _CALLER_SKIM_SECONDS = 10.0
 
 _LARGE_BYTES = 1 << 18
-"""Behind so much of it a body takes turns with others."""
+"""Bytes after which a body takes turns with others."""
 
 BODY_TURNS = web.AppKey("body_turns", BodyTurns)
 """The turns of all large bodies of this application."""

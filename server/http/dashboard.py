@@ -27,7 +27,8 @@ from .errors import HttpRefusal
 
 _STREAM_SECONDS = 1.0
 _MOST_QUIET = 5
-"""Seconds without an event; more, and a reader may take the stream for lost."""
+"""Longest time without an overview, in seconds. After a longer silence, a reader may consider the
+stream lost."""
 _SPAN_SECONDS = (10, 3600)
 _POINTS = (10, 600)
 _PAGE_HEADERS = {
@@ -42,7 +43,7 @@ TreeSource = Callable[[str | None], Awaitable[list[dict[str, Any]]]]
 @dataclass(frozen=True)
 class DashboardSource:
     """history: the node's history. now: end of the history, in seconds since 1970. tree: returns
-    the radix tree's nodes below the named node, or below the root for None; the field is None for a
+    the radix tree's nodes below the named node, or below the root for None. The field is None for a
     recording, because it has no tree. about: facts about the history's node. recording_blocks:
     context held while prompts' blocks are recorded. standing: the node's own current status."""
 

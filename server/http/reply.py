@@ -8,8 +8,8 @@ The memory of a reply counts against its request until the client has read it. a
 handler earlier, and would not count the bytes in the connection's buffer.
 
 EventStream writes server-sent events at its connection's speed. Invariants: when its transport's
-buffer exceeds _HIGH_WATER_BYTES, it waits for the client; the buffer takes at most _WRITE_BYTES
-more; without other events, a keep-alive is written at least every KEEP_ALIVE_SECONDS.
+buffer exceeds _HIGH_WATER_BYTES, it waits for the client. The buffer takes at most _WRITE_BYTES
+more. Without other events, a keep-alive is written at least every KEEP_ALIVE_SECONDS.
 
 One event loop's thread.
 """
@@ -102,7 +102,7 @@ class EventStream:
         """Transport for writes past aiohttp. None until the headers have left, and for replies
         without chunks."""
         self._looks_left = _LOOKS
-        """Until it has been silent for too long."""
+        """Checks left until a keep-alive is written."""
         self._timer: asyncio.TimerHandle | None = None
         self._keeping: asyncio.Task[None] | None = None
         self.response = web.StreamResponse(
@@ -276,7 +276,7 @@ class Choice:
 
 
 class WholeReply:
-    """One JSON object, once every choice has ended."""
+    """A reply of one JSON object, sent after every choice has ended."""
 
     def __init__(
         self, request: web.Request, choices: Sequence[Choice], work: Writing | None = None

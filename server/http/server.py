@@ -75,7 +75,7 @@ _SOCKETS = frozenset({("GET", "/v1/responses")})
 
 
 LossReason = Callable[[], str | None]
-"""Returns why the engine has died; None while it lives."""
+"""Returns the cause of the engine's death; None while it is alive."""
 
 Admitted = Callable[[Caller, RequestId], AbstractAsyncContextManager[RequestId]]
 

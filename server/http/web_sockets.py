@@ -5,8 +5,8 @@ server's connections. One key of several takes at most an eighth. So plain reque
 connection.
 
 TextSocket owns the connection after its upgrade, and the count of an incomplete text's bytes. One
-event loop's thread. Invariants: nothing is decompressed; an incomplete text counts against its
-caller; a slow client is waited for; a client that answers no pings is cut off.
+event loop's thread. Invariants: nothing is decompressed. An incomplete text counts against its
+caller. A slow client is waited for. A client that answers no pings is cut off.
 """
 
 import asyncio
@@ -64,13 +64,13 @@ _CLOSE_SECONDS = 1.0
 _HIGH_WATER_BYTES = 1 << 14
 """Limit of the write buffer, as in EventStream."""
 _FRAMES_BYTES = 1 << 16
-"""Around a text of the largest size."""
+"""Allowance in bytes for the frames of a text of the largest size."""
 _LARGEST_TEXT_BYTES = 2 << 20
 """Largest text in bytes. The loop unmasks and copies a text in one callback: 4 ms at this size.
 Texts that end together are handled in one round. The limit has as many characters as a context of
 half a million tokens."""
 _PIECE_BYTES = 64
-"""Memory of a read's objects, beside its bytes, until its frame is whole."""
+"""Memory of a read's objects in bytes, in addition to its data, until its frame is whole."""
 _TEXTS = (WSMsgType.TEXT, WSMsgType.BINARY)
 _BEATS = (WSMsgType.PING, WSMsgType.PONG)
 
@@ -86,7 +86,7 @@ class TextSocket:
         )
         """Error that stops the reading of an incoming text."""
         self._came = 0
-        """Bytes since the last text."""
+        """Bytes received since the last text."""
         self.response = web.WebSocketResponse(
             timeout=_CLOSE_SECONDS,
             heartbeat=_PING_SECONDS,

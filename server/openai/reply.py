@@ -53,7 +53,7 @@ class TextChoice:
 
 
 class ChunkEvents:
-    """Events of one stream's chunks, each of one choice."""
+    """The events of one stream's chunks, each with one choice."""
 
     def __init__(self, before: dict[str, Any], after: dict[str, Any]) -> None:
         """before, after: a chunk's fields before and after its choices."""
@@ -259,7 +259,7 @@ class ChoiceWriter:
         self._prompt_tokens = prompt_tokens
         self._ids = ids
         self._shows_prompt = ids is not None
-        """Until the stream has the prompt's ids."""
+        """The stream does not have the prompt's ids yet."""
         self._tokens = 0
         self._plain_event: Callable[[str], bytes] | None = None
 

@@ -24,7 +24,7 @@ from tasuki.server.text.json_reading import (
 Value = TypeVar("Value")
 
 _NAMES = {str: "a string", bool: "true or false", list: "a list", dict: "an object"}
-"""By the type of a JSON value: its name in errors."""
+"""Names of JSON types in errors."""
 
 
 def required(item: Mapping[str, Any], name: str, kind: type[Value], place: str) -> Value:

@@ -73,8 +73,8 @@ class TokenIds:
 @dataclass(frozen=True)
 class TokenNames:
     """The names of tokens in logprobs. as_ids: name tokens by id, as vLLM's
-    `return_tokens_as_token_ids`; otherwise by text. Different tokens may have equal texts, but
-    never equal ids."""
+    `return_tokens_as_token_ids`; otherwise by text. Tokens may have equal texts, but never equal
+    ids."""
 
     tokenizer: Tokenizer | None
     as_ids: bool = False
@@ -144,7 +144,7 @@ class LogprobColumns:
 
 
 MAX_REPLY_SCORES = 1 << 20
-"""Numbers of prompts' scores in one reply, about 80 MB of JSON."""
+"""Largest number of prompts' scores in one reply, about 80 MB of JSON."""
 
 _LEAST = -9999.0
 

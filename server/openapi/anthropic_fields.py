@@ -29,7 +29,7 @@ from .common_fields import (
 )
 
 MAX_USER_ID = 256
-"""Characters, as Anthropic has it."""
+"""Limit in characters, as at Anthropic."""
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 DISPLAYS = ("summarized", "omitted", "updates")
 ABSENT: tuple[Any, ...] = (None, [])
@@ -137,7 +137,7 @@ OF_MESSAGES: Fields = {
     **_ANSWER,
     "output_config": or_null(object_of({**_OUTPUT, "format": _FORMAT})),
 }
-"""Any other is refused."""
+"""All known fields. Any other is rejected."""
 OF_COUNTS: Fields = {
     **_IGNORED,
     **_PROMPT,

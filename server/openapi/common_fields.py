@@ -34,13 +34,13 @@ from tasuki.server.text.grammars.asked_grammar import MAX_TEXTS
 
 Schema: TypeAlias = Mapping[str, Any]
 Fields: TypeAlias = Mapping[str, Schema]
-"""By the name of a field of an object: the schema of its value."""
+"""Schemas of an object's fields, by name."""
 
 NULL: Schema = {"type": "null"}
 ANY: Schema = {}
 """Any value: no answer depends on it."""
 NOTHING: Schema = {"not": {}}
-"""No value is taken, null neither."""
+"""No value at all, not even null."""
 TEXT: Schema = {"type": ["string", "null"]}
 FLAG: Schema = {"type": ["boolean", "null"]}
 OBJECT: Schema = {"type": ["object", "null"]}
@@ -107,7 +107,7 @@ MAX_ID = 64
 MAX_PAIRS = 16
 MAX_NAME = 64
 MAX_VALUE = 512
-"""Characters, but for the pairs."""
+"""Limits of account fields in characters; of MAX_PAIRS, in pairs."""
 
 IDS = ("user", "safety_identifier", "prompt_cache_key")
 ACCOUNTS: Fields = {
@@ -340,4 +340,4 @@ OF_BOTH: Fields = {
     **ACCOUNTS,
     **_HONOURED,
 }
-"""Honoured fields are last: they replace the entries of refused ones."""
+"""Supported fields are last: they replace the entries of rejected ones."""

@@ -81,7 +81,7 @@ _ITEMS_ASKED: Fields = {
 _CONVERSATION, _ITEMS = "/v1/conversations/{name}", "/v1/conversations/{name}/items"
 
 SOCKETS = frozenset({("GET", "/v1/responses")})
-"""Routes of WebSockets: OpenAPI cannot describe them."""
+"""Routes of WebSockets. OpenAPI cannot describe them."""
 RESPONSE_OPERATIONS: Mapping[Surface, Operation] = {
     ("POST", "/v1/responses"): Operation(
         "Make a response", RESPONSES, streamed(answers.RESPONSE_REPLY), RESPONSE, finds=True
@@ -394,7 +394,7 @@ _INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 class ApiDescription:
-    """Describes nothing until describe()."""
+    """The node's document and its page. The document is empty until describe()."""
 
     def __init__(self) -> None:
         self._document = _Kept(b"{}", "application/json", {})

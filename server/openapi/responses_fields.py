@@ -43,7 +43,7 @@ from .common_fields import (
 from .openai_fields import MODES, VARIABLES
 
 MAX_NAMESPACE = 256
-"""Characters of its name."""
+"""Limit of a namespace's name in characters."""
 _PART: Schema = either(
     object_of(
         {"type": one_of(["input_text", "output_text", "text"]), "text": STRING}, ["type", "text"]
@@ -180,7 +180,7 @@ OF_RESPONSES: Fields = {
     **_ANSWER,
     "text": or_null(object_of({**_VERBOSITY, "format": TEXT_FORMAT})),
 }
-"""Any other is refused."""
+"""All known fields. Any other is rejected."""
 OF_INPUT_TOKENS: Fields = {
     **_IGNORED,
     **_PROMPT,
@@ -202,7 +202,7 @@ OF_COMPACT: Fields = {
     "input": either(INPUT, NULL),
     "priority": PRIORITY,
 }
-"""Any other is refused."""
+"""All known fields. Any other is rejected."""
 COMPACTED: Schema = {
     **object_of(OF_COMPACT, [], NULL),
     "anyOf": [{"required": ["input"]}, {"required": ["previous_response_id"]}],

@@ -1,7 +1,7 @@
 """An answer as a response of OpenAI's: items, whole or as a stream's events.
 
 ResponseWriter owns the answer so far. Has no part in HTTP. One answer, one thread. Invariants: one
-item of a stream is open at a time, and each is done before the next is added; events are numbered
+item of a stream is open at a time, and each is done before the next is added. Events are numbered
 without a gap.
 
 ResponseHead: the fields of a response that no answer changes: short ones, and copies of the
@@ -51,7 +51,7 @@ _WITHOUT_ECHOES: dict[str, Any] = {
     "tool_choice": "auto",
     "tools": [],
 }
-"""Clients read these fields of every response; none of them is left out."""
+"""Defaults for the request's fields. Clients read these in every response, so none is left out."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,11 @@ class ResponseHead:
 
 
 _KEPT_OF_LETTER = 6
-"""Bytes: once among the items and once in the turn, and again while the ending is written."""
+"""Bytes for each character: once in the items, once in the turn, and again while the ending is
+written."""
 _KEPT_OF_TOKEN = 8
 _KEPT_OF_LOGPROB = 4
-"""Times: in the message and its events, and while the ending is written."""
+"""Copies of each logprob: in the message and its events, and while the ending is written."""
 _NO_USAGE: dict[str, Any] = {
     **dict.fromkeys(("input_tokens", "output_tokens", "total_tokens"), 0),
     "input_tokens_details": {"cached_tokens": 0},
@@ -230,7 +231,7 @@ class ResponseWriter:
         return found
 
     def body(self) -> bytes:
-        """Return the response as it stands, as JSON."""
+        """Return the response in its present state, as JSON."""
         return msgspec.json.encode(self._whole())
 
     def _whole(self) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class StoredResponse:
 
 
 class StoredValue(Protocol):
-    """Immutable. size: bytes of memory, the entry's among them."""
+    """An immutable stored value. size: bytes of memory, with the entry's."""
 
     @property
     def id(self) -> str: ...
@@ -162,7 +162,7 @@ class ResponseStore:
         self._of: dict[_Owner, OrderedDict[str, int]] = {}
         self._bytes: dict[_Owner, int] = {}
         self._owners: dict[_Owner, _Owner] = {}
-        """Each owner once, however many responses it has."""
+        """Each owner once, shared by its responses."""
         self._used = 0
 
     def __len__(self) -> int:

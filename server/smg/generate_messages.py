@@ -6,7 +6,7 @@ unsupported field is rejected if it would change the answer.
 
 GatewayAnswer: converts the engine's answer to one request to GenerateResponse messages. Owns the
 answer so far. Has no part in gRPC. One answer, one thread. Invariant: a stop token is sent only if
-the request keeps it; nothing is sent after a stop string; the counts include every token computed
+the request keeps it. Nothing is sent after a stop string. The counts include every token computed
 up to the end.
 """
 

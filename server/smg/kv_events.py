@@ -4,7 +4,7 @@ UsableBlocks: the cached blocks usable as hits by a gateway: the pages on paths 
 hybrid model cannot use a page after the last checkpoint of its path. A router counting such pages
 would route to nonexistent hits. Owns the cached pages with their tokens, because gateways hash for
 themselves. One watch, one thread. Invariants: a page is announced exactly while a checkpoint exists
-at its end or below; parents are announced before their children and withdrawn after them; only
+at its end or below. Parents are announced before their children and withdrawn after them. Only
 blocks of the wanted namespace are announced, and two namespaces never share a block.
 
 GatewayEvents: changes of the usable blocks as KvEventBatch messages. Pure except for the clock. A
@@ -48,14 +48,14 @@ class Announced:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """Children first."""
+    """Blocks that are no longer usable, children first."""
 
     prefixes: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
 class Cleared:
-    """Nothing stands any more."""
+    """The end of all blocks."""
 
 
 Change = Announced | Withdrawn | Cleared

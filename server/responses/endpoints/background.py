@@ -2,7 +2,7 @@
 
 BackgroundResponses owns their tasks, and keeps their events for some time after their ends. One
 event loop's thread. Invariants: each response counts as a request in progress and as a request of
-its key; its memory counts against its caller until its events are dropped. Only its key and tenant
+its key. Its memory counts against its caller until its events are dropped. Only its key and tenant
 can reach it. An ended response is stored.
 
 EventLog: The events of one response, kept for returning clients. Owns the events. One event loop's
@@ -32,7 +32,7 @@ from tasuki.server.responses.response_writer import ResponseWriter
 log = logging.getLogger(__name__)
 
 _FOLLOWED_SECONDS = 300.0
-"""Behind its end a response's events can be asked for again."""
+"""Seconds after a response's end during which its events can be fetched again."""
 _RESPONSE_BYTES = 4096
 """Bytes of an ended response's objects and of its table entries."""
 
@@ -51,9 +51,9 @@ class EventLog:
         self._events: list[bytes] = []
         self._more = asyncio.Event()
         self.size = 0
-        """Bytes of memory."""
+        """Memory in bytes."""
         self.closed = False
-        """Nothing comes any more."""
+        """No more events come."""
 
     def __len__(self) -> int:
         return len(self._events)
@@ -177,7 +177,7 @@ class BackgroundResponse:
         return _RESPONSE_BYTES + len(self._body) + self.events.size
 
     def body(self) -> bytes:
-        """Return the response as it stands, as JSON."""
+        """Return the response in its present state, as JSON."""
         return self._body if self._writer is None else self._writer.body()
 
     async def cancel(self) -> None:

@@ -41,7 +41,7 @@ from tasuki.server.text.rendering.chat_template import RenderedPrompt
 from tasuki.server.text.text_answer import AnswerItem, Content, Ending, GrowingText, Piece
 
 _KEPT_OF_LETTER = 4
-"""Bytes, while the reply is written too."""
+"""Bytes for each character, with the writing of the reply."""
 
 
 class CompactionWriter:

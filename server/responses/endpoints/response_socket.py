@@ -1,8 +1,8 @@
 """GET /v1/responses: a WebSocket for one response after the other.
 
 ResponseSocket owns the socket's turn in progress. One event loop's thread. Invariants: one response
-is made at a time; each is admitted, counted and named as a separate request; a client's disconnect
-ends its response; every wait for a client has a timeout.
+is made at a time. Each is admitted, counted and named as a separate request. A client's disconnect
+ends its response. Every wait for a client has a timeout.
 
 SocketReply: a response on its way to its WebSocket; each event of its stream is a message. One
 event loop's thread. Invariant: an event is sent at least every KEEP_ALIVE_SECONDS, because some
@@ -129,7 +129,7 @@ _QUESTIONS = (ChatMessage("user", "?"), ChatMessage("user", "What"))
 
 @dataclass(frozen=True)
 class EmptyResponse:
-    """There is nothing to compute yet."""
+    """A response without anything to compute yet."""
 
     writer: ResponseWriter
 
@@ -186,7 +186,7 @@ _CREATE = "response.create"
 _LONGEST_SECONDS = 3600.0
 """Longest life of a socket in seconds, as at OpenAI."""
 _IDLE_SECONDS = 900.0
-"""Without a message, while nothing is made."""
+"""Timeout in seconds for the next message, while no response is in progress."""
 _NUMBER_LETTERS = 12
 _IN_PROGRESS = HttpRefusal(
     409, "response_in_progress", "a response is made on this socket: await its end, or open another"
@@ -226,7 +226,7 @@ class ResponseSockets:
 
 
 class ResponseSocket:
-    """One client's, once it is open."""
+    """One client's socket, once it is open."""
 
     def __init__(
         self,
