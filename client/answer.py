@@ -1,4 +1,4 @@
-"""One answer on the caller's side: pieces as they come, then the whole."""
+"""One answer for the caller: segments as they come, then the whole."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ class Piece:
 @dataclass(frozen=True)
 class PromptLogprobs:
     """Scores of the prompt's tokens from the second on, in parallel. logprobs: natural logarithms.
-    ranks: rank of the token by probability. top: the likeliest tokens with their logprobs, as many
-    as requested."""
+    ranks: number of tokens at least as likely, itself included. top: the likeliest tokens with
+    their logprobs, as many as requested."""
 
     logprobs: tuple[float, ...]
     ranks: tuple[int, ...]
@@ -54,7 +54,7 @@ class AnswerParts:
     channels."""
 
     def __init__(self, choices: int = 1) -> None:
-        """choices: how many answers."""
+        """choices: number of answers."""
         self._chunks: list[list[pb.TokenChunk]] = [[] for _ in range(choices)]
         self._finished: dict[int, pb.Finished] = {}
         self._scored: list[pb.PromptLogprobs] = []
@@ -230,7 +230,7 @@ class AnswerStream:
     """
 
     def __init__(self, answer: AsyncAnswer) -> None:
-        """answer: over a BlockingWire."""
+        """answer: an answer over a BlockingWire."""
         self._answer = answer
         run(answer.begin())
 

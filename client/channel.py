@@ -71,7 +71,7 @@ class ResponseStream(ABC):
     """Responses of one streaming call."""
 
     def __init__(self, call: Any) -> None:
-        """call: gRPC's, blocking or asyncio's."""
+        """call: gRPC's call, blocking or asyncio's."""
         self._call = call
 
     @abstractmethod
@@ -96,7 +96,8 @@ class Wire(ABC):
     """Open channels to one client's nodes."""
 
     def __init__(self, channels: Mapping[str, Any], api_key: str) -> None:
-        """channels: by address, or one under the empty name. api_key: empty: none."""
+        """channels: channels by address; a single one has the empty name. api_key: key for all
+        calls; empty: none."""
         self.channels = channels
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         self._stubs = {node: _stubs(channel) for node, channel in channels.items()}

@@ -1,4 +1,4 @@
-"""Requests of the client: a prompt, the sampling of its answer, and how both are asked for."""
+"""The client's requests: a prompt, the sampling of its answer, and the calls for both."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

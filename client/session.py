@@ -82,7 +82,7 @@ class Session(SessionRequests[AnswerStream]):
     """
 
     def __init__(self, session: AsyncSession) -> None:
-        """session: over a BlockingWire."""
+        """session: a session over a BlockingWire."""
         self._session = session
 
     @property

@@ -61,7 +61,7 @@ Steps = Generator[Call | Pause | ReadTurn, Any, Result]
 
 @dataclass(frozen=True)
 class Over(Generic[Result]):
-    """The operation took its last step."""
+    """The result of an operation after its last step."""
 
     result: Result
 

@@ -117,7 +117,8 @@ SAMPLED_ABOVE = 64
 HOLDERS = 32
 DRAWN = 8
 _CROWDED_MEANS, _CROWDED_ROOMS = 2, 4
-"""A node with more rooms than so many times the mean and so many more is no hash's choice."""
+"""Limits of a choice by hash: a node with more transfers than this multiple of the mean, plus this
+number, is not chosen."""
 
 
 class Reason(Enum):

@@ -1,4 +1,4 @@
-"""How busy a node is, and how long it computes on a prompt.
+"""A node's load, and its computing time for a prompt.
 
 Thread rule: one thread at a time.
 """

@@ -117,8 +117,8 @@ class OtelTracing:
                     self._end(span, message.life, last)
 
     def _end(self, span: Span, life: Sequence[m.LifeMark], seconds: float) -> None:
-        """End the span, with a child span for each state. seconds: from arrival to end; the end is
-        taken as now."""
+        """End the span, with a child span for each state. seconds: time from arrival to end. The
+        present time is taken as the end."""
         ended = time.time_ns()
         began = ended - int(seconds * _NANOSECONDS)
         marks = [m.LifeMark(m.RequestPhase.WAITING, 0.0), *life]

@@ -29,7 +29,7 @@ _Owned = tuple[str, RequestId]
 
 class RequestNames:
     def __init__(self, remembered: int = 4096) -> None:
-        """remembered: how many ended requests keep their names."""
+        """remembered: number of ended requests that keep their names."""
         self._remembered = remembered
         self._owners: dict[RequestId, _Owned] = {}
         self._names: dict[_Owned, RequestId] = {}

@@ -212,7 +212,8 @@ class SessionStore:
         return session
 
     def turn(self, caller: Caller, session_id: str) -> Turn:
-        """Enter it to hold the session while its log is answered. Raises as idle()."""
+        """Return a turn. Enter it to hold the session while its log is answered. Raises as
+        idle()."""
         return Turn(self.idle(caller, session_id), self)
 
     async def cursor(self, session: Session) -> int:

@@ -39,7 +39,7 @@ class SinkTurn:
         self._unread: list[UnreadAnswer] = []
 
     def wait(self, unread: "UnreadAnswer") -> None:
-        """Feed it in that round, once for each call of this."""
+        """Feed `unread` in that round, once for each call."""
         if not self._unread:
             self._loop.call_soon(self._feed)
         self._unread.append(unread)

@@ -32,7 +32,8 @@ _POINTS = tuple((_NORMAL.inv_cdf((low + high) / 2), high - low) for low, high in
 
 @dataclass(frozen=True)
 class ServiceTimes:
-    """How long prompts wait for one of several nodes: M/G/n by Erlang's C and Allen and Cunneen.
+    """A distribution of service times, for waits at one of several nodes: M/G/n by Erlang's C and
+    Allen and Cunneen.
 
     Exact for exponential prompts on one queue, an approximation for others. Pure.
 
@@ -126,9 +127,9 @@ _STRETCHED = 2.0
 
 @dataclass(frozen=True)
 class StepLine:
-    """How many decode nodes a load needs: by the time of a step, and by memory. Pure.
+    """The seconds of a decode step, for the number of decode nodes needed by a load. Pure.
 
-    Seconds of a step: fixed, and for each answer in the batch.
+    fixed: for any step. each: for each answer in the batch.
     """
 
     fixed: float

@@ -82,7 +82,7 @@ _SURE = 2.0
 """Standard errors that a slope must exceed to count."""
 _SURE_OF_A_BURST = 4.0
 """The same for a burst. It is tested 17,280 times a day for each role. At two errors, noise
-triggers every few minutes; at four, once in some days. A crowd is at ten."""
+triggers every few minutes; at four, once in some days. A real crowd reaches ten."""
 
 
 @dataclass(frozen=True)

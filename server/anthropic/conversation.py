@@ -160,7 +160,7 @@ _BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 
 @dataclass(frozen=True)
 class Conversation:
-    """breakpoints: numbers of messages before each requested checkpoint."""
+    """breakpoints: message counts. The client asks for a checkpoint at the end of each."""
 
     messages: tuple[ChatMessage, ...]
     breakpoints: tuple[int, ...]

@@ -37,7 +37,7 @@ class Registration:
         self._keeping: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Register, and again whenever the lease has ended; returns at once."""
+        """Register now, and again whenever the lease has ended. Returns at once."""
         self._keeping = asyncio.get_running_loop().create_task(self._keep(), name="registration")
 
     async def stop(self) -> None:

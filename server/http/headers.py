@@ -39,7 +39,7 @@ def http_request_id(request: web.Request) -> RequestId:
 
 
 def rename_request(request: web.Request, request_id: RequestId) -> None:
-    """Give the answer another id: its own one was taken."""
+    """Give the answer another id, because its own one was taken."""
     request[_ID] = request_id
 
 
@@ -63,7 +63,7 @@ _HEADERS = web.RequestKey("answer_headers", dict[str, str])
 
 
 def add_header(request: web.Request, name: str, value: str) -> None:
-    """Have the answer bear it. value: printable ASCII. REQUIRES: the answer has not begun."""
+    """Add a header to the answer. value: printable ASCII. REQUIRES: the answer has not begun."""
     request.setdefault(_HEADERS, {})[name] = value
 
 

@@ -77,7 +77,7 @@ async def send_json(request: web.Request, body: bytes) -> web.StreamResponse:
 
 KEEP_ALIVE_SECONDS = 15.0
 _HIGH_WATER_BYTES = 1 << 14
-"""The kernel has a buffer of its own behind this one, and a larger one."""
+"""Limit of the write buffer. The kernel has another, larger buffer after it."""
 _WRITE_BYTES = 1 << 16
 
 _LOOKS = 4
@@ -325,7 +325,7 @@ class StreamedReply:
     after the headers is an event of its own, and ends the reply."""
 
     def __init__(self, request: web.Request, choices: Sequence[Choice]) -> None:
-        """choices: one or more, of one reply."""
+        """choices: one or more choices of one reply."""
         self._choices = choices
         self._request = request
         self._stream = EventStream(request, choices[0].writer.keep_alive)

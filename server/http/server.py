@@ -112,10 +112,11 @@ class HttpServer:
 
 
 class Probes:
-    """The routes of load balancers. lost: why the engine has died, None while it lives."""
+    """The routes of load balancers. lost: returns the cause of the engine's death; None while it is
+    alive."""
 
     def __init__(self, lost: LossReason, rotation: Rotation, grpc: str = "") -> None:
-        """grpc: HOST:PORT of the node's other server; empty: there is none."""
+        """grpc: HOST:PORT of the node's gRPC server; empty: none."""
         self._lost = lost
         self._rotation = rotation
         self._grpc = {"grpc": grpc} if grpc else {}

@@ -62,7 +62,7 @@ Result = TypeVar("Result")
 
 UNKNOWN_HEADER = "x-tasuki-unknown-fields"
 SESSION_KEY = "x-session-id"
-"""A header, or a field of `metadata`."""
+"""Name of a header, or of a field of `metadata`."""
 IGNORED_FORMATS_HEADER = "x-tasuki-ignored-formats"
 ANY_NAME = "*"
 # Every event of a stream has the name that its request gave.

@@ -45,7 +45,7 @@ def prompt_ids(tokens: Tokens) -> msgspec.Raw:
 
 class TokenIds:
     def __init__(self, prompt: msgspec.Raw, *, streamed: bool) -> None:
-        """prompt: its ids as JSON. streamed: nothing is kept for `whole`."""
+        """prompt: its ids as JSON. streamed: keep nothing for `whole`."""
         self._prompt = prompt
         self._streamed = streamed
         self._ids = array("i")
@@ -151,7 +151,8 @@ _LEAST = -9999.0
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """top: the likeliest in its place, with their logprobs; it need not be among them."""
+    """top: the likeliest tokens at its position, with their logprobs. The token itself may be
+    missing there."""
 
     token: int
     logprob: float

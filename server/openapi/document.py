@@ -42,7 +42,7 @@ HTML = "text/html"
 METRICS = "text/plain"
 
 Surface = tuple[str, str]
-"""A method, and a route's pattern as server/auth/surfaces.py has it."""
+"""A method, and a route's pattern as in server/auth/surfaces.py."""
 
 
 @dataclass(frozen=True)
