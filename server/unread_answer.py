@@ -62,7 +62,7 @@ _read_block = msgspec.msgpack.Decoder(_Block).decode
 
 
 def _packed(tokens: Sequence[m.TokenOut]) -> bytes:
-    """Return the tokens as bytes. As objects they take five times the memory."""
+    """Return the tokens as bytes. Python objects take five times the memory."""
     fields = [(one.token, one.logprob, one.margin, one.index, one.top) for one in tokens]
     return _write_block(_Block(tokens[0].request_id, fields))
 

@@ -120,7 +120,7 @@ class ChatReply:
         self._calls: list[tuple[CallBegin, GrowingText]] = []
         self._arguments_bytes = 0
         self._logprobs = bytearray()
-        """JSON entries, a comma after each. As objects they would take five times the memory."""
+        """JSON entries, a comma after each. Python objects would take five times the memory."""
 
     @property
     def complete(self) -> bool:

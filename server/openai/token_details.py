@@ -72,9 +72,8 @@ class TokenIds:
 
 @dataclass(frozen=True)
 class TokenNames:
-    """The names of tokens in logprobs. as_ids: name tokens by id, as vLLM's
-    `return_tokens_as_token_ids`; otherwise by text. Tokens may have equal texts, but never equal
-    ids."""
+    """The names of tokens in logprobs. as_ids: vLLM's `return_tokens_as_token_ids`: name tokens by
+    id, otherwise by text. Tokens may have equal texts, but never equal ids."""
 
     tokenizer: Tokenizer | None
     as_ids: bool = False
@@ -211,7 +210,7 @@ def json_prompt_logprobs(
     """Return vLLM's `prompt_logprobs` as JSON: one object by token id for each position. The first
     position has null, because no token precedes it.
 
-    Each position is encoded before the next is made. As objects they would take several times the
+    Each position is encoded before the next is made. Python objects would take several times the
     memory.
     """
     written = bytearray(b"[null")

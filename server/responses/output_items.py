@@ -87,7 +87,7 @@ class OutputItem(Protocol):
 
 
 class _TextItem:
-    """An item of one part of text. Its part, and its events' names, are a subclass's."""
+    """An item of one part of text. A subclass sets its part and its events' names."""
 
     part_type: str
     event: str

@@ -83,8 +83,7 @@ def read_gateway_request(
     codec: TextCodec | None = None,
 ) -> GatewayRequest:
     """Return the gateway's request. tenant: owner of the prompt. codec: codec of the sampling node;
-    None: another node samples. That node gets the same grammar and checks it. Raises
-    InvalidRequest."""
+    None: another node samples, gets the same grammar and checks it. Raises InvalidRequest."""
     prompt = _prompt(request, model)
     if request.HasField("mm_inputs") or request.HasField("encode_bootstrap_info"):
         raise InvalidField("mm_inputs", "is not supported here: this model reads text only")

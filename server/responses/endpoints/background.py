@@ -59,7 +59,7 @@ class EventLog:
         return len(self._events)
 
     def add(self, events: bytes) -> int:
-        """Put whole server-sent events behind the others, and return how much memory they take."""
+        """Append whole server-sent events. Return their memory in bytes."""
         added = [event + b"\n\n" for event in events.split(b"\n\n")[:-1]]
         self._events += added
         grown = len(events) + _EVENT_BYTES * len(added)
@@ -206,7 +206,7 @@ class BackgroundResponse:
         return error if isinstance(error, Exception) else None
 
     def drop(self) -> None:
-        """Forget the events. REQUIRES: it has ended."""
+        """Drop the events. REQUIRES: it has ended."""
         if self.dropping is not None:
             self.dropping.cancel()
         self.events.drop()

@@ -123,7 +123,7 @@ _QUESTION = ChatMessage(
 _QUIET = {"enable_thinking": False}
 _MOST_TOKENS = 4096
 _SHARE = 4
-"""The summary has a quarter of the context at most."""
+"""Divisor of the context: the summary has at most a quarter of it."""
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class SocketTurns:
         self.unstored(context, response)
 
     def unstored(self, context: RequestContext, response: StoredResponse) -> None:
-        """Keep it here alone."""
+        """Keep the response only here, not in the store."""
         self._last = None
         try:
             self._hold.resize(response.size)
@@ -117,7 +117,7 @@ class SocketTurns:
         return self._store.get(context, response_id)
 
     def drop(self, response_id: str | None) -> None:
-        """Forget the last response, if it has this id: the one behind it failed."""
+        """Drop the last response if it has this id, because the response after it failed."""
         if self._last is not None and self._last.id == response_id:
             self._last = None
             self._hold.resize(0)
