@@ -1,10 +1,10 @@
-"""The client of one node for asyncio, and the sessions that it opens.
+"""The client of one node for asyncio, and its sessions.
 
-A session outlives its node: after a restart or an expiry the conversation is opened again and
-replayed from the client's copy, and the cache still holds most of its prefix. No answer depends on
-which node gave it. client/session_protocol.py has the rules of reopening and retrying.
+A session outlives its node. After a restart or an expiry, the conversation is opened again and
+replayed from the client's copy. The cache then still holds most of its prefix. Every node gives the
+same answers. client/session_protocol.py has the rules of reopening and retrying.
 
-Over an AioWire all of it belongs to one event loop. session.py runs it over a BlockingWire.
+Over an AioWire everything belongs to one event loop. session.py runs it over a BlockingWire.
 """
 
 from collections.abc import AsyncGenerator
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class NodeCalls:
-    """Calls to one node over either wire. Raises ClientError."""
+    """The calls to one node over either wire. Raises ClientError."""
 
     def __init__(self, wire: Wire, retry: RetryPolicy | None) -> None:
         self.wire = wire
@@ -49,7 +49,7 @@ class NodeCalls:
         return AsyncAnswer(self.wire, start, self._retry, choices=choices)
 
     async def abort(self, request_id: str) -> None:
-        """Idempotent: ends the request where it still lives."""
+        """End the request if it is still running. Idempotent."""
         request = pb.AbortRequest(request_id=request_id)
         await self.wire.call(self.wire.stubs().inference.Abort, request)
 
@@ -59,24 +59,25 @@ class NodeCalls:
         return await opened(life, self.wire)
 
     async def stats(self) -> pb.StatsResponse:
-        """Counts of pages and slots by state, and the cache's counters."""
+        """Return counts of pages and slots by state, and the cache's counters."""
         reply: pb.StatsResponse = await self._admin("Stats", pb.StatsRequest())
         return reply
 
     async def explain(self, request_id: str) -> pb.ExplainResponse:
-        """How a request of this node ended. Raises ClientError, of kind unknown_request where the
-        node remembers no request of that id."""
+        """Return a request's end on this node. Raises ClientError, of kind unknown_request if the
+        node has no record of the id."""
         request = pb.ExplainRequest(request_id=request_id)
         reply: pb.ExplainResponse = await self._admin("Explain", request)
         return reply
 
     async def flush(self) -> int:
-        """Drops what nobody holds; returns how many pages and checkpoints."""
+        """Drop the cached states not in use. Return the number of dropped pages and checkpoints."""
         return int((await self._admin("Flush", pb.FlushRequest())).dropped)
 
     async def watch_cache(self, stream: str = "usable") -> AsyncGenerator[EventBatch, None]:
-        """The node's cache as it changes, a snapshot first; PrefixIndex follows it. Has no end:
-        close the iterator. `stream`: usable (prefixes with a checkpoint) or all (pages too)."""
+        """Yield the changes of the node's cache, a snapshot first; PrefixIndex follows them. Has no
+        end: close the iterator. `stream`: usable (prefixes with a checkpoint) or all (pages
+        too)."""
         watch = CacheWatch(self.wire, stream)
         try:
             while (batch := await watch.next_batch()) is not None:
@@ -98,7 +99,7 @@ class NodeCalls:
 
 
 class AsyncClient(NodeCalls, ClientRequests[AsyncAnswer]):
-    """One channel to a decode or fused daemon. Raises ClientError."""
+    """A client with one channel to a decode or fused daemon. Raises ClientError."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class AsyncClient(NodeCalls, ClientRequests[AsyncAnswer]):
         api_key: str = "",
         retry: RetryPolicy | None = None,
     ) -> None:
-        """As Client. REQUIRES: a running event loop."""
+        """Open the channel, as Client. REQUIRES: a running event loop."""
         super().__init__(AioWire({"": open_async_channel(target, tls)}, api_key), retry)
 
     def _ask(self, request: pb.GenerateRequest, choices: int) -> AsyncAnswer:
@@ -116,7 +117,7 @@ class AsyncClient(NodeCalls, ClientRequests[AsyncAnswer]):
 
 
 class AsyncSession(SessionRequests[AsyncAnswer]):
-    """A conversation whose tokens the server keeps; one task at a time. `async with` closes it."""
+    """A conversation with its tokens on the server; one task at a time. `async with` closes it."""
 
     def __init__(self, wire: Wire, life: SessionLife) -> None:
         self._wire = wire
@@ -124,21 +125,22 @@ class AsyncSession(SessionRequests[AsyncAnswer]):
 
     @property
     def id(self) -> str:
-        """The node's id of the session; another one after it was opened again."""
+        """Return the node's id of the session. It changes when the session is opened again."""
         return self._life.id
 
     @property
     def moves(self) -> tuple[Move, ...]:
-        """Between the nodes of a fleet, so far."""
+        """Return the moves between the fleet's nodes so far."""
         return moves_of(self._life)
 
     @property
     def node(self) -> str:
-        """The address of the fleet's node that has it; empty where the client has one node."""
+        """Return the address of the session's node in the fleet; empty if the client has only one
+        node."""
         return self._life.node
 
     async def append(self, prompt: Prompt) -> int:
-        """Adds to the end of the conversation; returns its length in tokens."""
+        """Add to the end of the conversation. Return its length in tokens."""
         return await self.take(self._life.append(prompt))
 
     def answer(self, request: pb.SessionGenerateRequest) -> AsyncAnswer:
@@ -158,14 +160,14 @@ class AsyncSession(SessionRequests[AsyncAnswer]):
         return self.answer(request)
 
     async def fork(self) -> "AsyncSession":
-        """A second session with the same conversation; the two go separate ways."""
+        """Return a second session with the same conversation. The two then diverge."""
         return AsyncSession(self._wire, await self.take(self._life.fork()))
 
     async def close(self) -> None:
         await self.take(self._life.close())
 
     async def take(self, steps: Steps[Result]) -> Result:
-        """Takes the steps of an operation, awaiting each. Raises ClientError."""
+        """Run the steps of an operation, awaiting each. Raises ClientError."""
         outcome: Any = None
         while True:
             step = advance(steps, outcome)

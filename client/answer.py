@@ -1,4 +1,4 @@
-"""One answer on the caller's side: pieces as they come, then the whole."""
+"""One answer for the caller: segments as they come, then the whole."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from .errors import ClientError, RetryPolicy, next_pause
 
 @dataclass(frozen=True)
 class Piece:
-    """text holds whole characters only, so it may lag behind token_ids. choice: which of the
-    answers to the prompt it is of."""
+    """A segment of an answer. text holds whole characters only, so it may lag behind token_ids.
+    choice: number of the answer among the prompt's answers."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -24,8 +24,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class PromptLogprobs:
-    """Of the prompt's tokens from the second on, in parallel: natural logarithms, how many tokens
-    were as likely, and the likeliest with their logprobs, as many as were asked for."""
+    """Scores of the prompt's tokens from the second on, in parallel. logprobs: natural logarithms.
+    ranks: number of tokens at least as likely, itself included. top: the likeliest tokens with
+    their logprobs, as many as requested."""
 
     logprobs: tuple[float, ...]
     ranks: tuple[int, ...]
@@ -34,9 +35,9 @@ class PromptLogprobs:
 
 @dataclass(frozen=True)
 class Answer:
-    """token_ids, logprobs and margins run in parallel, and so does top_logprobs where they were
-    asked for: of each place the likeliest tokens with their logprobs. usage is what the server
-    counted. prompt_logprobs: where they were asked for."""
+    """token_ids, logprobs and margins are parallel. top_logprobs is parallel too, if requested: the
+    likeliest tokens at each position with their logprobs. usage: the server's counts.
+    prompt_logprobs: present if requested."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -49,10 +50,11 @@ class Answer:
 
 
 class AnswerParts:
-    """Chunks of a prompt's answers as they come, until each has its Finished. Knows no channel."""
+    """The chunks of a prompt's answers as they come, until each has its Finished. Independent of
+    channels."""
 
     def __init__(self, choices: int = 1) -> None:
-        """choices: how many answers."""
+        """choices: number of answers."""
         self._chunks: list[list[pb.TokenChunk]] = [[] for _ in range(choices)]
         self._finished: dict[int, pb.Finished] = {}
         self._scored: list[pb.PromptLogprobs] = []
@@ -66,7 +68,7 @@ class AnswerParts:
         return len(self._finished) == len(self._chunks)
 
     def take(self, response: pb.GenerateResponse) -> Piece | None:
-        """None of what is no piece of an answer."""
+        """Return the response's segment of an answer; None for other responses."""
         match response.WhichOneof("event"):
             case "finished":
                 self._finished[response.choice] = response.finished
@@ -78,7 +80,7 @@ class AnswerParts:
         return Piece(tuple(response.chunk.token_ids), response.chunk.text, response.choice)
 
     def answers(self) -> list[Answer]:
-        """Raises ConnectionError where the stream ended early."""
+        """Return every answer. Raises ConnectionError if the stream ended early."""
         if not self.finished:
             raise ConnectionError("the server ended the stream without Finished: ask again")
         return [
@@ -113,21 +115,22 @@ def _top(top: pb.TopLogprobs) -> tuple[tuple[int, float], ...]:
 
 
 class TurnOwner(Protocol):
-    """Whose turn an answer is: a session's life."""
+    """The owner of an answer's turn: a session's life."""
 
     def turn_failed(self, error: ClientError) -> bool:
-        """The call broke: what the node made of it is unknown. Whether another attempt is worth it
-        at once, elsewhere."""
+        """Record a failed call. Its effect on the node is unknown. Return True if the turn should
+        be tried at once on another node."""
 
     def turn_finished(self, answer: Answer) -> None:
-        """The whole answer has been read."""
+        """Record the whole answer, once it has been read."""
 
 
 class AsyncAnswer:
-    """`async for` pieces, or await `result`. Cancelling the task that reads it aborts the request.
+    """An answer: `async for` segments, or await `result`. Cancelling the reading task aborts the
+    request.
 
-    A call that fails before its first piece, and is worth it, is made again; once a piece has been
-    seen a failure is the caller's to handle. Raises ClientError.
+    A call that fails before its first segment is retried if useful. After the first segment, the
+    caller handles a failure. Raises ClientError.
     """
 
     def __init__(
@@ -138,8 +141,8 @@ class AsyncAnswer:
         owner: TurnOwner | None = None,
         choices: int = 1,
     ) -> None:
-        """start: one attempt; raises ClientError. owner: None where no session's turn this is.
-        choices: how many answers."""
+        """start: makes one attempt; raises ClientError. owner: None if the answer is not a
+        session's turn. choices: number of answers."""
         self._wire = wire
         self._start = start
         self._owner = owner
@@ -152,7 +155,7 @@ class AsyncAnswer:
 
     @property
     def finished(self) -> bool:
-        """All answers have been read."""
+        """Return True once all answers have been read."""
         return self._parts.finished
 
     async def begin(self) -> None:
@@ -191,11 +194,11 @@ class AsyncAnswer:
             yield piece
 
     async def result(self) -> Answer:
-        """Reads what has not been read and returns the whole answer, the first of several."""
+        """Read the rest and return the whole answer, the first of several."""
         return (await self.results())[0]
 
     async def results(self) -> list[Answer]:
-        """Likewise, and returns every answer."""
+        """Read the rest and return every answer."""
         while await self.next_piece() is not None:
             pass
         return self._parts.answers()
@@ -207,7 +210,8 @@ class AsyncAnswer:
             self._call.cancel()
 
     def _pause_after(self, error: ClientError) -> float:
-        """Seconds before the next attempt. Raises `error` where there is none, and again later."""
+        """Return the seconds before the next attempt. Raises `error` if there is no further
+        attempt; later reads raise it again."""
         self._failure = error
         moves = self._owner is not None and self._owner.turn_failed(error)
         if self._parts.begun or self.cancelled:
@@ -218,20 +222,21 @@ class AsyncAnswer:
 
 
 class AnswerStream:
-    """Iterate it for pieces, or call `result` for the whole. `cancel` aborts the request.
+    """An answer: iterate it for segments, or call `result` for the whole. `cancel` aborts the
+    request.
 
-    Attempts as AsyncAnswer's; the first is made at once. Owned by one thread, but cancel may come
-    from any. Raises ClientError.
+    It retries as AsyncAnswer, and makes the first attempt at once. Owned by one thread; any thread
+    may call cancel. Raises ClientError.
     """
 
     def __init__(self, answer: AsyncAnswer) -> None:
-        """answer: over a BlockingWire."""
+        """answer: an answer over a BlockingWire."""
         self._answer = answer
         run(answer.begin())
 
     @property
     def finished(self) -> bool:
-        """All answers have been read."""
+        """Return True once all answers have been read."""
         return self._answer.finished
 
     def __iter__(self) -> Generator[Piece, None, None]:
@@ -239,11 +244,11 @@ class AnswerStream:
             yield piece
 
     def result(self) -> Answer:
-        """Reads what has not been read and returns the whole answer, the first of several."""
+        """Read the rest and return the whole answer, the first of several."""
         return run(self._answer.result())
 
     def results(self) -> list[Answer]:
-        """Likewise, and returns every answer."""
+        """Read the rest and return every answer."""
         return run(self._answer.results())
 
     def cancel(self) -> None:

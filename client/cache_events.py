@@ -1,12 +1,11 @@
-"""The events of one cache as they come over the wire, and an index of its prefixes built from
-them.
+"""The events of one cache, as sent over the wire, and an index of its prefixes.
 
 The wire carries neither the reason for keeping a state nor a page's tokens. A namespace is the name
-of the empty prefix under the same salt; nodes that do not send it give None.
+of the empty prefix under the same salt. Nodes that do not send it give None.
 
-PrefixIndex owns hashes, never tokens. It knows neither the tree, other caches, nor the way of
-batches; it may live in another process. Thread rule: one thread at a time. Invariant: after every
-batch the index holds exactly the prefixes that its stream keeps.
+PrefixIndex owns hashes, never tokens. It is independent of the tree, of other caches, and of the
+transport of batches. It may live in another process. Thread rule: one thread at a time. Invariant:
+after every batch the index holds exactly the prefixes kept by its stream.
 """
 
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from .channel import Wire
 
 @dataclass(frozen=True)
 class EventBatch:
-    """Changes up to `sequence`, or a snapshot that replaces every earlier batch."""
+    """Changes up to `sequence`, or a snapshot in place of all earlier batches."""
 
     sequence: int
     is_snapshot: bool
@@ -41,7 +40,7 @@ class EventBatch:
 
 
 class CacheWatch:
-    """Reads the batches of one WatchEvents call. `cancel` ends it."""
+    """A reader of the batches of one WatchEvents call. `cancel` ends it."""
 
     def __init__(self, wire: Wire, stream: str) -> None:
         """Begin the call. stream: usable or all. Raises ClientError, and ValueError."""
@@ -63,7 +62,7 @@ class CacheWatch:
         self._call.cancel()
 
     def _take(self, part: pb.WatchEventsResponse) -> EventBatch | None:
-        """The batch, once this is its last part."""
+        """Add a part. Return the batch after its last part, otherwise None."""
         if part.HasField("gap"):
             self._gap = GAP.from_wire(part.gap)
         self._events += (
@@ -77,7 +76,7 @@ class CacheWatch:
 
 
 Event = CacheEvent | _cpp_cache.CacheEvent
-"""One that came over a wire, or the tree's own."""
+"""An event from a wire, or from the tree itself."""
 Batch = EventBatch | _cpp_cache.EventBatch
 
 
@@ -86,7 +85,7 @@ class MissedEvents(ValueError):
 
 
 class PrefixIndex:
-    """Follows the batches of one watch, in order."""
+    """An index of prefixes. It follows the batches of one watch, in order."""
 
     def __init__(self) -> None:
         self._sequence: int | None = None
@@ -98,7 +97,8 @@ class PrefixIndex:
         self._tails: dict[bytes, dict[bytes, int]] = {}
 
     def apply(self, batch: Batch) -> None:
-        """Raises MissedEvents, with nothing changed, where a batch was lost on the way."""
+        """Apply the batch. Raises MissedEvents, and changes nothing, if a batch was lost on the
+        way."""
         if batch.is_snapshot:
             self._clear()
         elif self._sequence is None or batch.sequence - len(batch) != self._sequence:
@@ -111,8 +111,8 @@ class PrefixIndex:
         self._sequence = batch.sequence
 
     def usable_tokens(self, tokens: NDArray[np.int32], salt: bytes = b"") -> int:
-        """The longest prefix of tokens with a checkpoint, leaving one token to compute: what a
-        match would answer. tokens: one-dimensional int32."""
+        """Return the length in tokens of the longest prefix with a checkpoint, like a match in the
+        cache. At least one token is left to compute. tokens: one-dimensional int32."""
         last = len(tokens) - 1
         whole = last // PAGE_TOKENS * PAGE_TOKENS
         hashes = prefix_hashes(tokens[:whole], salt)

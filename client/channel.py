@@ -34,21 +34,21 @@ _OPTIONS = (
 
 
 def open_channel(target: str, tls: ClientTls | None) -> grpc.Channel:
-    """target: HOST:PORT. Raises TlsError."""
+    """Open a channel. target: HOST:PORT. Raises TlsError."""
     if tls is None:
         return grpc.insecure_channel(target, options=_OPTIONS)
     return grpc.secure_channel(target, tls.grpc_credentials(), options=_OPTIONS)
 
 
 def open_async_channel(target: str, tls: ClientTls | None) -> grpc.aio.Channel:
-    """The same for asyncio."""
+    """Open a channel for asyncio, as open_channel."""
     if tls is None:
         return grpc.aio.insecure_channel(target, options=_OPTIONS)
     return grpc.aio.secure_channel(target, tls.grpc_credentials(), options=_OPTIONS)
 
 
 def bearing(channel: grpc.Channel, api_key: str) -> grpc.Channel:
-    """The same channel, each call with `authorization: Bearer API_KEY`."""
+    """Return the channel with `authorization: Bearer API_KEY` on each call."""
     return grpc.intercept_channel(channel, _Bearer(api_key))
 
 
@@ -71,7 +71,7 @@ class ResponseStream(ABC):
     """Responses of one streaming call."""
 
     def __init__(self, call: Any) -> None:
-        """call: gRPC's, blocking or asyncio's."""
+        """call: gRPC's call, blocking or asyncio's."""
         self._call = call
 
     @abstractmethod
@@ -96,7 +96,8 @@ class Wire(ABC):
     """Open channels to one client's nodes."""
 
     def __init__(self, channels: Mapping[str, Any], api_key: str) -> None:
-        """channels: by address, or one under the empty name. api_key: empty: none."""
+        """channels: channels by address; a single one has the empty name. api_key: key for all
+        calls; empty: none."""
         self.channels = channels
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         self._stubs = {node: _stubs(channel) for node, channel in channels.items()}
@@ -121,7 +122,7 @@ class Wire(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Close the channels; what is in flight fails."""
+        """Close the channels. Calls in flight fail."""
 
 
 def _stubs(channel: Any) -> Stubs:
@@ -132,7 +133,7 @@ def _stubs(channel: Any) -> Stubs:
 
 
 class AioWire(Wire):
-    """Calls are awaited. REQUIRES: one running event loop."""
+    """A wire with awaited calls. REQUIRES: one running event loop."""
 
     async def call(self, method: Any, request: Any, seconds: float | None = None) -> Any:
         try:
@@ -160,7 +161,7 @@ class _AioStream(ResponseStream):
 
 
 class BlockingWire(Wire):
-    """Calls block their thread and suspend no coroutine. Any thread may use it."""
+    """A wire with blocking calls. It never suspends a coroutine. Any thread may use it."""
 
     async def call(self, method: Any, request: Any, seconds: float | None = None) -> Any:
         with _typed_errors():

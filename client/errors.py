@@ -1,4 +1,4 @@
-"""The errors that a client raises, and the retries of a failed call."""
+"""The errors raised by a client, and the retries of a failed call."""
 
 import random
 import time
@@ -9,9 +9,9 @@ import grpc
 
 
 class ClientError(Exception):
-    """A call was refused or lost. status: the gRPC status; kind: the error's name for
-    programs (docs/errors.md), None where the failure is not the server's. retry_after: seconds to
-    wait before a retry, None where the server set none."""
+    """A call was rejected or lost. status: the gRPC status. kind: the error's name for programs
+    (docs/errors.md); None if the failure is not the server's. retry_after: seconds to wait before a
+    retry; None if the server set none."""
 
     def __init__(
         self,
@@ -27,11 +27,11 @@ class ClientError(Exception):
 
 
 class LaunchError(RuntimeError):
-    """A daemon did not become ready; the message has the end of what it wrote."""
+    """A daemon did not become ready. The message has the end of its output."""
 
 
 def client_error(error: grpc.RpcError) -> ClientError:
-    """The typed form of what grpc raised, by blocking calls or asyncio's."""
+    """Return the typed form of grpc's error, from blocking or asyncio calls."""
     if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return ClientError(str(error), grpc.StatusCode.UNKNOWN, None)
     trailing: dict[str, str | bytes] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]
@@ -59,9 +59,9 @@ _TRANSIENT_STATUS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANC
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """attempts: calls in all, the first included. first_pause: seconds before the second attempt;
-    it doubles, with jitter, up to longest_pause. deadline: seconds after which no new attempt
-    begins."""
+    """attempts: number of calls, the first included. first_pause: seconds before the second
+    attempt; it doubles, with jitter, up to longest_pause. deadline: seconds after which no new
+    attempt begins."""
 
     attempts: int = 5
     first_pause: float = 0.1
@@ -69,7 +69,7 @@ class RetryPolicy:
     deadline: float = 60.0
 
     def pauses(self) -> Iterator[float]:
-        """Seconds to wait before each further attempt; ends when there is none left."""
+        """Yield the seconds to wait before each further attempt. Ends when none is left."""
         begun = time.monotonic()
         pause = self.first_pause
         for _ in range(self.attempts - 1):
@@ -81,7 +81,8 @@ class RetryPolicy:
 
 
 def next_pause(pauses: Iterator[float], error: ClientError) -> float:
-    """Seconds to wait before another attempt. Raises `error` where none is worth it or left."""
+    """Return the seconds to wait before another attempt. Raises `error` if a retry is useless or
+    none is left."""
     pause = next(pauses, None) if is_transient(error) else None
     if pause is None:
         raise error
@@ -89,6 +90,6 @@ def next_pause(pauses: Iterator[float], error: ClientError) -> float:
 
 
 def is_transient(error: ClientError) -> bool:
-    """Whether another node, or this one a moment later, may answer. An unknown session is one that
-    the node lost: the client rebuilds it."""
+    """Return True if another node, or this node a moment later, may answer. An unknown session
+    counts too: the node lost it, and the client rebuilds it."""
     return error.status in _TRANSIENT_STATUS or error.kind in _TRANSIENT_KINDS

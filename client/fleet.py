@@ -19,7 +19,7 @@ ANY = SessionTargets()
 
 
 class FleetCalls:
-    """Places sessions on nodes over either wire. Raises ClientError."""
+    """The placement of sessions on nodes over either wire. Raises ClientError."""
 
     def __init__(self, nodes: DecodeNodes, wire: Wire, retry: RetryPolicy | None) -> None:
         self._nodes = nodes
@@ -29,7 +29,8 @@ class FleetCalls:
     async def open_session(
         self, cache_salt: bytes = b"", targets: SessionTargets = ANY
     ) -> AsyncSession:
-        """On the better of two nodes; it moves where that refuses it, dies, or misses a target."""
+        """Open a session on the better of two nodes. It moves if its node rejects it, dies, or
+        misses a target."""
         life = MovingSession(Conversation(cache_salt), self._retry, self._nodes, targets)
         return await opened(life, self._wire)
 
@@ -54,14 +55,15 @@ class Fleet:
         api_key: str = "",
         retry: RetryPolicy | None = None,
     ) -> None:
-        """targets: HOST:PORT of each, of one model and one set of keys. Otherwise as Client.
-        Raises TlsError, and ValueError where there is no target, or one twice."""
+        """targets: HOST:PORT of each node; all have the same model and keys. Other arguments are
+        Client's. Raises TlsError, and ValueError for an empty list or a repeated target."""
         nodes = DecodeNodes(targets)
         channels = {node: open_channel(node, tls) for node in nodes.addresses}
         self._calls = FleetCalls(nodes, BlockingWire(channels, api_key), retry)
 
     def open_session(self, cache_salt: bytes = b"", targets: SessionTargets = ANY) -> Session:
-        """On the better of two nodes; it moves where that refuses it, dies, or misses a target."""
+        """Open a session on the better of two nodes. It moves if its node rejects it, dies, or
+        misses a target."""
         return Session(run(self._calls.open_session(cache_salt, targets)))
 
     def close(self) -> None:
@@ -75,7 +77,7 @@ class Fleet:
 
 
 class AsyncFleet(FleetCalls):
-    """As Fleet, on one event loop. Raises ClientError."""
+    """A Fleet on one event loop. Raises ClientError."""
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class AsyncFleet(FleetCalls):
         api_key: str = "",
         retry: RetryPolicy | None = None,
     ) -> None:
-        """As Fleet. REQUIRES: a running event loop."""
+        """Open the channels, as Fleet. REQUIRES: a running event loop."""
         nodes = DecodeNodes(targets)
         channels = {node: open_async_channel(node, tls) for node in nodes.addresses}
         super().__init__(nodes, AioWire(channels, api_key), retry)

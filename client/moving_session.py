@@ -1,12 +1,12 @@
-"""The rules of a session that several decode nodes may hold, and the nodes it may be placed on.
+"""The rules of a session over several decode nodes, and the choice of its node.
 
-A session stays at its node, which has the cursor and the turn's end, until the node refuses it or
-is gone, or until its tokens came later than their target and another node promises clearly better.
-Before it leaves, it asks the old node to hand its state back, so that the next one's prefill node
-has it; where that fails, or takes long, the prompt is computed again. Makes no call itself.
+The node of a session has its cursor and the turn's end. The session stays there until the node
+rejects it or is gone. It also leaves if its tokens missed their target and another node promises
+clearly better. Before it leaves, it asks the old node to hand its state back to a prefill node, for
+use by the next node. If this fails or is slow, the prompt is computed again. Makes no call itself.
 
-DecodeNodes knows addresses, no channels. Any thread may use it. Invariant: a node that failed is
-not drawn for a while as long as there are others, so that a thousand sessions do not each find out.
+DecodeNodes holds addresses, no channels. Any thread may use it. Invariant: a failed node is not
+selected for a while if there are others, so that a thousand sessions do not each hit the failure.
 """
 
 import random
@@ -27,16 +27,16 @@ from .errors import ClientError, RetryPolicy
 from .session_protocol import Call, Conversation, SessionLife, Steps
 
 DRAWN = 2
-"""Nodes that are compared: the better of two is nearly as good as the best of all, and what many
-clients ask of a fleet stays small."""
+"""Number of nodes compared. The better of two is nearly as good as the best of all, and the fleet
+gets few load queries."""
 MOST_ASKED = 8
-"""Where those do not answer."""
+"""Limit of nodes queried if the first ones do not answer."""
 _LEFT_ALONE_SECONDS = 5.0
 
 
 class DecodeNodes:
     def __init__(self, addresses: Sequence[str], clock: Clock = time.monotonic) -> None:
-        """addresses: HOST:PORT each, of which there is one at least and none twice."""
+        """addresses: HOST:PORT of each node. At least one; no repeats."""
         if not addresses or len({*addresses}) != len(addresses):
             raise ValueError(f"name decode nodes, each once: not {list(addresses)}")
         self.addresses = tuple(addresses)
@@ -46,8 +46,8 @@ class DecodeNodes:
         self._lock = Lock()
 
     def in_turn(self, without: Collection[str]) -> list[str]:
-        """At most MOST_ASKED in a random order, those that failed lately behind the others; of all,
-        where only those are left that the caller does without."""
+        """Return at most MOST_ASKED nodes in random order, recently failed ones last. Nodes in
+        `without` are left out, unless no other node exists."""
         with self._lock:
             now = self._clock()
             failed = {node for node, at in self._failed.items() if now - at < _LEFT_ALONE_SECONDS}
@@ -64,12 +64,13 @@ class DecodeNodes:
             self._failed.pop(node, None)
 
     def placed(self, node: str) -> int:
-        """Sessions that are there."""
+        """Return the number of sessions on the node."""
         with self._lock:
             return self._placed[node]
 
     def moved(self, before: str | None, after: str | None) -> None:
-        """A session goes from one to the other. None: it is opened, or closed."""
+        """Count a session's move between nodes. before: None for a new session. after: None for a
+        closed one."""
         with self._lock:
             if before is not None:
                 self._placed[before] -= 1
@@ -81,22 +82,24 @@ LOAD_SECONDS = 1.0
 TTFT_HEADER = "x-slo-ttft-ms"
 _SLOW = "slow"
 _LEAST_JUDGED = 8
-"""Tokens of an answer whose pace says something of the node."""
+"""Least number of token gaps for judging a node's pace."""
 _REFUSALS = frozenset(
     {
         *("draining", "overloaded", "queue_timeout", "busy", "behind"),
         *("session_limit", "not_served_here"),
     }
 )
-"""With which a node leaves a session to others; those of the caller's own limits are no reason."""
+"""Refusals after which a session tries another node. Refusals from the caller's own limits are not
+included."""
 _GONE = frozenset({StatusCode.UNAVAILABLE, StatusCode.CANCELLED, StatusCode.DEADLINE_EXCEEDED})
 
 
 @dataclass(frozen=True)
 class SessionTargets:
-    """Seconds; None: any. first_token: until a turn's first token; a node that expects to miss it
-    refuses the turn (`x-slo-ttft-ms`). between_tokens: of an answer, in the mean. hand_back: that a
-    move may wait for what the node it leaves holds; 0: nothing is asked for."""
+    """Targets in seconds; None: any. first_token: until a turn's first token; a node rejects the
+    turn if it expects to miss the target (`x-slo-ttft-ms`). between_tokens: mean time between an
+    answer's tokens. hand_back: longest wait of a move for the old node's state; 0: do not ask for
+    it."""
 
     first_token: float | None = None
     between_tokens: float | None = None
@@ -105,9 +108,10 @@ class SessionTargets:
 
 @dataclass(frozen=True)
 class Move:
-    """Of a session from one node to another. why: the refusal's kind or status, or `slow`.
-    pulled_tokens: that a prefill node fetched from the node it left; 0 where it had as much, or may
-    not be known; None: nothing was handed back."""
+    """A session's move from one node to another. why: the refusal's kind or status, or `slow`.
+    pulled_tokens: tokens fetched by a prefill node from the old node. It is 0 if the prefill node
+    had as much, if computing was faster, or if the caller may not see it. None: no state was handed
+    back."""
 
     left: str
     entered: str
@@ -116,8 +120,8 @@ class Move:
 
 
 class MovingSession(SessionLife):
-    """Invariant: its nodes count it at one of them, where it stands or is about to, until it is
-    closed."""
+    """A session that may move between nodes. Invariant: until it is closed, DecodeNodes counts it
+    at exactly one node: its present node or its next one."""
 
     def __init__(
         self,
@@ -128,19 +132,19 @@ class MovingSession(SessionLife):
         id: str = "",
         node: str = "",
     ) -> None:
-        """id, node: where it stands already, if it does."""
+        """id, node: present id and node of the session, if any."""
         super().__init__(conversation, retry, id)
         self.node = node
         self.moves: list[Move] = []
         self._nodes = nodes
         self._targets = targets
         self._asked_at = ""
-        """Where it is opened, or was to be."""
+        """Node of the last attempt to open the session."""
         self._refused: dict[str, str] = {}
-        """Nodes that refused what is being asked, and why."""
+        """Nodes that rejected the present call, and the reasons."""
         self._slow = False
         self._handed_back: dict[str, int | None] = {}
-        """By the session's id on the node that it leaves, what was pulled from there."""
+        """Tokens pulled from the old node, by the session's id there."""
         if node:
             self._ask_at(node)
         if targets.first_token is not None:
@@ -208,8 +212,8 @@ class MovingSession(SessionLife):
         self._handed_back = {}
 
     def _place(self) -> Steps[str]:
-        """The better of two that answer; where none does, the first: its failure is the one to
-        raise."""
+        """Return the better of two answering nodes. If none answers, return the first, for its
+        failure to be raised."""
         loads: dict[str, DecodeLoad] = {}
         in_turn = self._nodes.in_turn(self._refused)
         for node in in_turn:
@@ -247,7 +251,7 @@ class MovingSession(SessionLife):
         return int(reply.pulled.tokens)
 
     def _look_around(self) -> Steps[None]:
-        """Leave a node whose last answer was slow for one that promises better."""
+        """Leave a node with a slow last answer for a node that promises better."""
         target = self._targets.between_tokens
         busy = self._turn is not None or self._lost or self._closed
         if not self._slow or target is None or busy:

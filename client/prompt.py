@@ -1,4 +1,4 @@
-"""Requests of the client: a prompt, the sampling of its answer, and how both are asked for."""
+"""The client's requests: a prompt, the sampling of its answer, and the calls for both."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ AnswerOf = TypeVar("AnswerOf")
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Fields of tasuki.v1.Sampling; what is left out takes the server's default. Of json_schema
-    (its text), regex, grammar and choices at most one."""
+    """Fields of tasuki.v1.Sampling; a missing one has the server's default. At most one of
+    json_schema (its text), regex, grammar and choices."""
 
     max_new_tokens: int
     temperature: float
@@ -54,7 +54,7 @@ class Prompt:
             raise ValueError("give exactly one of text, token_ids and messages")
 
     def fields(self) -> dict[str, Any]:
-        """As keyword arguments of a request; None where not given."""
+        """Return the keyword arguments of a request; None for missing ones."""
         ids, messages = self.token_ids, self.messages
         return {
             "text": self.text,
@@ -89,14 +89,16 @@ class ClientRequests(Generic[AnswerOf]):
         targets: Targets = NO_TARGETS,
         **sampling: Unpack[SamplingOptions],
     ) -> AnswerOf:
-        """One request with its whole prompt. The answer may outlive this call, not this client.
+        """Send one request with its whole prompt. The answer may outlive this call, but not this
+        client.
 
-        Client makes the call at once, AsyncClient once the answer is first awaited. priority: of a
-        caller's requests the lowest is begun first. n: answers to it, of which number i is drawn
-        with seed + i. prompt_logprobs: so many of the likeliest tokens beside each of the prompt's
-        own; None: not wanted. prediction: tokens that the answer is thought to be, by which it may
-        come sooner. targets: a node that expects to miss one refuses at once, by a ClientError of
-        kind `overloaded` with retry_after. Raises ValueError."""
+        Client makes the call at once, AsyncClient when the answer is first awaited. priority: the
+        lowest of a caller's requests begins first. n: number of answers; answer i is sampled with
+        seed + i. prompt_logprobs: number of likeliest tokens shown with each of the prompt's
+        tokens; None: no scores. prediction: expected tokens of the answer; the answer may then come
+        sooner. targets: a node rejects the request at once if it expects to miss one, with a
+        ClientError of kind `overloaded` and retry_after. Raises ValueError.
+        """
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
         request = pb.GenerateRequest(
@@ -128,8 +130,8 @@ class SessionRequests(Generic[AnswerOf]):
         targets: Targets = NO_TARGETS,
         **sampling: Unpack[SamplingOptions],
     ) -> AnswerOf:
-        """Answers the conversation so far. A finished answer becomes part of it. priority: of a
-        caller's requests the lowest is begun first."""
+        """Answer the conversation so far. A finished answer becomes part of it. priority: the
+        lowest of a caller's requests begins first."""
         request = pb.SessionGenerateRequest(
             request_id=request_id,
             sampling=sampling_to_proto(sampling),

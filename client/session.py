@@ -1,6 +1,6 @@
-"""The blocking client of one node, and the sessions that it opens: those of aio.py, run to the end.
+"""The blocking client of one node, and its sessions. It runs those of aio.py to their ends.
 
-No loop and no thread stands behind it: each call blocks its caller (channel.py).
+It uses no loop and no extra thread: each call blocks its caller (channel.py).
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,8 @@ from .prompt import ClientRequests, Prompt, SessionRequests
 
 
 class Client(ClientRequests[AnswerStream]):
-    """One channel to a decode or fused daemon. Any thread may use it. Raises ClientError."""
+    """A client with one channel to a decode or fused daemon. Any thread may use it. Raises
+    ClientError."""
 
     def __init__(
         self,
@@ -28,35 +29,35 @@ class Client(ClientRequests[AnswerStream]):
         api_key: str = "",
         retry: RetryPolicy | None = None,
     ) -> None:
-        """target: HOST:PORT; tls: None for plain text; retry: of failed calls.
-        Raises TlsError."""
+        """target: HOST:PORT. tls: None for plain text. retry: rule for failed calls. Raises
+        TlsError."""
         self._calls = NodeCalls(BlockingWire({"": open_channel(target, tls)}, api_key), retry)
 
     def _ask(self, request: pb.GenerateRequest, choices: int) -> AnswerStream:
         return AnswerStream(self._calls.answer(request, choices))
 
     def abort(self, request_id: str) -> None:
-        """As AsyncClient.abort."""
+        """Abort a request, as AsyncClient.abort."""
         run(self._calls.abort(request_id))
 
     def open_session(self, cache_salt: bytes = b"") -> "Session":
-        """As AsyncClient.open_session."""
+        """Open a conversation, as AsyncClient.open_session."""
         return Session(run(self._calls.open_session(cache_salt)))
 
     def stats(self) -> pb.StatsResponse:
-        """As AsyncClient.stats."""
+        """Return the node's counts, as AsyncClient.stats."""
         return run(self._calls.stats())
 
     def explain(self, request_id: str) -> pb.ExplainResponse:
-        """As AsyncClient.explain."""
+        """Return a request's end, as AsyncClient.explain."""
         return run(self._calls.explain(request_id))
 
     def flush(self) -> int:
-        """As AsyncClient.flush."""
+        """Drop cached states, as AsyncClient.flush."""
         return run(self._calls.flush())
 
     def watch_cache(self, stream: str = "usable") -> Iterator[EventBatch]:
-        """As AsyncClient.watch_cache."""
+        """Yield the cache's changes, as AsyncClient.watch_cache."""
         watch = CacheWatch(self._calls.wire, stream)
         try:
             while (batch := run(watch.next_batch())) is not None:
@@ -75,39 +76,39 @@ class Client(ClientRequests[AnswerStream]):
 
 
 class Session(SessionRequests[AnswerStream]):
-    """A conversation whose tokens the server keeps; each call sends only what is new.
+    """A conversation with its tokens on the server; each call sends only new input.
 
     One thread at a time. `with` closes it.
     """
 
     def __init__(self, session: AsyncSession) -> None:
-        """session: over a BlockingWire."""
+        """session: a session over a BlockingWire."""
         self._session = session
 
     @property
     def id(self) -> str:
-        """As AsyncSession.id."""
+        """Return the node's id of the session, as AsyncSession.id."""
         return self._session.id
 
     @property
     def moves(self) -> tuple[Move, ...]:
-        """As AsyncSession.moves."""
+        """Return the moves so far, as AsyncSession.moves."""
         return self._session.moves
 
     @property
     def node(self) -> str:
-        """As AsyncSession.node."""
+        """Return the node's address, as AsyncSession.node."""
         return self._session.node
 
     def append(self, prompt: Prompt) -> int:
-        """As AsyncSession.append."""
+        """Add a prompt to the conversation, as AsyncSession.append."""
         return run(self._session.append(prompt))
 
     def _ask(self, request: pb.SessionGenerateRequest) -> AnswerStream:
         return AnswerStream(self._session.answer(request))
 
     def fork(self) -> "Session":
-        """As AsyncSession.fork."""
+        """Return a second session, as AsyncSession.fork."""
         return Session(run(self._session.fork()))
 
     def close(self) -> None:

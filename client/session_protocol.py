@@ -1,8 +1,9 @@
-"""The rules of a session: its calls, and how it retries and reopens after a failure.
+"""The rules of a session: its calls, and its retries and reopening after a failure.
 
-Each operation is a generator of steps: it yields a Call, a Pause or a ReadTurn, is sent the step's
-result, and has a ClientError thrown in where the step failed (`advance`). AsyncSession takes the
-steps. Makes no call itself. Invariant: the conversation holds only what the node confirmed.
+Each operation is a generator of steps. It yields a Call, a Pause or a ReadTurn, and receives the
+step's result. If the step failed, a ClientError is thrown into it (`advance`). AsyncSession runs
+the steps. Makes no call itself. Invariant: the conversation holds only input and answers confirmed
+by the node.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -24,9 +25,8 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Call:
-    """One unary call of the Session service, by the method's name; answered with its response.
-    node: the address; empty of a client that has one. seconds: after which it fails; None:
-    never."""
+    """One unary call of the Session service, by the method's name. Its result is the response.
+    node: the address; empty if the client has only one node. seconds: timeout; None: no timeout."""
 
     method: str
     request: Any
@@ -41,19 +41,19 @@ class Pause:
 
 @dataclass(frozen=True)
 class ReadTurn:
-    """Read the answer of this turn to its end."""
+    """A step that reads the answer of this turn to its end."""
 
     turn: "Turn"
 
 
 class Turn(Protocol):
-    """An answer that is being read."""
+    """An answer in the course of being read."""
 
     cancelled: bool
 
     @property
     def finished(self) -> bool:
-        """All of it has been read."""
+        """Return True once the whole answer has been read."""
 
 
 Steps = Generator[Call | Pause | ReadTurn, Any, Result]
@@ -61,14 +61,14 @@ Steps = Generator[Call | Pause | ReadTurn, Any, Result]
 
 @dataclass(frozen=True)
 class Over(Generic[Result]):
-    """The operation took its last step."""
+    """The result of an operation after its last step."""
 
     result: Result
 
 
 def advance(steps: Steps[Result], outcome: Any) -> Call | Pause | ReadTurn | Over[Result]:
-    """The next step. outcome: the result of the last one, None before the first, or the ClientError
-    with which it failed. Raises ClientError where that ends the operation."""
+    """Return the next step. outcome: the last step's result, None before the first, or the
+    ClientError of a failed step. Raises ClientError if it ends the operation."""
     try:
         return steps.throw(outcome) if isinstance(outcome, ClientError) else steps.send(outcome)
     except StopIteration as end:
@@ -76,10 +76,10 @@ def advance(steps: Steps[Result], outcome: Any) -> Call | Pause | ReadTurn | Ove
 
 
 class Conversation:
-    """The client's copy of a session, from which it can be built again on any node.
+    """The client's copy of a session. The session can be rebuilt from it on any node.
 
-    Holds appended pieces and answers, in order. One thread. Invariant: it holds only what the
-    server confirmed, so that a rebuilt session equals the lost one exactly.
+    Holds appended inputs and answers, in order. One thread. Invariant: it holds only inputs and
+    answers confirmed by the server, so that a rebuilt session equals the lost one exactly.
     """
 
     def __init__(self, cache_salt: bytes, pieces: Sequence[pb.SessionAppendRequest] = ()) -> None:
@@ -97,7 +97,7 @@ class Conversation:
         return Conversation(self.cache_salt, self._pieces)
 
     def replay(self, session_id: str) -> Iterator[pb.SessionAppendRequest]:
-        """The appends that build it again in an empty session."""
+        """Yield the appends that rebuild the conversation in an empty session."""
         for piece in self._pieces:
             request = pb.SessionAppendRequest(session_id=session_id)
             request.MergeFrom(piece)
@@ -105,18 +105,19 @@ class Conversation:
 
 
 CLOSE_SECONDS = 1.0
-"""For which a session that is somewhere else by now waits for the node that it left."""
+"""Timeout in seconds for closing a moved session on its old node."""
 
 
 class SessionLife:
-    """One conversation with a node that may forget it. One operation at a time. Which node, and
-    whether it goes to another, is a subclass's (moving_session.py).
+    """A conversation with a node that may forget it. One operation at a time. A subclass selects
+    the node and decides about moves (moving_session.py).
 
-    node: where its id is good; empty where there is but one."""
+    node: address of the node with this id; empty if there is only one node.
+    """
 
     node = ""
     metadata: tuple[tuple[str, str], ...] = ()
-    """Of its turns."""
+    """gRPC metadata of its turns."""
 
     def __init__(self, conversation: Conversation, retry: RetryPolicy, id: str) -> None:
         """id: the node's id of the session; empty until the node has given one."""
@@ -131,7 +132,7 @@ class SessionLife:
         yield from self._persist(None)
 
     def append(self, prompt: Prompt) -> Steps[int]:
-        """Returns the conversation's length in tokens."""
+        """Append the prompt. Return the conversation's length in tokens."""
         reply = yield from self._persist("Append", pb.SessionAppendRequest(**prompt.fields()))
         self._conversation.appended(prompt)
         return int(reply.total_tokens)
@@ -141,8 +142,8 @@ class SessionLife:
         return self._twin(self._conversation.fork(), reply.session_id)
 
     def close(self) -> Steps[None]:
-        """Nothing is left to close where the node has lost the session, or died with it; one that
-        comes back drops what is idle. Other failures that may pass are retried."""
+        """Close the session. If the node has lost it or is unavailable, do nothing: a returning
+        node drops idle sessions. Other transient failures are retried."""
         self._closed = True
         pauses = self.retry.pauses()
         while True:
@@ -155,7 +156,8 @@ class SessionLife:
                 yield Pause(next_pause(pauses, error))
 
     def attempt_turn(self, request: pb.SessionGenerateRequest) -> Steps[None]:
-        """Before each attempt at an answer: puts the session's present id into the request."""
+        """Put the session's present id into the request, before each attempt. Open the session
+        again if it is lost."""
         yield from self._reopen_if_lost()
         request.session_id = self.id
 
@@ -163,8 +165,8 @@ class SessionLife:
         self._turn = turn
 
     def turn_failed(self, error: ClientError) -> bool:
-        """An attempt failed: the node's session may or may not have the answer, so it is opened
-        again."""
+        """Mark the session as lost after a failed attempt, because the node may or may not have the
+        answer. Return True if another node should be tried at once."""
         self._lost = True
         return self._goes_elsewhere(error)
 
@@ -174,7 +176,7 @@ class SessionLife:
             self._conversation.answered(answer.token_ids)
 
     def _persist(self, method: str | None, request: Any = None) -> Steps[Any]:
-        """A call on the session, which is opened again where the node has lost it."""
+        """Make a call on the session. If the node has lost the session, open it again first."""
         pauses = self.retry.pauses()
         while True:
             try:
@@ -220,11 +222,11 @@ class SessionLife:
                 yield Call("Close", closing, left[0], CLOSE_SECONDS)
 
     def _twin(self, conversation: Conversation, id: str) -> "SessionLife":
-        """A session of that id on the same node."""
+        """Return a session with that id on the same node."""
         return SessionLife(conversation, self.retry, id)
 
     def _look_around(self) -> Steps[None]:
-        """Before anything is asked: whether the session had better be lost."""
+        """Mark the session as lost, before a call, if it should move."""
         yield from ()
 
     def _where_to_open(self) -> Steps[str]:
@@ -232,11 +234,11 @@ class SessionLife:
         return self.node
 
     def _entered(self, left: str) -> None:
-        """It was opened where it was to be. left: the node where it was before; empty: none."""
+        """Record the opening on a new node. left: the old node; empty: none."""
 
     def _goes_elsewhere(self, error: ClientError) -> bool:
-        """Whether the failure is a reason to try at once on another node."""
+        """Return True if the failure is a reason to try at once on another node."""
         return False
 
     def _taken(self) -> None:
-        """The node took what was asked."""
+        """Record a call accepted by the node."""

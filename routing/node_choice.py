@@ -1,13 +1,13 @@
-"""The choice of a decode node for a session, among the few whose loads were asked for.
+"""The choice of a decode node for a session, among the few nodes with known loads.
 
-Pure: equal loads give equal choices. What makes a node worse, first things first: that it takes
-nothing new, that one answer more would wait or finds little memory, that a step takes clearly
-longer. Between those that are left, the one with the fewest answers for its size, then the one that
-the caller has placed least on: loads that were asked for at the same moment are equal all day.
+Pure: equal loads give equal choices. A node that drains is worst. Next is a node on which one more
+answer would wait or find little memory. Next is a node with a clearly longer step. Among the rest,
+the node with the fewest answers for its size wins, then the node with the fewest sessions placed by
+this caller. The last rule is needed because loads queried at the same moment are often equal.
 
 The prefill node for a prompt: its cost at each node, the route, and the copy of a state.
 
-Pure: equal requests, candidates and loads give equal choices, whichever node decides.
+Pure: equal requests, candidates and loads give equal choices on every node.
 """
 
 from bisect import bisect_right
@@ -23,24 +23,26 @@ from .node_load import PrefillSeconds
 REUSE = 16.0
 CROWDING = 8.0
 TIE_SECONDS = 0.005
-"""Costs that differ by less are equal: the node that stored least is chosen."""
+"""Costs that differ by less are equal: the node that stored least is selected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The choice of a prefill node for one prompt, by cost in seconds.
+    """A candidate in the choice of a prefill node for one prompt, by cost in seconds.
 
     cost = wait + prefill + exposed + (REUSE - 1) x (new + exposed) + CROWDING x share x (new -
-    fixed) wait: of what the node has to do before. prefill: of what its cache does not hold.
-    exposed: of the transfer, what no prefill hides, loads from a lower tier included. new: of what
-    was never sent there, held or not; where nothing is known of that, prefill. share: what the node
-    stored lately, where the mean of the candidates is 1: new states crowd out others, and most
-    where most was stored. What is new counts REUSE times, for a copy on another node costs every
-    later turn. Pure. Source of the weights: docs/routing.md.
+    fixed)
 
-    usable: tokens of the prompt that the node's cache holds with their state. wait, exposed:
-    seconds. stored: seconds of prefill whose states it stored lately. sent: tokens with which a
-    prompt that went there lately began alike.
+    wait: earlier work of the node. prefill: compute time for tokens not in its cache. exposed:
+    transfer time not hidden by prefill, with loads from a lower tier. new: compute time for tokens
+    never sent to the node, cached or not; equal to prefill if this is unknown. share: work stored
+    lately by the node; the candidates' mean is 1. New states evict others, most of all on the node
+    that stored most. New work counts REUSE times, because a copy on another node costs every later
+    turn. Pure. Source of the weights: docs/routing.md.
+
+    usable: tokens of the prompt in the node's cache with their state. wait, exposed: seconds.
+    stored: seconds of prefill stored lately as states. sent: length in tokens of the longest prefix
+    shared with a prompt sent there lately.
     """
 
     node: int
@@ -53,7 +55,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Bid:
-    """A candidate with what it would cost, seconds."""
+    """A candidate with its cost in seconds."""
 
     candidate: Candidate
     prefill: float
@@ -61,7 +63,8 @@ class Bid:
 
 
 def bids(candidates: Sequence[Candidate], prompt_tokens: int, seconds: PrefillSeconds) -> list[Bid]:
-    """Of each candidate, cheapest first; of equals the first candidate. REQUIRES: there is one."""
+    """Return each candidate's bid, cheapest first. Among equal costs, the node that stored least is
+    first, then the first candidate. REQUIRES: there is one."""
     mean = sum([candidate.stored for candidate in candidates]) / len(candidates)
     crowding = CROWDING / mean if mean > 0 else 0.0
     found = []
@@ -80,7 +83,7 @@ def bids(candidates: Sequence[Candidate], prompt_tokens: int, seconds: PrefillSe
 
 
 def should_move(chosen: Bid, second: Bid, present_wait: float) -> bool:
-    """Whether the second choice is cheaper, now that the chosen node says how long its wait is."""
+    """Return True if the second choice is cheaper, given the chosen node's present wait."""
     return chosen.cost + present_wait - chosen.candidate.wait > second.cost + TIE_SECONDS
 
 
@@ -93,11 +96,11 @@ def _stored(bid: Bid) -> float:
 
 
 def rendezvous(key: bytes, nodes: Iterable[str]) -> str:
-    """Rendezvous hashing: where a key belongs while nothing better is known.
+    """Return the key's node by rendezvous hashing, for use without better knowledge.
 
-    Pure. A node that goes moves its own keys and no others (Thaler and Ravishankar, 1998).
+    Pure. A removed node moves its own keys and no others (Thaler and Ravishankar, 1998).
 
-    The node of the key. REQUIRES: there is a node.
+    REQUIRES: there is a node.
     """
     return max(nodes, key=lambda node: (_weight(key, node), node))
 
@@ -110,22 +113,23 @@ def _weight(key: bytes, node: str) -> bytes:
 
 RouteName = Literal["auto", "cost", "fixed", "fewest-rooms", "sticky"]
 SAMPLED_ABOVE = 64
-"""Of a larger fleet a choice looks at the deepest holders and at a few more nodes."""
+"""Above this fleet size, a choice considers only the deepest holders and a few more nodes."""
 HOLDERS = 32
 DRAWN = 8
 _CROWDED_MEANS, _CROWDED_ROOMS = 2, 4
-"""A node with more rooms than so many times the mean and so many more is no hash's choice."""
+"""Limits of a choice by hash: a node with more transfers than this multiple of the mean, plus this
+number, is not chosen."""
 
 
 class Reason(Enum):
-    """Which of the prefill nodes that a decode node sees a prompt goes to, and why.
+    """The reason for a decode node's choice among its prefill nodes.
 
-    Pure: equal requests, candidates and loads give equal choices, whichever node decides. A node is
-    a number that the caller gives.
+    Pure: equal requests, candidates and loads give equal choices on every node. A node is a number
+    given by the caller.
 
-    only: no other node was left. cost: the cheapest. stale: by hash, for want of news of what nodes
-    hold. sticky: by hash, as asked. fewest_rooms: as asked. moved: the second choice, once the
-    first one had said how much it has to do. gateway: it named the node.
+    only: no other node was left. cost: the cheapest. stale: by hash, because reports of the nodes'
+    caches are stale. sticky: by hash, as configured. fewest_rooms: as configured. moved: the second
+    choice, after the first one reported its wait. gateway: named by the gateway.
     """
 
     ONLY = "only"
@@ -139,8 +143,8 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """bids: of all that were looked at, cheapest first, the chosen one's among them. second: the
-    cheapest of the others, where there is one."""
+    """bids: bids of all considered nodes, cheapest first, with the chosen one. second: the cheapest
+    of the others, if any."""
 
     reason: Reason
     chosen: Bid
@@ -152,28 +156,30 @@ class Choice:
 
 
 def looked_at(nodes: Sequence[int], known: Collection[int], random: Random) -> Sequence[int]:
-    """Those of the nodes that are weighed. known: some of them, HOLDERS of those that hold most and
-    those that prompts which begin alike were sent to."""
+    """Return the nodes to consider. known: at most HOLDERS nodes that hold most, and the nodes with
+    similar prompts."""
     if len(nodes) <= SAMPLED_ABOVE:
         return nodes
     return [*dict.fromkeys([*known, *random.sample(nodes, DRAWN)])]
 
 
 def by_hash(key: bytes, names: Mapping[int, str], rooms: Mapping[int, int]) -> int:
-    """The node that the key belongs to, unless too much has come to it already. names: of all
-    nodes. rooms: live ones that this decider has there. REQUIRES: there is a node."""
+    """Return the key's node by hash, among the nodes not too crowded. names: names of all nodes.
+    rooms: this decider's live transfers by node. REQUIRES: there is a node."""
     crowded = _CROWDED_MEANS * sum(rooms.values()) / len(names) + _CROWDED_ROOMS
     numbers = {name: node for node, name in names.items() if rooms.get(node, 0) <= crowded}
     return numbers[rendezvous(key, numbers)]
 
 
 def by_rooms(nodes: Sequence[int], rooms: Mapping[int, int]) -> int:
-    """The node with the fewest; of equals the lowest. REQUIRES: there is a node."""
+    """Return the node with the fewest transfers; of equals the lowest number. REQUIRES: there is a
+    node."""
     return min(nodes, key=lambda node: (rooms.get(node, 0), node))
 
 
 def reason_of(route: RouteName, fresh: bool) -> Reason:
-    """What decides between several nodes. fresh: whether it is known what they hold."""
+    """Return the rule for a choice between several nodes. fresh: the contents of the nodes' caches
+    are known."""
     if route in ("fewest-rooms", "fixed"):
         return Reason.FEWEST_ROOMS
     if route == "sticky":
@@ -188,8 +194,8 @@ def choose(
     seconds: PrefillSeconds,
     picked: int | None,
 ) -> Choice:
-    """picked: the node that something else than cost has decided on, a candidate; None where costs
-    decide. REQUIRES: there is a candidate."""
+    """Return the choice. picked: a candidate selected by another rule than cost; None: select by
+    cost. REQUIRES: there is a candidate."""
     found = bids(candidates, prompt_tokens, seconds)
     if len(found) == 1 and reason not in (Reason.MOVED, Reason.GATEWAY):
         return Choice(Reason.ONLY, found[0], found)
@@ -208,17 +214,17 @@ def copy_pays(
     pull: tuple[float, float] | None,
     at_least: int,
 ) -> bool:
-    """When a state is brought from the prefill node that holds it to the one that needs it, by way
-    of a decode node, instead of being computed there anew. Pure.
+    """Return True if copying a state costs less than computing it again. The copy goes from the
+    prefill node with the state, through a decode node, to the prefill node without it. Pure.
 
-    copy = 2 x (fixed + each x tokens)       seconds; computing costs prefill of the same tokens Of
-    a pull, fixed and each are what the node that needs it has measured. It is paid twice, since the
-    bytes go to the decode node first. What of the first way is not lost is left out: the decode
-    node needs the KV in any case, and is not sent it again.
+    copy = 2 x (fixed + each x tokens)       seconds; computing costs prefill of the same tokens
 
-    usable: tokens whose state the node has that is to compute a prompt; held: the other one. pull:
-    seconds of any and of each token; where they are not known, so many tokens are copied as are
-    twice `at_least`.
+    fixed and each are measured for pulls by the node without the state. They are paid twice, since
+    the bytes go to the decode node first. The decode node needs the KV in any case and does not get
+    it again; this gain is left out.
+
+    usable: tokens with a state on the computing node. held: the same on the other node. pull: fixed
+    seconds, and seconds for each token; None: copy if at least twice `at_least` tokens are missing.
     """
     tokens = held - usable
     if tokens <= 0:
@@ -230,17 +236,17 @@ def copy_pays(
 
 
 LEAST_FREE_KV = 0.125
-"""Of a node's pages: below that, an answer that begins soon takes another's room."""
+"""Share of a node's pages. With less free KV, a new answer would take another's memory."""
 NEAR = 1.25
-"""Steps that differ by less are equal: they vary as much from second to second."""
+"""Steps within this factor are equal, because they vary as much from second to second."""
 CLEARLY_SHORTER = 0.8
-"""A session moves for steps of so many times its own, and not for less, so that none goes to and
-fro."""
+"""A session moves only for steps of at most this share of its own. So it does not move back and
+forth."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeLoad:
-    """As SessionLoadResponse says. placed: sessions that the caller has there."""
+    """A node's load, as in SessionLoadResponse. placed: the caller's sessions on the node."""
 
     step_seconds: float | None
     busy: float
@@ -250,7 +256,8 @@ class DecodeLoad:
 
     @property
     def pace(self) -> float | None:
-        """Seconds between an answer's tokens, where answers take turns once there are too many."""
+        """Return the seconds between an answer's tokens. Answers take turns if there are too
+        many."""
         return None if self.step_seconds is None else self.step_seconds * max(1.0, self.busy)
 
     @property
@@ -259,7 +266,7 @@ class DecodeLoad:
 
 
 def choose_decode_node(loads: Mapping[str, DecodeLoad]) -> str:
-    """By node. REQUIRES: there is one."""
+    """Return the best node by load. REQUIRES: there is a node."""
     left = {node: load for node, load in loads.items() if not load.draining} or dict(loads)
     left = {node: load for node, load in left.items() if load.has_room} or left
     shortest = min(load.pace or 0.0 for load in left.values())
@@ -268,8 +275,8 @@ def choose_decode_node(loads: Mapping[str, DecodeLoad]) -> str:
 
 
 def is_worth_a_move(here: DecodeLoad, there: DecodeLoad, target: float) -> bool:
-    """Whether a session whose tokens came later than `target` seconds after each other has reason
-    to hope for better."""
+    """Return True if a session that missed `target` (seconds between tokens) can expect better on
+    the other node."""
     if there.draining or not there.has_room:
         return False
     if here.pace is None or there.pace is None:

@@ -1,4 +1,4 @@
-"""How busy a node is, and how long it computes on a prompt.
+"""A node's load, and its computing time for a prompt.
 
 Thread rule: one thread at a time.
 """
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PrefillSeconds:
-    """How long a node computes on a part of a prompt.
+    """The seconds of prefill for a part of a prompt.
 
-    fixed: of any prefill; token: of each token; context: of a token for each token before it.
+    fixed: for any prefill. token: for each token. context: for each token and each token before it.
     """
 
     fixed: float
@@ -20,31 +20,31 @@ class PrefillSeconds:
     context: float
 
     def between(self, first: int, last: int) -> float:
-        """Of the tokens first..last, those before them being cached."""
+        """Return the seconds for the tokens first..last, with the earlier ones cached."""
         return self.fixed + self.saved(last) - self.saved(first)
 
     def saved(self, tokens: int) -> float:
-        """What a cached prefix of that many tokens saves."""
+        """Return the seconds saved by a cached prefix of that length in tokens."""
         return self.token * tokens + self.context * tokens * tokens / 2
 
 
 STALE_SECONDS = 30.0
 STORED_SECONDS = 600.0
-"""After so long a stored prefill counts for 1/e."""
+"""Time constant in seconds: after this time a stored prefill counts for 1/e."""
 
 
 def faded(stored: float, seconds: float) -> float:
-    """What seconds of prefill count for whose states were stored so long ago."""
+    """Return the present weight of prefill seconds stored `seconds` ago."""
     return stored * math.exp(-seconds / STORED_SECONDS)
 
 
 class NodeLoad:
-    """How busy a node is, as one who sends it prompts can see: what it reported, and what was sent
-    to it since.
+    """A node's load as estimated by a sender of prompts: the node's reports, and the prompts sent
+    since.
 
-    Owns no clock: callers bring seconds. Thread rule: one thread at a time. Invariants: what is
-    sent counts at once, and until a report that was taken after it; a wait falls with the time that
-    passes; without a report for STALE_SECONDS only what was sent counts.
+    Owns no clock: callers pass seconds. Thread rule: one thread at a time. Invariants: a sent
+    prompt counts at once, until a report taken after it. A wait falls as time passes. Without a
+    report for STALE_SECONDS only sent prompts count.
     """
 
     def __init__(self) -> None:
@@ -56,9 +56,9 @@ class NodeLoad:
         self._stored_at = 0.0
 
     def report(self, wait: float, at: float, stored: float | None = None) -> None:
-        """wait: seconds of work that the node had at `at`; reports follow in order. stored: seconds
-        of prefill whose states it stored, whoever sent them, as stored() counts them; None where it
-        does not say."""
+        """Record a report. wait: seconds of work of the node at time `at`; reports come in order.
+        stored: seconds of prefill stored as states, for all senders, weighted like stored(); None
+        if unknown."""
         self._reported, self._reported_at = wait, at
         while self._sent and self._sent[0][0] <= at:
             self._sent.popleft()
@@ -67,7 +67,7 @@ class NodeLoad:
             self._stored, self._stored_at = stored + since, at
 
     def send(self, work: float, at: float) -> None:
-        """A prompt of so many seconds of prefill, whose states the node then stores."""
+        """Record a sent prompt. work: seconds of prefill; the node then stores its states."""
         self._sent.append((at, work))
         while self._sent[0][0] < at - STALE_SECONDS:
             self._sent.popleft()
@@ -75,7 +75,7 @@ class NodeLoad:
         self._stored, self._stored_at = self.stored(at) + work, at
 
     def wait(self, now: float) -> float:
-        """Seconds until a prompt that is sent now would begin."""
+        """Return the seconds until a prompt sent now would begin."""
         if now - self._reported_at > STALE_SECONDS:
             return max(0.0, self._own_ends - now)
         ends = self._reported_at + self._reported
@@ -84,5 +84,5 @@ class NodeLoad:
         return max(0.0, ends - now)
 
     def stored(self, now: float) -> float:
-        """Seconds of prefill whose states were stored, older ones counting less."""
+        """Return the seconds of prefill stored as states. Older ones count less."""
         return faded(self._stored, now - self._stored_at)

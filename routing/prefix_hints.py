@@ -1,4 +1,4 @@
-"""What a node is expected to hold: prompts sent to it, and how far reports are trusted.
+"""The expected contents of a node's cache: prompts sent to it, and the trust in its reports.
 
 Thread rule: one thread at a time.
 """
@@ -11,25 +11,25 @@ MOST_NAMES = 1 << 16
 MOST_NODES = 8
 
 Beginning = tuple[int, int]
-"""Tokens of a prompt's beginning, and its name: FleetIndex.look_up's."""
+"""Length of a prompt's prefix in tokens, and its name from FleetIndex.look_up."""
 
 
 class SentPrefixes:
-    """Which nodes were sent prompts that begin alike, as one who sent them remembers it.
+    """The nodes of recently sent prompts by prefix, as remembered by the sender.
 
-    A node where a prompt's beginning was computed holds its KV, though a state may stand elsewhere:
-    the next prompt that begins so leaves one where they part, if it comes there. An index of states
-    shows nothing of that, nor of prompts that still wait. Owns names of beginnings at some depths,
-    for a while. Owns no clock: callers bring seconds. Thread rule: one thread at a time.
-    Invariants: a name is forgotten REMEMBERED_SECONDS after its last prompt, and earlier where
-    there are more than MOST_NAMES; of a name's nodes those that were sent last are kept.
+    A node that computed a prefix holds its KV, even if the state is elsewhere. The next prompt with
+    the prefix leaves a state at the divergence if it comes to that node. An index of states shows
+    neither this nor waiting prompts. Owns names of prefixes at some depths, for a while. Owns no
+    clock: callers pass seconds. Thread rule: one thread at a time. Invariants: a name is dropped
+    REMEMBERED_SECONDS after its last prompt, and earlier if there are more than MOST_NAMES. A name
+    keeps the nodes used last.
     """
 
     def __init__(self) -> None:
         self._sent: OrderedDict[int, dict[int, float]] = OrderedDict()  # node, when
 
     def known(self, prompt: Sequence[Beginning], now: float) -> dict[int, int]:
-        """By node, tokens of the longest beginning of the prompt that was sent there."""
+        """Return the longest sent prefix of the prompt, in tokens, by node."""
         found: dict[int, int] = {}
         for tokens, name in reversed(prompt):
             for node, at in self._sent.get(name, {}).items():
@@ -54,19 +54,18 @@ class SentPrefixes:
 
 
 _FADE = 0.95
-"""What one prompt counts beside the next one."""
+"""Weight of one prompt relative to the next one."""
 _LEAST_PROMPTS = 4.0
 _DOUBTED_BELOW, _BELIEVED_FROM = 0.5, 0.9
 
 
 class HintTrust:
-    """Whether what a node is said to hold is found there: what it says of itself may be old,
-    damaged or a lie.
+    """The trust in a node's reports of its cache. They may be old, damaged or false.
 
-    Of prompts that were sent there, the tokens that were expected beside those that were found,
-    later ones counting more. While half of them or more are missing, no more is expected of the
-    node than that part; it is believed again once nine tenths are found. Invariant: of a node of
-    which little is known everything is believed. Thread rule: one thread at a time.
+    Compares expected and found tokens over the prompts sent there, later ones weighted more. If
+    less than half is found, only the found share is expected of the node. It is trusted again once
+    nine tenths are found. Invariant: a node with too few prompts is fully trusted. Thread rule: one
+    thread at a time.
     """
 
     def __init__(self) -> None:
@@ -76,8 +75,8 @@ class HintTrust:
         self.doubted = False
 
     def note(self, expected: int, found: int) -> None:
-        """Tokens of one prompt. expected: as the node is said to hold, believed or not; where that
-        is nothing it says nothing."""
+        """Record the tokens of one prompt. expected: the node's reported tokens, trusted or not; 0
+        is ignored."""
         if expected <= 0:
             return
         self._expected = _FADE * self._expected + expected
@@ -90,7 +89,7 @@ class HintTrust:
             self.doubted = share < _DOUBTED_BELOW and self._prompts >= _LEAST_PROMPTS
 
     def believed(self, usable: int) -> int:
-        """Of so many tokens that the node is said to hold."""
+        """Return the tokens to expect. usable: tokens reported by the node."""
         return int(usable * self._share) if self.doubted else usable
 
     @property

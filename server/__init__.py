@@ -1,1 +1,1 @@
-"""What users touch: command line, gRPC and HTTP servers, tokenizer and chat template."""
+"""The user-facing parts: command line, gRPC and HTTP servers, tokenizer and chat template."""

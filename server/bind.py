@@ -1,6 +1,6 @@
-"""Addresses and ports that servers bind, and which of them need TLS or keys.
+"""Addresses and ports of servers, and the rules for those that need TLS or keys.
 
-PortClaim: A port that the processes of one node share, and no other process may.
+PortClaim: a port shared by the processes of one node, and by no other process.
 """
 
 import errno
@@ -12,11 +12,11 @@ from tasuki.server.auth.callers import Access
 
 
 class BindError(OSError):
-    """The address cannot be served; the message names it and the mend."""
+    """The address cannot be served. The message names it and the fix."""
 
 
 def read_address(field: str, address: str) -> tuple[str, int]:
-    """HOST:PORT as (host without brackets, port). Raises ValueError naming the field."""
+    """Return HOST:PORT as (host without brackets, port). Raises ValueError naming the field."""
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{field} {address!r} is not HOST:PORT: write for example 127.0.0.1:0")
@@ -24,8 +24,8 @@ def read_address(field: str, address: str) -> tuple[str, int]:
 
 
 def parse_bind(bind: str, access: Access, field: str = "bind") -> tuple[str, int]:
-    """As read_address. field: the setting's name. Raises BindError, also where plain text would
-    leave this host."""
+    """Return (host, port) as read_address. field: the setting's name. Raises BindError, also if
+    plain text would leave this host."""
     try:
         host, port = read_address(field, bind)
     except ValueError as error:
@@ -39,8 +39,8 @@ def parse_bind(bind: str, access: Access, field: str = "bind") -> tuple[str, int
 
 
 def require_callers_known(bind: str, access: Access, field: str = "bind") -> None:
-    """field: the setting's name. Raises BindError where a caller on another host would need neither
-    a key nor a certificate."""
+    """Raise BindError if a caller on another host would need neither a key nor a certificate.
+    field: the setting's name."""
     host, _ = parse_bind(bind, access, field)
     shows_certificate = access.tls is not None and access.tls.client_ca
     if not (is_loopback(host) or access.keys or shows_certificate):
@@ -52,15 +52,15 @@ def require_callers_known(bind: str, access: Access, field: str = "bind") -> Non
 
 
 def check_binds(binds: Mapping[str, str], access: Access) -> None:
-    """binds: HOST:PORT by the setting's name; empty: none. Raises BindError, as the servers would
-    that clients reach, and before anything is loaded for them."""
+    """Check the addresses of the client-facing servers before anything is loaded for them. binds:
+    HOST:PORT by the setting's name; empty: none. Raises BindError, as these servers would."""
     for field, bind in binds.items():
         if bind:
             require_callers_known(bind, access, field)
 
 
 def join_address(host: str, port: int) -> str:
-    """HOST:PORT, an IPv6 host in brackets."""
+    """Return HOST:PORT, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -74,12 +74,12 @@ def is_loopback(host: str) -> bool:
 
 
 class PortClaim:
-    """Owns a socket that is bound and takes no connections. While it stands, processes of this user
-    may serve the port with SO_REUSEPORT, and nobody can without."""
+    """The owner of a bound socket that takes no connections. While it is open, processes of this
+    user may serve the port with SO_REUSEPORT. No other process can."""
 
     def __init__(self, field: str, bind: str, access: Access) -> None:
-        """field: the setting's name. bind: HOST:PORT, port 0 picks one. Raises BindError, also
-        where another node shares the port among its own processes."""
+        """field: the setting's name. bind: HOST:PORT; port 0 selects a free one. Raises BindError,
+        also if another node shares the port among its own processes."""
         host, port = parse_bind(bind, access, field)
         require_callers_known(bind, access, field)
         try:

@@ -266,8 +266,9 @@ class ServerConfig:
             )
 
     def engine_apart(self, device: str, ranks: int = 1) -> bool:
-        """Whether the engine has a process of its own. device: the engine's. ranks: processes that
-        compute its model. Raises EngineConfigError where the settings contradict each other."""
+        """Return True if the engine has a process of its own. device: the engine's device. ranks:
+        processes that compute its model. Raises EngineConfigError if the settings contradict each
+        other."""
         if ranks > 1 and self.engine_process == "thread":
             raise EngineConfigError(
                 f"an engine of {ranks} ranks ends with any of them, and so has a process of its "
@@ -282,13 +283,13 @@ class ServerConfig:
         return self.chat_cache_mib * 2**20
 
     def model_names(self, folder: Path) -> tuple[str, ...]:
-        """By which clients may ask for the model of that folder, its own name first."""
+        """Return the clients' names for the model in the folder, its own name first."""
         listed = _listed(self.served_model_name)
         return listed if listed and listed[0] != "*" else (folder.resolve().name, *listed)
 
     @property
     def access(self) -> Access:
-        """Raises ApiKeyError."""
+        """Return the servers' access rules. Raises ApiKeyError."""
         tls = None
         if self.tls_cert:
             tls = ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca)
@@ -309,20 +310,21 @@ class ServerConfig:
 
     @property
     def etcd_access(self) -> EtcdAccess:
-        """Raises EtcdAccessError."""
+        """Return the access to etcd. Raises EtcdAccessError."""
         return EtcdAccess.load(self.etcd_ca, self.etcd_login)
 
     @property
     def _keyless(self) -> Caller:
-        """The caller of a call without a key. Off loopback a certificate admits callers, and does
-        not make them operators."""
+        """Return the caller of a call without a key. Off loopback, a certificate admits callers,
+        but does not make them operators."""
         binds = [bind for bind in (self.bind, self.http_bind) if bind]
         here = all(is_loopback(bind.rpartition(":")[0].strip("[]")) for bind in binds)
         return ANYBODY if here else CERTIFIED
 
     @property
     def caller_limits(self) -> "CallerLimits":
-        """Fresh ones, whose minute begins now. A gateway's key stands for many callers."""
+        """Return new limits. Their first minute begins now. A gateway's key stands for many
+        callers."""
         from tasuki.server.auth.limits import CallerLimits, ConcurrencyCaps, RateLimits
 
         from .errors import RequestLimit, WatcherLimit
@@ -340,11 +342,11 @@ class ServerConfig:
 
     @property
     def key_sessions(self) -> int:
-        """How many sessions one of several keys may have open; 0: as many as there are."""
+        """Return the limit of open sessions for one of several keys; 0: no limit."""
         given = self.sessions_per_key
         return max(1, self.max_sessions // 2) if given is None else given
 
 
 def _listed(names: str) -> tuple[str, ...]:
-    """Those of a comma-separated list."""
+    """Return the names of a comma-separated list."""
     return tuple(filter(None, map(str.strip, names.split(","))))

@@ -1,12 +1,11 @@
 """State of a node's drain: its place in load balancers' rotation, and calls in progress.
 
-Rotation: Whether load balancers are to send this node requests, and the grace once they are not. A
-node out of rotation is not ready and still takes requests; after the grace it may refuse them. One
-event loop's thread, but for `left`, which any may read. Invariant: a node that came back owes a
-whole grace again.
+Rotation: the node's place in the load balancers' rotation, and the grace after it leaves. A node
+out of rotation is not ready but still takes requests. After the grace it may reject them. One event
+loop's thread; any thread may read `left`. Invariant: a node that returns gets a whole grace again.
 
-CallsInProgress: The calls that answer requests, until their clients were sent the end, and those
-that failed. One event loop's thread.
+CallsInProgress: the calls that answer requests, until the end was sent to their clients, and the
+failed calls. One event loop's thread.
 """
 
 import asyncio
@@ -37,19 +36,19 @@ class Rotation:
         self._watchers.append(call)
 
     def leave(self) -> None:
-        """Once out of rotation, it changes nothing."""
+        """Leave the rotation. Does nothing if it has left already."""
         if self._left_at is None:
             self._left_at = asyncio.get_running_loop().time()
             self._show()
 
     def come_back(self) -> None:
-        """Whoever waits for the grace is woken."""
+        """Return to the rotation, and wake the waits for the grace."""
         if self._left_at is not None:
             self._left_at = None
             self._show()
 
     def hurry(self) -> bool:
-        """End the grace, also one that is still to begin. Returns whether it skipped any."""
+        """End the grace, even before it begins. Return True if any grace was skipped."""
         if self._hurried or self._owed() <= 0:
             return False
         self._hurried = True
@@ -66,7 +65,7 @@ class Rotation:
                 return
 
     def _owed(self) -> float:
-        """Seconds of grace that are left."""
+        """Return the remaining seconds of grace."""
         if self._left_at is None:
             return self._grace_seconds
         return self._left_at + self._grace_seconds - asyncio.get_running_loop().time()
@@ -82,8 +81,8 @@ class Rotation:
 
 
 class CallsInProgress:
-    """failures: calls that an error ended or refused, by the error's kind; kinds of which there was
-    none yet are 0, so that a rate shows the first."""
+    """failures: calls ended or rejected by an error, by the error's kind. Every kind starts at 0,
+    so that a rate shows its first error."""
 
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter(dict.fromkeys(error_kinds(), 0))
@@ -93,7 +92,7 @@ class CallsInProgress:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Around all that a call does."""
+        """Count a call in progress inside `with`."""
         self._count += 1
         self._none.clear()
         try:
@@ -108,5 +107,5 @@ class CallsInProgress:
         self.failures[kind] += 1
 
     async def over(self) -> None:
-        """Returns when none is in progress."""
+        """Return when no call is in progress."""
         await self._none.wait()

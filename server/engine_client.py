@@ -1,11 +1,11 @@
 """The asyncio side of the message exchange with an engine.
 
-Owns the table of requests in flight, of queries unanswered, the log of requests that ended, and
-what callers hold at once. Callers name requests, each in a namespace of its own (RequestNames).
-Does not know gRPC, sessions or text. All methods belong to the event loop's thread, except
-`deliver`, which is called from the engine's. Invariants: every Submit gets exactly one Finished or
-Rejected from the engine, until then its id is taken; every iterator that ends early posts Abort;
-what waits for a request's reader is bounded, and the reader is cut off when it is too much.
+Owns the table of requests in flight and of open queries, the log of ended requests, and the
+callers' present usage. Callers name requests, each in a separate namespace (RequestNames).
+Independent of gRPC, sessions and text. All methods run on the event loop's thread, except
+`deliver`, called from the engine's thread. Invariants: every Submit gets exactly one Finished or
+Rejected from the engine, and its id is taken until then. Every iterator that ends early posts
+Abort. The unread tokens of a request are bounded, and a reader over the bound is cut off.
 """
 
 import asyncio
@@ -42,11 +42,12 @@ log = logging.getLogger(__name__)
 
 ScoreSink = Callable[[m.PromptScored], None]
 PostSubmits = Callable[[Sequence[m.Submit]], None]
-"""Posts admitted prompts, which have the engine's names, in place of this client."""
+"""Posts admitted prompts in place of this client. The prompts have the engine's names."""
 
 
 class Answers(Protocol):
-    """As EngineClient: tokens in order, then Finished; closing the iterator aborts."""
+    """The part of EngineClient that answers requests: tokens in order, then Finished. Closing the
+    iterator aborts the request."""
 
     def generate(
         self, submit: m.Submit, request_context: RequestContext
@@ -55,7 +56,7 @@ class Answers(Protocol):
 
 
 class Answering(Protocol):
-    """What answers clients' calls: as EngineClient, of whose methods it has these."""
+    """The part of EngineClient that answers clients' calls."""
 
     calls: CallsInProgress
 
@@ -113,7 +114,8 @@ _OWN_ALONE = _OWN - {m.HandoverCancelled}
 def parted(
     messages: Sequence[m.Outbox],
 ) -> tuple[list[m.TokenOut | m.PromptScored | Observed | Reply], list[m.Outbox]]:
-    """What of a delivery is a front's, and what is for the hand-over's control; some is both."""
+    """Return a delivery's messages for a front, and those for the hand-over's control. A cancelled
+    hand-over is in both."""
     mine: list[Any] = []
     others: list[m.Outbox] = []
     for message in messages:
@@ -127,7 +129,8 @@ def parted(
 def renamed(
     submits: Sequence[m.Submit], names: Sequence[m.RequestId], context: RequestContext
 ) -> list[m.Submit]:
-    """As the engine is sent them. names: the engine's, of every answer of each in order."""
+    """Return the submits as sent to the engine. names: the engine's names for all answers in order,
+    forks included."""
     rest = iter(names)
     return [
         replace(
@@ -142,7 +145,8 @@ def renamed(
 
 @dataclass(frozen=True)
 class Story:
-    """end: how a request ended, seconds_ago; took: what the cache gave up for it, oldest first."""
+    """end: how a request ended. seconds_ago: time since its end. took: cached states evicted for
+    it, oldest first."""
 
     end: m.Finished | m.Rejected
     seconds_ago: float
@@ -150,17 +154,17 @@ class Story:
 
 
 class RequestObserver:
-    """Sees what an EngineClient lets in and gives out, on its event loop; this one keeps none of
-    it."""
+    """An observer of an EngineClient's requests and results, on its event loop. This one does
+    nothing."""
 
     def begin(self, request: m.RequestId, request_context: RequestContext) -> None:
-        """A request was let in, and comes from there."""
+        """Note an admitted request, with its context."""
 
     def observe(self, message: Observed) -> None:
-        """What a request asks, its end, evictions, or the end of a room."""
+        """Note a submit, its end, evictions, or the end of a transfer."""
 
     def count_tokens(self, count: int) -> None:
-        """A delivery brought so many tokens."""
+        """Count the tokens of a delivery."""
 
 
 class EngineClient:
@@ -174,12 +178,11 @@ class EngineClient:
         queue_limit: int = 4096,
         drain_grace: float = 0.0,
     ) -> None:
-        """post: hands a message to the engine, from any thread.
+        """post: sends a message to the engine, from any thread.
 
-        handover: takes hand-over messages on the engine's thread; None where the role has none.
-        limits: what callers may ask for and hold; None: as much as they like. queue_limit: tokens
-        that may wait for one reader. drain_grace: seconds between the call for a drain and the
-        first refusal.
+        handover: takes hand-over messages on the engine's thread; None if the role has none.
+        limits: callers' limits; None: no limits. queue_limit: limit of unread tokens for one
+        reader. drain_grace: seconds between a call of drain and the first refusal.
         """
         self._post = post
         self._loop = loop
@@ -202,11 +205,10 @@ class EngineClient:
         self._lost: m.RequestError | None = None
         self._retires = False
         self.http_address = ""
-        """HOST:PORT of the node's HTTP server, for those who found its gRPC; empty: none, as
-        yet."""
+        """HOST:PORT of the node's HTTP server, for clients of its gRPC; empty until known."""
 
     def deliver(self, messages: Sequence[m.Outbox]) -> None:
-        """Called on the engine's thread with what a step made: it wakes the event loop once."""
+        """Deliver a step's messages, on the engine's thread. Wakes the event loop once."""
         mine, others = parted(messages)
         if mine:
             self._loop.call_soon_threadsafe(self.take, mine)
@@ -218,7 +220,7 @@ class EngineClient:
             self._handover(message)
 
     def engine_lost(self, reason: str) -> None:
-        """The engine has died: ends everything in flight and refuses what comes."""
+        """End everything in flight and reject new calls, because the engine has died."""
         self._lost = m.RequestError(m.ErrorKind.INTERNAL, reason)
         self.rotation.hurry()
         for name, unread in self._unread.items():
@@ -232,33 +234,33 @@ class EngineClient:
 
     @property
     def lost(self) -> str | None:
-        """Why the engine has died; None while it lives."""
+        """Return the cause of the engine's death; None while it is alive."""
         return None if self._lost is None else self._lost.message
 
     async def admit(self, caller: Caller) -> None:
-        """Count one request against what its caller may ask for: before anything of it is read.
-        Raises RequestLimit, at no cost, and RateLimited."""
+        """Count one request against its caller's limits, before any of it is read. Raises
+        RequestLimit (uncounted) and RateLimited."""
         self._requests.check(caller)
         self._limits.admit_request(caller)
 
     @asynccontextmanager
     async def admitted(self, caller: Caller, given: m.RequestId) -> AsyncIterator[m.RequestId]:
-        """admit(), and inside, an id that no other call of the caller has: `given` where it is
-        free."""
+        """Call admit(). Inside `with`, reserve an id unique among the caller's calls: `given` if it
+        is free."""
         await self.admit(caller)
         with self.reserved(caller, given) as reserved:
             yield reserved
 
     def reserved(self, caller: Caller, given: m.RequestId) -> AbstractContextManager[m.RequestId]:
-        """As RequestNames.reserved."""
+        """Reserve an id, as RequestNames.reserved."""
         return self._names.reserved(caller, given)
 
     def awaits_end(self, name: m.RequestId) -> bool:
-        """Whether the engine has yet to end the request of that name."""
+        """Return True until the engine has ended the request of that name."""
         return name in self._unread
 
     def answered(self, caller: Caller, tokens: int) -> None:
-        """Count so many tokens of an answer that is written elsewhere."""
+        """Count the tokens of an answer written elsewhere."""
         self._limits.answered(caller, tokens)
 
     async def generate(
@@ -268,11 +270,10 @@ class EngineClient:
         sink: TokenSink | None = None,
         scores: ScoreSink | None = None,
     ) -> AsyncGenerator[AnswerPart, None]:
-        """Tokens in order, those that wait together, but for what the sink has taken; then one
-        Finished, with the usage that its caller may see. scores: is given what the prompt's
-        tokens scored, where that is asked for, before any of the answer's. Raises
-        RequestRejected, DuplicateRequest, SlowReader, RequestLimit, RateLimited, and what the sink
-        raises.
+        """Yield the answer's tokens in order, all waiting ones together, except those taken by the
+        sink. The last item is one Finished, with the usage visible to its caller. scores: receives
+        the prompt's scores, if requested, before any token of the answer. Raises RequestRejected,
+        DuplicateRequest, SlowReader, RequestLimit, RateLimited, and the sink's exceptions.
 
         Close it (contextlib.aclosing) to abort the request.
         """
@@ -291,12 +292,11 @@ class EngineClient:
         scores: Sequence[ScoreSink | None],
         post: PostSubmits | None = None,
     ) -> AsyncIterator[list[AsyncGenerator[AnswerPart, None]]]:
-        """The answers of several prompts of one call and of their forks, which follow their
-        prompt's own; each as generate() gives it. sinks: of each answer; scores: of each prompt.
-        Each counts against what its caller may ask for. post: takes what was let in, under the
-        engine's names, where it is another's to post; tokens then come elsewhere. Raises as
-        generate() does on entering, and then nothing was asked; on leaving what still lives is
-        aborted."""
+        """Return the answers to a call's prompts, each as from generate(). A prompt's forks follow
+        its first answer. sinks: one for each answer. scores: one for each prompt. Each prompt and
+        answer counts against its caller's limits. post: posts the admitted submits under the
+        engine's names; tokens then arrive elsewhere. On entering, raises as generate(), and then no
+        request was made. On leaving, requests still running are aborted."""
         with self._asked(submits, request_context, sinks, scores, post) as unread:
             yield [self._read(one, request_context) for one in unread]
 
@@ -317,7 +317,8 @@ class EngineClient:
         scores: Sequence[ScoreSink | None],
         post: PostSubmits | None = None,
     ) -> Iterator[list[UnreadAnswer]]:
-        """All of them, or none where it raises; what still lives at the end is aborted."""
+        """Start all requests, or none if it raises. At the end, requests still running are
+        aborted."""
         self._check_alive()
         caller = request_context.caller
         given = [name for submit in submits for name in submit.answer_ids]
@@ -360,7 +361,8 @@ class EngineClient:
             self._post(submit)
 
     def _charging(self, caller: Caller, sink: TokenSink | None) -> TokenSink | None:
-        """The sink, and what it takes counts against the caller's limits where any count it."""
+        """Return the sink. If the limits count tokens, its tokens count against the caller's
+        limits."""
         if sink is None or not self._limits.count_tokens:
             return sink
 
@@ -373,15 +375,15 @@ class EngineClient:
         return take
 
     def abort(self, request_id: m.RequestId, caller: Caller) -> None:
-        """Idempotent; the request's iterator ends with Finished(ABORT) where it still lived.
-        Nothing happens where it is another's and the caller no operator."""
+        """Abort the request. Its iterator ends with Finished(ABORT) if it was still running.
+        Idempotent. Ignored if the request is another caller's, unless the caller is an operator."""
         name = self._names.find(caller, request_id)
         if name is not None:
             self._post(m.Abort(name))
 
     def story(self, request_id: str, request_context: RequestContext) -> Story:
-        """How a request ended, as its caller may see it. Raises UnknownRequest, also where it is
-        another's and the caller no operator."""
+        """Return a request's end, as visible to its caller. Raises UnknownRequest, also for another
+        caller's request, unless the caller is an operator."""
         name = self._names.find(request_context.caller, request_id)
         found = None if name is None else self.ended.find(name)
         if name is None or found is None:
@@ -401,17 +403,17 @@ class EngineClient:
         return await self._query(m.StatsReply, m.StatsQuery)
 
     async def counters(self) -> m.StatsReply:
-        """As stats(), at no cost that grows with the cache."""
+        """Return stats() at a cost independent of the cache's size."""
         return await self._query(m.StatsReply, m.CountersQuery)
 
     async def load(self) -> m.LoadReply:
-        """How much room there is for one answer more. Out of rotation the node drains to whoever
-        chooses between nodes, though it takes requests still."""
+        """Return the load, for the placement of one more answer. Out of rotation the node reports
+        draining, though it still takes requests."""
         load = await self._query(m.LoadReply, m.LoadQuery)
         return replace(load, draining=load.draining or self.rotation.left)
 
     async def flush(self) -> int:
-        """Returns how many pages and checkpoints were dropped."""
+        """Drop unused cache entries. Return the number of dropped pages and checkpoints."""
         return (await self._query(m.FlushReply, m.FlushCache)).dropped
 
     async def tree(
@@ -421,7 +423,7 @@ class EngineClient:
         prefix: m.Tokens | None = None,
         salt: bytes = b"",
     ) -> PackedTree | None:
-        """As TreeQuery and TreeReply say."""
+        """Return a view of the tree, as defined by TreeQuery and TreeReply."""
         reply = await self._query(
             m.TreeReply, lambda query: m.TreeQuery(query, limit, under, prefix, salt)
         )
@@ -430,7 +432,7 @@ class EngineClient:
     async def watch(
         self, stream: str, poll_seconds: float, caller: Caller = ANYBODY
     ) -> AsyncGenerator[PackedEvents, None]:
-        """The cache's events as batches, a snapshot first; none that are empty. `stream`: all
+        """Yield the cache's events as batches, a snapshot first; no empty batches. `stream`: all,
         usable or spelled. Close it (contextlib.aclosing) to end the watch. Raises WatcherLimit."""
         with self.watchers.held(caller):
             opened = await self._query(m.WatchOpened, lambda query: m.WatchCache(query, stream))
@@ -447,16 +449,15 @@ class EngineClient:
                 self._post(m.EndWatch(opened.watch))
 
     async def drain(self) -> None:
-        """The node leaves the rotation, and after the grace the engine refuses new requests;
-        returns when everything in flight has ended. Raises RequestAborted where undrain() came
-        first."""
+        """Leave the rotation. After the grace, the engine rejects new requests. Returns when
+        everything in flight has ended. Raises RequestAborted if undrain() came first."""
         self.rotation.leave()
         await self.rotation.grace()
         if not self.rotation.left or not (await self._query(m.Drained, m.Drain)).at_rest:
             raise RequestAborted("this node takes requests again: drain it once more")
 
     def undrain(self) -> None:
-        """The node takes requests again, and is in rotation. Raises RequestRejected once it
+        """Take requests again, and return to the rotation. Raises RequestRejected once the node
         retires."""
         self._check_alive()
         if self._retires:
@@ -473,15 +474,15 @@ class EngineClient:
         await self.rotation.grace()
 
     async def retire(self) -> None:
-        """leave() and drain(). Returns when the calls that answer have ended too: a client that
-        reads slowly gets all that was computed for it."""
+        """Call leave() and drain(). Returns when the answering calls have ended too, so a slow
+        client gets everything computed for it."""
         await self.leave()
         await self.drain()
         await self.calls.over()
 
     async def leave_to_heirs(self) -> m.LeftToHeirs:
-        """The engine has prefill nodes pull the most valuable states that they lack; returns when
-        there is nothing more to leave and nothing is in flight, or soon after end_leaving()."""
+        """Migrate the most valuable states to prefill nodes without them. Returns when no state is
+        left to migrate and nothing is in flight, or soon after end_leaving()."""
         return await self._query(m.LeftToHeirs, m.LeaveToHeirs)
 
     def end_leaving(self) -> None:
@@ -519,8 +520,8 @@ class EngineClient:
     def take(
         self, messages: Sequence[m.TokenOut | m.TokensOut | m.PromptScored | Observed | Reply]
     ) -> None:
-        """As deliver(), on the event loop and of a front's messages alone: in order. One that
-        cannot be dispatched leaves the others theirs."""
+        """Handle a front's messages in order, on the event loop, as deliver(). A message that
+        cannot be dispatched does not stop the others."""
         tokens = 0
         for message in m.tokens_apart(messages):
             try:
@@ -574,7 +575,7 @@ class EngineClient:
             self._close_opened(reply)
 
     def _close_opened(self, reply: Reply) -> None:
-        """Close the object that the engine opened for a caller who has left."""
+        """Close the object opened by the engine for a disconnected caller."""
         if isinstance(reply, m.CursorOpened):
             self._post(m.CloseCursor(reply.cursor))
         elif isinstance(reply, m.WatchOpened):

@@ -1,10 +1,10 @@
-"""The errors with which a server refuses or ends a call, and the gRPC status of each.
+"""The errors that reject or end a server's call, and the gRPC status of each.
 
 scripts/docs/error_table.py writes the table of docs/errors.md from the classes below: a class's
-docstring is the cause, `retry` what the caller may do. Over gRPC the trailing metadata
-`tasuki-error-kind` and `tasuki-retry` carry both for programs; where the time to wait is known,
-gRPC's own `grpc-retry-pushback-ms` has its milliseconds. server/http/errors.py has the status of
-each over HTTP.
+docstring is the cause, `retry` the caller's options. Over gRPC the trailing metadata
+`tasuki-error-kind` and `tasuki-retry` carry both for programs. If the time to wait is known, gRPC's
+own `grpc-retry-pushback-ms` has it in milliseconds. server/http/errors.py has the status of each
+over HTTP.
 """
 
 import math
@@ -24,12 +24,12 @@ ERROR_KIND_KEY = "tasuki-error-kind"
 RETRY_AFTER_KEY = "grpc-retry-pushback-ms"
 RETRY_KEY = "tasuki-retry"
 _LONGEST = 1000
-"""Characters of a message: a status travels among 16 KiB of metadata, an odd character as twelve
-bytes at most."""
+"""Limit of a message in characters. A status shares 16 KiB of metadata, and an odd character takes
+up to twelve bytes."""
 
 
 class Retry(Enum):
-    """What a caller may do about an error."""
+    """The caller's options after an error."""
 
     NEVER = "never"  # the same call would be refused again: mend it first
     LATER = "later"  # here, a moment later
@@ -49,14 +49,14 @@ REJECTED = {
 
 
 class ServerError(Exception):
-    """Ends one call. The message names the field and the mend. A subclass says its status, kind and
-    retry; what it leaves out is its base's."""
+    """An error that ends one call. The message names the field and the fix. A subclass sets its
+    status, kind and retry; a missing one is its base's."""
 
     status = StatusCode.INTERNAL
     kind = "internal"
     retry = Retry.NEVER
     retry_after: float | None = None
-    """Seconds after which to ask again, where that is known."""
+    """Seconds before a retry, if known."""
 
     def __init_subclass__(
         cls,
@@ -82,7 +82,7 @@ class InvalidRequest(ServerError, status=StatusCode.INVALID_ARGUMENT, kind="inva
 
 
 class InvalidField(InvalidRequest):
-    """One named field of the request is to blame."""
+    """One named field of the request is the cause."""
 
     def __init__(self, field: str, complaint: str) -> None:
         super().__init__(f"{field} {complaint}")
@@ -93,13 +93,13 @@ class PromptTooLong(InvalidRequest, kind="too_long"):
     """The model's context, or this node's memory, cannot hold the prompt and its answer."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
-        """field: of the request, that is too large; None: none alone."""
+        """field: the request's field that is too large; None: no single field."""
         super().__init__(message)
         self.field = field
 
 
 class RequestRejected(ServerError):
-    """The engine refused the request or could not finish it."""
+    """The engine rejected the request or could not finish it."""
 
     def __init__(self, error: RequestError) -> None:
         super().__init__(error.message)
@@ -194,19 +194,19 @@ class RequestAborted(ServerError, status=StatusCode.ABORTED, kind="aborted"):
 
 
 def error_classes(base: type[ServerError] = ServerError) -> Iterator[type[ServerError]]:
-    """Those below it that were imported."""
+    """Yield the imported subclasses."""
     for kind_of in base.__subclasses__():
         yield kind_of
         yield from error_classes(kind_of)
 
 
 def error_kinds() -> set[str]:
-    """Of every error that ends a call."""
+    """Return the kinds of all errors that end a call."""
     return {ServerError.kind, *(one.kind for one in error_classes()), *(k.value for k in ErrorKind)}
 
 
 def _details(error: ServerError) -> str:
-    """As much of it as a status can bear, which may name what a client sent."""
+    """Return the message, cut to a status's limit. It may contain a client's text."""
     message = str(error)
     return message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."
 
@@ -219,13 +219,13 @@ def _trailer(error: ServerError) -> tuple[tuple[str, str], ...]:
 
 
 Failed = Callable[[str], None]
-"""Counts a call by the kind of the error that ended it."""
+"""Counts a call by the kind of its error."""
 
 
 @asynccontextmanager
 async def refusals(context: CallContext, failed: Failed = lambda kind: None) -> AsyncIterator[None]:
-    """Ends the call with the error's status where the body raises a ServerError. failed: counts the
-    call by the error's kind, `internal` where it is not typed; what ends its own call is not
+    """End the call with the error's status if the body raises a ServerError. failed: counts the
+    call by the error's kind, or as `internal` if it is untyped. A call that ends itself is not
     counted."""
     try:
         yield

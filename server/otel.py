@@ -1,12 +1,12 @@
 """Requests as OpenTelemetry spans, sent to a collector by OTLP over gRPC.
 
-Names that begin with gen_ai are those of version 1.41.1 of the semantic conventions, the last one
-that defines them; they describe clients' spans there, and a request's span here is the server's.
+Names with the prefix gen_ai come from version 1.41.1 of the semantic conventions, the last one with
+definitions. They describe clients' spans there; here a request's span is the server's.
 
 Owns the exporter and the spans of live requests. Needs the extra `tasuki[otel]`; nothing else
-imports the SDK. Thread rule: the event loop, but for header(), which
-reads one span; the SDK sends from a thread of its own.
-Invariant: every span that is begun is ended, by the message that ends its request or by close().
+imports the SDK. Thread rule: the event loop; any thread for header(), because it only reads one
+span. The SDK sends from its own thread. Invariant: every begun span is ended, by its request's last
+message or by close().
 """
 
 import time
@@ -41,13 +41,13 @@ _SPAN_OF = {
     m.RequestPhase.HANDING_OVER: "hand over",
     m.RequestPhase.DECODING: "decode",
 }
-"""Other phases last no time."""
+"""Names of phases' spans. Other phases take no time."""
 
 
 class OtelTracing:
     def __init__(self, endpoint: str, node: str, role: str, model: str) -> None:
-        """endpoint: of a collector, http://HOST:PORT; https: by TLS. node: this one's name. model:
-        as clients name it."""
+        """endpoint: http://HOST:PORT of a collector, or https for TLS. node: this node's name.
+        model: the clients' name for the model."""
         self._model = model
         resource = Resource.create(
             {
@@ -117,8 +117,8 @@ class OtelTracing:
                     self._end(span, message.life, last)
 
     def _end(self, span: Span, life: Sequence[m.LifeMark], seconds: float) -> None:
-        """End the span, with a child span for each state. seconds: from arrival to end; the end is
-        taken as now."""
+        """End the span, with a child span for each state. seconds: time from arrival to end. The
+        present time is taken as the end."""
         ended = time.time_ns()
         began = ended - int(seconds * _NANOSECONDS)
         marks = [m.LifeMark(m.RequestPhase.WAITING, 0.0), *life]
@@ -146,7 +146,7 @@ class OtelTracing:
 
 
 def _asked(sampling: SamplingParams) -> dict[str, int | float]:
-    """Attributes of what the answer is drawn by."""
+    """Return attributes for the sampling parameters of the answer."""
     found: dict[str, int | float] = {
         "gen_ai.request.max_tokens": sampling.max_new_tokens,
         "gen_ai.request.temperature": sampling.temperature,
@@ -161,7 +161,7 @@ def _asked(sampling: SamplingParams) -> dict[str, int | float]:
 
 
 def _describe(span: Span, usage: m.Usage) -> None:
-    """Attributes from the usage, by OpenTelemetry's names where it has them."""
+    """Set attributes from the usage, under OpenTelemetry's names if defined."""
     hit, transfer = usage.hit, usage.transfer
     span.set_attributes(
         {

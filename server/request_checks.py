@@ -1,4 +1,4 @@
-"""Bounds that every request must hold, whichever protocol carries it. Pure functions."""
+"""Bounds for every request, independent of its protocol. Pure functions."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from tasuki.server.text.text_codec import TextCodec
 from .errors import InvalidField, InvalidRequest, PromptTooLong
 
 MAX_CHOICES = 128
-"""Answers to one prompt: OpenAI's own bound."""
+"""Largest number of answers to one prompt, as at OpenAI."""
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_REQUEST_ID = 256
@@ -25,12 +25,13 @@ TARGET_HEADERS = {
     "x-slo-tpot-ms": "per_token",
     "x-slo-e2e-ms": "answer",
 }
-"""In milliseconds a field of Targets. The first two are llm-d's."""
+"""Fields of Targets by header. Header values are milliseconds. The first two headers are
+llm-d's."""
 
 
 class LogitFields(TypedDict, total=False):
-    """What a client asks to be done to the logits of its answer: fields of SamplingParams, its
-    defaults where one is left out. What they mean: model/ops/sampling/logit_adjustments.py."""
+    """A client's changes to its answer's logits: fields of SamplingParams; a missing one has its
+    default. Meaning: model/ops/sampling/logit_adjustments.py."""
 
     min_p: float
     presence_penalty: float
@@ -43,7 +44,7 @@ class LogitFields(TypedDict, total=False):
 
 
 def read_request_id(request_id: str) -> RequestId:
-    """The client's id, or a fresh one where it gave none."""
+    """Return the client's id, or a new one for an empty id. Raises InvalidRequest."""
     if len(request_id) > MAX_REQUEST_ID or not request_id.isprintable() or not request_id.isascii():
         raise InvalidRequest(
             f"request_id must be at most {MAX_REQUEST_ID} printable ASCII characters, or empty"
@@ -52,8 +53,8 @@ def read_request_id(request_id: str) -> RequestId:
 
 
 def forks_of(request_id: RequestId, choices: range, seed: int) -> tuple[Fork, ...]:
-    """Of the answers to one prompt all but the first. choices: their places in the reply; seed: of
-    the first, which the others follow, as vLLM draws them, within 63 bits and a sign."""
+    """Return all answers to one prompt except the first. choices: their positions in the reply.
+    seed: seed of the first; the others add 1 each, as in vLLM, and wrap in 64 bits with sign."""
     return tuple(
         Fork(choice_id(request_id, place), (seed + fork + 2**63) % 2**64 - 2**63)
         for fork, place in enumerate(choices[1:], 1)
@@ -61,7 +62,8 @@ def forks_of(request_id: RequestId, choices: range, seed: int) -> tuple[Fork, ..
 
 
 def choice_id(request_id: RequestId, place: int) -> RequestId:
-    """Of the answer of that place: the first has the request's own, by which it is found."""
+    """Return the id of the answer at that position. The first has the request's own id, for
+    lookups."""
     return RequestId(f"{request_id}-{place}") if place else request_id
 
 
@@ -78,8 +80,8 @@ def check_length(field: str, tokens: int, codec: TextCodec) -> None:
 def check_answer_fits(
     fields: Mapping[str, int | None], prompt_tokens: int, new_tokens: int, most: int
 ) -> None:
-    """fields: those that may have asked for so many new tokens. most: of a prompt and its answer.
-    Raises PromptTooLong where one of them is to blame, and not the prompt."""
+    """Raise PromptTooLong if a given limit is the cause, and not the prompt. fields: possible
+    sources of new_tokens. most: limit of a prompt and its answer together, in tokens."""
     asked = next((name for name, value in fields.items() if value is not None), None)
     # The last token of an answer takes no room.
     fit = most - prompt_tokens + 1
@@ -92,8 +94,8 @@ def check_answer_fits(
 
 
 def checked_prediction(tokens: Sequence[int], codec: TextCodec) -> Tokens:
-    """As of the Submit: what is proposed of it goes through the model, so all of it is tokens that
-    the model has. Raises PromptTooLong, InvalidField."""
+    """Return the prediction for the Submit. Its proposed tokens go through the model, so all must
+    be in its vocabulary. Raises PromptTooLong, InvalidField."""
     check_length("prediction", len(tokens), codec)
     found = np.array(tokens, dtype=np.int32)
     check_vocabulary("prediction", found, codec.vocab_size)
@@ -101,7 +103,8 @@ def checked_prediction(tokens: Sequence[int], codec: TextCodec) -> Tokens:
 
 
 def read_targets(headers: Callable[[str], Sequence[str]]) -> Targets:
-    """What the headers x-slo-* say. headers: the values of one. Raises InvalidField."""
+    """Return the targets of the headers x-slo-*. headers: returns the values of one header. Raises
+    InvalidField."""
     given = {}
     for name, field in TARGET_HEADERS.items():
         if values := headers(name):
@@ -110,7 +113,7 @@ def read_targets(headers: Callable[[str], Sequence[str]]) -> Targets:
 
 
 def _milliseconds(header: str, value: str) -> float:
-    """As seconds."""
+    """Return the header's milliseconds as seconds."""
     try:
         milliseconds = float(value)
     except ValueError:
@@ -119,21 +122,21 @@ def _milliseconds(header: str, value: str) -> float:
 
 
 def check_seconds(field: str, seconds: float, wanted: str) -> float:
-    """Raises InvalidField where they are no time to wait."""
+    """Return the seconds. Raises InvalidField unless they are positive and finite."""
     if not 0 < seconds < math.inf:
         raise InvalidField(field, f"must be a positive number of {wanted}")
     return seconds
 
 
 def check_priority(priority: int) -> int:
-    """Raises InvalidField where it does not fit 31 bits and a sign, as in gRPC."""
+    """Return the priority. Raises InvalidField outside 32 bits with sign, as in gRPC."""
     if not -(2**31) <= priority < 2**31:
         raise InvalidField("priority", f"must be in [-2^31, 2^31), not {priority}")
     return priority
 
 
 def check_stops(field: str, stops: Sequence[object]) -> tuple[str, ...]:
-    """The strings that end an answer. Raises InvalidField."""
+    """Return the strings that end an answer. Raises InvalidField."""
     if len(stops) > MAX_STOPS:
         raise InvalidField(field, f"may hold at most {MAX_STOPS} strings")
     texts = tuple(text for text in stops if isinstance(text, str))
@@ -143,8 +146,8 @@ def check_stops(field: str, stops: Sequence[object]) -> tuple[str, ...]:
 
 
 def to_tokens(field: str, ids: Sequence[object]) -> Tokens:
-    """int32 of a JSON list. A number without a fraction is an integer however it is written, as in
-    JSON Schema. Raises InvalidField where the list holds anything but integers of that size."""
+    """Return a JSON list as int32 tokens. A float without a fraction is an integer, as in JSON
+    Schema. Raises InvalidField for any other item and for integers outside [0, 2^31)."""
     try:
         # Not one by one: a prompt of thousands would hold the interpreter for long.
         kinds = set(map(type, ids))
@@ -194,11 +197,11 @@ def asked_sampling(
     least_new_tokens: int = 1,
     **logit_fields: Unpack[LogitFields],
 ) -> SamplingParams:
-    """A client's sampling, brought within the bounds of a batch row: a number beyond the bounds of
-    model/ops/sampling/params.py becomes the one within them that means the same, since clients
-    write 2^31 - 1 and more for "every token", and tiny temperatures for "greedy". SamplingParams
-    refuses the others. least_new_tokens: 0 where an answer may have none. Raises ValueError that
-    begins with the field's name."""
+    """Return a client's sampling within the bounds of a batch row. Some numbers beyond the bounds
+    of model/ops/sampling/params.py become equivalent ones within them. Clients write 2^31 - 1 for
+    "every token" and tiny temperatures for "greedy". SamplingParams rejects the others.
+    least_new_tokens: 0 if an answer may be empty. Raises ValueError; its text begins with the
+    field's name."""
     if max_new_tokens < least_new_tokens:
         raise ValueError(
             f"max_new_tokens must be at least {least_new_tokens}, not {max_new_tokens}"

@@ -1,15 +1,14 @@
-"""The requests that a front knows by id: those in flight, and how the last ones ended.
+"""The requests known to a front by id: those in flight, and the last ended ones.
 
-RequestNames: Request ids: each caller has a namespace of its own, and the engine one for all
-callers. Owns the ids of requests in flight, of remembered ended ones, and of calls that may yet
-ask. One event loop's thread. Invariants: an id in flight is taken for its caller and free for
-everybody else; the engine uses the caller's own id for a request unless another caller's request
-has that id; no two calls of a caller have reserved the same id.
+RequestNames: request ids. Each caller has a separate namespace; the engine has one for all callers.
+Owns the ids of requests in flight, of remembered ended ones, and of calls not yet made. One event
+loop's thread. Invariants: an id in flight is taken for its caller and free for all others. The
+engine uses the caller's own id for a request unless another caller's request has it. No two calls
+of a caller have reserved the same id.
 
-RequestLog: How the last requests ended, by id: the source of `explain`. Owns a bounded memory: the
-oldest goes first. An end is kept as bytes, a tenth of what its objects hold, since few are ever
-asked for. Timelines, the largest part of an end, are kept of fewer requests. One event loop's
-thread.
+RequestLog: the ends of the last requests, by id: the source of `explain`. Owns a bounded memory:
+the oldest goes first. An end is kept as bytes, a tenth of its objects' memory, because few are ever
+read. Timelines, the largest part of an end, are kept for fewer requests. One event loop's thread.
 """
 
 import itertools
@@ -30,7 +29,7 @@ _Owned = tuple[str, RequestId]
 
 class RequestNames:
     def __init__(self, remembered: int = 4096) -> None:
-        """remembered: how many ended requests keep their names."""
+        """remembered: number of ended requests that keep their names."""
         self._remembered = remembered
         self._owners: dict[RequestId, _Owned] = {}
         self._names: dict[_Owned, RequestId] = {}
@@ -39,8 +38,8 @@ class RequestNames:
 
     @contextmanager
     def reserved(self, caller: Caller, given: RequestId) -> Iterator[RequestId]:
-        """Inside, an id that no other call of the caller has, nor a request of it in flight:
-        `given` where that is free."""
+        """Reserve an id inside `with`: `given` if no other call and no request in flight of the
+        caller has it, otherwise a new one."""
         if (caller.name, given) in self._reserved or self.is_in_flight(caller, given):
             given = RequestId(uuid4().hex)
         self._reserved.add((caller.name, given))
@@ -50,12 +49,12 @@ class RequestNames:
             self._reserved.discard((caller.name, given))
 
     def is_in_flight(self, caller: Caller, given: RequestId) -> bool:
-        """Whether a request of this caller with the id `given` is in flight."""
+        """Return True if a request of this caller with the id `given` is in flight."""
         name = self._names.get((caller.name, given))
         return name is not None and name not in self._ended
 
     def take(self, caller: Caller, given: RequestId) -> RequestId:
-        """The engine's id for the caller's request. REQUIRES: not is_in_flight."""
+        """Return the engine's id for the caller's request. REQUIRES: not is_in_flight."""
         owned = (caller.name, given)
         name = self._names.get(owned) or self._unused(given)
         self._ended.pop(name, None)
@@ -63,7 +62,7 @@ class RequestNames:
         return name
 
     def end(self, name: RequestId) -> None:
-        """The engine has ended the request. Ids that take() did not give are ignored."""
+        """Record the request's end in the engine. Ids unknown to take() are ignored."""
         if name not in self._owners:
             return
         self._ended[name] = None
@@ -73,8 +72,8 @@ class RequestNames:
             del self._names[self._owners.pop(oldest)]
 
     def find(self, caller: Caller, given: str) -> RequestId | None:
-        """The engine's id for the caller's request; None where there is none, also where the id is
-        another caller's. Operators may give any id of the engine's."""
+        """Return the engine's id for the caller's request; None if there is none, or if it is
+        another caller's. Operators may give any of the engine's ids."""
         own = self._names.get((caller.name, RequestId(given)))
         if own is None and caller.may(Scope.OPERATOR):
             return RequestId(given)
@@ -91,7 +90,7 @@ _pack = packer().encode
 _READ = {kind: reader_of(kind) for kind in (Finished, Rejected)}
 
 _MOST_EVICTIONS = 256
-"""Of one request."""
+"""Limit for one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,8 @@ class RequestLog:
         timelines: int = 256,
         evictions: int = 16384,
     ) -> None:
-        """evictions: of all requests together."""
+        """capacity: ended requests kept. timelines: timelines kept. evictions: limit for all
+        requests together."""
         self._clock = clock
         self._capacity = capacity
         self._most_timelines = timelines
@@ -128,7 +128,7 @@ class RequestLog:
         self._evictions = 0
 
     def add(self, end: Finished | Rejected) -> None:
-        """An id that is used again names its last request."""
+        """Add an ended request. A reused id refers to its last request."""
         name = end.request_id
         self._with_timeline.pop(name, None)
         bare = _without_timeline(end)
@@ -142,7 +142,7 @@ class RequestLog:
             self._with_timeline.popitem(last=False)
 
     def evicted(self, message: Evicted) -> None:
-        """Remember for whom the cache made room."""
+        """Record the requests for which the cache evicted states."""
         for eviction in message.evictions:
             if eviction.taken_by is None:
                 continue
@@ -157,11 +157,11 @@ class RequestLog:
             self._evictions -= len(forgotten)
 
     def took(self, request_id: str) -> tuple[Eviction, ...]:
-        """What the cache gave up for the request, oldest first; the last of very many."""
+        """Return the evictions for the request, oldest first; only the last _MOST_EVICTIONS."""
         return tuple(self._took.get(request_id, ()))
 
     def find(self, request_id: str) -> tuple[EndedRequest, float] | None:
-        """The request and how many seconds ago it ended; None where it is not remembered."""
+        """Return the request and the seconds since its end; None if it is not remembered."""
         found = self._ended.get(request_id)
         if found is None:
             return None
@@ -170,7 +170,7 @@ class RequestLog:
 
 
 def _without_timeline(end: Finished | Rejected) -> Finished | Rejected:
-    """The same object where it has none."""
+    """Return the end without its timeline; the same object if it has none."""
     if isinstance(end, Rejected) or (transfer := end.usage.transfer) is None:
         return end
     if transfer.timeline is None:

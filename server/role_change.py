@@ -1,15 +1,15 @@
-"""Changes a node's role on request: the node drains, then starts again in the other role.
+"""The change of a node's role on request: the node drains, then starts again in the other role.
 
 The process replaces itself (exec) under the same process id and at the same addresses. A role is
-the name of a command here, and its settings are fields. Thread rule: the event loop, but for
-become(), which ends all threads. Invariants: the new role's settings are read and checked before
-the node drains; a call may tune a node and never sets its callers, its addresses or its peers
-(TUNING); secrets pass through memory, never on a command line.
+the name of a command here, and its settings are fields. Thread rule: the event loop, except for
+become(): it ends all threads. Invariants: the new role's settings are read and checked before the
+node drains. A call may tune a node, but never sets its callers, addresses or peers (TUNING).
+Secrets pass through memory, never on a command line.
 
-The new role's settings come from three sources, of which a later one wins: the settings that both
-roles have; the file for the other role (`other_role_config`); the call. The new process gets the
-old role's settings as its `other_role_config`, so that a node which comes back to a role has the
-same settings as before.
+The new role's settings come from three sources: the settings common to both roles, the file for the
+other role (`other_role_config`), and the call. A later source wins. The new process gets the old
+role's settings as its `other_role_config`. A node that returns to a role so has the same settings
+as before.
 """
 
 import importlib
@@ -58,12 +58,12 @@ TUNING = frozenset(
         ),
     }
 )
-"""What a call may set: how fast a node works and how much it holds."""
+"""Settings a call may change: a node's speed and its capacity."""
 
 
 @dataclass(frozen=True)
 class NextRole:
-    """settings: of the role to come; left: of the one that ends."""
+    """settings: settings of the new role. left: settings of the old role."""
 
     role: str
     settings: Mapping[str, Setting]
@@ -74,8 +74,9 @@ class RoleChange:
     """wanted: the role to take once the daemon has drained; None: the daemon ends."""
 
     def __init__(self, role: str, configs: Sequence[object]) -> None:
-        """role: one of ROLES, the daemon's now; configs: its dataclasses. Raises ConfigFileError,
-        InvalidRequest where other_role_config is no start for the other role."""
+        """role: the daemon's present role, one of ROLES. configs: its dataclasses. Raises
+        ConfigFileError, and InvalidRequest if the other role cannot start with
+        other_role_config."""
         self.role = role
         self.wanted: NextRole | None = None
         self._settings = {
@@ -94,12 +95,12 @@ class RoleChange:
             _check(other, self._carried(other))
 
     def offer(self, address: str, http: str | None, stop: Notice) -> None:
-        """Accept changes from now on. address, http: the HOST:PORT of both servers, which the new
-        role keeps; stop: makes the daemon drain and end."""
+        """Accept changes from now on. address, http: HOST:PORT of both servers, kept by the new
+        role. stop: makes the daemon drain and end."""
         self._standing = {"bind": address, "http_bind": http or ""}, stop
 
     def ask(self, role: str, given: Mapping[str, str]) -> None:
-        """Begin the change and return at once. A node that has the role already does nothing.
+        """Begin the change and return at once. Does nothing if the node has the role already.
         given: settings of the new role by name. Raises InvalidRequest, RoleFixed."""
         if role not in ROLES:
             raise InvalidRequest(f"role must be one of {', '.join(ROLES)}")
@@ -120,7 +121,7 @@ class RoleChange:
         stop()
 
     def _carried(self, role: str) -> dict[str, Setting]:
-        """Raises ConfigFileError."""
+        """Return the settings carried over to the role. Raises ConfigFileError."""
         known = _fields_of(role)
         carried = {
             name: value
@@ -132,7 +133,8 @@ class RoleChange:
         return carried | (file_settings(str(path), [*known]) if path else {})
 
     def _left(self) -> dict[str, Setting]:
-        """This role's settings, defaults included, so that no tuned setting outlives the role."""
+        """Return this role's settings, defaults included, so that tuned settings end with the
+        role."""
         return {
             name: value
             for name, value in self._settings.items()
@@ -141,7 +143,7 @@ class RoleChange:
 
 
 def _tuned(role: str, given: Mapping[str, str]) -> dict[str, Setting]:
-    """Raises InvalidRequest."""
+    """Return the call's settings, checked. Raises InvalidRequest."""
     known = _fields_of(role)
     for name in given:
         if name not in known:
@@ -155,7 +157,7 @@ def _tuned(role: str, given: Mapping[str, str]) -> dict[str, Setting]:
 
 
 def become(wanted: NextRole) -> NoReturn:
-    """Replace this process by the daemon of that role. REQUIRES: all servers have ended."""
+    """Replace this process by the daemon of the wanted role. REQUIRES: all servers have ended."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
             _close_on_exec(int(name))
@@ -167,7 +169,8 @@ def become(wanted: NextRole) -> NoReturn:
 
 
 def _inherited(name: str, settings: Mapping[str, Setting]) -> str:
-    """The path of a file in memory that the new process inherits and no other can open."""
+    """Return the path of a file in memory. The new process inherits it, and no other process can
+    open it."""
     descriptor = os.memfd_create(name, 0)
     os.write(descriptor, _toml(settings).encode())
     os.set_inheritable(descriptor, True)
@@ -175,7 +178,7 @@ def _inherited(name: str, settings: Mapping[str, Setting]) -> str:
 
 
 def _check(role: str, settings: Mapping[str, Setting]) -> None:
-    """Raises InvalidRequest where that role would not start with these settings."""
+    """Raise InvalidRequest if that role would not start with these settings."""
     try:
         read_configs(flags_of(settings), *_configs_of(role))
     except FlagError as error:

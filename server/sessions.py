@@ -1,15 +1,15 @@
-"""Sessions: the server's copy of a conversation as tokens, and what a call does with it.
+"""Sessions: the server's copy of a conversation as tokens, and the calls on it.
 
-TokenLog: A conversation's tokens. It grows at the end and is read without a copy.
+TokenLog: a conversation's tokens. It grows at the end and is read without a copy.
 
 SessionStore owns the token logs and their cursors in the engine. Has no part in proto, text or
-templates. One event loop's thread. Invariants: a log only grows, except that a turn which did not
-finish is taken back; one turn at a time per session; every cursor opened is closed once; a cursor
-stands for tokens of its log alone, so it ends with a turn that is taken back; a session is unknown
-to every caller but the one who opened it.
+templates. One event loop's thread. Invariants: a log only grows, except that an unfinished turn is
+removed. A session has one turn at a time. Every opened cursor is closed once. A cursor covers only
+tokens of its log, so it is closed with a removed turn. Only the caller that opened a session can
+find it.
 
-Sessions: Read a log's end, append to it, have a turn answered. It is the same whether the logs are
-in this process (HeldSessions) or in the node's registry (server/workers). One event loop's thread.
+Sessions: reads a log's end, appends to it, and opens a turn. The interface is the same for logs in
+this process (HeldSessions) and in the node's registry (server/workers). One event loop's thread.
 """
 
 import itertools
@@ -36,10 +36,10 @@ from .request_checks import check_length
 
 
 class TokenLog:
-    """Owns int32 tokens and the marks among them. One thread writes.
+    """The owner of int32 tokens and their marks. One thread writes.
 
-    Invariants: tokens once read through `tokens()` never change under the reader, on any thread;
-    the buffer is at most twice as long as the log has been, or 256, however often it was truncated.
+    Invariants: tokens once read through `tokens()` never change under the reader, on any thread.
+    The buffer is at most twice the log's largest length, or 256, however often it was truncated.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class TokenLog:
         self.length = 0
 
     def append(self, tokens: Tokens, marks: tuple[int, ...] = ()) -> None:
-        """marks: token counts within `tokens`, ascending."""
+        """Append tokens. marks: token counts within `tokens`, ascending."""
         end = self.length + len(tokens)
         if end > len(self._buffer):
             self._move(max(end, 2 * len(self._buffer)))
@@ -60,20 +60,20 @@ class TokenLog:
         self.length = end
 
     def _move(self, size: int) -> None:
-        """Go on in a buffer of that size; readers keep theirs."""
+        """Continue in a buffer of that size. Readers keep the old one."""
         buffer = np.empty(size, dtype=np.int32)
         buffer[: self.length] = self._buffer[: self.length]
         self._buffer = buffer
         self._read = self.length
 
     def truncate(self, length: int) -> None:
-        """Take back what came after `length` tokens."""
+        """Remove all tokens after the first `length`."""
         self.length = length
         while self._marks and self._marks[-1] > length:
             self._marks.pop()
 
     def tokens(self) -> Tokens:
-        """Read-only int32 [length], sharing memory."""
+        """Return the tokens, read-only int32 [length], sharing memory."""
         view = self._buffer[: self.length]
         view.flags.writeable = False
         self._read = max(self._read, self.length)
@@ -84,7 +84,7 @@ class TokenLog:
 
     @property
     def capacity(self) -> int:
-        """Tokens that the memory held now has room for."""
+        """Return the size of the present buffer in tokens."""
         return len(self._buffer)
 
     @property
@@ -92,7 +92,7 @@ class TokenLog:
         return tuple(self._marks)
 
     def copy(self) -> "TokenLog":
-        """An independent log with the same content."""
+        """Return an independent log with the same content."""
         twin = TokenLog()
         twin.append(self._buffer[: self.length])
         twin._marks = [*self._marks]
@@ -103,7 +103,7 @@ SessionId = NewType("SessionId", str)
 
 
 class Tail(Enum):
-    """What stands at the log's end, which decides how chat messages join it."""
+    """The kind of the log's end. It decides how chat messages join the log."""
 
     EMPTY = "empty"
     TOKENS = "tokens"
@@ -113,10 +113,10 @@ class Tail(Enum):
 
 @dataclass
 class Session:
-    """owner: the name of the caller who opened it. busy: a turn is being answered, and nothing else
-    may touch the log until it ends. cursor: None after a turn that was taken back, until the next
-    one. label: its name for operators, as its id is a secret. tenant: of its prompts; the salt is
-    made of it."""
+    """owner: name of the caller that opened it. busy: a turn is being answered, and the log may not
+    change until it ends. cursor: None after a removed turn, until the next one. label: its name for
+    operators, because its id is a secret. tenant: tenant of its prompts; the salt is derived from
+    it."""
 
     id: SessionId
     owner: str
@@ -131,7 +131,7 @@ class Session:
 
 
 class Turn:
-    """One turn. The session is busy inside `with`; at its end the log is cut back to its length
+    """One turn. The session is busy inside `with`. At its end the log is cut back to its length
     before the turn, unless `keep` was called."""
 
     def __init__(self, session: Session, store: "SessionStore") -> None:
@@ -146,7 +146,7 @@ class Turn:
         return self
 
     def keep(self, answer: Sequence[int]) -> None:
-        """The answer joins the log."""
+        """Append the answer to the log."""
         self.session.log.append(np.array(answer, dtype=np.int32))
         self.session.tail = Tail.ANSWER
         self._kept = True
@@ -168,8 +168,8 @@ class SessionStore:
         idle_seconds: float = 3600.0,
         sessions_per_key: int = 0,
     ) -> None:
-        """idle_seconds: a session unused that long may be closed to make room for a new one.
-        sessions_per_key: of each, where there are several keys; 0: no such cap."""
+        """idle_seconds: after this time without use, a session may be closed to make room.
+        sessions_per_key: limit for each of several keys; 0: no limit."""
         self._engine = engine
         self._clock = clock
         self._max_sessions = max_sessions
@@ -183,13 +183,14 @@ class SessionStore:
         return len(self._sessions)
 
     async def open(self, caller: Caller, salt: bytes, tenant: str | None = None) -> Session:
-        """Raises SessionLimit."""
+        """Open a session. Raises SessionLimit."""
         with self._room_for(caller):
             cursor = await self._engine.open_cursor(salt)
         return self._add(caller, TokenLog(), salt, cursor, Tail.EMPTY, tenant)
 
     async def fork(self, caller: Caller, session_id: str) -> Session:
-        """A new session with the same log as it stands now. Raises SessionLimit, and as idle()."""
+        """Return a new session with a copy of the present log. Raises SessionLimit, and as
+        idle()."""
         origin = self.idle(caller, session_id)
         log, tail = origin.log.copy(), origin.tail
         with self._room_for(caller):
@@ -200,7 +201,8 @@ class SessionStore:
         return self._add(caller, log, origin.salt, cursor, tail, origin.tenant)
 
     def idle(self, caller: Caller, session_id: str) -> Session:
-        """The session, to change its log now. Raises UnknownSession, SessionBusy."""
+        """Return the session, for an immediate change of its log. Raises UnknownSession,
+        SessionBusy."""
         session = self._find(caller, session_id)
         if session.busy:
             raise SessionBusy(
@@ -210,18 +212,19 @@ class SessionStore:
         return session
 
     def turn(self, caller: Caller, session_id: str) -> Turn:
-        """Enter it to hold the session while its log is answered. Raises as idle()."""
+        """Return a turn. Enter it to hold the session while its log is answered. Raises as
+        idle()."""
         return Turn(self.idle(caller, session_id), self)
 
     async def cursor(self, session: Session) -> int:
-        """The session's place in the engine's tree. REQUIRES: its turn is entered."""
+        """Return the session's cursor in the engine's tree. REQUIRES: its turn is entered."""
         if session.cursor is None:
             session.cursor = await self._engine.open_cursor(session.salt)
         return session.cursor
 
     def close(self, caller: Caller, session_id: str) -> None:
-        """A turn in progress goes on to its end, and the cursor closes with it. Raises
-        UnknownSession."""
+        """Close the session. A turn in progress continues to its end, and the cursor closes with
+        it. Raises UnknownSession."""
         self._close(self._find(caller, session_id))
 
     def _close(self, session: Session) -> None:
@@ -269,7 +272,7 @@ class SessionStore:
 
     @contextmanager
     def _room_for(self, caller: Caller) -> Iterator[None]:
-        """A place, taken while the engine opens the session's cursor. Raises SessionLimit."""
+        """Reserve a place while the engine opens the session's cursor. Raises SessionLimit."""
         if caller.is_one_of_many and self._per_key:
             self._make_room(
                 self._per_key,
@@ -291,7 +294,8 @@ class SessionStore:
                 del self._opening[caller.name]
 
     def _make_room(self, most: int, owner: str | None, complaint: str) -> None:
-        """owner: whose sessions count; None: everybody's."""
+        """Close idle sessions if needed. Raises SessionLimit if `most` are still open. owner: count
+        only this caller's sessions; None: all."""
         if self._count(owner) < most:
             return
         deadline = self._clock() - self._idle_seconds
@@ -303,7 +307,7 @@ class SessionStore:
             raise SessionLimit(complaint)
 
     def _count(self, owner: str | None) -> int:
-        """Those being opened count."""
+        """Return the number of sessions, with those being opened."""
         if owner is None:
             return len(self._sessions) + self._opening.total()
         mine = sum(session.owner == owner for session in self._sessions.values())
@@ -312,8 +316,8 @@ class SessionStore:
 
 @dataclass(frozen=True)
 class SessionInput:
-    """tail: of the log afterwards. closing: tokens that end the answer before; the first of them is
-    left out where the log already ends with it. marks: token counts within `tokens`."""
+    """tail: kind of the log's end afterwards. closing: tokens that end the answer before; the first
+    is left out if the log already ends with it. marks: token counts within `tokens`."""
 
     tail: Tail
     tokens: Tokens
@@ -321,7 +325,7 @@ class SessionInput:
     closing: tuple[int, ...] = ()
 
     def behind(self, log: TokenLog) -> tuple[Tokens, tuple[int, ...]]:
-        """The tokens to append to that log, and marks among them."""
+        """Return the tokens to append to that log, and the marks among them."""
         closing = self.closing
         if closing and log.ends_with(closing[0]):
             closing = closing[1:]
@@ -331,7 +335,7 @@ class SessionInput:
 
 @dataclass(frozen=True)
 class LogEnd:
-    """What decides how messages join a log. salt: of the session."""
+    """The state of a log's end, for joining messages to it. salt: salt of the session."""
 
     tail: Tail
     salt: bytes
@@ -339,7 +343,7 @@ class LogEnd:
 
 @dataclass(frozen=True)
 class Appended:
-    """Tokens: that were added, and of the whole log."""
+    """tokens: number of added tokens. total: length of the whole log in tokens."""
 
     tokens: int
     total: int
@@ -347,7 +351,8 @@ class Appended:
 
 @dataclass(frozen=True)
 class TurnPrompt:
-    """What a turn asks of the engine, as in Submit. label: the session's name for operators."""
+    """A turn's prompt for the engine, with fields of Submit. label: the session's name for
+    operators."""
 
     tokens: Tokens
     salt: bytes
@@ -360,28 +365,28 @@ class OpenTurn(Protocol):
     prompt: TurnPrompt
 
     def keep(self, answer: Sequence[int]) -> None:
-        """The answer joins the log as the turn ends; without it the turn is taken back."""
+        """Append the answer to the log as the turn ends. Without this call the turn is removed."""
 
 
 class Sessions(Protocol):
     async def end(self, caller: Caller, session_id: str) -> LogEnd:
-        """Raises UnknownSession, SessionBusy."""
+        """Return the state of the log's end. Raises UnknownSession, SessionBusy."""
 
     async def append(
         self, caller: Caller, session_id: str, after: Tail, added: SessionInput
     ) -> Appended:
-        """after: the tail under which `added` was read. Raises UnknownSession, SessionBusy,
-        PromptTooLong, InvalidRequest."""
+        """Append to the log. after: kind of the log's end when `added` was read. Raises
+        UnknownSession, SessionBusy, PromptTooLong, InvalidRequest."""
 
     def turn(
         self, caller: Caller, tenant: str | None, session_id: str
     ) -> AbstractAsyncContextManager[OpenTurn]:
-        """Inside, the session is held. tenant: of the call. Raises UnknownSession, SessionBusy,
-        InvalidRequest."""
+        """Hold the session inside `with`. tenant: the call's tenant. Raises UnknownSession,
+        SessionBusy, InvalidRequest."""
 
 
 class HeldSessions:
-    """As Sessions, of a store in this process."""
+    """The Sessions of a store in this process."""
 
     def __init__(self, store: SessionStore, codec: TextCodec) -> None:
         self._store = store
@@ -426,8 +431,8 @@ class HeldSessions:
             yield _HeldTurn(turn, TurnPrompt(tokens, session.salt, cursor, marks, session.label))
 
     def _open_answer(self, session: Session) -> None:
-        """After messages, append the opening of the assistant's turn. A turn that is taken back
-        takes the opening with it."""
+        """Append the opening of the assistant's turn after messages. A removed turn removes the
+        opening too."""
         if session.tail is Tail.EMPTY:
             raise InvalidRequest("session has no tokens: append text, token_ids or messages first")
         if session.tail is Tail.MESSAGES:

@@ -1,9 +1,8 @@
 """The traces of a node's requests, and their absence: to a collector, or nowhere.
 
-Has no part in OpenTelemetry, which is server/otel.py's, and imported only where an endpoint
-is set. Thread rule: the event loop, but
-for header(). Invariant: spans are made after the fact, from the states that a request's end
-reports: a trace costs a request nothing while it runs.
+Independent of OpenTelemetry. server/otel.py uses it, and is imported only if an endpoint is set.
+Thread rule: the event loop; any thread for header(). Invariant: spans are made afterwards, from the
+states reported at a request's end. A trace costs a running request nothing.
 """
 
 import importlib.util
@@ -16,22 +15,21 @@ from tasuki.server.auth.tenants import RequestContext
 
 class Tracing(Protocol):
     def begin(self, request: RequestId, request_context: RequestContext) -> None:
-        """Begin the span of an admitted request; the message that ends the request ends the
-        span."""
+        """Begin the span of an admitted request. The request's last message ends the span."""
         return
 
     def begin_room(self, room: RoomId, request: str, traceparent: str) -> None:
-        """Begin the span of a prompt that another node handed to this one. traceparent: the span of
-        that node's request."""
+        """Begin the span of a prompt handed to this node by another one. traceparent: span of that
+        node's request."""
         return
 
     def header(self, request: RequestId) -> str:
-        """The traceparent of a live request's span, to send with its hand-over; empty where the
-        request is not traced. From any thread."""
+        """Return the traceparent of a live request's span, for its hand-over; empty if the request
+        is not traced. From any thread."""
         return ""
 
     def observe(self, message: ObservedMessage) -> None:
-        """End the spans whose request or room this message ends."""
+        """End the spans of the request or transfer ended by this message."""
         return
 
     def close(self) -> None:
@@ -40,16 +38,16 @@ class Tracing(Protocol):
 
 
 class NoTracing(Tracing):
-    """Traces nothing."""
+    """The tracing that traces nothing."""
 
 
 class TracingUnavailable(RuntimeError):
-    """Traces are wanted and cannot be sent; the message has the mend."""
+    """Traces are requested and cannot be sent. The message has the fix."""
 
 
 def open_tracing(endpoint: str, node: str, role: str, model: str) -> Tracing:
-    """endpoint: of an OTLP collector; empty: no tracing. node, role, model: attributes of
-    each span. Raises TracingUnavailable."""
+    """Return the tracing. endpoint: an OTLP collector; empty: no tracing. node, role, model:
+    attributes of each span. Raises TracingUnavailable."""
     if not endpoint:
         return NoTracing()
     if not endpoint.startswith(("http://", "https://")):

@@ -1,8 +1,8 @@
-"""What the reader of one request's answer has yet to read.
+"""The unread part of one request's answer.
 
 One event loop's thread; one reader. Invariants: tokens are taken in order and once, by the reader
-or by its sink, and the end after them; no more than `limit` tokens wait, or the reader is cut off
-once it has read them; of those that wait for long each takes some 30 bytes, and 14 more for each of
+or by its sink, and the end after them. At most `limit` tokens wait; beyond it, the reader is cut
+off once it has read them. A token that waits for long takes about 30 bytes, and 14 more for each of
 its likeliest tokens.
 """
 
@@ -17,29 +17,29 @@ from tasuki.model.ops.sampling.params import TopLogprobs
 from .errors import SlowReader
 
 AnswerPart = Sequence[m.TokenOut] | m.Finished
-"""Tokens that waited together, one or more, or the answer's end."""
+"""One or more tokens that waited together, or the answer's end."""
 
 TokenSink = Callable[[Sequence[m.TokenOut]], bool]
-"""Takes tokens while the reader waits for some, without waking its task, which costs more than all
-else that is done for a token. False where it took none and the reader must. Keeps no list."""
+"""Takes tokens while the reader waits, without waking its task. A wakeup costs more than all other
+work for a token. Returns False if it took none; then the reader must. Must not keep the list."""
 
 _MOST_AT_ONCE = 64
-"""Tokens that are taken at once, so that what is made of them is bounded too."""
+"""Largest number of tokens taken at once. It bounds their output too."""
 
 _PACKED_AT = 2 * _MOST_AT_ONCE
-"""Tokens that wait as objects: a reader that keeps up never has so many."""
+"""Tokens kept as objects. A reader at full speed never has so many."""
 
 
 class SinkTurn:
-    """The event loop's next turn, in which all sinks that have something to take are asked, in one
-    callback. Deliveries that are due already come first, and their tokens go along."""
+    """The event loop's next round. All sinks with waiting tokens are called in it, in one callback.
+    Deliveries already due come first, and their tokens are included."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._unread: list[UnreadAnswer] = []
 
     def wait(self, unread: "UnreadAnswer") -> None:
-        """Feed it then, once for each call of this."""
+        """Feed `unread` in that round, once for each call."""
         if not self._unread:
             self._loop.call_soon(self._feed)
         self._unread.append(unread)
@@ -51,7 +51,7 @@ class SinkTurn:
 
 
 class _Block(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Tokens of one request, whose id they share."""
+    """Tokens of one request, with their common id."""
 
     request_id: m.RequestId
     tokens: list[tuple[int, float, float, int, TopLogprobs]]
@@ -62,7 +62,7 @@ _read_block = msgspec.msgpack.Decoder(_Block).decode
 
 
 def _packed(tokens: Sequence[m.TokenOut]) -> bytes:
-    """Return the tokens as bytes: as objects they take five times the memory."""
+    """Return the tokens as bytes. Python objects take five times the memory."""
     fields = [(one.token, one.logprob, one.margin, one.index, one.top) for one in tokens]
     return _write_block(_Block(tokens[0].request_id, fields))
 
@@ -76,25 +76,26 @@ class UnreadAnswer:
     def __init__(
         self, limit: int, sink: TokenSink | None = None, turn: SinkTurn | None = None
     ) -> None:
-        """limit: tokens that may wait. sink: tried before the reader; None: there is none. What
-        it raises, the reader gets. turn: that of all answers; None: it has its own."""
+        """limit: largest number of waiting tokens. sink: tried before the reader; None: no sink.
+        The reader gets its exceptions. turn: the SinkTurn of all answers; None: a new one."""
         self._limit = limit
         self._sink = sink
         self._loop = asyncio.get_running_loop()
         self._turn = turn or SinkTurn(self._loop)
         self._packed: list[bytes] = []
-        """The tokens that wait longest, _MOST_AT_ONCE in each."""
+        """The oldest waiting tokens, _MOST_AT_ONCE in each."""
         self._tokens: list[m.TokenOut] = []
-        """Those behind them."""
+        """The tokens after them."""
         self._most_objects = min(limit, _PACKED_AT)
-        """Tokens that wait as objects before some of them are packed, or none may come."""
+        """Largest number of waiting objects before some are packed, or before the limit is
+        reached."""
         self._end: m.Finished | Exception | None = None
         self._closed = False
         self._reader: asyncio.Future[None] | None = None
         self._scheduled = False
 
     def put(self, token: m.TokenOut) -> bool:
-        """False where this token is the one too many; it and later ones are dropped."""
+        """Add a token. Return False if it exceeds the limit; it and later ones are dropped."""
         if self._closed:
             return True
         if len(self._tokens) >= self._most_objects and not self._make_room():
@@ -110,20 +111,20 @@ class UnreadAnswer:
         return True
 
     def end(self, end: m.Finished | Exception) -> None:
-        """Nothing comes after it; the first end counts."""
+        """Record the end. No token follows it; the first end counts."""
         if not self._closed:
             self._closed = True
             self._end = end
             self._wake()
 
     def close(self) -> None:
-        """The reader has gone: keep nothing more."""
+        """Drop all tokens, because the reader has gone."""
         self._closed = True
         self._clear()
 
     async def read(self) -> AnswerPart:
-        """The tokens that wait, as soon as there are any, but not too many at once; after the last
-        of them the end. Raises the error that the answer ended by."""
+        """Return the waiting tokens, as soon as there are any, at most _MOST_AT_ONCE; after the
+        last of them the end. Raises the error that ended the answer."""
         if not self._tokens and not self._packed and self._end is None:
             self._reader = self._loop.create_future()
             await self._reader
@@ -137,7 +138,7 @@ class UnreadAnswer:
         return self._end
 
     def feed(self) -> None:
-        """The turn has come. REQUIRES: there is a sink."""
+        """Give waiting tokens to the sink. REQUIRES: there is a sink."""
         self._scheduled = False
         if self._reader is None or not (self._tokens or self._packed):
             return  # The reader has yet to read what came before, or has read all.
@@ -157,8 +158,7 @@ class UnreadAnswer:
             self._wake()
 
     def _make_room(self) -> bool:
-        """Pack the tokens that are next among those that wait as objects; False where as many
-        tokens wait as may."""
+        """Pack the oldest of the tokens kept as objects. Return False if the limit is reached."""
         left = self._limit - _MOST_AT_ONCE * len(self._packed)
         if len(self._tokens) >= left:
             return False
@@ -168,14 +168,14 @@ class UnreadAnswer:
         return True
 
     def _first(self) -> list[m.TokenOut]:
-        """Return the tokens that are next, which may be the very list of those that wait."""
+        """Return the next tokens. It may be the list of waiting tokens itself."""
         if self._packed:
             return _unpacked(self._packed[0])
         waiting = self._tokens
         return waiting if len(waiting) <= _MOST_AT_ONCE else waiting[:_MOST_AT_ONCE]
 
     def _drop_first(self) -> None:
-        """Drop what _first() returned."""
+        """Drop the tokens returned by _first()."""
         if self._packed:
             del self._packed[0]
             left = self._limit - _MOST_AT_ONCE * len(self._packed)

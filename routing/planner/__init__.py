@@ -1,1 +1,1 @@
-"""How many nodes of each role a fleet needs: pure functions of what was lately observed of it."""
+"""The number of nodes of each role for a fleet: pure functions of recent observations."""

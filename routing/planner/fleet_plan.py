@@ -1,15 +1,15 @@
-"""The changes that a fleet's nodes need, and how many nodes of each role a load needs. Pure.
+"""The changes needed by a fleet's nodes, and the number of nodes of each role for a load. Pure.
 
-States of a fleet, as a plan sees it:
-  short     a role has fewer nodes than it needs: spare ones of the other role change theirs, the
+States of a fleet, as seen by a plan:
+  short     a role has fewer nodes than it needs: spare nodes of the other role change to it, the
             rest is placed
-  spare     a role has more than it needs with room to spare, and has had for `settle`: one goes
+  spare     a role has had more nodes than it needs, with a margin, for `settle`: one node goes
             each `cool_down`, and none while the other role is short
   at rest   neither
 
-Invariants: the same observations give the same plan, so that a planner which starts anew loses
-nothing; nothing is taken away before the window is full; a role that would be short afterwards
-gives no node away; at most `most` nodes are ready or coming.
+Invariants: equal observations give equal plans, so a restarted planner loses nothing. No node is
+taken away before the window is full. A role that would be short afterwards gives no node away. At
+most `most` nodes are ready or coming.
 """
 
 import math
@@ -27,12 +27,13 @@ from .policy import PlanPolicy, ServiceTargets
 _EDGES = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.92, 0.96, 0.98, 0.99, 0.995, 0.999, 1.0)
 _NORMAL = NormalDist()
 _POINTS = tuple((_NORMAL.inv_cdf((low + high) / 2), high - low) for low, high in pairwise(_EDGES))
-"""Of a normal distribution: values, and how much of it each stands for."""
+"""Points of a normal distribution: value and probability of each."""
 
 
 @dataclass(frozen=True)
 class ServiceTimes:
-    """How long prompts wait for one of several nodes: M/G/n by Erlang's C and Allen and Cunneen.
+    """A distribution of service times, for waits at one of several nodes: M/G/n by Erlang's C and
+    Allen and Cunneen.
 
     Exact for exponential prompts on one queue, an approximation for others. Pure.
 
@@ -43,18 +44,18 @@ class ServiceTimes:
     variation: float
 
     def points(self) -> list[tuple[float, float]]:
-        """Seconds, and the share of prompts that they stand for."""
+        """Return points of the distribution: seconds, and the share of prompts."""
         sigma = math.sqrt(math.log1p(self.variation))
         middle = math.log(self.mean) - sigma * sigma / 2
         return [(math.exp(middle + sigma * z), share) for z, share in _POINTS]
 
     def over(self, seconds: float) -> float:
-        """Share of the prompts that take longer, with nobody before them."""
+        """Return the share of prompts that take longer, without any wait."""
         return sum(share for each, share in self.points() if each > seconds)
 
 
 def waiting_share(nodes: int, work: float) -> float:
-    """Erlang's C: of the prompts that wait at all. work: nodes' worth of it that is asked for."""
+    """Return the share of prompts that wait at all, by Erlang's C. work: offered load, in nodes."""
     if work >= nodes:
         return 1.0
     blocked = 1.0
@@ -64,7 +65,7 @@ def waiting_share(nodes: int, work: float) -> float:
 
 
 def late_share(nodes: int, work: float, service: ServiceTimes, target: float) -> float:
-    """Of the prompts whose wait and own time exceed the target, seconds."""
+    """Return the share of prompts whose wait and own time exceed the target. target: seconds."""
     if work >= nodes:
         return 1.0
     waits = waiting_share(nodes, work)
@@ -77,23 +78,25 @@ def late_share(nodes: int, work: float, service: ServiceTimes, target: float) ->
 
 
 BUSY_AT_MOST = 0.8
-"""Where no number of nodes meets the target: more would be held for nothing."""
+"""Largest utilization if no number of nodes meets the target. More nodes would not help."""
 _OWN_SHARE = 0.9
-"""Of the prompts that may be late, those that are so by themselves."""
+"""Largest part of the allowed late prompts that may be late without any wait."""
 
 
 def prefill_feasible(service: ServiceTimes, targets: ServiceTargets) -> bool:
-    """Whether prompts that nobody is before meet the target, with something left for waits."""
+    """Return True if prompts without a wait meet the target, with a margin left for waits."""
     return service.over(targets.first_token) <= _OWN_SHARE * (1 - targets.share)
 
 
 def prefill_nodes(
     work: float, service: ServiceTimes | None, targets: ServiceTargets, most: int
 ) -> int:
-    """How many prefill nodes a load needs, so that wait and prefill keep within a target. Pure.
+    """Return the number of prefill nodes for a load. Wait and prefill then keep within the target.
+    Pure.
 
-    The least that meets the targets, at most `most`; where they cannot be met, the least that are
-    busy for BUSY_AT_MOST of their time. work: nodes' worth. service: None where it is not known.
+    The least number that meets the targets, at most `most`. If they cannot be met, the least number
+    with a utilization of at most BUSY_AT_MOST. work: offered load, in nodes. service: None if
+    unknown.
     """
     if work <= 0:
         return 0
@@ -110,23 +113,23 @@ def prefill_nodes(
 
 
 FULL = 0.9
-"""Of a node's memory that answers may hold; the rest is for what grows."""
+"""Share of a node's memory for answers. The rest is for their growth."""
 
 
 _DOUBLED = 32.0
-"""Of so many answers a step is guessed to take twice as long as of none: weights and caches are
-read side by side. It decides only until batches of two sizes were seen."""
+"""Batch size with a guessed step of twice the empty step, because weights and caches are read
+together. The guess decides only until batches of two sizes were observed."""
 _PRIOR = 0.02
 """Weight of that guess, in squares of the mean batch."""
 _STRETCHED = 2.0
-"""Where no batch meets the target: a step takes at most that many times the shortest one."""
+"""If no batch meets the target, largest step as a multiple of the shortest one."""
 
 
 @dataclass(frozen=True)
 class StepLine:
-    """How many decode nodes a load needs: by the time of a step, and by memory. Pure.
+    """The seconds of a decode step, for the number of decode nodes needed by a load. Pure.
 
-    Seconds of a step: fixed, and for each answer in the batch.
+    fixed: for any step. each: for each answer in the batch.
     """
 
     fixed: float
@@ -134,7 +137,7 @@ class StepLine:
 
     @classmethod
     def fitted(cls, points: Sequence[tuple[float, float]]) -> Self | None:
-        """points: batch and seconds of a step. None without a point."""
+        """Return the fitted line; None without a point. points: batch, and seconds of a step."""
         known = [(batch, step) for batch, step in points if batch > 0 and step > 0]
         if not known:
             return None
@@ -152,14 +155,16 @@ class StepLine:
         return self.fixed + self.each * batch
 
     def batch(self, tokens: float) -> float:
-        """Of a node that is asked for so many tokens a second; infinite where it cannot keep up."""
+        """Return the batch of a node that produces so many tokens a second; infinite if it cannot
+        keep up."""
         free = 1 - tokens * self.each
         return tokens * self.fixed / free if free > 0 else math.inf
 
 
 @dataclass(frozen=True)
 class DecodeLoad:
-    """tokens: asked for, a second. answers: that run or wait. held: of a node's memory, by one."""
+    """tokens: requested tokens a second. answers: running or waiting answers. held: share of a
+    node's memory for one answer."""
 
     tokens: float
     answers: float
@@ -167,7 +172,8 @@ class DecodeLoad:
 
 
 def step_target(line: StepLine, targets: ServiceTargets) -> float:
-    """What a step may take: the target, or where no batch meets it as much as is of use."""
+    """Return the longest step allowed, in seconds: the target, or if no batch meets it, a multiple
+    of the shortest step."""
     shortest = line.seconds(1)
     return targets.per_token if shortest <= targets.per_token else _STRETCHED * shortest
 
@@ -179,8 +185,8 @@ def decode_feasible(line: StepLine, targets: ServiceTargets) -> bool:
 def decode_nodes(
     load: DecodeLoad, line: StepLine | None, targets: ServiceTargets, most: int
 ) -> int:
-    """The least that meets the targets, at most `most`. line: None where no step was
-    observed yet: by memory alone."""
+    """Return the least number of nodes that meets the targets, at most `most`. line: None before
+    any step was observed; then memory alone decides."""
     if load.tokens <= 0 and load.answers <= 0:
         return 0
     # Fewer have not the memory, or cannot keep up at all.
@@ -206,15 +212,15 @@ def _enough(nodes: int, load: DecodeLoad, line: StepLine | None, targets: Servic
 
 _LEAST_VARIATION = 0.05
 _LONG_WAIT = 0.5
-"""Of the target, by which prompts that come now are late where they are long."""
+"""Share of the target. Above this wait, new long prompts are late."""
 
 
 @dataclass(frozen=True)
 class FleetNeed:
-    """How many nodes of each role the observations ask for. Pure.
+    """The number of nodes of each role required by the observations. Pure.
 
-    By role. now: nodes without which targets are missed, now or before another could start. keep:
-    those that must stay where nodes are taken away. feasible: whether any number meets the targets.
+    By role. now: nodes needed to meet the targets now, and until another could start. keep: nodes
+    that must stay when others are taken away. feasible: some number of nodes meets the targets.
     """
 
     now: dict[NodeRole, int]
@@ -223,7 +229,7 @@ class FleetNeed:
 
 
 def need_of(history: Sequence[Observation], policy: PlanPolicy) -> FleetNeed:
-    """history: at least one, of the policy's window at most."""
+    """Return the need. history: at least one observation, within the policy's window."""
     prefill, decode = _of_prefill(history, policy), _of_decode(history, policy)
     roles = {NodeRole.PREFILL: prefill, NodeRole.DECODE: decode}
     bounds = policy.bounds
@@ -251,7 +257,7 @@ def _of_prefill(history: Sequence[Observation], policy: PlanPolicy) -> tuple[int
 
 
 def _late_work(history: Sequence[Observation], policy: PlanPolicy) -> float:
-    """Seconds of prefill that wait, where they make prompts late; else 0."""
+    """Return the waiting seconds of prefill if they make prompts late; otherwise 0."""
     times = np.array([each.at for each in history])
     backlog = np.array([each.prefill.backlog for each in history])
     waiting = level_of(times, backlog, policy.pace.quick)
@@ -260,7 +266,8 @@ def _late_work(history: Sequence[Observation], policy: PlanPolicy) -> float:
 
 
 def _service(history: Sequence[Observation]) -> ServiceTimes | None:
-    """Of the prompts that ended; each observation counts by its work."""
+    """Return the service times of the ended prompts. Each observation is weighted by its
+    prompts."""
     known = [each.prefill for each in history if each.prefill.mean > 0 and each.prefill.work > 0]
     prompts = sum(each.work / each.mean for each in known)
     if not prompts:
@@ -290,12 +297,12 @@ def _of_decode(history: Sequence[Observation], policy: PlanPolicy) -> tuple[int,
 
 
 _FULL_SHARE = 0.95
-"""Of the window: observations come a little late."""
+"""Share of the window that counts as full, because observations come a little late."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Start so many nodes."""
+    """The start of new nodes."""
 
     role: NodeRole
     nodes: int
@@ -303,7 +310,7 @@ class Place:
 
 @dataclass(frozen=True)
 class ChangeRole:
-    """So many nodes that are ready in the other role take this one."""
+    """The change of ready nodes of the other role to this one."""
 
     role: NodeRole
     nodes: int
@@ -311,7 +318,7 @@ class ChangeRole:
 
 @dataclass(frozen=True)
 class Drain:
-    """One node ends once its requests have."""
+    """The end of one node, after its requests have ended."""
 
     role: NodeRole
 
@@ -321,7 +328,7 @@ Action = Place | ChangeRole | Drain
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """actions: to do now, in order. held_back: why nothing is done about a role that is short."""
+    """actions: actions to take now, in order. held_back: reason for leaving a role short."""
 
     need: FleetNeed
     actions: tuple[Action, ...]
@@ -329,7 +336,8 @@ class FleetPlan:
 
 
 def plan(history: Sequence[Observation], policy: PlanPolicy) -> FleetPlan:
-    """history: in order of time, at least one; what is older than the window is passed over."""
+    """Return the plan. history: at least one observation, in order of time; those before the window
+    are skipped."""
     end = history[-1].at
     recent = [each for each in history if each.at > end - policy.pace.window]
     nodes, need = recent[-1].nodes, need_of(recent, policy)
@@ -367,13 +375,13 @@ def _placed(actions: Sequence[Action]) -> int:
 
 
 def _leaving(nodes: dict[NodeRole, NodeCount], spare: dict[NodeRole, int]) -> NodeRole | None:
-    """The role with the larger spare part, of those that have a ready node to give."""
+    """Return the role with the larger spare share, among roles with a spare and a ready node."""
     able = [role for role in NodeRole if spare[role] and nodes[role].ready]
     return max(able, key=lambda role: spare[role] / nodes[role].all, default=None)
 
 
 def _changed(history: Sequence[Observation], seconds: float, role: NodeRole, *, more: bool) -> bool:
-    """Whether the role got more nodes, or fewer, in the last seconds."""
+    """Return True if the role gained nodes in the last seconds, or lost nodes if not `more`."""
     since = history[-1].at - seconds
     for later, earlier in pairwise(reversed(history)):
         if later.at <= since:

@@ -23,8 +23,8 @@ class NodeRole(StrEnum):
 
 @dataclass(frozen=True)
 class NodeCount:
-    """Of one role. ready: nodes that take requests. coming: nodes that were placed, or are changing
-    to this role, and do not take any yet. A node that drains is neither."""
+    """The number of nodes of one role. ready: nodes that take requests. coming: nodes placed or
+    changing to this role, and not ready yet. A draining node is neither."""
 
     ready: int
     coming: int = 0
@@ -36,9 +36,9 @@ class NodeCount:
 
 @dataclass(frozen=True)
 class PrefillObserved:
-    """Sums over all prefill nodes. work: seconds of uncached prefill that were asked for, a second;
-    of a second's work one node does one. mean, square: of a prompt's seconds of uncached prefill,
-    and of their squares; 0 where no prompt ended. backlog: seconds of prefill that wait."""
+    """Sums over all prefill nodes. work: offered seconds of uncached prefill a second; one node
+    does one. mean, square: means of a prompt's seconds of uncached prefill, and of their squares; 0
+    if no prompt ended. backlog: waiting seconds of prefill."""
 
     work: float
     mean: float = 0.0
@@ -48,10 +48,10 @@ class PrefillObserved:
 
 @dataclass(frozen=True)
 class DecodeObserved:
-    """Sums over all decode nodes. tokens: that were asked for, a second. running: answers that are
-    being written; waiting: those for which a node lacks memory. step: mean seconds of a step, and
-    batch: running answers a node, both of the nodes that are warm; 0 where none is. held: of one
-    node's cache memory, what a running answer holds."""
+    """Sums over all decode nodes. tokens: requested tokens a second. running: answers being
+    generated. waiting: answers without memory. step: mean seconds of a step. batch: running answers
+    for each node. step and batch: only warm nodes; 0 if none is warm. held: share of one node's
+    cache memory for a running answer."""
 
     tokens: float
     running: float = 0.0
@@ -63,10 +63,9 @@ class DecodeObserved:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a fleet was asked for and how it stood, of some seconds; and how many nodes it then had.
+    """A fleet's load and state over some seconds, with its number of nodes.
 
-    at: monotonic seconds of its end. nodes: as they were then, before anything that is done because
-    of it.
+    at: monotonic seconds of its end. nodes: count at that time, before any resulting action.
     """
 
     at: float
@@ -78,22 +77,22 @@ class Observation:
 Floats = NDArray[np.float64]
 
 _MOST_FORESEEN = 1.5
-"""Times the present level: a crowd that has just come does not grow for ever."""
+"""Limit of the forecast as a multiple of the present level, because a new crowd stops growing."""
 _SURE = 2.0
 """Standard errors that a slope must exceed to count."""
 _SURE_OF_A_BURST = 4.0
-"""The same of a burst. It is asked for at each look, 17,280 times a day for each role: at two
-errors noise makes one every few minutes, at four one in some days, while a crowd is ten."""
+"""The same for a burst. It is tested 17,280 times a day for each role. At two errors, noise
+triggers every few minutes; at four, once in some days. A real crowd reaches ten."""
 
 
 @dataclass(frozen=True)
 class Trend:
-    """What is asked for now and soon, from what was asked for lately. Pure.
+    """The present and coming demand, estimated from recent demand. Pure.
 
-    Invariant: what is returned grows by the factor by which all values do.
+    Invariant: the result scales with the values.
 
-    now: to serve at once. soon: at most so much within `ahead`. settled: at least so much was asked
-    for, or will be, in the time that decides whether a node may go.
+    now: demand to serve at once. soon: largest demand expected within `ahead`. settled: highest
+    demand over the period that decides the removal of a node, past and expected.
     """
 
     now: float
@@ -102,7 +101,7 @@ class Trend:
 
 
 def trend_of(times: Floats, values: Floats, pace: Pace) -> Trend:
-    """times: seconds, ascending, of observations; at least one."""
+    """Return the trend. times: ascending seconds of the observations; at least one."""
     level = level_of(times, values, pace.level)
     burst = values[_since(times, pace.quick) :]
     noise = _noise(values)
@@ -114,18 +113,19 @@ def trend_of(times: Floats, values: Floats, pace: Pace) -> Trend:
 
 
 def level_of(times: Floats, values: Floats, seconds: float) -> float:
-    """Mean of the last seconds. REQUIRES: at least one."""
+    """Return the mean over the last seconds. REQUIRES: at least one value."""
     return float(values[_since(times, seconds) :].mean())
 
 
 def _since(times: Floats, seconds: float) -> int:
-    """The first of the last seconds; the last one of all at the latest."""
+    """Return the index of the first observation in the last seconds, or of the last observation."""
     first = int(np.searchsorted(times, times[-1] - seconds, side="right"))
     return min(first, len(times) - 1)
 
 
 def _noise(values: Floats) -> float:
-    """Standard deviation of one value, by the differences of neighbours: a trend is none."""
+    """Return the standard deviation of one value, estimated from differences of neighbours. A trend
+    so does not count as noise."""
     if len(values) < 3:
         return 0.0
     steps = values[1:] - values[:-1]
@@ -133,7 +133,8 @@ def _noise(values: Floats) -> float:
 
 
 def _foreseen(times: Floats, values: Floats, noise: float, ahead: float) -> float:
-    """The line through all values, so far ahead, as far as its slope is sure."""
+    """Return the value of the line through all values `ahead` seconds later. Only the certain part
+    of its slope counts."""
     middle, mean = float(times.mean()), float(values.mean())
     apart = times - middle
     squares = float(apart @ apart)
@@ -145,7 +146,7 @@ def _foreseen(times: Floats, values: Floats, noise: float, ahead: float) -> floa
 
 
 def _highest_level(times: Floats, values: Floats, pace: Pace) -> float:
-    """Of the means over `level` that ended within `settle`."""
+    """Return the highest mean over `level` among the means that ended within `settle`."""
     ends = np.arange(_since(times, pace.settle), len(times))
     begins = np.searchsorted(times, times[ends] - pace.level, side="right")
     sums = np.concatenate(([0.0], np.cumsum(values)))

@@ -1,4 +1,4 @@
-"""What a planner aims at, within which bounds, and how fast it acts."""
+"""The targets of a planner, its bounds, and its pace."""
 
 import math
 from dataclasses import dataclass, field, fields
@@ -13,8 +13,8 @@ def _positive(of: object) -> None:
 
 @dataclass(frozen=True)
 class ServiceTargets:
-    """first_token: seconds from a prompt's arrival. per_token: seconds of a step. share: of the
-    requests that are to meet each."""
+    """first_token: seconds from a prompt's arrival. per_token: seconds of a step. share: part of
+    the requests to meet each target."""
 
     first_token: float = 2.0
     per_token: float = 0.05
@@ -28,8 +28,8 @@ class ServiceTargets:
 
 @dataclass(frozen=True)
 class NodeBounds:
-    """Least of each role; least and most of all together. Where these two are equal, nodes change
-    their roles alone."""
+    """prefill, decode: least number of nodes of each role. least, most: bounds of all nodes
+    together. If these two are equal, nodes only change their roles."""
 
     prefill: int = 1
     decode: int = 1
@@ -45,12 +45,11 @@ class NodeBounds:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds. window: of observations that trends are read from; nothing is taken away before it
-    is full. level, quick: over which load is averaged, and over which a burst is. ahead: demand is
-    foreseen for so long. settle: from the last node that was added until one is taken away, and
-    over which the highest level counts. cool_down: between two that are taken away. clear: a
-    backlog is to be gone within. room: where nodes are taken away, the others meet the targets with
-    so much more demand, as a share."""
+    """Times in seconds. window: length of the observations used for trends; no node is taken away
+    before it is full. level, quick: averaging times for load and for bursts. ahead: time of the
+    forecast. settle: time from the last addition to the first removal of a node, and period of the
+    highest level. cool_down: time between two removals. clear: time for clearing a backlog. room:
+    extra demand, as a share; after a removal the rest must still meet the targets with it."""
 
     window: float = 600.0
     level: float = 60.0

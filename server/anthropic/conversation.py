@@ -1,13 +1,14 @@
 """`system` and `messages` of a Messages request, as a chat template takes them, thinking included.
 
-Pure functions; an error names the place of the wrong value.
+Pure functions; an error names the position of the wrong value.
 
-Content: A text, or blocks of text, thinking, tool calls and their results. What only templates for
-images, documents or Anthropic's own tools could show is refused by its type.
+Content: a text, or blocks of text, thinking, tool calls and their results. Images, documents and
+blocks of Anthropic's own tools are rejected by type.
 
-Thinking: How it is asked for, shown, and taken back. A block of thinking carries a signature, which
-clients send back with it. One whose text is not to be shown carries the text there, so that the
-turn is the same when it comes back. It is an encoding, no secret: a client may read it.
+Thinking: its request, its display, and its return by the client. A thinking block carries a
+signature. Clients send the signature back with it. If the text is not to be shown, the signature
+carries it, so the returned turn is the same. The signature is encoded, not encrypted: a client may
+read it.
 """
 
 import base64
@@ -31,10 +32,10 @@ _SIGNED = "tasuki.sha256."
 
 @dataclass(frozen=True)
 class ThinkingChoice:
-    """enabled: what the chat template is asked for; None: as it does by itself. hidden: whether a
-    message has no blocks of thinking. shown: whether these have their text. effort: the template's
-    word for a small budget, where the request has no other; None: as it does by itself. budget:
-    tokens of thought, at most; None: as many as it likes."""
+    """enabled: the setting for the chat template; None: the template's default. hidden: a message
+    has no thinking blocks. shown: thinking blocks have their text. effort: the template's word for
+    a small budget, used if the request sets no other effort; None: the template's default. budget:
+    limit in thinking tokens; None: no limit."""
 
     enabled: bool | None = None
     hidden: bool = False
@@ -44,8 +45,9 @@ class ThinkingChoice:
 
 
 def read_thinking_choice(fields: RequestFields, *, hides_unasked: bool) -> ThinkingChoice:
-    """hides_unasked: a request that asks for no thinking gets none; a template that thinks all the
-    same does so unseen. Raises InvalidField."""
+    """Return the thinking settings of a request. hides_unasked: without a request for thinking,
+    thinking is disabled; if the template thinks anyway, its thinking is hidden. Raises
+    InvalidField."""
     choice = fields.fields("thinking")
     kind, display = choice.text("type"), choice.text("display")
     if display is not None and display not in DISPLAYS:
@@ -69,7 +71,7 @@ def signature_of(thinking: str, choice: ThinkingChoice) -> str:
 
 
 def read_thinking(thinking: str, signature: str) -> str:
-    """The text of a block that came back."""
+    """Return the text of a thinking block sent back by the client."""
     if thinking or not signature.startswith(_CARRIED):
         return thinking
     try:
@@ -86,7 +88,7 @@ Read = TypeVar("Read")
 
 
 def blocks_of(content: Any, place: str) -> list[dict[str, Any]]:
-    """The content as blocks, each with a type."""
+    """Return the content as blocks, each with a type. Raises InvalidField."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
@@ -100,7 +102,7 @@ def blocks_of(content: Any, place: str) -> list[dict[str, Any]]:
 def read_blocks(
     content: Any, place: str, readers: dict[str, Callable[[dict[str, Any], str], Read]]
 ) -> Iterator[tuple[str, Read]]:
-    """Each block's type, and what its reader makes of it. Raises InvalidField where a type has no
+    """Yield each block's type and its reader's result. Raises InvalidField for a type without a
     reader."""
     for index, block in enumerate(blocks_of(content, place)):
         kind, at = block["type"], f"{place}[{index}]"
@@ -118,7 +120,7 @@ def read_text(block: dict[str, Any], place: str) -> str:
 
 
 def texts_of(content: Any, place: str) -> str:
-    """Of content that may hold nothing but text."""
+    """Return the text of content with text blocks only."""
     return "".join(text for _, text in read_blocks(content, place, {"text": read_text}))
 
 
@@ -127,7 +129,8 @@ def read_tool_use(block: dict[str, Any], place: str) -> ToolCall:
 
 
 def read_tool_result(block: dict[str, Any], place: str) -> str:
-    """Templates have no place for `is_error`: the text says what went wrong."""
+    """Return the text of a tool result. `is_error` is ignored, because templates have no field for
+    it. The text describes the error."""
     required(block, "tool_use_id", str, place)
     content = block.get("content")
     return "" if content is None else texts_of(content, f"{place}.content")
@@ -157,14 +160,14 @@ _BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 
 @dataclass(frozen=True)
 class Conversation:
-    """breakpoints: counts of messages at whose end the client asks for a checkpoint."""
+    """breakpoints: message counts. The client asks for a checkpoint at the end of each."""
 
     messages: tuple[ChatMessage, ...]
     breakpoints: tuple[int, ...]
 
 
 def read_conversation(fields: RequestFields) -> Conversation:
-    """Raises InvalidField, PromptTooLong."""
+    """Return the request's conversation. Raises InvalidField, PromptTooLong."""
     messages = message_items(fields)
     reader = _Reader()
     if fields.get("system") is not None:
@@ -185,8 +188,8 @@ def read_conversation(fields: RequestFields) -> Conversation:
 
 
 class _Reader:
-    """Adds one message after the other. A message may become several of the template's, since each
-    result of a tool is one there."""
+    """A reader of one message after the other. A message may become several of the template's,
+    because each tool result is a separate message there."""
 
     def __init__(self) -> None:
         self._builder = ConversationBuilder()
@@ -198,7 +201,7 @@ class _Reader:
         return self._builder.messages
 
     def instructions(self, content: Any, place: str) -> None:
-        """Those before the conversation."""
+        """Add the instructions that precede the conversation."""
         texts = (text for _, text in read_blocks(content, place, {"text": read_text}))
         self._builder.system("".join(_BILLING_LINE.sub("", text) for text in texts))
         self._marks(content, place)
@@ -244,7 +247,8 @@ class _Reader:
             texts.clear()
 
     def _marks(self, content: Any, place: str) -> None:
-        """A checkpoint is at a message's end, wherever in it the client asked for one."""
+        """Set a checkpoint at a message's end if any of its blocks asks for one. Raises
+        InvalidField for too many blocks."""
         for index, block in enumerate(blocks_of(content, place)):
             if _asks_for_cache(block.get("cache_control"), f"{place}[{index}].cache_control"):
                 self._asked += 1
@@ -256,7 +260,8 @@ class _Reader:
 
 
 def _asks_for_cache(control: Any, place: str) -> bool:
-    """`ttl` is not looked at: what is cached stays for as long as there is room."""
+    """Return True if the client asks for a checkpoint. `ttl` is ignored: a cached prefix stays
+    until its space is needed."""
     if control is None:
         return False
     if not isinstance(control, dict) or control.get("type") != "ephemeral":

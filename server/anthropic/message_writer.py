@@ -1,7 +1,7 @@
 """An answer as a message of Anthropic's: blocks, whole or as a stream's events.
 
-Owns the answer so far. Has no part in HTTP. One answer, one thread. Invariant: of a stream's blocks
-one is open at a time, and each is closed before the next begins.
+Owns the answer so far. Has no part in HTTP. One answer, one thread. Invariant: one block of a
+stream is open at a time, and each is closed before the next begins.
 """
 
 from dataclasses import dataclass
@@ -29,14 +29,14 @@ from tasuki.server.text.text_answer import (
 from .conversation import ThinkingChoice, signature_of
 
 _KEPT_OF_LETTER = 2
-"""Bytes: in the block, and again while the reply is written."""
+"""Bytes for each character: in the block, and again while the reply is written."""
 _PING = named_event({"type": "ping"})
 
 
 @dataclass(frozen=True)
 class MessageHead:
-    """fills_context: the client allowed a longer answer than there is room for. with_hit: usage
-    explains the hit."""
+    """fills_context: the client allowed a longer answer than fits. with_hit: usage explains the
+    hit."""
 
     id: str
     model: str
@@ -46,7 +46,7 @@ class MessageHead:
 
 
 class _Block:
-    """The open block. texts: pieces of its text, or of a call's input as JSON."""
+    """The open block. texts: segments of its text, or of a call's input as JSON."""
 
     def __init__(self, start: dict[str, Any], delta: BodyOf) -> None:
         self.start = start
@@ -189,7 +189,7 @@ class MessageWriter:
         return "end_turn"
 
     def _usage_so_far(self) -> dict[str, Any]:
-        """Before anything is known of the cache."""
+        """Return the usage before the cache hit is known."""
         return {
             "input_tokens": self._head.prompt_tokens,
             "cache_creation_input_tokens": 0,
@@ -198,7 +198,7 @@ class MessageWriter:
         }
 
     def _whole_usage(self, end: ChatEnding) -> dict[str, Any]:
-        """`input_tokens` are those that were computed."""
+        """Return the usage of the whole answer. `input_tokens` counts only computed tokens."""
         hit = end.ending.usage.hit
         cached = 0 if hit is None else hit.usable_tokens
         counted = {
@@ -229,7 +229,8 @@ def _tool_use(call: str, name: str) -> _Block:
 def _whole_block(block: dict[str, Any]) -> dict[str, Any]:
     """Return a block with a call's input as an object.
 
-    A stream has no use for the object, which may be long: its text is read only here."""
+    Streams do not need the object, and parsing may be slow, so the text is parsed only here.
+    """
     if block["type"] != "tool_use":
         return block
     return {**block, "input": read_whole_arguments(block["input"])}

@@ -1,11 +1,11 @@
-"""POST /v1/messages and its token count: what a request asks, and the routes over one engine.
+"""POST /v1/messages and its token count: the request, and the routes over one engine.
 
 Reads a Messages request, its `tools` and `tool_choice` included. On any thread.
 
-A field that would change the answer and that this engine cannot honour is refused, never ignored;
-fields about accounts and routing are ignored, and so are those of a cache's lifetime.
+An unsupported field is rejected if it would change the answer. Fields about accounts, routing and
+cache lifetimes are ignored.
 
-Tools: As templates take definitions of functions. An error names the place of the wrong value.
+Tools: function definitions for templates. An error names the position of the wrong value.
 
 Anthropic's Messages API over one engine, as routes.
 """
@@ -44,8 +44,8 @@ _CHANGES_THE_PROMPT = ("input_examples", "defer_loading", "allowed_callers")
 
 @dataclass(frozen=True)
 class MessageTools:
-    """offered: none where tool_choice is none. parallel: whether an answer may hold more than one
-    call."""
+    """offered: offered tools; empty if tool_choice is none. parallel: an answer may hold more than
+    one call."""
 
     offered: list[OfferedTool]
     parallel: bool
@@ -53,7 +53,7 @@ class MessageTools:
 
     @property
     def definitions(self) -> list[Mapping[str, Any]]:
-        """In OpenAI's shape, which templates are written for."""
+        """Return the definitions in OpenAI's shape, as templates expect."""
         return [tool.definition for tool in self.offered]
 
 
@@ -101,8 +101,8 @@ _SAMPLING = ("temperature", "top_p", "top_k", "seed", "stream")
 
 @dataclass(frozen=True)
 class AskedMessage:
-    """What a request asks, and the writer of its reply. kept_bytes: memory that these take until
-    the reply's end."""
+    """A parsed request, and the writer of its reply. kept_bytes: memory held by these until the
+    reply ends."""
 
     submit: Submit
     options: AnswerOptions
@@ -157,7 +157,7 @@ def count_message_tokens(model: ServedModel, request: web.Request, fields: Reque
 def _read_prompt(
     model: ServedModel, request: web.Request, fields: RequestFields, choice: ThinkingChoice
 ) -> tuple[RenderedPrompt, MessageTools]:
-    """The prompt and its tools."""
+    """Return the prompt and its tools."""
     fields.refuse_unknown(OF_MESSAGES)
     _check_context_edits(fields)
     conversation = read_conversation(fields)
@@ -176,7 +176,7 @@ def _read_prompt(
 def _read_options(
     model: ServedModel, fields: RequestFields, max_tokens: int, budget: int | None
 ) -> AnswerOptions:
-    """budget: tokens of thought, at most."""
+    """Return the answer's options. budget: limit in thinking tokens; None: no limit."""
     fields_of_chat = fields.only(*_SAMPLING, max_tokens=max_tokens)
     options = read_options(fields_of_chat, model.codec, max_tokens, model.sampling_defaults, 0)
     if budget is not None:
@@ -185,7 +185,8 @@ def _read_options(
 
 
 def _affinity(fields: RequestFields) -> RequestFields:
-    """As chats name it: whose conversation it is, its salt, its place among its caller's."""
+    """Return the fields for affinity under the names used by chats: conversation key, salt,
+    priority."""
     user = fields.fields("metadata").short_text("user_id", MAX_USER_ID, "metadata.user_id")
     return fields.only("cache_salt", "priority", prompt_cache_key=user)
 
@@ -193,7 +194,7 @@ def _affinity(fields: RequestFields) -> RequestFields:
 def _template_variables(
     codec: TextCodec, fields: RequestFields, choice: ThinkingChoice
 ) -> dict[str, Any]:
-    """As chats name them."""
+    """Return the template's variables under the names used by chats."""
     config = fields.fields("output_config")
     effort = config.text("effort")
     if effort not in (None, *EFFORTS):
@@ -211,7 +212,8 @@ def _template_variables(
 
 
 def _format(fields: RequestFields) -> AskedGrammar | None:
-    """Under its name, or under the one that it had in the API's beta."""
+    """Return the answer's grammar from the field or from its older beta name. Raises InvalidField
+    if both are given."""
     found = []
     for field, holder in (
         ("output_config.format", fields.fields("output_config")),
@@ -229,7 +231,7 @@ def _format(fields: RequestFields) -> AskedGrammar | None:
 
 
 def _check_context_edits(fields: RequestFields) -> None:
-    """Only those that take nothing out of the conversation."""
+    """Raise InvalidField for a context edit that would remove a part of the conversation."""
     for index, edit in enumerate(fields.fields("context_management").items("edits")):
         if (
             not isinstance(edit, dict)
@@ -243,8 +245,8 @@ def _check_context_edits(fields: RequestFields) -> None:
 
 VERSION_HEADER = "anthropic-version"
 _FIRST_VERSION = "2023-06-01"
-"""The first with named events. Later ones took fields away, which are still taken here, and added
-some, which have names of their own."""
+"""The first version with named events. Later versions removed fields, still accepted here, and
+added fields with new names."""
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
@@ -282,7 +284,8 @@ class MessageHandlers:
 
 
 def _check_version(request: web.Request) -> None:
-    """Betas change nothing by being named: what they add has fields."""
+    """Raise HttpRefusal for an unknown or older version. Named betas are ignored: their additions
+    have fields of their own."""
     version = request.headers.get(VERSION_HEADER, _FIRST_VERSION)
     if not _DATE.fullmatch(version) or version < _FIRST_VERSION:
         raise HttpRefusal(

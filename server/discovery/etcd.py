@@ -1,4 +1,4 @@
-"""A client of the part of etcd that membership needs: keys under leases, ranges and watches.
+"""A client for the part of etcd needed by membership: keys under leases, ranges and watches.
 
 Uses etcd's own HTTP gateway (/v3/..., JSON with base64 keys), because no maintained Python client
 of its gRPC exists. One event loop's thread.
@@ -17,17 +17,17 @@ from .etcd_access import NO_LOGIN, EtcdAccess
 
 _SECONDS = 5.0
 _UNAUTHENTICATED = 16
-"""gRPC's code, which the gateway passes on: a token has ended."""
+"""gRPC's code for an expired token, passed on by the gateway."""
 
 
 class EtcdError(ConnectionError):
-    """etcd cannot be reached or refused; the message has the endpoint and its reply."""
+    """etcd cannot be reached or rejected a call. The message has the endpoint and its reply."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """created: the store's revision at which the key was created; a key that is created again has
-    another."""
+    """created: revision of the store at the key's creation. A key created again has another
+    revision."""
 
     key: str
     value: str
@@ -36,7 +36,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Entries as they stood at `revision` of the store."""
+    """The entries at `revision` of the store."""
 
     entries: tuple[Entry, ...]
     revision: int
@@ -50,8 +50,8 @@ class Etcd:
         endpoint: str,
         access: EtcdAccess = NO_LOGIN,
     ) -> None:
-        """access: how this node proves itself, and etcd to it. Raises EtcdAccessError where the
-        password would go in plain text."""
+        """access: this node's login, and the authority for etcd's certificate. Raises
+        EtcdAccessError if the password would go in plain text."""
         access.check(endpoint)
         self._endpoint = endpoint.rstrip("/")
         self._login = access.login
@@ -60,11 +60,11 @@ class Etcd:
         self._session = aiohttp.ClientSession(connector=connector)
 
     async def grant(self, seconds: int) -> int:
-        """A lease that ends `seconds` after its last renewal."""
+        """Return a new lease. It ends `seconds` after its last renewal."""
         return int((await self._ask("lease/grant", {"TTL": seconds}))["ID"])
 
     async def renew(self, lease: int) -> None:
-        """Raises EtcdError also where the lease has ended."""
+        """Renew the lease. Raises EtcdError, also if the lease has ended."""
         reply = await self._ask("lease/keepalive", {"ID": lease})
         if int(reply.get("result", reply).get("TTL", 0)) <= 0:
             raise EtcdError(f"etcd at {self._endpoint}: lease {lease} has ended")
@@ -85,7 +85,7 @@ class Etcd:
         return Snapshot(tuple(entries), int(reply["header"]["revision"]))
 
     async def changed(self, prefix: str, after: int) -> AsyncGenerator[None, None]:
-        """Yields once for each change under the prefix after revision `after`."""
+        """Yield once for each change under the prefix after revision `after`. Raises EtcdError."""
         create = {**_prefix_range(prefix), "start_revision": after + 1}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SECONDS)
         headers = await self._headers()
@@ -123,7 +123,7 @@ class Etcd:
         return reply
 
     async def _headers(self) -> dict[str, str]:
-        """With a token of the login, where there is one."""
+        """Return the headers, with a token of the login if there is one."""
         if self._login is None:
             return {}
         if self._token is None:
@@ -140,7 +140,7 @@ class Etcd:
     async def _post(
         self, method: str, body: dict[str, Any], headers: dict[str, str]
     ) -> tuple[int, Any]:
-        """The status, and the reply as JSON."""
+        """Return the status, and the reply as JSON. Raises EtcdError."""
         url = f"{self._endpoint}/v3/{method}"
         try:
             async with (

@@ -11,16 +11,16 @@ from urllib.parse import urlsplit
 from tasuki.server.bind import is_loopback
 
 HTTP_PREFIX = "/tasuki/http/"
-"""Prefix of the keys of nodes' HTTP servers. The address follows: names need not differ."""
+"""Prefix of the keys of nodes' HTTP servers. The address follows, so nodes may have equal names."""
 
 
 class EtcdAccessError(ValueError):
-    """A file of etcd's settings cannot be used; the message names it and the mend."""
+    """A file of etcd's settings cannot be used. The message names it and the fix."""
 
 
 @dataclass(frozen=True)
 class EtcdLogin:
-    """The user as whom a node asks etcd."""
+    """This node's user in etcd."""
 
     name: str
     password: str = field(repr=False)
@@ -33,12 +33,13 @@ class EtcdAccess:
 
     @classmethod
     def load(cls, ca: str, login: str) -> "EtcdAccess":
-        """ca: PEM file of the authority of etcd's certificate; none: the system's. login: file with
-        USER:PASSWORD; none: etcd asks for no user. Raises EtcdAccessError."""
+        """Load the access. ca: PEM file of the authority of etcd's certificate; empty: the
+        system's. login: file with USER:PASSWORD; empty: etcd has no users. Raises
+        EtcdAccessError."""
         return cls(_authority(ca) if ca else None, _login(login) if login else None)
 
     def check(self, endpoint: str) -> None:
-        """Raises EtcdAccessError where the password would go in plain text."""
+        """Raise EtcdAccessError if the password would go in plain text."""
         url = urlsplit(endpoint)
         if self.login is not None and url.scheme != "https" and not is_loopback(url.hostname or ""):
             raise EtcdAccessError(
@@ -47,7 +48,7 @@ class EtcdAccess:
 
 
 NO_LOGIN = EtcdAccess()
-"""For an etcd that asks for no user, by the system's authorities."""
+"""Access to an etcd without users, with the system's authorities."""
 
 
 def _authority(path: str) -> ssl.SSLContext:

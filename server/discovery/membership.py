@@ -13,12 +13,12 @@ log = logging.getLogger(__name__)
 
 
 class MembershipError(ValueError):
-    """The list of prefill nodes cannot be used; the message names the entry and the mend."""
+    """The list of prefill nodes cannot be used. The message names the entry and the fix."""
 
 
 class Membership(Protocol):
     def changes(self) -> AsyncIterator[tuple[str, ...]]:
-        """The members, HOST:PORT, now and whenever they change."""
+        """Yield the members, HOST:PORT, now and after each change."""
 
 
 class FixedMembership:
@@ -30,15 +30,16 @@ class FixedMembership:
 
 
 class FileMembership:
-    """One HOST:PORT a line, `#` begins a comment. A file that cannot be read or is wrong changes
-    nothing: a typing error must not drop nodes that work."""
+    """Members listed in a file: one HOST:PORT a line, `#` begins a comment. An unreadable or wrong
+    file changes nothing, because a typing error must not drop working nodes."""
 
     def __init__(self, path: Path, poll_seconds: float = 0.5) -> None:
         self._path = path
         self._poll_seconds = poll_seconds
 
     async def changes(self) -> AsyncIterator[tuple[str, ...]]:
-        """Raises MembershipError where the first reading fails."""
+        """Yield the members, now and after each change. Raises MembershipError if the first reading
+        fails."""
         known = self._read()
         yield known
         complaint = ""
@@ -66,7 +67,8 @@ class FileMembership:
 
 
 def check_target(target: str, source: str) -> str:
-    """`target` itself. Raises MembershipError; source: where it was given."""
+    """Return `target`, checked. source: origin of the target, for errors. Raises
+    MembershipError."""
     host, separator, port = target.rpartition(":")
     if not separator or not host or not port.isdecimal() or not 0 < int(port) <= 65535:
         raise MembershipError(

@@ -1,12 +1,12 @@
-"""Nodes in etcd: how an address is registered there, and which prefill nodes are.
+"""Nodes in etcd: the registration of an address, and the registered prefill nodes.
 
-Registration: An address of a node in etcd, which is listed there as long as it is of use. Owns one
-lease. Thread rule: the event loop. Of a prefill node's hand-over the entry is removed before the
-node drains, so that no prompt is sent to a node that refuses.
+Registration: an address of a node, listed in etcd from start() to stop(). Owns one lease. Thread
+rule: the event loop. A prefill node removes its entry for hand-overs before it drains, so no prompt
+is sent to a node that rejects it.
 
-EtcdMembership: The prefill nodes that are registered in etcd: a key for each, which ends with its
-lease. While etcd does not answer the members stay as they are: it lists nodes, it does not judge
-their health, and it never fences a write. Thread rule: the event loop.
+EtcdMembership: the prefill nodes registered in etcd. Each has a key that ends with its lease. While
+etcd does not answer, the members stay unchanged. It lists nodes, but does not judge their health,
+and never fences a write. Thread rule: the event loop.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _RENEWALS_A_LEASE = 4
 
 class Registration:
     def __init__(self, etcd: Etcd, key: str, address: str) -> None:
-        """address: HOST:PORT under which others reach this node."""
+        """address: HOST:PORT of this node, for others."""
         self._etcd = etcd
         self._key = key
         self._address = address
@@ -37,7 +37,7 @@ class Registration:
         self._keeping: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Register, and again whenever the lease has ended; returns at once."""
+        """Register now, and again whenever the lease has ended. Returns at once."""
         self._keeping = asyncio.get_running_loop().create_task(self._keep(), name="registration")
 
     async def stop(self) -> None:
@@ -72,8 +72,8 @@ class Registration:
 
 
 def http_registration(access: EtcdAccess, endpoint: str, address: str) -> Registration:
-    """address: HOST:PORT under which others reach the server. REQUIRES: a running event loop.
-    Raises EtcdAccessError."""
+    """Return a registration for an HTTP server. address: HOST:PORT of the server, for others.
+    REQUIRES: a running event loop. Raises EtcdAccessError."""
     return Registration(Etcd(endpoint, access), HTTP_PREFIX + address, address)
 
 
@@ -86,8 +86,8 @@ class EtcdMembership:
         self._retry_seconds = retry_seconds
 
     async def changes(self) -> AsyncIterator[tuple[str, ...]]:
-        """As Membership.changes(). No members until etcd first answers: a node starts without
-        it."""
+        """Yield the members, as Membership.changes(). Before etcd's first answer there are no
+        members, so a node starts without etcd."""
         etcd = self._connect()
         known: tuple[str, ...] | None = None
         silent = False
@@ -115,7 +115,8 @@ class EtcdMembership:
 
 
 def _members(entries: tuple[Entry, ...]) -> tuple[str, ...]:
-    """In the order of their registration. An entry that is no address is logged and left out."""
+    """Return the members in the order of registration. An entry without a valid address is logged
+    and left out."""
     members = []
     for entry in sorted(entries, key=lambda entry: (entry.created, entry.key)):
         try:

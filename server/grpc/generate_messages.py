@@ -1,12 +1,12 @@
-"""The messages of one request of tasuki.v1: reads what it asks, writes its answer.
+"""The messages of one request of tasuki.v1: reader of the request, writer of the answer.
 
-Requests: Reads requests of tasuki.v1 from proto messages, or refuses them with the field and the
-mend. Pure functions of the message and the checkpoint's codec, whose threads run what may take
-long; the engine checks again what depends on its arena.
+Requests: reads requests of tasuki.v1 from proto messages, or rejects them with the field and the
+fix. Pure functions of the message and the checkpoint's codec. Slow work runs on the codec's
+threads. The engine checks again the limits that depend on its arena.
 
-Answers: Writes one answer to a client: what the engine answers in, GenerateResponse out. Knows
-neither sessions nor prompts. Whatever ends it early (a cancelled call, a failed write, a deadline)
-closes the engine's iterator, which aborts the request.
+Answers: converts the engine's answer to GenerateResponse messages for one client. Independent of
+sessions and prompts. An early end (a cancelled call, a failed write, a deadline) closes the
+engine's iterator, and so aborts the request.
 """
 
 import math
@@ -60,12 +60,12 @@ _WITH_DEFAULTS = (
     *("max_new_tokens", "temperature", "top_k", "top_p", "seed", "min_p"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
-"""Of a Sampling: the fields with a default of SamplingParams."""
+"""Fields of a Sampling with a default in SamplingParams."""
 _MOST_NAMED = {"logit_bias": MAX_BIASES, "allowed_token_ids": MAX_ALLOWED_TOKENS}
 
 
 def read_prompt(request: pb.GenerateRequest, salt: bytes, codec: TextCodec) -> RenderedPrompt:
-    """The whole prompt. salt: of the prompt in the engine."""
+    """Return the whole prompt. salt: the prompt's cache salt in the engine."""
     kind = request.WhichOneof("input")
     if kind == "messages":
         rendered = ChatRenderer(codec).conversation(
@@ -86,7 +86,7 @@ def read_prompt(request: pb.GenerateRequest, salt: bytes, codec: TextCodec) -> R
 def read_plain_input(
     request: pb.GenerateRequest | pb.SessionAppendRequest, codec: TextCodec
 ) -> Tokens:
-    """int32 [T] of `text` or `token_ids`, empty where neither is set."""
+    """Return the tokens of `text` or `token_ids`, int32 [T]; empty if neither is set."""
     if request.WhichOneof("input") == "text":
         return ChatRenderer(codec).text("text", request.text)
     return read_token_ids("token_ids", request.token_ids.ids, codec)
@@ -120,7 +120,7 @@ def read_marks(marks: Sequence[int], prompt_tokens: int) -> tuple[int, ...]:
 
 
 def read_choices(request: pb.GenerateRequest) -> int:
-    """How many answers the prompt gets."""
+    """Return the number of answers to the prompt."""
     if not 0 <= request.n <= MAX_CHOICES:
         raise InvalidRequest(f"n must be in [0, {MAX_CHOICES}], not {request.n}")
     return max(request.n, 1)
@@ -129,9 +129,9 @@ def read_choices(request: pb.GenerateRequest) -> int:
 async def with_text_rules(
     params: SamplingParams, sampling: pb.Sampling, prompt: Tokens, codec: TextCodec, line: str
 ) -> SamplingParams:
-    """Return the params with the grammar and the thinking budget that the client's sampling names,
-    if any, once the grammar has passed its trial. line: as of WorkThreads.run(). Raises
-    InvalidField, Busy."""
+    """Return the params with the grammar and the thinking budget of the client's sampling, if any.
+    The grammar has then passed its trial. line: argument of WorkThreads.run(). Raises InvalidField,
+    Busy."""
     bounds_thinking = sampling.HasField("thinking_token_budget")
     if sampling.WhichOneof("constraint") is None and not bounds_thinking:
         return params
@@ -171,14 +171,15 @@ _TARGETS = TARGETS.bounded("targets", first_token=_seconds, per_token=_seconds, 
 
 
 def read_targets(targets: pb.Targets) -> Targets:
-    """Raises InvalidField."""
+    """Return the targets. Raises InvalidField."""
     return _TARGETS.from_wire(targets)
 
 
 def read_sampling(
     sampling: pb.Sampling, codec: TextCodec, least_new_tokens: int = 1
 ) -> SamplingParams:
-    """least_new_tokens: 0 where the answer may have none."""
+    """Return the sampling parameters. least_new_tokens: 0 if the answer may be empty. Raises
+    InvalidRequest."""
     if not math.isfinite(sampling.temperature):
         raise InvalidRequest("sampling.temperature must be finite: use 0 for greedy")
     if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
@@ -219,9 +220,9 @@ _SCORES_A_MESSAGE = 1024
 
 @dataclass(frozen=True)
 class Answer:
-    """A finished answer; token_ids includes the end token where reason is STOP.
+    """A finished answer. token_ids includes the end token if the reason is STOP.
 
-    finished is the last message, not yet written: once it is, the client may act on it.
+    finished is the last message, not yet written: the client may act on it once it is written.
     """
 
     token_ids: "array[int]"
@@ -235,8 +236,8 @@ async def write_tokens(
     detokenizer: IncrementalDetokenizer,
     scores: Sequence[m.PromptScored] = (),
 ) -> Answer:
-    """A message for all tokens that wait together. scores: of the prompt, which have come before
-    the first part, and are written before it. Raises what the parts raise (ServerError)."""
+    """Write one message for all waiting tokens. scores: the prompt's scores, complete before the
+    first part and written before it. Raises ServerError from the parts."""
     token_ids = array("i")
     unscored = True
     async with aclosing(parts):
@@ -259,7 +260,7 @@ async def write_tokens(
 
 
 def _scored(scores: Sequence[m.PromptScored]) -> Iterator[pb.GenerateResponse]:
-    """In messages that are far below gRPC's bound."""
+    """Yield the scores in messages far below gRPC's limit."""
     for piece in scores:
         for start in range(0, len(piece), _SCORES_A_MESSAGE):
             some = slice(start, start + _SCORES_A_MESSAGE)
@@ -282,7 +283,7 @@ def _scored(scores: Sequence[m.PromptScored]) -> Iterator[pb.GenerateResponse]:
 def _fill(
     chunk: pb.TokenChunk, tokens: Sequence[m.TokenOut], detokenizer: IncrementalDetokenizer
 ) -> None:
-    """The message is filled in place, at a third of what its constructors take."""
+    """Fill the message in place, at a third of its constructors' cost."""
     text = ""
     for token in tokens:
         text += detokenizer.push(token.token)

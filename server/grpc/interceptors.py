@@ -3,13 +3,12 @@
 RequireScope checks the caller's scope by the method's name (auth/surfaces.py), before the message
 is read. A key is never logged.
 
-MalformedRequests ends a call by the status of the ServerError that its method raises, and answers
-bytes that are not the expected message with INVALID_ARGUMENT. gRPC itself reports both as a crash
-of the method, with a traceback. Reads no message's fields.
+MalformedRequests ends a call with the status of the ServerError raised by its method. It answers
+unreadable bytes with INVALID_ARGUMENT. gRPC itself reports both as a crash of the method, with a
+traceback. Reads no message's fields.
 
-UnimplementedMethods refuses tasuki's methods that this node does not serve, and OpenAI's paths on a
-node that answers no clients. It names the mend, which gRPC's own refusal does not. Uses services'
-names alone.
+UnimplementedMethods rejects tasuki's methods not served by this node, and OpenAI's paths on a node
+without clients. Unlike gRPC's own refusal, it names the fix. Uses only services' names.
 
 One event loop's thread.
 """
@@ -47,7 +46,7 @@ from tasuki.server.errors import (
 from tasuki.server.request_checks import read_targets
 
 Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
-"""Returns the handler of a call, as gRPC's own server finds it."""
+"""Returns the handler of a call, as found by gRPC's own server."""
 
 Method: TypeAlias = Callable[..., Awaitable[Any]]
 """A servicer's method with one answer."""
@@ -57,7 +56,7 @@ ReadMessage: TypeAlias = Callable[[bytes], Any]
 
 
 class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Wraps unary and async-generator methods; leaves others (reflection) as they are."""
+    """A wrapper of unary and async-generator methods. Other methods (reflection) stay unchanged."""
 
     def __init__(self, failed: Failed) -> None:
         self._failed = failed
@@ -88,14 +87,14 @@ class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 class _Malformed:
-    """Stands for a message that could not be read."""
+    """A placeholder for an unreadable message."""
 
     def __init__(self, reason: str) -> None:
         self.error = InvalidRequest(f"the request is not the expected message: {reason}")
 
 
 def refusing(error: ServerError, failed: Failed) -> Any:
-    """A handler that ends every call with the error; its messages stay bytes, and unread."""
+    """Return a handler that ends every call with the error. Its messages stay unread bytes."""
 
     async def refuse(request: Any, context: CallContext) -> None:
         async with refusals(context, failed):
@@ -105,7 +104,7 @@ def refusing(error: ServerError, failed: Failed) -> Any:
 
 
 def method_of(handler: Any) -> tuple[Any, Any]:
-    """The servicer's method, and what builds a handler of its kind."""
+    """Return the servicer's method, and the constructor of a handler of its kind."""
     if handler.request_streaming and handler.response_streaming:
         return handler.stream_stream, grpc.stream_stream_rpc_method_handler
     if handler.request_streaming:
@@ -158,7 +157,7 @@ def _guarded_generator(
 
 
 def _checked(request: Any, streaming: bool) -> Any:
-    """The request or request stream itself, but raising InvalidRequest at what was malformed."""
+    """Return the request or request stream. A malformed message raises InvalidRequest."""
     if streaming:
         return _checked_stream(request)
     if isinstance(request, _Malformed):
@@ -177,24 +176,24 @@ _AUTHORIZATION = "authorization"
 
 
 def grpc_caller(keys: ApiKeys, metadata: Iterable[tuple[str, str | bytes]] | None) -> Caller | None:
-    """The caller whose key is in the metadata; None where it has no known key."""
+    """Return the caller of the key in the metadata; None without a known key."""
     return keys.caller([value for name, value in metadata or () if name == _AUTHORIZATION])
 
 
 def patience_of(context: CallContext) -> float:
-    """Seconds until the call's deadline; infinite where it has none."""
+    """Return the seconds until the call's deadline; infinite without one."""
     left = context.time_remaining()
     return math.inf if left is None else left
 
 
 def metadata_targets(context: CallContext) -> Targets:
-    """What the caller or a proxy of its wants an answer within. Raises InvalidField."""
+    """Return the latency targets set by the caller or its proxy. Raises InvalidField."""
     return read_targets(lambda name: _values(context, name))
 
 
 class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses a call unless its metadata has `authorization: Bearer API_KEY` with a key of the
-    method's scope."""
+    """The check of a call's key: its metadata needs `authorization: Bearer API_KEY` with a key of
+    the method's scope."""
 
     def __init__(self, keys: ApiKeys, failed: Failed) -> None:
         self._keys = keys
@@ -228,19 +227,20 @@ class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 def grpc_request_context(keys: ApiKeys, context: CallContext) -> RequestContext:
-    """REQUIRES: the interceptor has let the call in. Raises PermissionDenied, InvalidField."""
+    """Return the call's context. REQUIRES: the interceptor has admitted the call. Raises
+    PermissionDenied, InvalidField."""
     caller = _caller(keys, context)
     traceparent = "".join(_values(context, TRACE_HEADER)[-1:])
     return RequestContext(caller, traceparent, tenant_of(caller, _values(context, TENANT_KEY)))
 
 
 def grpc_watch_scope(keys: ApiKeys, context: CallContext) -> WatchScope:
-    """Whose blocks a subscriber sees. Raises PermissionDenied, InvalidField."""
+    """Return the scope of blocks visible to a subscriber. Raises PermissionDenied, InvalidField."""
     return watch_scope(_caller(keys, context), _values(context, TENANT_KEY))
 
 
 def named_tenant(context: CallContext) -> str | None:
-    """The tenant that an operator's call names; None: no tenant. Raises InvalidField."""
+    """Return the tenant named in an operator's call; None: no tenant. Raises InvalidField."""
     return tenant_of(OWNER, _values(context, TENANT_KEY))
 
 
@@ -251,7 +251,8 @@ def _caller(keys: ApiKeys, context: CallContext) -> Caller:
 
 
 def _values(context: CallContext, name: str) -> list[str]:
-    """gRPC allows bytes only where a name ends in -bin."""
+    """Return the metadata's values under `name`, as text. gRPC allows bytes only in names that end
+    in -bin."""
     return [str(value) for key, value in context.invocation_metadata() or () if key == name]
 
 
@@ -266,7 +267,8 @@ _MENDS = {
 
 
 class UnimplementedMethods(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Methods of foreign services keep gRPC's own refusal."""
+    """The refusal of tasuki's unserved methods. Methods of foreign services keep gRPC's own
+    refusal."""
 
     def __init__(self, failed: Failed) -> None:
         self._failed = failed
@@ -286,7 +288,7 @@ class UnimplementedMethods(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
 
 
 def unimplemented_routes() -> list[web.RouteDef]:
-    """OpenAI's paths on a node that answers no clients."""
+    """Return OpenAI's paths for a node without clients. Each rejects its requests."""
 
     async def refuse(request: web.Request) -> web.StreamResponse:
         raise _unimplemented(request.path, _CLIENTS)

@@ -1,16 +1,14 @@
-"""The gRPC server that every daemon's services stand on: health, reflection, keepalive, message
-cap.
+"""The gRPC server of every daemon's services: health, reflection, keepalive, message cap.
 
 Server: Reads no message. Thread rule: a server lives on the event loop that started it; another
 loop may end it.
 
-Bridge: Lets a gRPC server live on one event loop and the services' methods run on another. Is the
-first interceptor. Messages cross as bytes, so that neither their reading nor the check of the
-caller costs the server's loop anything. Thread rule: intercept_service and the handler that it
-returns run on the server's loop; later interceptors, handlers and deserializers run on the other
-one, with a context that crosses back. Invariants: the end of a call on either side ends it on the
-other; where the other loop stands, the caller gets a typed error after `patience` seconds, and the
-server's loop loses nothing.
+Bridge: runs a gRPC server on one event loop and the services' methods on another. It is the first
+interceptor. Messages cross as bytes, so reading them and checking the caller cost the server's loop
+nothing. Thread rule: intercept_service and its returned handler run on the server's loop. Later
+interceptors, handlers and deserializers run on the other one, with a context that crosses back.
+Invariants: the end of a call on either side ends it on the other. If the other loop is blocked, the
+caller gets a typed error after `patience` seconds, and the server's loop loses nothing.
 """
 
 import asyncio
@@ -78,9 +76,9 @@ class Bridge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         failed: Failed,
         patience: float = _PATIENCE_SECONDS,
     ) -> None:
-        """stay: full names of services whose methods run on the server's loop, as gRPC's own do.
-        failed: counts, on `loop`, a call that is refused here. patience: seconds within which
-        `loop` must begin a call."""
+        """stay: full names of services whose methods run on the server's loop, like gRPC's own.
+        failed: counts, on `loop`, a call rejected here. patience: timeout in seconds for `loop` to
+        begin a call."""
         self._loop = loop
         self._stay = (*(f"/{service}/" for service in stay), "/grpc.")
 
@@ -115,8 +113,8 @@ class Bridge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 class _Crossing:
-    """A call's context for its method on the other loop. Methods that wait run on the server's
-    loop; attributes are read and set directly."""
+    """A call's context for its method on the other loop. Waiting methods run on the server's loop;
+    attributes are read and set directly."""
 
     def __init__(
         self,
@@ -135,7 +133,7 @@ class _Crossing:
         await self._there(self._context.send_initial_metadata, metadata)
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailer: Any = ()) -> None:
-        """Raises, as gRPC's does."""
+        """Abort the call. Raises, as gRPC's own method."""
         await self._there(self._context.abort, code, details, trailer)
 
     async def _there(self, method: Method, *arguments: Any) -> None:
@@ -156,7 +154,7 @@ class _Crossing:
 
 
 def _bridged(handler: Any, loop: asyncio.AbstractEventLoop) -> Any:
-    """A handler of the same kind whose method runs on `loop`."""
+    """Return a handler of the same kind. Its method runs on `loop`."""
     method, build = method_of(handler)
     read = handler.request_deserializer or _as_it_is
     serialize = handler.response_serializer or _as_it_is
@@ -186,7 +184,7 @@ def _as_it_is(message: Any) -> Any:
 
 @dataclass(frozen=True)
 class Service:
-    """name: as in the .proto, package and all; register: adds the servicer to a server."""
+    """name: full name in the .proto, with its package. register: adds the servicer to a server."""
 
     name: str
     register: Callable[[grpc.aio.Server], None]
@@ -204,7 +202,8 @@ class Server:
         names: Sequence[str],
         rotation: Rotation,
     ) -> None:
-        """names: of services whose health is shown. rotation: a node's that has left has none."""
+        """names: services with a health status. rotation: the node's rotation; after it is left,
+        the services are NOT_SERVING."""
         self._loop = asyncio.get_running_loop()
         self._server = server
         self._health = health_servicer
@@ -255,10 +254,10 @@ async def start_server(
     shares_port: bool = False,
     rotation: Rotation | None = None,
 ) -> Server:
-    """bind: HOST:PORT, port 0 picks one. bridge: to the loop on which services run; None: this one.
-    forward: takes calls whose key is good, before the services do. calls: counts those that fail.
-    shares_port: with other processes of this node. rotation: the node's; None: it is always in.
-    Raises BindError, TlsError."""
+    """Start the server. bind: HOST:PORT; port 0 selects a free one. bridge: bridge to the services'
+    loop; None: this loop. forward: takes calls with a good key, before the services. calls: counts
+    the failures. shares_port: other processes of this node use the port too. rotation: the node's
+    rotation; None: always in rotation. Raises BindError, TlsError."""
     host, _ = parse_bind(bind, access)
     if not all(is_for_peers(service.name) for service in services):
         require_callers_known(bind, access)
@@ -282,8 +281,9 @@ async def start_private_server(
     access: Access,
     calls: CallsInProgress | None = None,
 ) -> Server:
-    """For other processes of this node. path: of a Unix socket, in a folder that is this user's
-    alone, so in plain text; keys are asked for as elsewhere. calls: as of start_server()."""
+    """Start a server for other processes of this node. path: path of a Unix socket in a folder
+    private to this user, so it is plain text; keys are checked as elsewhere. calls: argument of
+    start_server()."""
     interceptors = _interceptors(access, calls or CallsInProgress())
     server, health_servicer, names = await _built(services, interceptors, access, False)
     server.add_insecure_port(f"unix:{path}")
@@ -297,8 +297,8 @@ def _interceptors(
     bridge: Bridge | None = None,
     forward: "Interceptor | None" = None,
 ) -> list[Interceptor]:
-    """In the order in which they see a call. The bridge is first, so that callers are checked on
-    the services' loop, as over HTTP; nothing is forwarded before its key is checked."""
+    """Return the interceptors in the order of a call. The bridge is first, so callers are checked
+    on the services' loop, as over HTTP. A call is forwarded only after the check of its key."""
     order = (
         *(bridge, RequireScope(access.keys, calls.failed), forward),
         *(MalformedRequests(calls.failed), UnimplementedMethods(calls.failed)),
@@ -312,7 +312,8 @@ async def _built(
     access: Access,
     shares_port: bool,
 ) -> tuple[grpc.aio.Server, Any, tuple[str, ...]]:
-    """A server without a port, its health, which is good, and the names that have one."""
+    """Return a server without a port, its health servicer, and the names with a health status. All
+    are SERVING."""
     limits = (
         ("grpc.max_receive_message_length", access.max_message_bytes),
         ("grpc.max_send_message_length", access.max_message_bytes),

@@ -46,7 +46,8 @@ from .session_service import SessionService
 
 
 class InferenceService(pb_grpc.InferenceServicer):
-    """Has no part in sessions. Lives on the event loop's thread."""
+    """The one-shot requests of tasuki.v1.Inference. Has no part in sessions. On the event loop's
+    thread."""
 
     def __init__(
         self,
@@ -55,8 +56,8 @@ class InferenceService(pb_grpc.InferenceServicer):
         keys: ApiKeys = NO_KEYS,
         held: HeldBytes | None = None,
     ) -> None:
-        """keys: identify the caller, whose limits a call counts against. held: counts the memory of
-        calls; None: counts of its own."""
+        """keys: keys of the callers. A call counts against its caller's limits. held: memory count
+        of calls; None: a new one."""
         self._keys = keys
         self._held = HeldBytes() if held is None else held
         self._engine = engine
@@ -67,8 +68,8 @@ class InferenceService(pb_grpc.InferenceServicer):
             await self._counted(request, context)
 
     async def _counted(self, request: pb.GenerateRequest, context: CallContext) -> None:
-        """Answer the call. gRPC has read the message already: it is counted from here on, and
-        stands in memory until the call's end."""
+        """Answer the call. gRPC has read the message already. It is counted from here on, and stays
+        in memory until the call's end."""
         caller = grpc_request_context(self._keys, context).caller
         with self._held.hold(caller, request.ByteSize()) as hold:
             await self._generate(request, context, hold)
@@ -141,9 +142,9 @@ _ROLE_NUMBERS = {"prefill": pb.NODE_ROLE_PREFILL, "decode": pb.NODE_ROLE_DECODE}
 
 
 class AdminService(pb_grpc.CacheAdminServicer):
-    """Lives on the event loop's thread. store: None on a prefill node, which has no sessions.
-    handover: the state of a decode node's prefill nodes. role_change: None where the node has both
-    roles. keys: identify the caller, who may explain its own requests only."""
+    """CacheAdmin's methods. On the event loop's thread. store: None on a prefill node, because it
+    has no sessions. handover: state of a decode node's prefill nodes. role_change: None if the node
+    has both roles. keys: keys of the callers; a caller may explain only its own requests."""
 
     def __init__(
         self,
@@ -253,8 +254,8 @@ def grpc_services(
     store: SessionStore | None = None,
     held: HeldBytes | None = None,
 ) -> tuple[Service, ...]:
-    """Inference, Session and CacheAdmin. handover, role_change: as in AdminService. store: of
-    sessions; None: one of its own. held: counts the memory of calls; None: counts of its own."""
+    """Return Inference, Session and CacheAdmin. handover, role_change: fields of AdminService.
+    store: the sessions; None: a new one. held: memory count of calls; None: a new one."""
     held = HeldBytes.for_messages(config.access.max_message_bytes) if held is None else held
     store = session_store(engine, config) if store is None else store
     keys = config.access.keys
@@ -290,6 +291,6 @@ def admin_service(
     handover: HandoverStatusSource = HandoverStatus,
     role_change: RoleChange | None = None,
 ) -> Service:
-    """CacheAdmin alone; store is None where there are no sessions."""
+    """Return CacheAdmin alone. store: None on a node without sessions."""
     admin = AdminService(engine, store, handover, role_change, config.access.keys)
     return Service("tasuki.v1.CacheAdmin", partial(pb_grpc.add_CacheAdminServicer_to_server, admin))

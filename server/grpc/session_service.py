@@ -1,10 +1,10 @@
-"""tasuki.v1.Session: conversations that send only what is new.
+"""tasuki.v1.Session: conversations in which a client sends only new input.
 
-load_to_proto(): What callers see of a node's load: enough to choose between nodes, and little of
-what others ask. Pure.
+load_to_proto(): a node's load as shown to callers: enough to choose between nodes, with little
+about other callers. Pure.
 
-read_session_input(): The tokens that one Append adds to a session's log, read from its message.
-Pure functions of the message, the log's tail and the checkpoint's codec; any thread.
+read_session_input(): the tokens added to a session's log by one Append, read from its message. Pure
+functions of the message, the log's tail and the checkpoint's codec; any thread.
 """
 
 import math
@@ -55,7 +55,8 @@ def load_to_proto(load: LoadReply) -> pb.SessionLoadResponse:
 def read_session_input(
     request: pb.SessionAppendRequest, tail: Tail, salt: bytes, codec: TextCodec
 ) -> SessionInput:
-    """tail: the log's before. salt: of the session. Raises InvalidRequest, PromptTooLong."""
+    """Return the input of one Append. tail: end of the log before it. salt: salt of the session.
+    Raises InvalidRequest, PromptTooLong."""
     match request.WhichOneof("input"):
         case "messages":
             return _messages(request.messages, tail, salt, ChatRenderer(codec))
@@ -85,8 +86,8 @@ def _messages(
 
 
 class TurnService(pb_grpc.SessionServicer):
-    """The methods that read text and answer it: joins sessions' logs with text and templates. Lives
-    on the event loop's thread."""
+    """The methods Append and Generate. It joins sessions' logs with text and templates. On the
+    event loop's thread."""
 
     def __init__(
         self,
@@ -96,8 +97,8 @@ class TurnService(pb_grpc.SessionServicer):
         keys: ApiKeys = NO_KEYS,
         held: HeldBytes | None = None,
     ) -> None:
-        """keys: identify the caller, who owns the session and whose limits a call counts
-        against. held: counts the memory of calls; None: counts of its own."""
+        """keys: keys of the callers. The caller owns the session, and a call counts against its
+        limits. held: memory count of calls; None: a new one."""
         self._keys = keys
         self._held = HeldBytes() if held is None else held
         self._engine = engine
@@ -203,7 +204,8 @@ class SessionService(TurnService):
     async def HandBack(
         self, request: pb.SessionHandBackRequest, context: CallContext
     ) -> pb.SessionHandBackResponse:
-        """Counts as a request of its caller's. The session is held meanwhile."""
+        """Hand the session's state back to a prefill node. Counts as a request of its caller. The
+        session is held meanwhile."""
         request_context = grpc_request_context(self._keys, context)
         caller, tenant = request_context.caller, request_context.tenant
         await self._engine.admit(caller)

@@ -1,16 +1,15 @@
 """Admission of HTTP requests by Host, by key and scope, and by a browser page's origin.
 
-require_host(): The names by which a request may address this server. A foreign name that resolves
-to this address makes a web page of one origin with this server in a browser (DNS rebinding); only
-the Host header shows it. Pure.
+require_host(): the accepted Host names. In DNS rebinding, a foreign name resolves to this address,
+and a browser treats its page and this server as one origin. Only the Host header reveals it. Pure.
 
-require_scope(): Checks each HTTP request against surfaces.py before its body is read. Uses routes'
-patterns alone. A key is never logged. One event loop's thread.
+require_scope(): checks each HTTP request against surfaces.py before its body is read. Uses only the
+routes' patterns. A key is never logged. One event loop's thread.
 
-AllowedOrigins: Cross-origin requests: the pages in browsers that may call this server's API
-(--allowed-origins). Pure. A browser asks by a preflight before it sends what a page wants to send;
-preflights bear no key, and are answered before one is looked for. Invariant: without allowed
-origins nothing is answered or added, so that a page of another origin reads nothing.
+AllowedOrigins: cross-origin requests by browser pages to this server's API (--allowed-origins).
+Pure. A browser sends a preflight before a page's request. Preflights carry no key, and are answered
+before the key check. Invariant: without allowed origins no preflight is answered and no header is
+added, so pages of other origins cannot read answers.
 """
 
 from collections.abc import Sequence
@@ -41,8 +40,9 @@ _OPEN_PATHS = frozenset({"/health", "/healthz", "/ping", "/ready"})
 
 
 def require_host(bound: str, allowed: Sequence[str]) -> Middleware:
-    """Middleware that refuses a Host that is not served. bound: the served address; allowed: more
-    names, without ports. Off loopback every name is served where none is listed."""
+    """Return a middleware that rejects other Host names. bound: the served address. allowed: more
+    names, without ports. If the address is not loopback and `allowed` is empty, every name is
+    accepted."""
     checked = ANY_HOST not in allowed and (bool(allowed) or is_loopback(bound))
     names = frozenset(name.strip("[]").lower() for name in (bound, *allowed))
 
@@ -60,8 +60,8 @@ def require_host(bound: str, allowed: Sequence[str]) -> Middleware:
 
 
 def host_name(header: str) -> str:
-    """A Host header without its port and brackets, in lower case. Ports are no secret, and a tunnel
-    changes them."""
+    """Return the Host header in lower case, without port and brackets. The port is ignored, because
+    it is no secret and a tunnel changes it."""
     if header.startswith("["):
         return header[1:].partition("]")[0].lower()
     return header.partition(":")[0].lower().removesuffix(".")
@@ -72,14 +72,14 @@ _CALLER = web.RequestKey("caller", Caller)
 
 
 def http_caller(request: web.Request) -> Caller:
-    """The caller of a request that require_scope() has admitted."""
+    """Return the caller of a request admitted by require_scope()."""
     caller: Caller = request.get(_CALLER, NOBODY)
     return caller
 
 
 def require_scope(keys: ApiKeys) -> Middleware:
-    """Middleware that refuses a request unless it bears a key of the route's scope:
-    `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients do."""
+    """Return a middleware that rejects a request without a key of the route's scope. Keys:
+    `Authorization: Bearer KEY`, or `x-api-key: KEY` as in Anthropic's clients."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -102,8 +102,8 @@ def require_scope(keys: ApiKeys) -> Middleware:
 
 
 def _borne(request: web.Request) -> list[str]:
-    """The request's key as ApiKeys reads it; more than one where two headers differ. The scheme's
-    case means nothing in HTTP."""
+    """Return the request's keys in ApiKeys' form; more than one if the headers differ. HTTP ignores
+    the case of the scheme."""
     borne = []
     for value in request.headers.getall("Authorization", []):
         scheme, space, key = value.partition(" ")
@@ -114,7 +114,7 @@ def _borne(request: web.Request) -> list[str]:
 
 
 def surface_of(match: AbstractMatchInfo) -> tuple[str, str] | None:
-    """The row's key in surfaces.HTTP; None for a path or method without a route."""
+    """Return the row's key in surfaces.HTTP; None for a path or method without a route."""
     if not isinstance(match, web.UrlMappingMatchInfo) or match.http_exception is not None:
         return None
     route = match.route
@@ -123,7 +123,7 @@ def surface_of(match: AbstractMatchInfo) -> tuple[str, str] | None:
 
 
 def http_request_context(request: web.Request) -> RequestContext:
-    """Raises PermissionDenied, InvalidField."""
+    """Return the request's context. Raises PermissionDenied, InvalidField."""
     caller = http_caller(request)
     tenant = tenant_of(caller, request.headers.getall(TENANT_KEY, []))
     operation = CHAT if request.path.startswith(_CHATS) else TEXT_COMPLETION
@@ -140,14 +140,14 @@ _MAX_AGE_SECONDS = "600"
 
 class AllowedOrigins:
     def __init__(self, allowed: Sequence[str], paths: tuple[str, ...]) -> None:
-        """allowed: origins as browsers send them, or ANY_ORIGIN. paths: what the paths of clients'
-        routes begin with; the operator's page and its data are for their own origin."""
+        """allowed: origins as sent by browsers, or ANY_ORIGIN. paths: prefixes of clients' paths.
+        The operator's page and its data are only for their own origin."""
         self._allowed = frozenset(origin.rstrip("/").lower() for origin in allowed)
         self._paths = paths
 
     def middleware(self) -> Middleware:
-        """Answers preflights, and refuses WebSockets of other origins' pages: browsers ask for no
-        leave before they open one, and let the page read it."""
+        """Return a middleware that answers preflights and rejects WebSockets of other origins'
+        pages. Browsers send no preflight for a WebSocket, and let the page read it."""
 
         @web.middleware
         async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -170,7 +170,7 @@ class AllowedOrigins:
         return answer
 
     async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
-        """For `on_response_prepare`: the leave to read the answer."""
+        """Add the permission to read the answer. For `on_response_prepare`."""
         if self._allowed and request.path.startswith(self._paths):
             response.headers.add("Vary", "Origin")
             if self._allows(request):
@@ -178,7 +178,8 @@ class AllowedOrigins:
                 response.headers["Access-Control-Expose-Headers"] = _EXPOSED
 
     def _check_socket(self, request: web.Request) -> None:
-        """Raises HttpRefusal. What is no browser mostly sends no origin."""
+        """Raise HttpRefusal for another origin. Programs other than browsers mostly send no origin,
+        and are accepted."""
         origin = request.headers.get("Origin")
         own = f"{request.scheme}://{request.host}".lower()
         if origin is not None and origin.lower() != own and not self._allows(request):

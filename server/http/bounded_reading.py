@@ -1,18 +1,18 @@
 """Bounds on reading from an HTTP server's clients: connections, headers and bodies.
 
-HttpConnections bounds how many connections there are, and how long each may take to send a header.
-It owns the table of open connections; finds the end of a header and reads nothing else. Invariants:
-a connection over a cap is answered 503 and closed before anything of it is read; one that has not
-sent a whole header within HEADER_SECONDS of being accepted is closed.
+HttpConnections limits the number of connections, and the time for sending a header. It owns the
+table of open connections. It finds the end of a header and reads nothing else. Invariants: a
+connection over a cap is answered 503 and closed before it is read. A connection without a whole
+header HEADER_SECONDS after its acceptance is closed.
 
-read_body() owns the deadline of a body. Invariants: no byte of a body is read before read_body(),
-nor is the client given leave to send it (100 Continue); a body is never decompressed; each byte
-that was read is counted in its request's hold; an unread body is drained within bounds and ends its
+read_body() owns the deadline of a body. Invariants: before read_body(), no byte of a body is read,
+and the client gets no permission to send it (100 Continue). A body is never decompressed. Each byte
+read is counted in its request's hold. An unread body is drained within bounds and ends its
 connection.
 
-BodyTurns owns the readers of large bodies that wait in line. Invariants: a round of the event loop
-begins one turn at most, which reads one piece; turns begin in the order of asking; a reader that
-left takes no turn; nothing runs without readers in line.
+BodyTurns owns the queue of readers of large bodies. Invariants: a round of the event loop begins at
+most one turn, for one read. Turns begin in the order of the calls. A cancelled reader takes no
+turn. Nothing runs while the queue is empty.
 
 One event loop's thread.
 """
@@ -44,15 +44,15 @@ MakeProtocol = Callable[[], asyncio.Protocol]
 """Makes the protocol of a new connection."""
 
 Wanted = Callable[[int], bool]
-"""Takes the bytes that a read brings. Returns whether they are to be looked at."""
+"""Takes the number of bytes of a read. Returns True if they are to be parsed."""
 
 
 class HttpConnections:
     def __init__(
         self, most: int, most_strangers: int, header_seconds: float = HEADER_SECONDS
     ) -> None:
-        """most: at a time, in all. most_strangers: of one address, among connections without an
-        admitted request."""
+        """most: largest number of connections. most_strangers: largest number for one address,
+        among connections without an admitted request."""
         self._most = most
         self._most_strangers = most_strangers
         self.header_seconds = header_seconds
@@ -63,24 +63,25 @@ class HttpConnections:
         return len(self._open)
 
     def bounded(self, make: MakeProtocol) -> MakeProtocol:
-        """A factory of protocols for `create_server`: those that `make` makes, within bounds."""
+        """Return a protocol factory for `create_server`. It bounds the protocols made by `make`."""
         return lambda: _Connection(self, make())
 
     def let_in(self, transport: asyncio.BaseTransport | None) -> None:
-        """A request over it was admitted: the connection is no stranger's from now on."""
+        """Stop counting the connection as a stranger's, because one of its requests was
+        admitted."""
         connection = None if transport is None else self._open.get(transport)
         if connection is not None and connection.stranger_at is not None:
             self._forget_stranger(connection)
 
     def count_received(self, transport: asyncio.BaseTransport | None, wanted: Wanted) -> None:
-        """From now on `wanted` gets the size of what each read brings, before it is looked at, and
-        says whether it is: what is not wanted is thrown away."""
+        """Call `wanted` with the size of each later read, before it is parsed. If it returns False,
+        drop the bytes."""
         connection = None if transport is None else self._open.get(transport)
         if connection is not None:
             connection.wanted = wanted
 
     def enter(self, transport: asyncio.BaseTransport, connection: "_Connection") -> bool:
-        """Whether it may stay."""
+        """Count the connection. Return False if it exceeds a limit."""
         peer = transport.get_extra_info("peername")
         address = str(peer[0]) if isinstance(peer, tuple) and peer else "unknown"
         if len(self._open) >= self._most or self._strangers[address] >= self._most_strangers:
@@ -104,8 +105,8 @@ class HttpConnections:
 
 
 class _Connection(asyncio.Protocol):
-    """Passes everything on to the server's own protocol. stranger_at: the address that it counts
-    against; None once it was let in, or where it never was."""
+    """A connection that passes all data on to the server's own protocol. stranger_at: the address
+    the connection counts against; None after admission, or if it was never counted."""
 
     def __init__(self, connections: HttpConnections, inner: asyncio.Protocol) -> None:
         self._connections = connections
@@ -197,10 +198,10 @@ _SKIM_SECONDS = 1.0
 _CALLER_SKIM_SECONDS = 10.0
 
 _LARGE_BYTES = 1 << 18
-"""Behind so much of it a body takes turns with others."""
+"""Bytes after which a body takes turns with others."""
 
 BODY_TURNS = web.AppKey("body_turns", BodyTurns)
-"""Of all large bodies that this application reads."""
+"""The turns of all large bodies of this application."""
 
 _MAY_SEND = web.RequestKey("may_send", bool)
 
@@ -208,7 +209,7 @@ _MAY_SEND = web.RequestKey("may_send", bool)
 async def read_body(request: web.Request, hold: Hold) -> bytearray:
     """Return the body, and count its bytes in the hold.
 
-    Raises HttpRefusal where the body comes too slowly, HTTPRequestEntityTooLarge, and Busy where
+    Raises HttpRefusal if the body arrives too slowly, and HTTPRequestEntityTooLarge. Raises Busy if
     the requests of this caller, or of all callers, hold too much memory.
     """
     size = request.client_max_size
@@ -249,13 +250,13 @@ async def read_body(request: web.Request, hold: Hold) -> bytearray:
 
 
 async def leave_later(request: web.Request) -> None:
-    """For a route's `expect_handler`: read_body() gives the leave to send the body, and
-    refuse_expectations() refuses what else is expected, neither does the route."""
+    """Do nothing, as a route's `expect_handler`. read_body() later sends 100 Continue.
+    refuse_expectations() rejects other expectations."""
 
 
 @web.middleware
 async def refuse_expectations(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware: what a client expects beside the leave to send its body, nobody does."""
+    """Reject any expectation other than 100-continue. A middleware."""
     expected = request.headers.get("Expect", "")
     if expected and not _waits_for_leave(request):
         raise HttpRefusal(
@@ -268,7 +269,7 @@ async def refuse_expectations(request: web.Request, handler: Handler) -> web.Str
 
 @web.middleware
 async def refuse_encodings(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware: a compressed body could expand to any size."""
+    """Reject a compressed body, because it could expand to any size. A middleware."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.strip().lower() not in ("", "identity"):
         raise HttpRefusal(
@@ -279,7 +280,7 @@ async def refuse_encodings(request: web.Request, handler: Handler) -> web.Stream
 
 @web.middleware
 async def end_with_unread_bodies(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The outermost middleware: after the answer, closes a connection whose body was not read."""
+    """Close the connection after the answer if the body was not read. The outermost middleware."""
     response = await handler(request)
     if not request.content.is_eof() and not response.prepared:
         response.force_close()
@@ -291,7 +292,8 @@ async def end_with_unread_bodies(request: web.Request, handler: Handler) -> web.
 
 
 def may_send(request: web.Request) -> None:
-    """Mark the caller as admitted: more of a body that is too large is read before the cut."""
+    """Mark the caller as admitted. More of a too large body is then read before the connection is
+    cut."""
     request[_MAY_SEND] = True
 
 

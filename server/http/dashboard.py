@@ -27,7 +27,8 @@ from .errors import HttpRefusal
 
 _STREAM_SECONDS = 1.0
 _MOST_QUIET = 5
-"""Seconds without an event; more, and a reader may take the stream for lost."""
+"""Longest time without an overview, in seconds. After a longer silence, a reader may consider the
+stream lost."""
 _SPAN_SECONDS = (10, 3600)
 _POINTS = (10, 600)
 _PAGE_HEADERS = {
@@ -41,10 +42,10 @@ TreeSource = Callable[[str | None], Awaitable[list[dict[str, Any]]]]
 
 @dataclass(frozen=True)
 class DashboardSource:
-    """now: seconds since 1970 of the history's end. tree: gives the nodes of the radix tree below
-    the one of that name, or below the root for None; the field is None for a recording, which has
-    no tree. about: the node of this history. recording_blocks: entered while a recording of
-    prompts' blocks runs. standing: the node's own word, now."""
+    """history: the node's history. now: end of the history, in seconds since 1970. tree: returns
+    the radix tree's nodes below the named node, or below the root for None. The field is None for a
+    recording, because it has no tree. about: facts about the history's node. recording_blocks:
+    context held while prompts' blocks are recorded. standing: the node's own current status."""
 
     history: NodeHistory
     now: Clock
@@ -120,8 +121,8 @@ class DashboardHandlers:
         return {"about": self._source.about, **overview}
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        """The overview, now and after every event, at most once a second. Where nothing happens it
-        comes all the same, so that its reader knows that this node lives."""
+        """Send the overview now and after every event, at most once a second. Without events it is
+        sent regularly too, as a sign of life."""
         seconds, points = _span(request)
         reply = await _open_stream(request)
         seen, quiet = -1, 0
@@ -134,8 +135,8 @@ class DashboardHandlers:
             await asyncio.sleep(_STREAM_SECONDS)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Events one by one from number `after` on, or from now, for a recorder. Forgotten ones are
-        left out. blocks=1: submit events name the prompts' blocks from now on."""
+        """Send events one by one from number `after` on, or from now, for a recorder. Dropped
+        events are left out. blocks=1: later submit events name the prompts' blocks."""
         number = _number(request, "after", self._history.journal.end, 0, 1 << 62)
         blocks = _number(request, "blocks", 0, 0, 1)
         reply = await _open_stream(request)
@@ -154,7 +155,8 @@ class DashboardHandlers:
 
 
 def page_file(page: dict[str, PageFile], name: str) -> web.Response:
-    """With the headers that keep others' scripts out. Raises HttpRefusal where there is none."""
+    """Return the page's file with headers that block foreign scripts. Raises HttpRefusal for an
+    unknown file."""
     file = page.get(name)
     if file is None:
         raise HttpRefusal(404, "not_found", f"the page has no file {name!r}")

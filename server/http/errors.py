@@ -1,11 +1,11 @@
 """Refusals over HTTP, in OpenAI's shape and in Anthropic's.
 
-OpenAI: A status, and {"error": {message, type, param, code}}. docs/errors.md lists what is refused,
-with its status and code. 429 and 503 carry Retry-After, in whole seconds. An error after a stream
-has begun comes as one event of the same shape, then [DONE].
+OpenAI: a status, and {"error": {message, type, param, code}}. docs/errors.md lists all refusals,
+with status and code. 429 and 503 carry Retry-After, in whole seconds. An error after a stream has
+begun is sent as one event of the same shape, then [DONE].
 
-Anthropic: A status, and {"type": "error", "error": {type, message}}. Made of the same refusals in
-OpenAI's shape, so that every kind has both. Pure.
+Anthropic: a status, and {"type": "error", "error": {type, message}}. Converted from OpenAI's shape,
+so every kind has both. Pure.
 """
 
 import logging
@@ -52,15 +52,15 @@ _SERVED = (
 )
 _RETRY_SECONDS = 1
 CHARGED = ("/v1/", "/tokenize", "/detokenize", "/tokenizer_info")
-"""Requests to these paths count against the caller's limits, and are counted where they fail."""
+"""Paths of requests that count against the caller's limits. Their failures are counted."""
 CALLS = web.AppKey("calls", CallsInProgress)
-"""Of all requests to charged paths."""
+"""Counter of the requests to charged paths."""
 RETRIED = (429, 503)
-"""Statuses of what may be asked again."""
+"""Statuses of errors after which a client may retry."""
 
 
 class HttpRefusal(Exception):
-    """A refusal that only HTTP has."""
+    """A refusal specific to HTTP."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ def error_kind(error: Exception) -> str:
 
 
 def count_failure(request: web.Request, error: Exception) -> None:
-    """Of a call that the error ended or refused."""
+    """Count a call failed or rejected by the error."""
     _count(request, error_kind(error))
 
 
@@ -92,7 +92,7 @@ def error_status(error: Exception) -> int:
 
 
 def error_body(error: Exception) -> dict[str, Any]:
-    """The body of a refusal. Of an error that is not typed the client sees no detail."""
+    """Return the body of a refusal. An untyped error shows no details to the client."""
     message, code = "internal error: see this node's log", "internal"
     if isinstance(error, HttpRefusal):
         message, code = str(error), error.code
@@ -104,7 +104,7 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 @web.middleware
 async def typed_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware: what a handler raises is the answer."""
+    """Turn an exception of a handler into the answer. A middleware."""
     try:
         return await handler(request)
     except (ServerError, HttpRefusal) as error:
@@ -128,8 +128,8 @@ async def typed_errors(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 class TypedRequestHandler(web.RequestHandler):
-    """A connection's protocol. What it refuses before there is a request, as a head that is no
-    HTTP, has the shape of other errors."""
+    """A connection's protocol. Its refusals without a request (a malformed head, for example) have
+    the shape of other errors."""
 
     def handle_error(
         self,
@@ -152,7 +152,7 @@ class TypedRequestHandler(web.RequestHandler):
 
 
 def _plain_message(request: web.Request, error: web.HTTPException) -> str:
-    """Of what no handler was found for."""
+    """Return the message for a request without a handler."""
     asked = f"{request.method} {request.path!r:.200} is not served here"
     if isinstance(error, web.HTTPMethodNotAllowed):
         return f"{asked}: ask by {' or '.join(sorted(error.allowed_methods))}"
@@ -185,7 +185,7 @@ _OVERLOADED = 529
 # A status that Anthropic's clients know by another number.
 _ANTHROPIC_STATUS = {501: 400, 503: _OVERLOADED}
 _ELSEWHERE = ("draining", "behind")
-"""Codes that stay 503: reverse proxies send those on to another node, and know no 529."""
+"""Codes that keep status 503. For 503, but not for 529, reverse proxies try another node."""
 _ANTHROPIC_TYPE = {
     401: "authentication_error",
     403: "permission_error",
@@ -200,12 +200,13 @@ _TOO_LONG = "prompt is too long: "
 
 
 def anthropic_status(status: int, code: str) -> int:
-    """status, code: of the refusal in OpenAI's shape."""
+    """Return Anthropic's status. status, code: status and code of the refusal in OpenAI's shape."""
     return status if code in _ELSEWHERE else _ANTHROPIC_STATUS.get(status, status)
 
 
 def anthropic_error(status: int, body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
-    """status, body: of the refusal in OpenAI's shape."""
+    """Return Anthropic's error body. status, body: status and body of the refusal in OpenAI's
+    shape."""
     error = body["error"]
     too_long = error["code"] == "context_length_exceeded"
     default = "api_error" if status >= 500 else "invalid_request_error"

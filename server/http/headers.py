@@ -1,11 +1,11 @@
-"""Headers of every HTTP answer: its request's id, and those that its handler adds.
+"""Headers of every HTTP answer: its request's id, and headers added by its handler.
 
-Request ids: The client's `x-request-id` where it can be used, or one of our own. One event loop's
-thread. Invariant: every answer, a refusal too, carries its request's id. Of one caller's requests
-in progress no two have the same (EngineClient.admitted), so that a proxy may send a request twice
-at a time.
+Request ids: the client's `x-request-id` if usable, otherwise a new one. One event loop's thread.
+Invariant: every answer carries its request's id, refusals included. A caller's requests in progress
+have different ids (EngineClient.admitted), so a proxy may send a request twice at the same time.
 
-add_header(): Of a request's handler. One event loop's thread, but before the answer begins any.
+add_header(): for a request's handler. One event loop's thread; before the answer begins, any
+thread.
 """
 
 from uuid import uuid4
@@ -26,7 +26,7 @@ _ID = web.RequestKey("request_id", str)
 
 @web.middleware
 async def name_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Before any middleware that may refuse the request."""
+    """Set the request's id. Runs before any middleware that may reject the request."""
     given = request.headers.get(REQUEST_ID_HEADER, "")
     usable = 0 < len(given) <= MAX_REQUEST_ID and given.isascii() and given.isprintable()
     request[_ID] = given if usable else uuid4().hex
@@ -34,22 +34,22 @@ async def name_request(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 def http_request_id(request: web.Request) -> RequestId:
-    """The id under which the answer is found: in its header, in logs, by `tasuki explain`."""
+    """Return the request's id, as used in the header, in logs, and by `tasuki explain`."""
     return RequestId(request[_ID])
 
 
 def rename_request(request: web.Request, request_id: RequestId) -> None:
-    """Give the answer another id: its own one was taken."""
+    """Give the answer another id, because its own one was taken."""
     request[_ID] = request_id
 
 
 def asks_as_anthropic(request: web.Request) -> bool:
-    """Whether the request came to a route of Anthropic's API."""
+    """Return True if the request's path belongs to Anthropic's API."""
     return request.path == _ANTHROPIC_PATHS[0] or request.path.startswith(_ANTHROPIC_PATHS[1])
 
 
 async def send_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """For `on_response_prepare`."""
+    """Add the request's id to the answer. For `on_response_prepare`."""
     if _ID in request:
         response.headers[REQUEST_ID_HEADER] = request[_ID]
         if asks_as_anthropic(request):
@@ -63,11 +63,11 @@ _HEADERS = web.RequestKey("answer_headers", dict[str, str])
 
 
 def add_header(request: web.Request, name: str, value: str) -> None:
-    """Have the answer bear it. value: printable ASCII. REQUIRES: the answer has not begun."""
+    """Add a header to the answer. value: printable ASCII. REQUIRES: the answer has not begun."""
     request.setdefault(_HEADERS, {})[name] = value
 
 
 async def send_added_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """For `on_response_prepare`."""
+    """Send `Server` and the handler's headers with the answer. For `on_response_prepare`."""
     response.headers[hdrs.SERVER] = SERVER
     response.headers.update(request.get(_HEADERS, {}))

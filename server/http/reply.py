@@ -1,14 +1,15 @@
-"""Sends an answer to its HTTP client: as one JSON object, or as events while it is made.
+"""The sending of an answer to its HTTP client: as one JSON object, or as events while it is
+generated.
 
-An AnswerWriter gives the bodies of both; WholeReply and StreamedReply send them. TextEvent is an
-event with a name, which is its body's type.
+An AnswerWriter makes the bodies of both; WholeReply and StreamedReply send them. TextEvent is an
+event named by its body's type.
 
-The memory of a reply counts as its request's until the client has read it: aiohttp ends a handler
-earlier, and would count the bytes of the connection's buffer nowhere.
+The memory of a reply counts against its request until the client has read it. aiohttp ends a
+handler earlier, and would not count the bytes in the connection's buffer.
 
-EventStream writes server-sent events as its connection takes them. Invariants: once its transport's
-buffer is over _HIGH_WATER_BYTES it waits for the client; the buffer takes at most _WRITE_BYTES
-more; while no other event is written, something is every KEEP_ALIVE_SECONDS.
+EventStream writes server-sent events at its connection's speed. Invariants: when its transport's
+buffer exceeds _HIGH_WATER_BYTES, it waits for the client. The buffer takes at most _WRITE_BYTES
+more. Without other events, a keep-alive is written at least every KEEP_ALIVE_SECONDS.
 
 One event loop's thread.
 """
@@ -40,21 +41,22 @@ def named_event(body: dict[str, Any]) -> bytes:
 
 
 def bodies_of(events: bytes) -> Iterator[bytes]:
-    """Return the bodies, as JSON, of whole events that named_event() made."""
+    """Return the bodies, as JSON, of whole events made by named_event()."""
     for event in events.split(b"\n\n")[:-1]:
         # JSON has no line's end outside of its strings, and an escaped one within.
         yield event.partition(b"\ndata: ")[2]
 
 
 BodyOf = Callable[[str], dict[str, Any]]
-"""Returns the JSON object that holds a text."""
+"""Returns a JSON object with the text in it."""
 
 
 class TextEvent:
-    """Events that differ in one text. Each is, byte by byte, what named_event() makes of it."""
+    """Events with one variable text. The bytes of each equal those of named_event()."""
 
     def __init__(self, body: BodyOf) -> None:
-        """body: the one that holds a text. REQUIRES: no other string in it is empty."""
+        """body: returns the body with a given text. REQUIRES: the body has no other empty
+        string."""
         self._before, self._after = named_event(body("")).split(b'""')
 
     def holding(self, text: str) -> bytes:
@@ -64,7 +66,7 @@ class TextEvent:
 async def send_json(request: web.Request, body: bytes) -> web.StreamResponse:
     """Send the body, and return the response once nearly all of it has left.
 
-    A client that has gone ends the wait: its connection is lost, and the handler is cancelled.
+    A disconnect ends the wait: the connection is lost, and the handler is cancelled.
     """
     response = web.Response(body=body, content_type="application/json", charset="utf-8")
     await response.prepare(request)
@@ -75,11 +77,11 @@ async def send_json(request: web.Request, body: bytes) -> web.StreamResponse:
 
 KEEP_ALIVE_SECONDS = 15.0
 _HIGH_WATER_BYTES = 1 << 14
-"""The kernel has a buffer of its own behind this one, and a larger one."""
+"""Limit of the write buffer. The kernel has another, larger buffer after it."""
 _WRITE_BYTES = 1 << 16
 
 _LOOKS = 4
-"""At a stream within its longest silence: what is written leaves a mark and reads no clock."""
+"""Checks of a stream in one keep-alive interval. A write resets the count and reads no clock."""
 
 
 class EventStream:
@@ -89,18 +91,18 @@ class EventStream:
         keep_alive: Work[bytes],
         keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
     ) -> None:
-        """keep_alive: what is written after a silence of three quarters of keep_alive_seconds, and
-        of no more than these."""
+        """keep_alive: returns the bytes written after a silence of 75% to 100% of
+        keep_alive_seconds."""
         self._request = request
         self._protocol = request.protocol
         self._keep_alive = keep_alive
         self._look_seconds = keep_alive_seconds / _LOOKS
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.WriteTransport | None = None
-        """To write to past aiohttp; None until the headers have left, and where replies have no
-        chunks."""
+        """Transport for writes past aiohttp. None until the headers have left, and for replies
+        without chunks."""
         self._looks_left = _LOOKS
-        """Until it has been silent for too long."""
+        """Checks left until a keep-alive is written."""
         self._timer: asyncio.TimerHandle | None = None
         self._keeping: asyncio.Task[None] | None = None
         self.response = web.StreamResponse(
@@ -112,8 +114,8 @@ class EventStream:
         )
 
     async def prepare(self) -> None:
-        """Once, before all else. The headers leave with the first events. Afterwards
-        keep_no_longer() must be called."""
+        """Prepare the stream. Call it once, before all else; call keep_no_longer() afterwards. The
+        headers leave with the first events."""
         if self._request.version >= HttpVersion11:
             self.response.enable_chunked_encoding()
         await self.response.prepare(self._request)
@@ -123,7 +125,7 @@ class EventStream:
         self._timer = self._loop.call_later(self._look_seconds, self._look)
 
     async def write(self, events: bytes) -> None:
-        """Waits for a slow client. Raises ConnectionError where it has gone."""
+        """Write the events; wait for a slow client. Raises ConnectionError after a disconnect."""
         for begin in range(0, len(events), _WRITE_BYTES):
             await self._request.writer.drain()
             await self.response.write(events[begin : begin + _WRITE_BYTES])
@@ -133,7 +135,7 @@ class EventStream:
 
     @property
     def flows(self) -> bool:
-        """Whether the client would get what is written now, with nothing to wait for."""
+        """Return True if a write now would not have to wait."""
         transport = self._transport
         return (
             transport is not None
@@ -142,14 +144,14 @@ class EventStream:
         )
 
     def write_now(self, events: bytes) -> None:
-        """As write(), at a fraction of what aiohttp's own writer costs. REQUIRES: it flows."""
+        """Write the events without a wait, cheaper than aiohttp's writer. REQUIRES: `flows`."""
         assert self._transport is not None
         if events:
             self._transport.write(b"%x\r\n%b\r\n" % (len(events), events))
             self._looks_left = _LOOKS
 
     def keep_no_longer(self) -> None:
-        """What comes next is the end, or the client has gone."""
+        """Stop the keep-alives. Call it before the end, or after a disconnect."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -157,9 +159,10 @@ class EventStream:
             self._keeping.cancel()
 
     async def end(self, events: bytes) -> None:
-        """Write the last events and the reply's end, and wait for a client that reads slowly.
+        """Write the last events and the reply's end, and wait for a slow client.
 
-        Until it has read nearly all, its request is not over, and its memory is counted."""
+        Until the client has read nearly all, its request goes on and its memory is counted.
+        """
         if len(events) > _WRITE_BYTES:
             await self.write(events)
             events = b""
@@ -185,23 +188,24 @@ class EventStream:
 log = logging.getLogger(__name__)
 
 FIRST_LOOK_SECONDS = 0.5
-"""How long a stream's headers may wait for a refusal by the engine, which then has its own
-status."""
+"""Longest wait of a stream's headers for a refusal by the engine, in seconds. Such a refusal has
+its own status."""
 
 _COUNTED_AT_ONCE = 1 << 14
-"""Bytes of an answer: less is part of what each answer is counted with."""
+"""Step in bytes for counting an answer's memory. Smaller amounts are within each answer's base
+count."""
 
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
 
 Writing = Callable[[Work[bytes]], Awaitable[bytes]]
-"""Has a text written where it takes long; returns it."""
+"""Runs a long encoding elsewhere, and returns its bytes."""
 
 
 class AnswerWriter(Protocol):
-    """Fed one answer in order. What it returns, but for `whole`, are whole server-sent events, in
-    their order. id: for logs. complete: no more of the answer is wanted; never where
-    may_complete is false, so that nobody needs to look after each token. keeps: something of the
-    answer is kept until its end."""
+    """The receiver of one answer, in order. All results except that of `whole` are whole
+    server-sent events, in order. id: name for logs. complete: the answer needs no more text;
+    checked after each token only if may_complete. keeps: a part of the answer is kept until its
+    end."""
 
     id: str
     may_complete: bool
@@ -212,7 +216,7 @@ class AnswerWriter(Protocol):
 
     @property
     def kept_bytes(self) -> int:
-        """Memory of what is kept of the answer so far."""
+        """Return the memory held for the answer so far, in bytes."""
         ...
 
     def opening(self) -> bytes: ...
@@ -220,35 +224,35 @@ class AnswerWriter(Protocol):
     def piece(self, piece: Piece) -> bytes: ...
 
     def ending(self, rest: Piece, ending: Ending) -> bytes:
-        """rest: the text that was held back."""
+        """Return the last events. rest: text held back until now."""
         ...
 
     def failure(self, error: Exception) -> bytes:
-        """In place of the ending."""
+        """Return the last events after an error."""
         ...
 
     def keep_alive(self) -> bytes:
-        """An event without content, for clients and proxies that end silent connections."""
+        """Return an event without content, for clients and proxies with an idle timeout."""
         ...
 
     def whole(self) -> dict[str, Any]:
-        """The reply that is not streamed. REQUIRES: the ending came."""
+        """Return the whole (not streamed) reply. REQUIRES: the ending came."""
         ...
 
 
 class Choice:
-    """One answer on its way to its shape. The engine stops where no more of it is wanted."""
+    """One answer on its way to its writer. The engine stops when the writer is complete."""
 
     def __init__(self, answer: TextAnswer, writer: AnswerWriter, hold: Hold) -> None:
-        """hold: the request's, which counts what the writer keeps of the answer."""
+        """hold: memory count of the request, also for the writer's memory."""
         self.writer = writer
         self._answer = answer
         self._hold = hold
         self._counted = 0
 
     def written(self, tokens: Sequence[TokenOut]) -> bytes:
-        """Return the events of these tokens. Raises Busy and InvalidRequest where what is kept of
-        the answer is more than its caller may hold."""
+        """Return the events of these tokens. Raises Busy and InvalidRequest if the kept part of the
+        answer exceeds its caller's limit."""
         answer, writer = self._answer, self.writer
         events: list[bytes] = []
         for token in tokens:
@@ -272,19 +276,20 @@ class Choice:
 
 
 class WholeReply:
-    """One JSON object, once every choice has ended."""
+    """A reply of one JSON object, sent after every choice has ended."""
 
     def __init__(
         self, request: web.Request, choices: Sequence[Choice], work: Writing | None = None
     ) -> None:
-        """choices: one or more, of one reply. work: writes it elsewhere, where it is long."""
+        """choices: one or more choices of one reply. work: runs a long encoding elsewhere; None:
+        encode here."""
         self._request = request
         self._choices = choices
         self._work = work
 
     @property
     def sinks(self) -> list[TokenSink]:
-        """Of each choice."""
+        """Return one sink for each choice."""
         return [partial(self._take, choice) for choice in self._choices]
 
     def _take(self, choice: Choice, tokens: Sequence[TokenOut]) -> bool:
@@ -292,7 +297,7 @@ class WholeReply:
         return True
 
     async def send(self, answers: Sequence[AsyncGenerator[AnswerPart, None]]) -> web.StreamResponse:
-        """answers: of each choice."""
+        """Send the reply. answers: one for each choice."""
         await together([self._read(*pair) for pair in zip(self._choices, answers, strict=True)])
         body = self._body() if self._work is None else await self._work(self._body)
         return await send_json(self._request, body)
@@ -316,18 +321,18 @@ class WholeReply:
 
 
 class StreamedReply:
-    """Server-sent events; those of all tokens of a choice that wait together leave in one write.
-    An error after the headers is an event of its own, and the reply's end."""
+    """A reply as server-sent events. All waiting tokens of a choice leave in one write. An error
+    after the headers is an event of its own, and ends the reply."""
 
     def __init__(self, request: web.Request, choices: Sequence[Choice]) -> None:
-        """choices: one or more, of one reply."""
+        """choices: one or more choices of one reply."""
         self._choices = choices
         self._request = request
         self._stream = EventStream(request, choices[0].writer.keep_alive)
 
     @property
     def sinks(self) -> list[TokenSink]:
-        """Of each choice."""
+        """Return one sink for each choice."""
         return [partial(self._take, choice) for choice in self._choices]
 
     def _take(self, choice: Choice, tokens: Sequence[TokenOut]) -> bool:
@@ -337,7 +342,7 @@ class StreamedReply:
         return flows
 
     async def send(self, answers: Sequence[AsyncGenerator[AnswerPart, None]]) -> web.StreamResponse:
-        """answers: of each choice."""
+        """Send the reply. answers: one for each choice."""
         stream, first = self._stream, self._choices[0].writer
         last = b""
         async with first_looks(answers, FIRST_LOOK_SECONDS) as looked:

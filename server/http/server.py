@@ -1,12 +1,12 @@
 """The HTTP server beside a daemon's gRPC server: probes, version, and the routes of its caller.
 
-One event loop's thread. A client that leaves cancels its handler. Invariant: a stranger's request
-costs no more than its header: connections are counted, then a request's Host, its encoding and
-expectation, its key and its caller's limits are checked in this order, and only then is its body
-read. A browser's preflight is answered after its Host was checked.
+One event loop's thread. A client's disconnect cancels its handler. Invariant: a stranger's request
+costs only its header. Connections are counted first. Then Host, encoding and expectation, key, and
+the caller's limits are checked in this order. Only then is the body read. A browser's preflight is
+answered after the check of its Host.
 
-HttpLog logs a malformed request head at debug level, without a traceback. Such a head needs no key;
-a traceback for each would let a stranger fill the log. Any thread may log.
+HttpLog logs a malformed request head at debug level, without a traceback. Such a head needs no key,
+so a stranger could otherwise fill the log. Any thread may log.
 """
 
 import asyncio
@@ -53,7 +53,8 @@ log = logging.getLogger(__name__)
 
 
 class HttpLog(logging.LoggerAdapter[logging.Logger]):
-    """For aiohttp's server. Invariant: errors that no client caused keep level and traceback."""
+    """The log of aiohttp's server. Invariant: errors not caused by a client keep their level and
+    traceback."""
 
     def __init__(self) -> None:
         super().__init__(log)
@@ -70,11 +71,11 @@ _KEEP_ALIVE_SECONDS = 75.0
 _TLS_HANDSHAKE_SECONDS = 10.0
 
 _SOCKETS = frozenset({("GET", "/v1/responses")})
-"""Routes of sockets: their messages are calls, they themselves are none that a drain waits for."""
+"""Routes of sockets. A drain waits for their messages' calls, not for the sockets."""
 
 
 LossReason = Callable[[], str | None]
-"""Returns why the engine has died; None while it lives."""
+"""Returns the cause of the engine's death; None while it is alive."""
 
 Admitted = Callable[[Caller, RequestId], AbstractAsyncContextManager[RequestId]]
 
@@ -111,10 +112,11 @@ class HttpServer:
 
 
 class Probes:
-    """The routes of load balancers. lost: why the engine has died, None while it lives."""
+    """The routes of load balancers. lost: returns the cause of the engine's death; None while it is
+    alive."""
 
     def __init__(self, lost: LossReason, rotation: Rotation, grpc: str = "") -> None:
-        """grpc: HOST:PORT of the node's other server; empty: there is none."""
+        """grpc: HOST:PORT of the node's gRPC server; empty: none."""
         self._lost = lost
         self._rotation = rotation
         self._grpc = {"grpc": grpc} if grpc else {}
@@ -155,11 +157,12 @@ async def start_http_server(
     rotation: Rotation | None = None,
     grpc: str = "",
 ) -> HttpServer:
-    """bind: HOST:PORT, port 0 picks one. admitted: lets a caller's request in before its body is
-    read, as EngineClient.admitted(); by default each, under its own id. calls: counts the same
-    requests while they are answered, and those that fail. shares_port: with other processes of this
-    node. rotation: the node's; None: one of this server alone. grpc: the node's HOST:PORT for gRPC,
-    which /version names. Raises BindError, TlsError."""
+    """Start the server. bind: HOST:PORT; port 0 selects a free one. admitted: admits a caller's
+    request before its body is read, like EngineClient.admitted(); default: every request, under its
+    own id. calls: counts the admitted requests while they are answered, and the failures.
+    shares_port: other processes of this node use the port too. rotation: the node's rotation; None:
+    a new one for this server. grpc: the node's HOST:PORT for gRPC, shown by /version. Raises
+    BindError, TlsError."""
     host, port = parse_bind(bind, access, "http_bind")
     require_callers_known(bind, access, "http_bind")
     tls = None if access.tls is None else access.tls.ssl_context()
@@ -192,9 +195,10 @@ async def start_private_http_server(
     access: Access,
     calls: CallsInProgress | None = None,
 ) -> HttpServer:
-    """For other processes of this node, which let requests in. path: of a Unix socket, in a folder
-    that is this user's alone, so in plain text; keys are asked for as elsewhere. bind: HOST:PORT by
-    which clients call those processes. calls: as of start_http_server()."""
+    """Start a server for other processes of this node. They admit the requests. path: path of a
+    Unix socket in a folder private to this user, so it is plain text; keys are checked as
+    elsewhere. bind: HOST:PORT of those processes, for clients. calls: argument of
+    start_http_server()."""
     host, port = parse_bind(bind, access, "http_bind")
     rotation = Rotation()
     application = _Application(host, routes, lost, access, _everybody, calls, rotation)
@@ -282,8 +286,8 @@ class _Application:
 async def _part_with_client(
     rotation: Rotation, request: web.Request, response: web.StreamResponse
 ) -> None:
-    """Out of rotation an answer is its connection's last, so that the client's next request finds
-    another node."""
+    """Close the connection after its answer if the node has left rotation. The client's next
+    request then reaches another node."""
     if rotation.left and not isinstance(response, web.WebSocketResponse):
         response.force_close()
         response.headers["Connection"] = "close"

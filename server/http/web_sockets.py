@@ -1,12 +1,12 @@
-"""WebSockets: how many are open, and one client's texts and events.
+"""WebSockets: the number of open ones, and one client's texts and events.
 
-OpenSockets owns the count. One event loop's thread. Invariants: sockets take half of the server's
-connections at most, and one of several keys an eighth, so that plain requests find a connection.
+OpenSockets owns the count. One event loop's thread. Invariants: sockets take at most half of the
+server's connections. One key of several takes at most an eighth. So plain requests find a
+connection.
 
-TextSocket owns the connection behind its upgrade, and the count of what has come of a text. One
-event loop's thread. Invariants: nothing is inflated; what has come of a text that is not whole
-counts against its caller; a client that reads slowly is waited for, and one that does not answer
-pings is cut off.
+TextSocket owns the connection after its upgrade, and the count of an incomplete text's bytes. One
+event loop's thread. Invariants: nothing is decompressed. An incomplete text counts against its
+caller. A slow client is waited for. A client that answers no pings is cut off.
 """
 
 import asyncio
@@ -29,62 +29,64 @@ _SHARE_OF_KEY = 8
 
 class OpenSockets:
     def __init__(self, connections: HttpConnections, most_connections: int) -> None:
-        """connections: of the server, which are most_connections at most."""
+        """connections: the server's connections. most_connections: their limit."""
         self.connections = connections
         self._caps = ConcurrencyCaps(
             *(SocketLimit, "WebSockets open"),
             *(max(1, most_connections // _SHARE_OF_KEY), max(1, most_connections // _SHARE)),
         )
         self.ending = asyncio.Event()
-        """Of the sockets that open now. Once set, those without a response in progress close."""
+        """Set when the present sockets are to close, each after its response in progress."""
 
     def held(self, caller: Caller) -> AbstractContextManager[None]:
-        """One more, inside `with`. Raises SocketLimit."""
+        """Count one more socket inside `with`. Raises SocketLimit."""
         return self._caps.held(caller)
 
     def leave(self) -> None:
-        """The node has left the rotation, or come back: sockets that are open have had their last
-        response, or the one in progress is it. Those that open from now on stay."""
+        """Close the open sockets, each after its response in progress, because the node has left
+        the rotation or returned. Later sockets stay open."""
         self.ending.set()
         self.ending = asyncio.Event()
 
     async def end(self, application: web.Application) -> None:
-        """For `on_shutdown`."""
+        """Close the open sockets. For `on_shutdown`."""
         self.ending.set()
 
 
 OPEN_SOCKETS = web.AppKey("open_sockets", OpenSockets)
-"""Of this application."""
+"""The open sockets of this application."""
 
 
 _PING_SECONDS = 40.0
-"""Of silence; the client then has half of it to answer. Proxies end connections after 60 s."""
+"""Seconds of silence before a ping. The client has half of it for its answer. Proxies end
+connections after 60 s."""
 _CLOSE_SECONDS = 1.0
 _HIGH_WATER_BYTES = 1 << 14
-"""As of streams (EventStream)."""
+"""Limit of the write buffer, as in EventStream."""
 _FRAMES_BYTES = 1 << 16
-"""Around a text of the largest size."""
+"""Allowance in bytes for the frames of a text of the largest size."""
 _LARGEST_TEXT_BYTES = 2 << 20
-"""The loop unmasks and copies a text in one callback: 4 ms for one of this size, and all that end
-at once come in one round. As many letters as a context of half a million tokens has."""
+"""Largest text in bytes. The loop unmasks and copies a text in one callback: 4 ms at this size.
+Texts that end together are handled in one round. The limit has as many characters as a context of
+half a million tokens."""
 _PIECE_BYTES = 64
-"""Memory of a read's objects, beside its bytes, until its frame is whole."""
+"""Memory of a read's objects in bytes, in addition to its data, until its frame is whole."""
 _TEXTS = (WSMsgType.TEXT, WSMsgType.BINARY)
 _BEATS = (WSMsgType.PING, WSMsgType.PONG)
 
 
 class TextSocket:
     def __init__(self, request: web.Request, sockets: OpenSockets, inbox: Hold) -> None:
-        """inbox: counts what has come of a text."""
+        """inbox: memory count of an incomplete text."""
         self._request = request
         self._sockets = sockets
         self._inbox = inbox
         self.refused: asyncio.Future[ServerError | HttpRefusal] = (
             asyncio.get_running_loop().create_future()
         )
-        """Why no more of the text that comes is taken."""
+        """Error that stops the reading of an incoming text."""
         self._came = 0
-        """Bytes since the last text."""
+        """Bytes received since the last text."""
         self.response = web.WebSocketResponse(
             timeout=_CLOSE_SECONDS,
             heartbeat=_PING_SECONDS,
@@ -98,7 +100,8 @@ class TextSocket:
         )
 
     async def open(self) -> None:
-        """Once, before all else. Afterwards cut() must be called. Raises HttpRefusal."""
+        """Open the socket. Call it once, before all else; call cut() afterwards. Raises
+        HttpRefusal."""
         request = self._request
         if not self.response.can_prepare(request):
             add_header(request, "Upgrade", "websocket")
@@ -111,8 +114,8 @@ class TextSocket:
         self._sockets.connections.count_received(request.transport, self._wanted)
 
     async def text(self) -> bytearray | None:
-        """Wait for the next text and return it as UTF-8; None: no more comes. One task waits.
-        Raises ConnectionError where the client has gone while a ping of it is answered."""
+        """Wait for the next text and return it as UTF-8; None: the socket has ended. Only one task
+        may wait. Raises ConnectionError if the client disconnects during a pong."""
         while (message := await self.response.receive()).type in _BEATS:
             if message.type is WSMsgType.PING:
                 await self.response.pong(message.data)
@@ -124,8 +127,8 @@ class TextSocket:
         return bytearray(message.data) if message.type in _TEXTS else None
 
     async def send(self, texts: Iterable[bytes]) -> None:
-        """Send each as one message. Waits for a slow client. Raises ConnectionError where it has
-        gone."""
+        """Send each as one message. Waits for a slow client. Raises ConnectionError after a
+        disconnect."""
         for text in texts:
             await self.response.send_frame(text, WSMsgType.TEXT)
 
@@ -142,7 +145,8 @@ class TextSocket:
             pass
 
     def cut(self) -> None:
-        """End the connection, whatever waits in it: a client that does not read never takes it."""
+        """End the connection, even with unsent bytes: a client that does not read would never take
+        them."""
         transport = self._request.transport
         if isinstance(transport, asyncio.WriteTransport):
             if transport.get_write_buffer_size():
@@ -151,7 +155,8 @@ class TextSocket:
                 transport.close()
 
     def _wanted(self, received: int) -> bool:
-        """Bytes behind a refusal are thrown away: the client reads the cause."""
+        """Count received bytes. Return False after a refusal: later bytes are dropped, and the
+        client reads the cause."""
         if self.refused.done():
             return False
         most = min(self._request.client_max_size, _LARGEST_TEXT_BYTES)

@@ -74,7 +74,7 @@ from .token_details import (
 )
 
 _CALL_BYTES = 500
-"""Of a call without its arguments."""
+"""Bytes counted for a call, without its arguments."""
 
 
 class ChatReply:
@@ -94,12 +94,11 @@ class ChatReply:
         with_reasoning: bool = True,
         prompt_logprobs: tuple[ScoredPrompt, int] | None = None,
     ) -> None:
-        """names: of tokens in logprobs. index: of the choice. with_logprobs: of each token, and of
-        as many others as the engine has. streamed: nothing is kept for `whole`, so that memory does
-        not grow with the answer. with_reasoning: the reply has the reasoning's text, not its count
-        of tokens alone.
-        prompt_logprobs: the reply has those of this prompt, with so many of the likeliest in each
-        place."""
+        """names: rule for naming tokens in logprobs. index: number of the choice. with_logprobs:
+        show each token's logprob, and those of the alternatives reported by the engine. streamed:
+        keep nothing for `whole`, to bound the memory. with_reasoning: show the reasoning's text;
+        its tokens are counted either way. prompt_logprobs: the scored prompt, and the number of
+        likeliest tokens shown at each position."""
         self.head = head
         self.may_complete = parser.may_complete
         self._index = index
@@ -121,7 +120,7 @@ class ChatReply:
         self._calls: list[tuple[CallBegin, GrowingText]] = []
         self._arguments_bytes = 0
         self._logprobs = bytearray()
-        """JSON, a comma behind each: as objects they would take five times the memory."""
+        """JSON entries, a comma after each. Python objects would take five times the memory."""
 
     @property
     def complete(self) -> bool:
@@ -187,7 +186,7 @@ class ChatReply:
         return "tool_calls" if end.awaits_tools else end.ending.reason.value
 
     def _kept(self, items: list[AnswerItem]) -> list[AnswerItem]:
-        """The items that the reply has."""
+        """Return the items shown in the reply. Store their texts if the reply is not streamed."""
         if not self._with_reasoning:
             items = [item for item in items if not isinstance(item, Reasoning)]
         if self.is_streamed:
@@ -253,7 +252,7 @@ def _call(begin: CallBegin, arguments: str) -> dict[str, Any]:
 
 
 def _reasoning(text: str | None) -> dict[str, Any]:
-    """Under the name that most clients read, and under vLLM's newer one."""
+    """Return the reasoning under the common field name and under vLLM's newer one."""
     return {"reasoning_content": text, "reasoning": text}
 
 
@@ -262,7 +261,7 @@ _HONOURED = frozenset({"n", "best_of", "prompt_logprobs"}) | _SHOWN
 
 
 def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -> AskedReply:
-    """On any thread."""
+    """Read a chat request, on any thread."""
     name_unknown(model, request, fields, OF_CHATS)
     prompt_logprobs = read_prompt_logprobs(fields)
     submit, options, parsers = read_chat_request(model, request, fields, prompt_logprobs, _HONOURED)
@@ -294,9 +293,9 @@ def read_chat_request(
     prompt_logprobs: int | None = None,
     honoured: Collection[str] = (),
 ) -> tuple[Submit, AnswerOptions, Callable[[], AnswerParser]]:
-    """A chat whatever its reply's shape is. fields: as of /v1/chat/completions. prompt_logprobs:
-    as of the Submit; honoured: as of read_options(). The parser takes the answer apart. On any
-    thread."""
+    """Read a chat for a reply of any shape, on any thread. fields: fields of /v1/chat/completions.
+    prompt_logprobs: value for the Submit. honoured: argument of read_options(). The returned
+    function makes the parser of one answer."""
     check_account_fields(fields)
     salt = prompt_salt(request, fields)
     rendered = render_chat(fields, model.codec, open_answer=opens_answer(fields), salt=salt)
@@ -329,8 +328,8 @@ def read_chat_request(
 
 
 def opens_answer(fields: RequestFields) -> bool:
-    """Whether the prompt ends with what the template begins an answer by; where nothing is said,
-    unless the last message goes on."""
+    """Return True if the prompt ends with the template's beginning of an answer. Default: True,
+    unless the request sets `continue_final_message`."""
     if fields.get("add_generation_prompt") is None:
         return not fields.flag("continue_final_message")
     return fields.flag("add_generation_prompt")
@@ -339,7 +338,8 @@ def opens_answer(fields: RequestFields) -> bool:
 def render_chat(
     fields: RequestFields, codec: TextCodec, *, open_answer: bool, salt: bytes
 ) -> RenderedPrompt:
-    """`messages` and `tools` through the checkpoint's template. salt: as of the prompt."""
+    """Render `messages` and `tools` with the checkpoint's template. salt: cache salt of the
+    prompt."""
     messages, renderer = read_chat_messages(fields), ChatRenderer(codec)
     goes_on = fields.flag("continue_final_message")
     if goes_on:
@@ -355,7 +355,7 @@ def render_chat(
 
 
 def _check_goes_on(messages: Sequence[ChatMessage], open_answer: bool) -> None:
-    """Raise InvalidField where the answer cannot go on in the last message."""
+    """Raise InvalidField if the answer cannot continue the last message."""
     field = "continue_final_message"
     if open_answer:
         raise InvalidField(field, "needs add_generation_prompt: false")
@@ -364,8 +364,8 @@ def _check_goes_on(messages: Sequence[ChatMessage], open_answer: bool) -> None:
 
 
 def _prediction(fields: RequestFields, codec: TextCodec) -> Tokens:
-    """Of what the request says its answer will be; none where it says nothing. The answer may be
-    drafted from them, which changes none of its tokens. Raises InvalidRequest."""
+    """Return the tokens of the request's predicted answer; empty without a prediction. The engine
+    may draft from them. They never change the answer's tokens. Raises InvalidRequest."""
     if fields.get("prediction") is None:
         return np.empty(0, dtype=np.int32)
     given = fields.fields("prediction")

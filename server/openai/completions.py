@@ -47,9 +47,9 @@ from .token_details import (
 
 @dataclass(frozen=True)
 class ShownFields:
-    """What a completion's choices hold beside their answers. echo: the prompt. logprobs: of so many
-    of the likeliest tokens beside each token's own; None: of none. prompt_logprobs: as vLLM has
-    them, likewise."""
+    """Fields shown in a completion's choices beside the answers. echo: show the prompt. logprobs:
+    number of likeliest tokens shown with each token's logprob; None: no logprobs. prompt_logprobs:
+    the same for the prompt's tokens, in vLLM's shape."""
 
     echo: bool
     logprobs: int | None
@@ -57,8 +57,8 @@ class ShownFields:
 
     @property
     def scored_top(self) -> int | None:
-        """How many of the likeliest tokens are wanted beside each of the prompt; None: the prompt
-        is not scored."""
+        """Return the number of likeliest tokens needed at each position of the prompt. None: do not
+        score the prompt."""
         echoed = self.logprobs if self.echo else None
         asked = [top for top in (echoed, self.prompt_logprobs) if top is not None]
         return max(asked, default=None)
@@ -72,7 +72,7 @@ _HONOURED = frozenset({"n", "best_of", "echo", "prompt_logprobs", *SHOWN_IDS})
 
 
 def read_completion(model: ServedModel, request: web.Request, fields: RequestFields) -> AskedReply:
-    """On any thread."""
+    """Read a completion request, on any thread."""
     name_unknown(model, request, fields, OF_COMPLETIONS)
     check_account_fields(fields)
     prompts = read_prompts(fields, model.codec)
@@ -133,7 +133,8 @@ def _thoughts(
     prompts: Sequence["AskedPrompt"],
     codec: TextCodec,
 ) -> list[Thinking]:
-    """Return how the answer to each prompt thinks, where a grammar or a budget depends on it."""
+    """Return each answer's thinking state, if a grammar or a budget depends on it. Otherwise return
+    NEVER for all."""
     if asked is None and budget is None:
         return [Thinking.NEVER] * len(prompts)
     return [thinking_at_end(prompt.tokens, codec) for prompt in prompts]
@@ -156,14 +157,15 @@ def _read_shown(fields: RequestFields, top: int) -> ShownFields:
 
 @dataclass(frozen=True)
 class AskedPrompt:
-    """text: None where its tokens were given."""
+    """text: the prompt's text; None if the request gave token ids."""
 
     tokens: Tokens
     text: str | None
 
 
 def read_prompts(fields: RequestFields, codec: TextCodec) -> list[AskedPrompt]:
-    """A string, token ids, or those of a list of strings and lists of token ids."""
+    """Return the prompts: one string, one list of token ids, or a list of strings and of lists of
+    token ids. Raises InvalidField."""
     prompt = fields.get("prompt")
     if not isinstance(prompt, list):
         return [_of_text(prompt, codec)]
@@ -181,7 +183,7 @@ def read_prompts(fields: RequestFields, codec: TextCodec) -> list[AskedPrompt]:
 
 
 def read_prompt(fields: RequestFields, codec: TextCodec) -> Tokens:
-    """int32 [T] of read_prompts(), where there may be one alone."""
+    """Return the tokens of the only prompt, int32 [T]. Raises InvalidField for several prompts."""
     prompts = read_prompts(fields, codec)
     if len(prompts) != 1:
         raise InvalidField("prompt", "must be one string or one list of token ids")
@@ -216,9 +218,9 @@ class CompletionReply:
         *,
         streamed: bool,
     ) -> None:
-        """names: of tokens in logprobs. index: of the choice. prompt_text: None where token ids
-        were given. prompt: takes its scores where it is scored. streamed: nothing is kept for
-        `whole`, so that memory does not grow with the answer."""
+        """names: rule for naming tokens in logprobs. index: number of the choice. prompt_text: None
+        if the request gave token ids. prompt: receives the scores if the prompt is scored.
+        streamed: keep nothing for `whole`, to bound the memory."""
         self.head = head
         self._index = index
         self._text = TextChoice(self._choice)
@@ -252,11 +254,12 @@ class CompletionReply:
 
     @property
     def _plain(self) -> TextChoice | None:
-        """As ReplyShape's `plain`, once the prompt is written."""
+        """Return the value of ReplyShape's `plain` after the prompt is written."""
         return self._text if self.is_streamed and self._shown.logprobs is None else None
 
     def _begin(self) -> list[bytes]:
-        """The prompt, before anything of the answer. Once; its scores have come by then."""
+        """Return the prompt's choices once, before anything of the answer. Its scores have arrived
+        by then."""
         if self._begun or not self._shown.echo:
             return []
         self._begun = True
@@ -285,8 +288,8 @@ class CompletionReply:
     def _add(
         self, columns: LogprobColumns, token: int, logprob: float | None, top: TopLogprobs
     ) -> None:
-        """Add the next token, its logprob, which a prompt's first has not, and the likeliest in its
-        place."""
+        """Add the next token with its logprob and the likeliest tokens at its position. The first
+        token of a prompt has no logprob."""
         shown = None if logprob is None else json_logprob(logprob)
         alternatives = None if logprob is None else self._alternatives(token, logprob, top)
         columns.add(self._names.name(token), shown, alternatives, self._offset)
@@ -322,11 +325,11 @@ class CompletionReply:
         return {}
 
     def reasoning_tokens(self, ending: Ending) -> None:
-        """A completion is not taken apart."""
+        """Return None, because a completion has no separate reasoning."""
 
     def _alternatives(self, token: int, logprob: float, top: TopLogprobs) -> dict[str, float]:
-        """By their names, which as in OpenAI's own answer may be one more than was asked for: the
-        token itself has its logprob too."""
+        """Return the logprobs by token name. The token itself is added, so there may be one more
+        than requested. OpenAI does the same."""
         return {
             self._names.name(alternative): json_logprob(found)
             for alternative, found in reversed((*top, (token, logprob)))

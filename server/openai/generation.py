@@ -48,12 +48,12 @@ from .token_details import ScoredPrompt, TokenIds, prompt_ids, wants_hit
 log = logging.getLogger(__name__)
 
 _MOST = 8
-"""Names that an answer's header has."""
+"""Largest number of names in an answer's header."""
 _LONGEST = 64
 
 
 def shown_names(names: Sequence[str]) -> str:
-    """Return some of them, and none that is no plain word."""
+    """Return some of the names, as one text. Only short ASCII identifiers are included."""
     plain = [name for name in names if name.isidentifier() and name.isascii()]
     return ", ".join(name for name in plain[:_MOST] if len(name) <= _LONGEST) or "?"
 
@@ -62,24 +62,24 @@ Result = TypeVar("Result")
 
 UNKNOWN_HEADER = "x-tasuki-unknown-fields"
 SESSION_KEY = "x-session-id"
-"""A header, or a field of `metadata`."""
+"""Name of a header, or of a field of `metadata`."""
 IGNORED_FORMATS_HEADER = "x-tasuki-ignored-formats"
 ANY_NAME = "*"
 # Every event of a stream has the name that its request gave.
 MAX_NAME = 256
 _PROMPTS = ("messages", "prompt", "input")
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-"""What asks for new tokens, the first of them before the next."""
+"""Fields for the number of new tokens, in the order of preference."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """max_tokens: prompt and answer together, as far as the model and the arena allow.
-    sampling_defaults: of requests that leave fields out. stop_place: of chats' and Messages' stop
-    strings. hides_unasked_thinking: Messages that ask for no thinking get none. aliases: more names
-    that clients may give it; ANY_NAME among them: whatever they give. whole_calls: as of
-    AnswerParser. held: memory of the requests of all routes. strict_fields: unknown fields of chats
-    and completions are refused."""
+    """max_tokens: limit for prompt and answer together, set by the model and the arena.
+    sampling_defaults: sampling for requests without those fields. stop_place: search range of stop
+    strings in chats and Messages. hides_unasked_thinking: Messages without a thinking request get
+    no thinking. aliases: further names accepted from clients; ANY_NAME accepts any name.
+    whole_calls: option of AnswerParser. held: memory held by the requests of all routes.
+    strict_fields: reject unknown fields of chats and completions."""
 
     name: str
     created: int
@@ -95,12 +95,12 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that can be listed."""
+        """Return the names for listing."""
         return (self.name, *(alias for alias in self.aliases if alias != ANY_NAME))
 
     def named(self, asked: str | None) -> str:
-        """The name by which an answer calls the model: the one that its request gave, which may
-        leave it out but not name another. Raises HttpRefusal."""
+        """Return the model name for the answer: the requested name, or the model's own name without
+        one. Raises HttpRefusal for a name not served."""
         if asked is None:
             return self.name
         if asked in self.names or (ANY_NAME in self.aliases and len(asked) <= MAX_NAME):
@@ -117,7 +117,7 @@ class ServedModel:
         stops: StopRule = NO_STOPS,
         thinking_tokens: int | None = None,
     ) -> AnswerParser:
-        """Return the parser of one answer. All but thinking: as of AnswerParser."""
+        """Return the parser of one answer. All arguments except thinking are AnswerParser's."""
         return AnswerParser(
             thinking,
             tools,
@@ -128,18 +128,18 @@ class ServedModel:
         )
 
     def hold(self, request: web.Request) -> AbstractContextManager[Hold]:
-        """Return the count of the memory that the request holds, which is empty at first and ends
-        with `with`."""
+        """Return a counter for the memory held by the request. The counter starts at zero and ends
+        with its `with` block."""
         return self.held.hold(http_caller(request))
 
     async def read(
         self, request: web.Request, hold: Hold, read: Callable[[RequestFields], Result]
     ) -> Result:
-        """Return what `read` makes of the body's JSON object. `read` runs on one of the codec's
-        threads, and what it raises is raised here.
+        """Return the result of `read` for the body's JSON object. `read` runs on one of the codec's
+        threads. Its exceptions are raised here.
 
-        The hold then has the body's size, until the caller sets it to what the result keeps.
-        Raises HttpRefusal, InvalidRequest, Busy.
+        The hold then has the body's size, until the caller sets the size of the result. Raises
+        HttpRefusal, InvalidRequest, Busy.
         """
         check_is_json(request)
         body = await read_body(request, hold)
@@ -157,8 +157,8 @@ class ServedModel:
         body: bytearray,
         read: Callable[[RequestFields], Result],
     ) -> Result:
-        """As read(), of a body that has come, which is emptied, and whichever model it names. hold:
-        has its size."""
+        """Return the result of `read` for an arrived body, like read(), but accept any model name.
+        Empties `body`. hold: has the body's size."""
 
         def work() -> Result:
             return read(read_fields(body))
@@ -180,9 +180,9 @@ def read_submit(
     place: int = 0,
     prompt_logprobs: int | None = None,
 ) -> Submit:
-    """place: of the prompt among the request's. prompt_logprobs: as of the Submit. Affinity hints
-    are checked and otherwise left to gateways: no answer depends on them. Raises InvalidRequest,
-    PromptTooLong, PermissionDenied."""
+    """Return the engine's request for one prompt. place: index of the prompt in the request.
+    prompt_logprobs: value for the Submit. Affinity hints are checked, then left to gateways. No
+    answer depends on them. Raises InvalidRequest, PromptTooLong, PermissionDenied."""
     if not len(prompt.tokens):
         raise InvalidField("prompt", "is empty: send at least one token")
     named = next((name for name in _PROMPTS if fields.get(name) is not None), "prompt")
@@ -212,8 +212,8 @@ def read_submit(
 def name_unknown(
     model: ServedModel, request: web.Request, fields: RequestFields, known: Collection[str]
 ) -> None:
-    """Name unknown fields in the answer's header and in the log: no answer depends on them. Raises
-    InvalidField where the model is strict about them."""
+    """Report unknown fields in the answer's header and in the log. Unknown fields do not change the
+    answer. Raises InvalidField if the model is strict about them."""
     if model.strict_fields:
         fields.refuse_unknown(known)
     names = fields.unknown(known)
@@ -225,23 +225,24 @@ def name_unknown(
 
 
 def shown_prompts(fields: RequestFields, submits: Sequence[Submit]) -> list[msgspec.Raw] | None:
-    """The ids of each prompt, where the request asks for token ids. Raises InvalidField."""
+    """Return the token ids of each prompt as JSON, or None if the request does not ask for them.
+    Raises InvalidField."""
     if not fields.flag("return_token_ids"):
         return None
     return [prompt_ids(submit.prompt) for submit in submits]
 
 
 def prompt_salt(request: web.Request, fields: RequestFields) -> bytes:
-    """Of the prompts that may share with this one what is cached. Raises InvalidRequest,
-    PermissionDenied."""
+    """Return the cache salt. Only prompts with equal salts share cached prefixes. Raises
+    InvalidRequest, PermissionDenied."""
     tenant = http_request_context(request).tenant
     return salt_of(tenant, (fields.text("cache_salt") or "").encode())
 
 
 def _session(request: web.Request, fields: RequestFields, tenant: str | None) -> str | None:
-    """Return the conversation's name for operators, who see whether two requests are of one
-    conversation, and not what a client wrote. Equal names of two tenants have two. The header goes
-    before the field of `metadata`, and that before `prompt_cache_key`."""
+    """Return a hashed name of the conversation for operators. Equal names mean the same
+    conversation, but the client's text stays hidden. Tenants never share a name. Preference: the
+    header, the field of `metadata`, `prompt_cache_key`."""
     key = fields.text("prompt_cache_key")
     in_body = fields.fields("metadata").text(SESSION_KEY)
     named = request.headers.get(SESSION_KEY) or in_body or key
@@ -254,10 +255,10 @@ def _session(request: web.Request, fields: RequestFields, tenant: str | None) ->
 
 @dataclass(frozen=True)
 class AskedReply:
-    """What a request asks: prompts, and of each choice of the reply, one of each prompt or more,
-    the shape, in their order. scored: of each prompt what takes its scores; None of one that is
-    not scored. kept_bytes: memory that these take until the reply's end. prompt_ids: of each prompt
-    as JSON, where the reply shows token ids."""
+    """A parsed request: prompts, and the shape of each choice, grouped by prompt in order. A prompt
+    has one or more choices. scored: receiver of each prompt's scores; None if the prompt is not
+    scored. kept_bytes: memory held by these until the reply ends. prompt_ids: each prompt's ids as
+    JSON, if the reply shows token ids."""
 
     submits: Sequence[Submit]
     options: AnswerOptions
@@ -267,7 +268,7 @@ class AskedReply:
     prompt_ids: Sequence[msgspec.Raw] | None = None
 
     def token_ids(self) -> list[TokenIds] | None:
-        """Of each choice; None where they are not shown."""
+        """Return the token ids of each choice, or None if the reply does not show them."""
         if self.prompt_ids is None:
             return None
         choices, streamed = self.options.choices, self.options.stream
@@ -281,8 +282,8 @@ ReadRequest = Callable[[ServedModel, web.Request, RequestFields], AskedReply]
 def answering(
     engine: Answering, model: ServedModel, read: ReadRequest
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """The handler of a route whose requests `read` takes apart: the reply, whole or as a stream of
-    events, is what the engine answers, as text."""
+    """Return the handler of a route. `read` parses the request. The reply is the engine's answer as
+    text, whole or as a stream of events."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         with model.hold(request) as hold:
@@ -314,7 +315,7 @@ async def answer_with(
     options: AnswerOptions,
     writer: AnswerWriter,
 ) -> web.StreamResponse:
-    """The reply that the writer makes of the engine's answer, whole or as a stream of events."""
+    """Return the writer's reply to the engine's answer, whole or as a stream of events."""
     return await answer_all(engine, model, request, hold, [submit], options, [writer], [None])
 
 
@@ -328,7 +329,7 @@ async def answer_all(
     writers: Sequence[AnswerWriter],
     scored: Sequence[ScoredPrompt | None],
 ) -> web.StreamResponse:
-    """The same of several prompts, whose choices are one reply's. scored: as of AskedReply."""
+    """Return one reply with the choices of several prompts. scored: field of AskedReply."""
     request_context = http_request_context(request)
     choices = await asked_choices(engine, model, request, hold, submits, options, writers)
     # Thousands of scores take longer to write than the loop may be held.
@@ -350,7 +351,7 @@ async def asked_choices(
     options: AnswerOptions,
     writers: Sequence[AnswerWriter],
 ) -> list[Choice]:
-    """Return the choices of a reply, in the order of the writers. Raises InvalidRequest where their
+    """Return the choices of a reply, in the order of the writers. Raises InvalidRequest if their
     grammar cannot be followed."""
     request_context = http_request_context(request)
     codec = model.codec

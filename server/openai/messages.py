@@ -1,10 +1,10 @@
-"""Reads the parts of a chat request that its template takes: `messages`, `tools`, and variables.
+"""Reader for the template's part of a chat request: `messages`, `tools`, and variables.
 
-Pure functions; an error names the place of the wrong value.
+Pure functions. An error names the position of the wrong value.
 
-Variables are vLLM's and SGLang's `chat_template_kwargs`, and the fields that stand for one of them.
-The template decides their names and values: it refuses a value in its own words, and a variable
-that it does not use changes no prompt.
+Variables come from `chat_template_kwargs` of vLLM and SGLang, and from fields with the same
+meaning. The template decides their names and values. The template rejects a value with its own
+error text. A variable without use in the template changes no prompt.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,8 @@ NameOf = Callable[[Mapping[str, Any]], str | None]
 
 
 def read_template_variables(fields: RequestFields) -> dict[str, Any]:
-    """By name. What `chat_template_kwargs` holds counts before a field of that name."""
+    """Return the template variables by name. A value in `chat_template_kwargs` overrides a field of
+    the same name."""
     variables = _of_thinking(fields)
     for name in _FLAGS:
         if fields.get(name) is not None:
@@ -52,8 +53,8 @@ def read_template_variables(fields: RequestFields) -> dict[str, Any]:
 
 
 def _of_thinking(fields: RequestFields) -> dict[str, Any]:
-    """What the object of DeepSeek's and GLM's APIs, and of Anthropic's, stands for. Raises
-    InvalidField."""
+    """Return the variables set by the `thinking` object of DeepSeek's, GLM's and Anthropic's APIs.
+    Raises InvalidField."""
     thinking = fields.fields("thinking", THINKING)
     kind = thinking.text("type")
     if kind not in THINKING_TYPES:
@@ -68,8 +69,8 @@ def _of_thinking(fields: RequestFields) -> dict[str, Any]:
 
 
 def _effort(fields: RequestFields, variables: dict[str, Any]) -> str | None:
-    """SGLang's object for the same: its effort; `enabled` goes to the variables. Raises
-    InvalidField."""
+    """Return the effort of SGLang's `reasoning` object. Write its `enabled` to the variables.
+    Raises InvalidField."""
     reasoning = fields.fields("reasoning", REASONING)
     if reasoning.get("enabled") is not None:
         variables.setdefault("enable_thinking", reasoning.flag("enabled"))
@@ -92,7 +93,8 @@ _TEXT_OF_PART = {
 
 
 def read_chat_messages(fields: RequestFields) -> list[ChatMessage]:
-    """Templates take one system message, the first: later ones join the message before them."""
+    """Return the messages. Templates take one system message, the first. Later system messages join
+    the message before them."""
     read = [
         _message(item, f"messages[{index}]") for index, item in enumerate(message_items(fields))
     ]
@@ -102,8 +104,8 @@ def read_chat_messages(fields: RequestFields) -> list[ChatMessage]:
 
 
 def message_items(fields: RequestFields) -> list[Any]:
-    """Return the items of `messages`. Raises InvalidField where there is none, PromptTooLong where
-    there are too many."""
+    """Return the items of `messages`. Raises InvalidField for an empty list, PromptTooLong for too
+    many messages."""
     messages = fields.items("messages")
     if not messages:
         raise InvalidField("messages", "is empty: send at least one message")
@@ -124,7 +126,8 @@ def _joined(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
-    """The definitions as they came, each with its type; none where tool_choice is "none"."""
+    """Return the tool definitions unchanged, each with a type. Return an empty list if tool_choice
+    is "none"."""
     tools = fields.items("tools", MAX_TOOLS)
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
@@ -141,12 +144,12 @@ def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
 
 
 def read_offered_tools(fields: RequestFields) -> list[OfferedTool]:
-    """As read_tools(), with what else an answer is to hold of them. Raises InvalidField."""
+    """Return the tools of read_tools(), each with its `strict` flag. Raises InvalidField."""
     return [OfferedTool(tool, bool(tool["function"].get("strict"))) for tool in read_tools(fields)]
 
 
 def read_tool_choice(fields: RequestFields) -> ToolChoice:
-    """Raises InvalidField."""
+    """Return the choice of tools. Raises InvalidField."""
     choice = fields.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         allowed = fields.fields("tool_choice").fields("allowed_tools")
@@ -155,8 +158,8 @@ def read_tool_choice(fields: RequestFields) -> ToolChoice:
 
 
 def read_mode(choice: Any, name_of: NameOf, types: str) -> ToolChoice:
-    """Return OpenAI's choice of a mode or of one tool. name_of: the tool's name, None: is wrongly
-    given. types: of tools, in errors. Raises InvalidField."""
+    """Return OpenAI's choice of a mode or of one tool. name_of: returns the tool's name; None: the
+    choice is invalid. types: type of tools, for errors. Raises InvalidField."""
     if choice in (None, "auto", "none"):
         return ToolChoice()
     if choice == "required":
@@ -172,8 +175,8 @@ def read_mode(choice: Any, name_of: NameOf, types: str) -> ToolChoice:
 
 
 def read_allowed_tools(allowed: RequestFields, place: str, name_of: NameOf) -> ToolChoice:
-    """OpenAI's choice among some of the tools. name_of: one of those that it lists, None: is
-    wrongly given. Raises InvalidField."""
+    """Return OpenAI's choice among some of the tools. name_of: returns the name of a listed tool;
+    None: the item is invalid. Raises InvalidField."""
     mode = allowed.text("mode")
     if mode not in ("auto", "required"):
         raise InvalidField(f"{place}.mode", "must be auto or required")
@@ -192,7 +195,7 @@ def _function_name(item: Mapping[str, Any]) -> str | None:
 
 
 def parallel_calls(fields: RequestFields) -> bool:
-    """Whether an answer may hold more than one call."""
+    """Return True if an answer may hold more than one call."""
     return fields.flag("parallel_tool_calls", default=True)
 
 
@@ -216,14 +219,14 @@ def _message(item: Any, place: str) -> ChatMessage:
 
 
 def _reasoning(item: dict[str, Any], place: str) -> str | None:
-    """Under the name that most clients send, or under vLLM's newer one."""
+    """Return the reasoning, under the common field name or under vLLM's newer one."""
     reasoning = optional(item, "reasoning", str, place)
     of_older_name = optional(item, "reasoning_content", str, place)
     return reasoning if of_older_name is None else of_older_name
 
 
 def read_content(content: Any, place: str, *, optional: bool) -> str:
-    """A string, or parts of text; null counts as empty where `optional`."""
+    """Return the text of a string or of a list of text parts. optional: null counts as empty."""
     if isinstance(content, str):
         return content
     if content is None and optional:
@@ -234,7 +237,7 @@ def read_content(content: Any, place: str, *, optional: bool) -> str:
 
 
 def _text(part: Any, place: str) -> str:
-    """A bare string is one, as in vLLM."""
+    """Return the text of a part. A plain string is a part too, as in vLLM."""
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else None

@@ -1,9 +1,9 @@
 """The common part of OpenAI-shaped replies: the head, and the chunks of a stream as events.
 
-The fields of chats and completions are a ReplyShape's. One answer, one thread.
+ReplyShape holds the fields of chats and completions. One answer, one thread.
 
-ChunkEvents: Of a stream's events only what differs is encoded for each. Immutable. Invariant: an
-event is, byte by byte, what `to_json` makes of its whole body.
+ChunkEvents encodes only the changing part of each event. Immutable. Invariant: the bytes of an
+event equal `to_json` of its whole body.
 """
 
 import json
@@ -41,10 +41,11 @@ def with_fields(choice: bytes, fields: Mapping[str, Any]) -> bytes:
 
 
 class TextChoice:
-    """A chunk's choice that holds text, in one place or more, and nothing else that differs."""
+    """A choice of a chunk. Only its text changes, at one or more positions."""
 
     def __init__(self, choice: BodyOf) -> None:
-        """choice: the choice that holds a text. REQUIRES: no other string in it is empty."""
+        """choice: returns the choice with a given text. REQUIRES: the choice has no other empty
+        string."""
         self.around = to_json(choice("")).split(b'""')
 
     def holding(self, text: str) -> bytes:
@@ -52,7 +53,7 @@ class TextChoice:
 
 
 class ChunkEvents:
-    """Events of one stream's chunks, each of one choice."""
+    """The events of one stream's chunks, each with one choice."""
 
     def __init__(self, before: dict[str, Any], after: dict[str, Any]) -> None:
         """before, after: a chunk's fields before and after its choices."""
@@ -60,16 +61,17 @@ class ChunkEvents:
         self._after = to_json({"choices": [], **after}).removeprefix(b'{"choices":[') + b"\n\n"
 
     def of(self, choices: Sequence[bytes]) -> bytes:
-        """choices: of one event each, as JSON."""
+        """Return the events. choices: the choice of each event, as JSON."""
         return b"".join([b"%b%b%b" % (self._before, choice, self._after) for choice in choices])
 
     def of_each(self, choices: Sequence[bytes], after: Mapping[str, Any]) -> bytes:
-        """As `of`, with other fields after the choices. Their texts are ASCII."""
+        """Return the events, like `of`, with other fields after the choices. Texts in these fields
+        are ASCII."""
         fields = b",%b" % msgspec.json.encode(after)[1:] if after else b"}"
         return b"".join([b"%b%b]%b\n\n" % (self._before, one, fields) for one in choices])
 
     def of_text(self, choice: TextChoice) -> Callable[[str], bytes]:
-        """What makes the event of a choice that holds a text: as `of`, at half of its cost."""
+        """Return a function from a text to the choice's event. It equals `of` at half the cost."""
         around = list(choice.around)
         around[0] = self._before + around[0]
         around[-1] += self._after
@@ -78,24 +80,23 @@ class ChunkEvents:
 
 @dataclass(frozen=True)
 class ReplyHead:
-    """object: as OpenAI names whole replies; a chunk's may differ."""
+    """id, model, created: fields of every reply and chunk. created: Unix time in seconds."""
 
     id: str
     model: str
     created: int = field(default_factory=lambda: int(time.time()))
 
     def fields(self, kind: str) -> dict[str, Any]:
-        """Those that every reply and every chunk of it begins with."""
+        """Return the first fields of every reply and of each chunk. kind: value of `object`."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
 class ReplyShape(Protocol):
-    """Fed one answer in order. What `opening`, `push` and `finish` return are the choices of one
-    chunk each, as JSON. is_streamed: chunks reach the client. complete: no more of the answer is
-    wanted. may_complete, keeps: as in AnswerWriter. plain: set once all that `push` will do with a
-    piece of text is to make one choice of it, which this one holds; None until then, and where it
-    never is. prompt_in_choice: where token ids are shown those of the prompt are its choice's, else
-    the reply's."""
+    """The receiver of one answer, in order. `opening`, `push` and `finish` return the choices of
+    one chunk each, as JSON. is_streamed: chunks reach the client. complete: the answer needs no
+    more text. may_complete, keeps: fields of AnswerWriter. plain: a TextChoice, set when every
+    later `push` only fills this choice with its text. Until then, plain is None. prompt_in_choice:
+    the prompt's token ids are in its choice, otherwise in the reply."""
 
     head: ReplyHead
     whole_kind: str
@@ -111,7 +112,7 @@ class ReplyShape(Protocol):
 
     @property
     def kept_bytes(self) -> int:
-        """Memory of what is kept of the answer so far."""
+        """Return the memory held for the answer so far, in bytes."""
         ...
 
     def opening(self) -> list[bytes]: ...
@@ -121,21 +122,24 @@ class ReplyShape(Protocol):
     def finish(self, ending: Ending) -> list[bytes]: ...
 
     def whole(self, ending: Ending) -> dict[str, Any]:
-        """The one choice of a reply that is not streamed. REQUIRES: all was pushed."""
+        """Return the only choice of a whole (not streamed) reply. REQUIRES: all pieces were
+        pushed."""
         ...
 
     def beside_choices(self) -> dict[str, Any]:
-        """Further fields of a reply that is not streamed. REQUIRES: all was pushed."""
+        """Return further fields of a whole (not streamed) reply. REQUIRES: all pieces were
+        pushed."""
         ...
 
     def reasoning_tokens(self, ending: Ending) -> int | None:
-        """None where an answer of the kind has none. REQUIRES: all was pushed."""
+        """Return the number of reasoning tokens; None if such answers have none. REQUIRES: all
+        pieces were pushed."""
         ...
 
 
 class ChunkedReply:
-    """One reply of a choice or more: a chunk a choice at a time, then [DONE]. Its writers hold it;
-    it holds none of them, so that a long answer goes with its last writer."""
+    """One reply of one or more choices. Each chunk holds one choice; [DONE] ends a stream. The
+    reply holds no writer, so a long answer is freed with its last writer."""
 
     def __init__(
         self,
@@ -147,10 +151,10 @@ class ChunkedReply:
         prompt_tokens: Sequence[int] | None = None,
         ids: Sequence[TokenIds] | None = None,
     ) -> None:
-        """shapes: of each choice, all with one head. include_usage: a stream ends with a chunk of
-        usage. with_hit: usage explains the hit. choices: of each prompt, which counts once.
-        prompt_tokens: of each prompt, where a stream's other chunks have usage too. ids: of each
-        choice, where the reply shows them."""
+        """shapes: shape of each choice, all with one head. include_usage: a stream ends with a
+        chunk of usage. with_hit: usage explains the hit. choices: number of choices for each
+        prompt; a prompt's tokens count once. prompt_tokens: length of each prompt, if every chunk
+        of a stream has usage. ids: token ids of each choice, if the reply shows them."""
         self.head = shapes[0].head
         self._shapes = tuple(shapes)
         self._include_usage = include_usage
@@ -160,10 +164,10 @@ class ChunkedReply:
         self._ids = ids
         self._fields = self.head.fields(shapes[0].chunk_kind)
         self._endings: dict[int, Ending] = {}
-        """Of the choices that have ended."""
+        """Endings of the finished choices, by number."""
 
     def writers(self) -> list["ChoiceWriter"]:
-        """One of each choice."""
+        """Return a writer for each choice."""
         after = {"usage": None} if self._include_usage else {}
         chunks = ChunkEvents(self._fields, after)
         prompts, ids = self._prompt_tokens, self._ids
@@ -177,7 +181,8 @@ class ChunkedReply:
         ]
 
     def end(self, number: int, ending: Ending) -> bytes:
-        """That choice's last chunk is written: what follows it; nothing while another goes on."""
+        """Record the end of a choice, and return the bytes after its last chunk. Return no bytes
+        while another choice continues."""
         self._endings[number] = ending
         if len(self._endings) < len(self._shapes):
             return b""
@@ -186,7 +191,7 @@ class ChunkedReply:
         return event({**self._fields, "choices": [], "usage": self._usage()}) + DONE
 
     def whole(self) -> dict[str, Any]:
-        """The reply that is not streamed. REQUIRES: every choice has ended."""
+        """Return the whole (not streamed) reply. REQUIRES: every choice has ended."""
         return {
             **self.head.fields(self._shapes[0].whole_kind),
             "choices": self._whole_choices(),
@@ -196,7 +201,7 @@ class ChunkedReply:
         }
 
     def _whole_choices(self) -> list[dict[str, Any]]:
-        """REQUIRES: every choice has ended."""
+        """Return all choices of a whole reply. REQUIRES: every choice has ended."""
         choices = [shape.whole(ending) for shape, ending in self._ended()]
         for choice, shape, ids in zip(choices, self._shapes, self._ids or (), strict=False):
             choice.update(ids.of_answer())
@@ -205,17 +210,18 @@ class ChunkedReply:
         return choices
 
     def _prompt_ids(self) -> dict[str, Any]:
-        """As a field of the whole reply; none where they are its choices' or not shown."""
+        """Return the prompt's ids as a field of the whole reply. Return no field if the choices
+        have them or if they are not shown."""
         if self._ids is None or self._shapes[0].prompt_in_choice:
             return {}
         return self._ids[0].of_prompt()
 
     def _ended(self) -> list[tuple[ReplyShape, Ending]]:
-        """REQUIRES: every choice has ended."""
+        """Return each choice's shape and ending. REQUIRES: every choice has ended."""
         return [(shape, self._endings[number]) for number, shape in enumerate(self._shapes)]
 
     def _usage(self) -> dict[str, Any]:
-        """REQUIRES: every choice has ended."""
+        """Return the reply's usage. REQUIRES: every choice has ended."""
         endings = [ending for _, ending in self._ended()]
         thought = [shape.reasoning_tokens(ending) for shape, ending in self._ended()]
         return usage(
@@ -228,7 +234,7 @@ class ChunkedReply:
 
 
 class ChoiceWriter:
-    """An AnswerWriter: of one choice of a reply."""
+    """An AnswerWriter for one choice of a reply."""
 
     def __init__(
         self,
@@ -240,8 +246,8 @@ class ChoiceWriter:
         prompt_tokens: int | None = None,
         ids: TokenIds | None = None,
     ) -> None:
-        """after: a chunk's fields after its choices. prompt_tokens: where each chunk has what the
-        choice has used so far. ids: where they are shown."""
+        """after: fields of a chunk after its choices. prompt_tokens: length of the prompt, if each
+        chunk reports the tokens used so far. ids: token ids, if the reply shows them."""
         self.id = reply.head.id
         self.may_complete = shape.may_complete
         self.keeps = shape.keeps
@@ -253,7 +259,7 @@ class ChoiceWriter:
         self._prompt_tokens = prompt_tokens
         self._ids = ids
         self._shows_prompt = ids is not None
-        """Until the stream has the prompt's ids."""
+        """The stream does not have the prompt's ids yet."""
         self._tokens = 0
         self._plain_event: Callable[[str], bytes] | None = None
 
@@ -315,5 +321,5 @@ class ChoiceWriter:
         return KEEP_ALIVE_COMMENT
 
     def whole(self) -> dict[str, Any]:
-        """The whole reply."""
+        """Return the whole reply."""
         return self._reply.whole()

@@ -1,6 +1,6 @@
-"""A JSON request's fields by name and type, or InvalidField with the name and the mend.
+"""A JSON request's fields by name and type, or InvalidField with the name and the fix.
 
-Pure; any thread. A field that is null counts as absent, as OpenAI's clients mean it.
+Pure; any thread. A null field counts as absent, as in OpenAI's clients.
 """
 
 import json
@@ -24,12 +24,12 @@ from tasuki.server.text.json_reading import (
 Value = TypeVar("Value")
 
 _NAMES = {str: "a string", bool: "true or false", list: "a list", dict: "an object"}
-"""By the type of a JSON value: its name in errors."""
+"""Names of JSON types in errors."""
 
 
 def required(item: Mapping[str, Any], name: str, kind: type[Value], place: str) -> Value:
-    """Return the value of that name, of this kind. place: of the item in the request. Raises
-    InvalidField with the value's place where it is absent, null or of another kind."""
+    """Return the value with this name and type. place: position of the item in the request. Raises
+    InvalidField with the value's position if the value is absent, null or of another type."""
     value = item.get(name)
     if not isinstance(value, kind):
         raise InvalidField(f"{place}.{name}", f"must be {_NAMES[kind]}")
@@ -37,7 +37,7 @@ def required(item: Mapping[str, Any], name: str, kind: type[Value], place: str) 
 
 
 def optional(item: Mapping[str, Any], name: str, kind: type[Value], place: str) -> Value | None:
-    """Return the same, or None where the value is absent or null."""
+    """Return the same, or None if the value is absent or null."""
     return None if item.get(name) is None else required(item, name, kind, place)
 
 
@@ -46,8 +46,8 @@ class RequestFields:
         self._values = values
 
     def refuse_unknown(self, known: Collection[str]) -> None:
-        """Raises InvalidField where a field is not among the known ones: it might change the
-        answer. One that is null asks for nothing."""
+        """Raise InvalidField for a field not in `known`, because it might change the answer. A null
+        field is accepted."""
         for name in self.unknown(known):
             raise InvalidField(f"{name:.80}", "is not known here: leave it out")
 
@@ -70,8 +70,8 @@ class RequestFields:
         return self._of(name, str)
 
     def short_text(self, name: str, most: int, place: str | None = None) -> str | None:
-        """Return the field's text. most: characters. place: the field's name in errors; None: its
-        own. Raises InvalidField where it is longer, or no text."""
+        """Return the field's text. most: limit in characters. place: the field's name in errors;
+        None: `name`. Raises InvalidField if the value is longer or no text."""
         value = self.text(name)
         if value is not None:
             _check_length(value, most, place or name)
@@ -82,8 +82,8 @@ class RequestFields:
         return default if found is None else found
 
     def integer(self, name: str) -> int | None:
-        """Fits 63 bits and a sign. A number without a fraction is one however it is written, as in
-        JSON Schema: languages whose numbers are all floating write 60.0."""
+        """Return the integer, in [-2^63, 2^63). A float without a fraction is accepted, as in JSON
+        Schema. Some languages write every number as a float (60.0)."""
         value = self.get(name)
         if value is None:
             return None
@@ -106,19 +106,20 @@ class RequestFields:
         return float(value)
 
     def items(self, name: str, most: int | None = None) -> list[Any]:
-        """A list's; none where it is absent. Raises InvalidField where it holds more than `most`;
-        None: no bound."""
+        """Return the items of a list; empty if the field is absent. most: limit; None: no limit.
+        Raises InvalidField above the limit."""
         found = self._of(name, list) or []
         if most is not None and len(found) > most:
             raise InvalidField(name, f"may hold at most {most}")
         return found
 
     def items_by_name(self, name: str) -> dict[str, Any]:
-        """An object's; none where it is absent."""
+        """Return the members of an object; empty if the field is absent."""
         return self._of(name, dict) or {}
 
     def refuse_but(self, name: str, harmless: Sequence[Any]) -> None:
-        """harmless: values that ask for what happens anyway, as none does. Raises InvalidField."""
+        """Raise InvalidField unless the field is absent or harmless. harmless: values for the
+        default behaviour."""
         value = self.get(name)
         if value is None or is_among(value, harmless):
             return
@@ -126,8 +127,8 @@ class RequestFields:
         raise InvalidField(name, f"is not supported here: leave it out{instead}")
 
     def fields(self, name: str, served: Collection[str] | None = None) -> "RequestFields":
-        """The fields of an object; none where it is absent. Raises InvalidField where one is not
-        among those that are served, and is not null. None: all are."""
+        """Return the fields of an object; empty if it is absent. served: allowed names; None: all.
+        Raises InvalidField for another name with a value other than null."""
         found = RequestFields(self.items_by_name(name))
         for unserved in () if served is None else found.unknown(served):
             raise InvalidField(f"{name}.{unserved:.80}", "is not supported here: leave it out")
@@ -153,15 +154,15 @@ def is_among(value: Any, values: Sequence[Any]) -> bool:
 
 
 def check_is_json(request: web.Request) -> None:
-    """Raises HttpRefusal unless the content type is JSON: a web page cannot send that type to
-    another origin without the server's leave (CORS)."""
+    """Raise HttpRefusal unless the content type is JSON. A web page cannot send JSON to another
+    origin without the server's permission (CORS)."""
     if request.content_type != "application/json":
         raise HttpRefusal(415, "not_json", "send the body with Content-Type: application/json")
 
 
 def read_fields(body: bytearray) -> RequestFields:
-    """Return the fields of a body, a JSON object. Empties `body`, so that this thread frees it.
-    Raises InvalidRequest."""
+    """Return the fields of a body, a JSON object. Empties `body`, to free it on this thread. Raises
+    InvalidRequest."""
     try:
         values = _decoded(body)
     finally:
@@ -174,7 +175,7 @@ def read_fields(body: bytearray) -> RequestFields:
 
 
 def _decoded(body: bytearray) -> Any:
-    """Raises InvalidRequest."""
+    """Return the decoded JSON. Raises InvalidRequest."""
     if holds_too_many_values(body):
         raise InvalidRequest(f"body holds over {MAX_VALUES} values: send less")
     try:
@@ -185,7 +186,7 @@ def _decoded(body: bytearray) -> Any:
 
 
 def check_account_fields(fields: RequestFields) -> None:
-    """Raise InvalidField where a field that the request has is beyond its bounds."""
+    """Raise InvalidField if an account field exceeds its limits."""
     for name in IDS:
         fields.short_text(name, MAX_ID)
     pairs = fields.items_by_name("metadata")

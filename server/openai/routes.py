@@ -2,8 +2,8 @@
 
 ModelHandlers: GET /v1/models, the names of the served model.
 
-TokenHandlers: The model's tokens of a text, and back, as vLLM has them: POST /tokenize, POST
-/detokenize, and GET /tokenizer_info for clients that count or render by themselves.
+TokenHandlers: conversion between text and tokens, as in vLLM: POST /tokenize, POST /detokenize, and
+GET /tokenizer_info for clients with their own counting or rendering.
 """
 
 import json
@@ -40,7 +40,8 @@ class ModelHandlers:
         self._model = model
 
     async def list(self, request: web.Request) -> web.Response:
-        """A card a name. `has_more` and the ids are what Anthropic's clients turn pages by."""
+        """Return one card for each name. Anthropic's clients turn pages with `has_more` and the
+        ids."""
         cards = [self._card(name) for name in self._model.names]
         return web.json_response(
             {
@@ -56,7 +57,8 @@ class ModelHandlers:
         return web.json_response(self._card(self._model.named(request.match_info["name"])))
 
     def _card(self, name: str) -> dict[str, Any]:
-        """OpenAI's fields, vLLM's, and the three that Anthropic's clients read beside the id."""
+        """Return a card with OpenAI's fields, vLLM's fields, and three fields for Anthropic's
+        clients."""
         model = self._model
         return {
             "id": name,
@@ -77,15 +79,15 @@ class TokenHandlers:
         self._model = model
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
-        """`prompt` as completions take it, or `messages` as chats do."""
+        """Return the tokens of `prompt` (as in completions) or of `messages` (as in chats)."""
         return await self._answer(request, partial(tokenized, self._model, request))
 
     async def detokenize(self, request: web.Request) -> web.StreamResponse:
-        """`tokens`: ids. Special tokens are written by their names."""
+        """Return the text of `tokens`, a list of ids. Special tokens are written by name."""
         return await self._answer(request, partial(detokenized, self._model.codec))
 
     async def info(self, request: web.Request) -> web.Response:
-        """What the checkpoint says of its special tokens, and its chat template."""
+        """Return the checkpoint's special tokens and its chat template."""
         codec = self._model.codec
         codec.require_tokenizer()
         template = codec.template
@@ -150,7 +152,7 @@ def _names_of(tokens: list[int], codec: TextCodec) -> list[str]:
 
 
 def _names(tokenizer: Tokenizer) -> dict[int, bytes]:
-    """Of special tokens, which add nothing to an answer's text."""
+    """Return the names of special tokens. These tokens add nothing to an answer's text."""
     return {token: name.encode() for token, name in tokenizer.special_names.items()}
 
 
@@ -175,8 +177,8 @@ def openai_routes(engine: Answering, model: ServedModel) -> list[web.RouteDef]:
 def served_model(
     folder: str, config: ServerConfig, max_tokens: int, codec: TextCodec
 ) -> ServedModel:
-    """folder: of the checkpoint; its name is the model's where the config sets none. max_tokens: of
-    prompt and answer together. Raises GenerationConfigError."""
+    """Return the served model. folder: checkpoint folder, and source of the name if the config sets
+    none. max_tokens: limit for prompt and answer together. Raises GenerationConfigError."""
     name, *aliases = config.model_names(Path(folder))
     return ServedModel(
         name=name,

@@ -1,16 +1,16 @@
 """The options of an OpenAI-shaped request: sampling, stops, streaming, format, and their defaults.
 
-Pure functions. A field that would change the answer and that this engine cannot honour is refused,
-never ignored; fields about accounts, storage and routing are ignored, and so are those that no
-server of this API has, as vLLM does.
+Pure functions. An unsupported field is rejected if it would change the answer. Fields about
+accounts, storage and routing are ignored. Fields unknown to every server of this API are ignored
+too, as in vLLM.
 
-SamplingDefaults: the sampling of a request that does not set it: the checkpoint's
-generation_config.json, as vLLM reads it, or OpenAI's defaults. Owns the choice between them.
+SamplingDefaults: the sampling for requests without those fields. It comes from the checkpoint's
+generation_config.json, as in vLLM, or from OpenAI's defaults. Owns the choice between them.
 Immutable; read once, before a node serves.
 
-read_answer_format(): the grammar of an answer: `response_format`, vLLM's `structured_outputs` and
-its older guided fields, SGLang's json_schema, regex, ebnf, structural_tag. Of all these fields one
-may be given; an error names the place of the wrong value.
+read_answer_format(): the grammar of an answer. Fields: `response_format`, vLLM's
+`structured_outputs` and its older guided fields, SGLang's json_schema, regex, ebnf, structural_tag.
+Only one of these fields may be given. An error names the position of the wrong value.
 """
 
 import json
@@ -87,7 +87,7 @@ _FIELDS: Mapping[str, _Read] = {
 
 
 def read_answer_format(fields: RequestFields) -> AskedGrammar | None:
-    """None where any text will do. Raises InvalidField."""
+    """Return the grammar of the answer; None if any text is allowed. Raises InvalidField."""
     found = [
         _of_response_format(fields),
         _of_structured_outputs(fields),
@@ -105,9 +105,9 @@ def read_format(
     schema: Any,
     types: str = "text, json_object or json_schema",
 ) -> AskedGrammar | None:
-    """Of OpenAI's object with a type. schema: where that API has the one of its type json_schema;
-    an object of any schema may have one too, as llama.cpp's clients send. types: that it has, for
-    who asks for another. Raises InvalidField."""
+    """Return the grammar of OpenAI's format object. schema: the schema of type json_schema. Type
+    json_object may have a schema too, as sent by llama.cpp's clients. types: the known types, for
+    errors. Raises InvalidField."""
     kind = form.text("type")
     if kind == "text":
         return None
@@ -151,7 +151,7 @@ def _of_structured_outputs(fields: RequestFields) -> AskedGrammar | None:
 
 
 def _given(fields: RequestFields, name: str) -> bool:
-    """No choices are no wish."""
+    """Return True if the field is given. An empty guided_choice counts as absent."""
     value = fields.get(name)
     return value is not None and not (name == "guided_choice" and value == [])
 
@@ -162,14 +162,14 @@ FILE = "generation_config.json"
 
 
 class GenerationConfigError(ValueError):
-    """generation_config.json cannot be used; the message names the file, the field and the mend."""
+    """generation_config.json cannot be used. The message names the file, the field and the fix."""
 
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """Of an HTTP request that leaves a field out. As in SamplingParams. max_new_tokens: of any
-    answer at most, whatever its request asks for, as vLLM takes it; None: no such bound. Raises
-    ValueError that begins with the field's name where no request could ask for it."""
+    """The sampling for HTTP requests without those fields. Fields are those of SamplingParams.
+    max_new_tokens: limit for every answer, as in vLLM; None: no limit. Raises ValueError for a
+    value no request could send. The error begins with the field's name."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -184,13 +184,13 @@ class SamplingDefaults:
         SamplingParams(**asdict(self) | {"max_new_tokens": self.max_new_tokens or 1})
 
     def bounded(self, new_tokens: int) -> int:
-        """Of an answer that would have so many."""
+        """Return the number of new tokens, limited to max_new_tokens."""
         return new_tokens if self.max_new_tokens is None else min(new_tokens, self.max_new_tokens)
 
     @staticmethod
     def load(choice: str, model: Path) -> "SamplingDefaults":
-        """choice: `auto` (the file of the checkpoint folder `model`, where it has one), `vllm`
-        (OpenAI's defaults), or a folder with the file. Raises GenerationConfigError."""
+        """Return the defaults. choice: `auto` (the file of the checkpoint folder `model`, if any),
+        `vllm` (OpenAI's defaults), or a folder with the file. Raises GenerationConfigError."""
         if choice == NONE:
             return OPENAI_DEFAULTS
         path = (model if choice == CHECKPOINT else Path(choice)) / FILE
@@ -218,7 +218,7 @@ class SamplingDefaults:
 
 
 OPENAI_DEFAULTS = SamplingDefaults()
-"""Which OpenAI's clients rely on; gRPC's are greedy."""
+"""Defaults for OpenAI's clients. gRPC's defaults are greedy."""
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -247,12 +247,12 @@ def _number(values: dict[str, Any], name: str, default: float) -> float:
 
 _UNBOUNDED = -1
 SHOWN_IDS = frozenset({"return_token_ids", "return_tokens_as_token_ids"})
-"""vLLM's fields of replies that show token ids."""
+"""vLLM's fields for showing token ids in replies."""
 
 
 @dataclass(frozen=True)
 class AskedThinking:
-    """field: of the request. tokens: of thought, at most."""
+    """field: name of the request's field. tokens: largest number of thinking tokens."""
 
     field: str
     tokens: int
@@ -260,11 +260,11 @@ class AskedThinking:
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """stop_is_kept: the stop string that ends the answer is part of its text. include_usage: a
-    stream ends with a chunk of usage. continuous_usage: its other chunks have usage too. choices:
-    answers to each prompt. asked: the grammar that the sampling names, as the request asked for it;
-    it is untried. names_special: special tokens in the answer are text, by their names. thinking:
-    tokens of thought at most, and the field that says so; None: as many as it likes."""
+    """stop_is_kept: keep the stop string at the end of the answer's text. include_usage: a stream
+    ends with a chunk of usage. continuous_usage: the other chunks have usage too. choices: number
+    of answers to each prompt. asked: the requested grammar, not yet checked. names_special: write
+    special tokens by name in the answer's text. thinking: limit of thinking tokens, and the field
+    with it; None: no limit."""
 
     sampling: SamplingParams
     stops: tuple[str, ...]
@@ -278,9 +278,8 @@ class AnswerOptions:
     thinking: AskedThinking | None = None
 
     def split_stops(self, place: StopPlace, *, is_parsed: bool) -> tuple["AnswerOptions", StopRule]:
-        """Return the same with the stop strings that are looked for in all of the answer's text,
-        and the rule of those that are looked for in its content. is_parsed: the text may hold more
-        than content."""
+        """Return the options with the stop strings for the whole text, and the rule with the stop
+        strings for the content only. is_parsed: the text may hold more than content."""
         if place is StopPlace.EVERYWHERE or not is_parsed or not self.stops:
             return self, NO_STOPS
         rule = StopRule(self.stops, self.stop_is_kept, self.sampling.min_tokens)
@@ -289,9 +288,10 @@ class AnswerOptions:
     def placed(
         self, asked: AskedGrammar | None, thinking: Thinking, codec: TextCodec
     ) -> "AnswerOptions":
-        """Return the same with the grammar, if any, and the thinking budget in their places.
+        """Return the options with the grammar, if any, and the thinking budget in their positions.
 
-        thinking: of the answer, as its prompt ends. Raises InvalidField."""
+        thinking: thinking state at the end of the prompt. Raises InvalidField.
+        """
         budget = None
         if self.thinking is not None:
             budget = placed_budget(self.thinking.field, self.thinking.tokens, thinking, codec)
@@ -308,9 +308,9 @@ def read_options(
     least_new_tokens: int = 1,
     honoured: Collection[str] = (),
 ) -> AnswerOptions:
-    """defaults: of what the request leaves out. top_logprobs: of so many of the likeliest tokens
-    the reply has the logprob. least_new_tokens: 0 where the answer may have none. honoured: fields
-    that the caller reads, of those that are refused elsewhere. Raises InvalidField."""
+    """Read the options of a request. defaults: values for missing fields. top_logprobs: number of
+    likeliest tokens with a logprob in the reply. least_new_tokens: 0 if the answer may be empty.
+    honoured: fields read by the caller and rejected elsewhere. Raises InvalidField."""
     for name, harmless in UNSERVED.items():
         if name not in honoured:
             fields.refuse_but(name, harmless)
@@ -333,8 +333,8 @@ def read_options(
 
 
 def _thinking(fields: RequestFields) -> AskedThinking | None:
-    """By vLLM's name of the field, by Qwen's, or by that of DeepSeek's and GLM's object. -1 is no
-    bound, as in vLLM. Raises InvalidField."""
+    """Return the thinking limit, by vLLM's or Qwen's field or by the object of DeepSeek and GLM. -1
+    is no limit, as in vLLM. Raises InvalidField."""
     found: AskedThinking | None = None
     for field, tokens in (
         ("thinking_token_budget", fields.integer("thinking_token_budget")),
@@ -354,7 +354,7 @@ def _thinking(fields: RequestFields) -> AskedThinking | None:
 
 
 def _stream_options(fields: RequestFields) -> frozenset[str]:
-    """Return the names of those that are set. Raises InvalidField."""
+    """Return the names of the set stream options. Raises InvalidField."""
     given = {
         name: value
         for name, value in fields.items_by_name("stream_options").items()
@@ -372,7 +372,7 @@ def _stream_options(fields: RequestFields) -> frozenset[str]:
 
 
 def _choices(fields: RequestFields) -> int:
-    """Raises InvalidField."""
+    """Return the number of answers to each prompt. Raises InvalidField."""
     asked, best_of = fields.integer("n"), fields.integer("best_of")
     count = 1 if asked is None else asked
     if not 1 <= count <= MAX_CHOICES:
@@ -385,8 +385,8 @@ def _choices(fields: RequestFields) -> int:
 
 
 def read_prompt_logprobs(fields: RequestFields) -> int | None:
-    """How many of the likeliest tokens are asked for beside each of the prompt; None: its tokens'
-    logprobs are not. Raises InvalidField."""
+    """Return the number of likeliest tokens requested at each position of the prompt. None: no
+    logprobs of the prompt. Raises InvalidField."""
     if fields.get("prompt_logprobs") is None:
         return None
     if fields.flag("stream"):
@@ -395,7 +395,7 @@ def read_prompt_logprobs(fields: RequestFields) -> int | None:
 
 
 def read_top_logprobs(fields: RequestFields, field: str) -> int:
-    """How many of the likeliest tokens the field asks for. Raises InvalidField."""
+    """Return the number of likeliest tokens requested by the field. Raises InvalidField."""
     count = fields.integer(field) or 0
     if not 0 <= count <= MAX_TOP_LOGPROBS:
         raise InvalidField(field, f"must be in [0, {MAX_TOP_LOGPROBS}], not {count}")
@@ -403,7 +403,7 @@ def read_top_logprobs(fields: RequestFields, field: str) -> int:
 
 
 def read_token_names(fields: RequestFields, codec: TextCodec) -> TokenNames:
-    """How logprobs are to name tokens. Raises InvalidField."""
+    """Return the rule for naming tokens in logprobs. Raises InvalidField."""
     return TokenNames(codec.tokenizer, fields.flag("return_tokens_as_token_ids"))
 
 
@@ -460,7 +460,7 @@ def _allowed_tokens(fields: RequestFields) -> tuple[int, ...]:
 
 
 def _bias(fields: RequestFields) -> tuple[tuple[int, float], ...]:
-    """An object of token ids, as JSON has them: in quotes."""
+    """Return the biases by token id, sorted. JSON has the ids as strings. Raises InvalidField."""
     given = fields.items_by_name("logit_bias")
     if len(given) > MAX_BIASES:
         raise InvalidField("logit_bias", f"must hold at most {MAX_BIASES} tokens, not {len(given)}")
@@ -478,13 +478,14 @@ def _bias(fields: RequestFields) -> tuple[tuple[int, float], ...]:
 
 
 def _top_k(fields: RequestFields, default: int) -> int:
-    """vLLM's clients write -1 for every token."""
+    """Return top_k; 0 for -1, because vLLM's clients write -1 for every token."""
     top_k = fields.integer("top_k")
     return default if top_k is None else 0 if top_k == -1 else top_k
 
 
 def _seed(fields: RequestFields) -> int:
-    """A fresh one where none is given: equal requests are then answered differently."""
+    """Return the seed. Without one, return a random seed: equal requests then get different
+    answers."""
     seed = fields.integer("seed")
     return secrets.randbits(62) if seed is None else seed
 

@@ -1,19 +1,19 @@
 """Details of tokens in replies: counts, ids and logprobs.
 
-usage() counts tokens in OpenAI's shape. `cached_tokens` are usable tokens, which were not computed
-again. Requests with the header `x-tasuki-hit: 1` get the whole hit breakdown as
+usage() counts tokens in OpenAI's shape. `cached_tokens` are usable tokens, not computed again.
+Requests with the header `x-tasuki-hit: 1` get the whole hit breakdown as
 `prompt_tokens_details.hybrid`.
 
-TokenIds owns the token ids of one choice and of its prompt, as vLLM's `return_token_ids` shows
-them. Invariant: each id is in one chunk of a stream, in order, whether its text came with it or
+TokenIds owns the token ids of one choice and of its prompt, in the shape of vLLM's
+`return_token_ids`. Invariant: each id is in one chunk of a stream, in order. Its text may come
 later.
 
-token_logprob() gives a token's logprob and those of the likeliest in its place, as chats and
-responses show them. LogprobColumns has a completion's logprobs in OpenAI's shape, by columns, as
-the tokens come. Invariant: they are kept as JSON, a fifth of the memory of objects.
+token_logprob() returns the logprobs of a token and of the likeliest tokens at its position, in the
+shape of chats and responses. LogprobColumns holds a completion's logprobs in OpenAI's shape, by
+columns. Invariant: they are kept as JSON, a fifth of the memory of objects.
 
-ScoredPrompt owns the log-probabilities of a prompt's tokens, which come piece by piece, in vLLM's
-shape. One event loop's thread until all have come, then any.
+ScoredPrompt owns the log-probabilities of a prompt's tokens, in vLLM's shape. They arrive in
+segments. One event loop's thread until all segments have arrived, then any thread.
 
 One answer, one thread; functions are pure.
 """
@@ -45,11 +45,11 @@ def prompt_ids(tokens: Tokens) -> msgspec.Raw:
 
 class TokenIds:
     def __init__(self, prompt: msgspec.Raw, *, streamed: bool) -> None:
-        """prompt: its ids as JSON. streamed: nothing is kept for `whole`."""
+        """prompt: its ids as JSON. streamed: keep nothing for `whole`."""
         self._prompt = prompt
         self._streamed = streamed
         self._ids = array("i")
-        """Of a stream those that no choice has yet, else all."""
+        """All ids; for a stream, the ids not yet in a choice."""
 
     @property
     def kept_bytes(self) -> int:
@@ -59,11 +59,11 @@ class TokenIds:
         self._ids.append(token)
 
     def of_prompt(self) -> dict[str, Any]:
-        """The prompt's, as a field."""
+        """Return the prompt's ids as a field."""
         return {_PROMPT: self._prompt}
 
     def of_answer(self) -> dict[str, Any]:
-        """Those of the whole answer, as a field; of a stream, those that no choice had yet."""
+        """Return the answer's ids as a field; for a stream, the ids not yet in a choice."""
         ids = self._ids.tolist()
         if self._streamed:
             self._ids = array("i")
@@ -72,14 +72,15 @@ class TokenIds:
 
 @dataclass(frozen=True)
 class TokenNames:
-    """How logprobs name tokens. as_ids: by their ids, which differ where texts do not, as vLLM's
-    `return_tokens_as_token_ids` has it; else by their texts."""
+    """The names of tokens in logprobs. as_ids: vLLM's `return_tokens_as_token_ids`: name tokens by
+    id, otherwise by text. Tokens may have equal texts, but never equal ids."""
 
     tokenizer: Tokenizer | None
     as_ids: bool = False
 
     def name(self, token: int) -> str:
-        """A torn character as U+FFFD; nothing for a special token."""
+        """Return the token's name. An incomplete character is U+FFFD; a special token's text is
+        empty."""
         return f"token_id:{token}" if self.as_ids else self.text(token)
 
     def text(self, token: int) -> str:
@@ -90,7 +91,7 @@ class TokenNames:
 
 
 def token_logprob(token: m.TokenOut, names: TokenNames) -> dict[str, Any]:
-    """With the likeliest tokens, as many as the engine has."""
+    """Return the token's logprob, with the likeliest tokens reported by the engine."""
     top = [_entry(other, logprob, names) for other, logprob in token.top]
     return {**_entry(token.token, token.logprob, names), "top_logprobs": top}
 
@@ -101,7 +102,8 @@ def _entry(token: int, logprob: float, names: TokenNames) -> dict[str, Any]:
 
 
 def json_logprob(logprob: float) -> float:
-    """JSON has no NaN and no infinity; OpenAI's own stand-in for a token that cannot be."""
+    """Return the logprob, or -9999.0 if it is not finite. JSON has no NaN and no infinity; OpenAI
+    uses -9999.0 for an impossible token."""
     return logprob if math.isfinite(logprob) else -9999.0
 
 
@@ -124,7 +126,8 @@ class LogprobColumns:
         alternatives: dict[str, float] | None,
         offset: int,
     ) -> None:
-        """Add a token. alternatives: by their texts. offset: of the token's text, in letters."""
+        """Add a token. alternatives: logprobs by text. offset: position of the token's text, in
+        characters."""
         values: tuple[Any, ...] = (text, logprob, alternatives, offset)
         for column, value in zip(self._columns, values, strict=True):
             column += _encode(value)
@@ -140,14 +143,15 @@ class LogprobColumns:
 
 
 MAX_REPLY_SCORES = 1 << 20
-"""Numbers of prompts' scores in one reply, about 80 MB of JSON."""
+"""Largest number of prompts' scores in one reply, about 80 MB of JSON."""
 
 _LEAST = -9999.0
 
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """top: the likeliest in its place, with their logprobs; it need not be among them."""
+    """top: the likeliest tokens at its position, with their logprobs. The token itself may be
+    missing there."""
 
     token: int
     logprob: float
@@ -162,11 +166,12 @@ class ScoredPrompt:
         self._pieces: list[PromptScored] = []
 
     def take(self, piece: PromptScored) -> None:
-        """Pieces come in order."""
+        """Add a segment. Segments come in order."""
         self._pieces.append(piece)
 
     def scored(self, top: int) -> Iterator[ScoredToken]:
-        """The prompt's tokens from the second on, with so many of the likeliest at most."""
+        """Yield the prompt's tokens from the second on, each with at most `top` likeliest
+        tokens."""
         for piece in self._pieces:
             places = range(piece.first, piece.first + len(piece))
             columns = (
@@ -181,9 +186,10 @@ class ScoredPrompt:
 
 
 def check_scores(field: str, submits: Sequence[Submit], written: int) -> None:
-    """Raise InvalidField where a reply would be too long.
+    """Raise InvalidField if a reply would hold too many scores.
 
-    field: to blame. written: how often the reply holds the scores of each prompt.
+    field: name of the field in the error. written: number of times the reply holds each prompt's
+    scores.
     """
     numbers = sum(
         len(submit.prompt) * (submit.prompt_logprobs + 1)
@@ -201,10 +207,10 @@ def check_scores(field: str, submits: Sequence[Submit], written: int) -> None:
 def json_prompt_logprobs(
     prompt: ScoredPrompt, top: int, tokenizer: Tokenizer | None
 ) -> msgspec.Raw:
-    """Return vLLM's `prompt_logprobs` as JSON: an object by token ids for each place, and null for
-    the first, which stands behind nothing.
+    """Return vLLM's `prompt_logprobs` as JSON: one object by token id for each position. The first
+    position has null, because no token precedes it.
 
-    Each place is written before the next is made: as objects they would take several times the
+    Each position is encoded before the next is made. Python objects would take several times the
     memory.
     """
     written = bytearray(b"[null")
@@ -245,9 +251,9 @@ def usage(
     *,
     with_hit: bool,
 ) -> dict[str, Any]:
-    """Of a reply's prompts together, and of so many tokens of all its choices. reasoning_tokens:
-    None where answers of that kind have none. answers: of each choice. with_hit: explain a prompt's
-    hit where it is the only one."""
+    """Return the usage of a reply: all its prompts, and `completion` tokens of all choices.
+    reasoning_tokens: None if such answers have none. answers: usage of each choice. with_hit:
+    explain the hit if the reply has only one prompt."""
     hits = [prompt.hit for prompt in prompts if prompt.hit is not None]
     details: dict[str, Any] = {"cached_tokens": sum(hit.usable_tokens for hit in hits)}
     if with_hit and len(prompts) == len(hits) == 1:
@@ -268,13 +274,14 @@ def usage(
 
 
 def usage_so_far(prompt: int, completion: int) -> dict[str, int]:
-    """Of an answer that goes on, in tokens."""
+    """Return the usage of an unfinished answer, in tokens."""
     total = prompt + completion
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
 
 
 def _predicted(answers: Sequence[m.Usage]) -> dict[str, int]:
-    """How much of the request's prediction held; nothing where it had none."""
+    """Return the accepted and rejected tokens of the request's prediction; empty without a
+    prediction."""
     given = [answer for answer in answers if answer.accepted_prediction_tokens is not None]
     if not given:
         return {}
@@ -285,8 +292,8 @@ def _predicted(answers: Sequence[m.Usage]) -> dict[str, int]:
 
 
 def _drafted(answers: Sequence[m.Usage]) -> dict[str, Any]:
-    """Tokens that were drafted and those that held, by drafter and by their place in a forward's
-    drafts; nothing where none were."""
+    """Return the numbers of drafted and accepted tokens, by drafter and by position in a forward's
+    drafts; empty without drafts."""
     found: dict[str, dict[str, list[int]]] = {}
     for use in (use for answer in answers for use in answer.drafts):
         of_source = found.setdefault(use.source, {"drafted": [], "accepted": []})
@@ -297,8 +304,9 @@ def _drafted(answers: Sequence[m.Usage]) -> dict[str, Any]:
 
 
 def hybrid_hit(hit: m.HitBreakdown) -> dict[str, Any]:
-    """lost: tokens that might have been cached; reason: why most of them were not. loaded: of the
-    usable ones, by tier, those that came from below the arena; left out where none did."""
+    """Return the hit breakdown. lost: tokens not cached, except new ones. reason: the most frequent
+    cause of lost tokens. loaded: usable tokens loaded from a tier below the arena, by tier; absent
+    if none."""
     causes = {cause: count for cause, count in hit.causes.items() if count}
     changed_at = hit.template_changed_at
     lost = {cause: count for cause, count in causes.items() if cause != "new"}

@@ -1,7 +1,6 @@
-"""JSON Schemas of the bodies that routes answer with. Pure.
+"""JSON Schemas of the routes' answers. Pure.
 
-test_openapi.py compares each with real answers. Further fields may come with a
-release.
+test_openapi.py compares each with real answers. A release may add fields.
 """
 
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ FLAG: Schema = {"type": "boolean"}
 
 
 def _all(fields: Fields) -> Schema:
-    """An object that has all of these fields."""
+    """Return the schema of an object with all of these fields."""
     return object_of(fields, list(fields))
 
 
@@ -206,7 +205,7 @@ SOME_LIST: Schema = {"type": "array"}
 ERROR = _all(
     {"error": _all({"message": STRING, "type": STRING, "param": TEXT, "code": or_null(STRING)})}
 )
-"""OpenAI's."""
+"""OpenAI's error body."""
 ANTHROPIC_ERROR = _all(
     {
         "type": _named("error"),

@@ -1,6 +1,5 @@
-"""Fields of POST /v1/messages and /v1/messages/count_tokens: the schemas of what server/anthropic
-reads. Pure.
-"""
+"""Fields of POST /v1/messages and /v1/messages/count_tokens: the schemas of the fields read by
+server/anthropic. Pure."""
 
 from typing import Any
 
@@ -30,13 +29,13 @@ from .common_fields import (
 )
 
 MAX_USER_ID = 256
-"""Characters, as Anthropic has it."""
+"""Limit in characters, as at Anthropic."""
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 DISPLAYS = ("summarized", "omitted", "updates")
 ABSENT: tuple[Any, ...] = (None, [])
-"""Of a field of a block that no template shows."""
+"""Accepted values of a block's field not shown by any template."""
 DIRECT: tuple[Any, ...] = (None, False, [], ["direct"])
-"""Of a field of a tool that would change the prompt."""
+"""Accepted values of a tool's field. Other values would change the prompt."""
 _CACHED: Schema = either(NULL, object_of({"type": one_of(["ephemeral"])}, ["type"]))
 
 
@@ -138,13 +137,13 @@ OF_MESSAGES: Fields = {
     **_ANSWER,
     "output_config": or_null(object_of({**_OUTPUT, "format": _FORMAT})),
 }
-"""Any other is refused."""
+"""All known fields. Any other is rejected."""
 OF_COUNTS: Fields = {
     **_IGNORED,
     **_PROMPT,
     **dict.fromkeys(_ANSWER, ANY),
     "output_config": or_null(object_of(_OUTPUT)),
 }
-"""The same, where only the prompt is read."""
+"""The fields of a token count. Only the prompt is read."""
 MESSAGE: Schema = object_of(OF_MESSAGES, ["messages", "max_tokens"], NULL)
 COUNTED_MESSAGE: Schema = object_of(OF_COUNTS, ["messages"], NULL)

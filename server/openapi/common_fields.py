@@ -1,11 +1,11 @@
 """Shapes of fields, and the fields of several APIs: sampling, ends, grammars, accounts. Pure.
 
-Shapes are JSON Schemas in draft 2020-12. A field that is null counts as absent, so every shape of
-an optional field takes null.
+Shapes are JSON Schemas in draft 2020-12. A null field counts as absent, so every shape of an
+optional field accepts null.
 
-Accounts have the bounds that check_account_fields() of server/openai/request_fields.py reads.
-Grammars are as server/openai/sampling.py reads them. Refused fields are listed with the values
-that change nothing; null changes nothing in each of them.
+Accounts have the bounds of check_account_fields() in server/openai/request_fields.py. Grammars have
+the shapes read by server/openai/sampling.py. Rejected fields are listed with their harmless values;
+null is harmless in each of them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,13 +34,13 @@ from tasuki.server.text.grammars.asked_grammar import MAX_TEXTS
 
 Schema: TypeAlias = Mapping[str, Any]
 Fields: TypeAlias = Mapping[str, Schema]
-"""By the name of a field of an object: the schema of its value."""
+"""Schemas of an object's fields, by name."""
 
 NULL: Schema = {"type": "null"}
 ANY: Schema = {}
-"""Whatever it is, no answer depends on it."""
+"""Any value: no answer depends on it."""
 NOTHING: Schema = {"not": {}}
-"""No value is taken, null neither."""
+"""No value at all, not even null."""
 TEXT: Schema = {"type": ["string", "null"]}
 FLAG: Schema = {"type": ["boolean", "null"]}
 OBJECT: Schema = {"type": ["object", "null"]}
@@ -49,7 +49,7 @@ TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 
 
 def text(most: int) -> Schema:
-    """most: characters."""
+    """Return the schema of a text or null. most: limit in characters."""
     return {**TEXT, "maxLength": most}
 
 
@@ -64,7 +64,7 @@ def number(least: float | None = None, most: float | None = None) -> Schema:
 
 
 def array(items: Schema = ANY, *, least: int = 0, most: int | None = None) -> Schema:
-    """Also null."""
+    """Return the schema of a list or null."""
     return {**nonnull_array(items, least=least, most=most), "type": ["array", "null"]}
 
 
@@ -76,7 +76,7 @@ def nonnull_array(items: Schema = ANY, *, least: int = 0, most: int | None = Non
 
 
 def one_of(values: Iterable[Any]) -> Schema:
-    """One of these values."""
+    """Return the schema of a choice among these values."""
     return {"enum": list(values)}
 
 
@@ -87,8 +87,8 @@ def either(*schemas: Schema) -> Schema:
 def object_of(
     fields: Fields, required: Sequence[str] = (), others: Schema | bool | None = None
 ) -> Schema:
-    """An object with these fields. others: what a field of any other name may be; None: anything.
-    REQUIRES: a required field's schema says itself whether it takes null."""
+    """Return the schema of an object with these fields. others: schema for fields of other names;
+    None: any value. REQUIRES: a required field's own schema decides about null."""
     shape: dict[str, Any] = {"type": "object", "properties": dict(fields)}
     if required:
         shape["required"] = list(required)
@@ -107,7 +107,7 @@ MAX_ID = 64
 MAX_PAIRS = 16
 MAX_NAME = 64
 MAX_VALUE = 512
-"""Characters, but for the pairs."""
+"""Limits of account fields in characters; of MAX_PAIRS, in pairs."""
 
 IDS = ("user", "safety_identifier", "prompt_cache_key")
 ACCOUNTS: Fields = {
@@ -176,7 +176,8 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "stream_reasoning": (True,),
     "audio": (),
 }
-"""Of chats and completions, by name. Some are honoured by one of the two."""
+"""Unserved fields of chats and completions, with their harmless values. One of the two APIs may
+support a field."""
 
 
 def unserved(table: Mapping[str, Sequence[Any]]) -> Fields:
@@ -243,11 +244,11 @@ FORMATS: Fields = {
     "structural_tag": or_null(_TAG),
     "guided_decoding_backend": ANY,
 }
-"""Of these one may be given."""
+"""Fields of a grammar. Only one of them may be given."""
 
 
 SALT = text(MAX_SALT)
-"""Bytes: of letters beyond ASCII fewer are taken."""
+"""The limit is in bytes, so fewer characters beyond ASCII fit."""
 PRIORITY = integer(-(2**31), 2**31 - 1)
 TOP_LOGPROBS = integer(0, MAX_TOP_LOGPROBS)
 STOP_TEXT: Schema = {**STRING, "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
@@ -339,4 +340,4 @@ OF_BOTH: Fields = {
     **ACCOUNTS,
     **_HONOURED,
 }
-"""Honoured fields are last: they replace the entries of refused ones."""
+"""Supported fields are last: they replace the entries of rejected ones."""

@@ -1,8 +1,8 @@
-"""The document of OpenAPI 3.1 that describes the routes of a node, at /openapi.json and /docs.
+"""The OpenAPI 3.1 document of a node's routes, at /openapi.json and /docs.
 
-Made of the table of operations, the tables of fields, and the table of routes and scopes. An
-operation says what a route is for, its body and its answers; test_openapi.py compares
-the operations with the routes of server/auth/surfaces.py.
+Made from the table of operations, the tables of fields, and the table of routes and scopes. An
+operation gives a route's purpose, body and answers. test_openapi.py compares the operations with
+the routes of server/auth/surfaces.py.
 
 ApiDescription makes the document once, when all routes are known. One event loop's thread; the rest
 is pure.
@@ -42,14 +42,14 @@ HTML = "text/html"
 METRICS = "text/plain"
 
 Surface = tuple[str, str]
-"""A method, and a route's pattern as server/auth/surfaces.py has it."""
+"""A method, and a route's pattern as in server/auth/surfaces.py."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """body: what is sent as JSON. answers: by media type, the schema of what comes with 200; empty
-    for events, since OpenAPI 3.1 has no schema of a stream. query: by name. finds: may answer 404,
-    of what its path or its body names."""
+    """body: schema of the JSON sent. answers: schema of the 200 answer by media type; empty for
+    events, because OpenAPI 3.1 has no schema of a stream. query: schemas of the query's fields, by
+    name. finds: the route may answer 404 for a name in its path or body."""
 
     summary: str
     tag: str
@@ -64,7 +64,7 @@ def in_json(schema: Schema) -> Mapping[str, Schema]:
 
 
 def streamed(schema: Schema) -> Mapping[str, Schema]:
-    """Where the body has stream: true, events."""
+    """Return the answers of a route with JSON, or with events if the body has stream: true."""
     return {JSON: schema, EVENTS: {}}
 
 
@@ -81,7 +81,7 @@ _ITEMS_ASKED: Fields = {
 _CONVERSATION, _ITEMS = "/v1/conversations/{name}", "/v1/conversations/{name}/items"
 
 SOCKETS = frozenset({("GET", "/v1/responses")})
-"""Routes of WebSockets: OpenAPI cannot describe them."""
+"""Routes of WebSockets. OpenAPI cannot describe them."""
 RESPONSE_OPERATIONS: Mapping[Surface, Operation] = {
     ("POST", "/v1/responses"): Operation(
         "Make a response", RESPONSES, streamed(answers.RESPONSE_REPLY), RESPONSE, finds=True
@@ -289,8 +289,8 @@ _HEADERS_OF_ANSWERS: Mapping[str, str] = {
 
 
 def document(served: Iterable[Surface], version: str, *, keyed: bool) -> dict[str, Any]:
-    """Return the document of these routes, those that are no operation left out. keyed: the node
-    asks for keys."""
+    """Return the document of these routes. Routes without an operation are left out. keyed: the
+    node requires keys."""
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, Schema] = {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
     for surface in sorted(set(served) & OPERATIONS.keys(), key=_place):
@@ -317,7 +317,7 @@ def document(served: Iterable[Surface], version: str, *, keyed: bool) -> dict[st
 
 
 def _place(surface: Surface) -> int:
-    """The order of the table."""
+    """Return the operation's position in the table."""
     return list(OPERATIONS).index(surface)
 
 
@@ -352,7 +352,7 @@ def _described(surface: Surface, operation: Operation, keyed: bool) -> dict[str,
 
 
 def _security(surface: Surface) -> list[dict[str, list[str]]]:
-    """Of clients' keys; none where the route asks for nothing."""
+    """Return the forms of clients' keys; none if the route is open."""
     return [] if HTTP[surface] is Unscoped.OPEN else [{"bearer": []}, {"key": []}]
 
 
@@ -394,7 +394,7 @@ _INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 class ApiDescription:
-    """Describes nothing until describe()."""
+    """The node's document and its page. The document is empty until describe()."""
 
     def __init__(self) -> None:
         self._document = _Kept(b"{}", "application/json", {})
@@ -410,7 +410,7 @@ class ApiDescription:
         return [web.get("/openapi.json", self._described), web.get("/docs", self._shown)]
 
     def describe(self, served: Iterable[Surface], *, keyed: bool) -> None:
-        """Make the document of these routes. keyed: as of document()."""
+        """Make the document of these routes. keyed: argument of document()."""
         made = document(served, package_version(), keyed=keyed)
         body = json.dumps(made, separators=(",", ":")).encode()
         self._document = _Kept(body, "application/json", {})
@@ -423,7 +423,7 @@ class ApiDescription:
 
 
 class _Kept:
-    """A body that stays the same, with its tag."""
+    """A constant body with its tag."""
 
     def __init__(self, body: bytes, content_type: str, headers: dict[str, str]) -> None:
         self._body = body
@@ -432,7 +432,7 @@ class _Kept:
         self._headers = {"Cache-Control": "no-cache", "ETag": f'"{self._tag}"', **headers}
 
     def answer(self, request: web.Request) -> web.Response:
-        """Without the body where the client has it."""
+        """Return the answer; without the body if the client has it."""
         held = request.if_none_match or ()
         if any(etag.value in (self._tag, "*") for etag in held):
             return web.Response(status=304, headers=self._headers)
@@ -442,7 +442,8 @@ class _Kept:
 
 
 def _policy(page: bytes) -> str:
-    """Nothing but the page's own script and style runs, and it asks its own node alone."""
+    """Return a policy for the page: only its own script and style run, and it queries only its own
+    node."""
     allowed: dict[str, list[str]] = {"script": [], "style": []}
     for kind, text in _INLINE.findall(page):
         digest = base64.b64encode(hashlib.sha256(text).digest()).decode()

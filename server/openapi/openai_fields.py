@@ -1,6 +1,7 @@
 """Fields of POST /v1/chat/completions, /v1/completions, /tokenize and /detokenize. Pure.
 
-`messages`, `tools` and `tool_choice` are the schemas of what server/openai/messages.py reads.
+`messages`, `tools` and `tool_choice` are the schemas of the fields read by
+server/openai/messages.py.
 """
 
 from tasuki.server.text.chat_renderer import MAX_MESSAGES, MAX_TOOLS
@@ -92,14 +93,14 @@ TOOL_CHOICE: Schema = either(
 
 
 TAKEN_VARIABLES = ("messages", "tools", "add_generation_prompt", "chat_template", "tokenize")
-"""Of a template: a rendering sets them itself."""
+"""Variables of a template set by the rendering itself."""
 VARIABLES: Fields = {
     "chat_template_kwargs": or_null(object_of(dict.fromkeys(TAKEN_VARIABLES, NOTHING))),
     "enable_thinking": FLAG,
     "preserve_thinking": FLAG,
 }
 THINKING_TYPES = {None: None, "auto": None, "adaptive": None, "enabled": True, "disabled": False}
-"""By the type: whether the model thinks; None: as its template does by itself."""
+"""Thinking by the type of `thinking`: on or off; None: the template's default."""
 THINKING: Fields = {
     "type": one_of(THINKING_TYPES),
     "budget_tokens": integer(1),
@@ -118,7 +119,7 @@ RENDERED: Fields = {
     "thinking": or_null(object_of(THINKING, others=NULL)),
     "tools": TOOLS,
 }
-"""What a prompt is made of beside its messages."""
+"""Fields of a prompt besides its messages."""
 OF_CHATS: Fields = {
     **OF_BOTH,
     **REFUSED_OF_CHATS,
@@ -133,13 +134,13 @@ OF_CHATS: Fields = {
     "max_tokens": integer(1),
     "max_completion_tokens": integer(1),
 }
-"""That are honoured, refused by their names, or about what no answer depends on. Any other is
-unknown: clients misspell them."""
+"""Fields supported, rejected by name, or without effect on an answer. Any other field is unknown,
+often a misspelling."""
 CHAT: Schema = object_of(OF_CHATS, ["messages"])
 
 
 MAX_PROMPTS = 1024
-"""A list is one reply, all of whose choices are held until it ends."""
+"""Limit for a list of prompts. A list has one reply, and all its choices are held until it ends."""
 IDS: Schema = nonnull_array(TOKEN_ID, least=1)
 ONE_PROMPT: Schema = either({**STRING, "minLength": 1}, IDS)
 OF_COMPLETIONS: Fields = {
@@ -150,7 +151,7 @@ OF_COMPLETIONS: Fields = {
     "max_tokens": integer(0),
     "max_completion_tokens": integer(0),
 }
-"""As of OF_CHATS."""
+"""The known fields of completions, like OF_CHATS."""
 COMPLETION: Schema = object_of(OF_COMPLETIONS, ["prompt"])
 
 

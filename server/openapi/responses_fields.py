@@ -1,5 +1,5 @@
 """Fields of POST /v1/responses, /v1/responses/input_tokens, /v1/responses/compact and
-/v1/conversations: the schemas of what server/responses reads. Pure.
+/v1/conversations: the schemas of the fields read by server/responses. Pure.
 
 `input`, `tools` and `tool_choice` are read by server/responses/input_items.py and tools.py.
 """
@@ -43,7 +43,7 @@ from .common_fields import (
 from .openai_fields import MODES, VARIABLES
 
 MAX_NAMESPACE = 256
-"""Characters of its name."""
+"""Limit of a namespace's name in characters."""
 _PART: Schema = either(
     object_of(
         {"type": one_of(["input_text", "output_text", "text"]), "text": STRING}, ["type", "text"]
@@ -76,7 +76,7 @@ _ITEM: Schema = either(
 )
 INPUT: Schema = either(STRING, nonnull_array(_ITEM, least=1, most=MAX_MESSAGES))
 MOST_NEW_ITEMS = 20
-"""Of a conversation, at once, as OpenAI's."""
+"""Limit of items added to a conversation at once, as at OpenAI."""
 NEW_ITEMS: Schema = nonnull_array(_ITEM, most=MOST_NEW_ITEMS)
 _NAMED: Fields = {"name": STRING, "description": TEXT}
 _OFFERED: Fields = {**_NAMED, "strict": FLAG, "defer_loading": one_of([None, False])}
@@ -121,14 +121,15 @@ INCLUDED = (
     *("web_search_call.action.sources", "message.input_image.image_url"),
     *("computer_call_output.output.image_url", "code_interpreter_call.outputs"),
 )
-"""All but the first two are of items that no answer here has."""
+"""Accepted values of `include`. All except the first two name items absent from every answer
+here."""
 PRESERVES = {None: None, "auto": None, "current_turn": False, "all_turns": True}
-"""By the context of reasoning: as chats' preserve_thinking."""
+"""Values of chats' preserve_thinking by the context of reasoning."""
 AS_IT_IS: Mapping[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
     "context_management": ([],),
 }
-"""By field: the values that change nothing."""
+"""Harmless values by field."""
 _IGNORED: Fields = dict.fromkeys(
     (
         *("service_tier", "client_metadata", "access_programs"),
@@ -179,14 +180,14 @@ OF_RESPONSES: Fields = {
     **_ANSWER,
     "text": or_null(object_of({**_VERBOSITY, "format": TEXT_FORMAT})),
 }
-"""Any other is refused."""
+"""All known fields. Any other is rejected."""
 OF_INPUT_TOKENS: Fields = {
     **_IGNORED,
     **_PROMPT,
     **dict.fromkeys(_ANSWER, ANY),
     "text": or_null(object_of(_VERBOSITY)),
 }
-"""The same, where only the prompt is read."""
+"""The fields of a token count. Only the prompt is read."""
 RESPONSE: Schema = object_of(OF_RESPONSES, ["input"], NULL)
 COUNTED_RESPONSE: Schema = object_of(OF_INPUT_TOKENS, ["input"], NULL)
 OF_COMPACT: Fields = {
@@ -201,7 +202,7 @@ OF_COMPACT: Fields = {
     "input": either(INPUT, NULL),
     "priority": PRIORITY,
 }
-"""Any other is refused."""
+"""All known fields. Any other is rejected."""
 COMPACTED: Schema = {
     **object_of(OF_COMPACT, [], NULL),
     "anyOf": [{"required": ["input"]}, {"required": ["previous_response_id"]}],

@@ -1,9 +1,9 @@
-"""Reads the conversation that a Responses request continues, and renders its prompt.
+"""Reader of the conversation continued by a Responses request, and renderer of its prompt.
 
-A prompt is rendered whole, or is the exact tokens of the previous response with the new items
-behind them. Invariant: a prompt that continues a stored turn begins with that turn's tokens. Three
-changes have the whole conversation rendered: other instructions, tools or template variables; or a
-template that writes earlier turns anew.
+A prompt is rendered whole, or it is the exact tokens of the previous response followed by the new
+items. Invariant: a prompt that continues a stored turn begins with that turn's tokens. These
+changes force a whole rendering: other instructions, tools or template variables; or a template that
+rewrites earlier turns.
 
 Pure functions; any thread.
 """
@@ -40,7 +40,7 @@ from .tools import ResponseTools
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """All that a prompt's text depends on beside its messages. variables: of the template."""
+    """The inputs of a prompt's text, except its messages. variables: variables of the template."""
 
     instructions: str | None
     tools: Sequence[Mapping[str, Any]]
@@ -62,8 +62,8 @@ def turn_prompt(
 ) -> RenderedPrompt:
     """Return the prompt of the whole conversation.
 
-    messages: those of the turn before, and then the new ones. old: how many are of that turn.
-    Raises InvalidRequest, PromptTooLong.
+    messages: messages of the previous turn, then the new ones. old: number of messages of the
+    previous turn. Raises InvalidRequest, PromptTooLong.
     """
     new = messages[old:]
     if not new:
@@ -91,7 +91,7 @@ def _behind(
     before: StoredTurn,
     salt: bytes,
 ) -> RenderedPrompt | None:
-    """None where the template cannot go on from a turn."""
+    """Return the prompt after the turn's tokens, or None if the template cannot continue a turn."""
     renderer = ChatRenderer(codec)
     try:
         rendered = renderer.next_turn(new, salt=salt, variables=settings.variables)
@@ -107,13 +107,14 @@ def _behind(
 
 
 def _closed(tokens: Tokens, closing: Tokens) -> Tokens:
-    """A model that ended its answer itself wrote the first token of what closes it."""
+    """Return the tokens with the answer closed. If the model ended its answer itself, the first
+    closing token is already there."""
     ended = len(closing) > 0 and len(tokens) > 0 and tokens[-1] == closing[0]
     return np.concatenate([tokens, closing[1:] if ended else closing])
 
 
 def _instructed(instructions: str | None, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-    """Instructions come first, before what the developer wrote."""
+    """Return the messages with the instructions first, before the developer's text."""
     if instructions is None:
         return messages
     if messages[0].role != "system":
@@ -123,13 +124,13 @@ def _instructed(instructions: str | None, messages: Sequence[ChatMessage]) -> Se
 
 
 VARIABLES = ("chat_template_kwargs", "enable_thinking", "preserve_thinking")
-"""Fields that set variables of the template, beside `reasoning`."""
+"""Fields for the template's variables, besides `reasoning`."""
 
 
 @dataclass(frozen=True)
 class AskedTurn:
-    """messages: the whole conversation, `old` of them the turn's that is gone on from, if any.
-    named: the conversation that the client named, if any."""
+    """A conversation to continue. messages: the whole conversation. old: number of messages of the
+    continued turn, if any. named: the conversation named by the client, if any."""
 
     messages: Sequence[ChatMessage]
     settings: PromptSettings
@@ -152,7 +153,8 @@ def read_turn(
     fields: RequestFields,
     tools: ResponseTools,
 ) -> AskedTurn:
-    """Raises InvalidField, PromptTooLong, PermissionDenied, HttpRefusal."""
+    """Return the request's turn. Raises InvalidField, PromptTooLong, PermissionDenied,
+    HttpRefusal."""
     previous, named = previous_response(store, request, fields), _named(store, request, fields)
     before = None if previous is None else previous.turn
     if named is not None:
@@ -173,7 +175,7 @@ def read_turn(
 def previous_response(
     store: Responses, request: web.Request, fields: RequestFields
 ) -> StoredResponse | None:
-    """Return the one that the request goes on from, if any. Raises HttpRefusal."""
+    """Return the response continued by the request, if any. Raises HttpRefusal."""
     name = fields.text("previous_response_id")
     if name is None:
         return None
@@ -188,7 +190,7 @@ def previous_response(
 
 
 def _named(store: Responses, request: web.Request, fields: RequestFields) -> Conversation | None:
-    """Return the conversation that the request names, if any. Raises InvalidField, HttpRefusal."""
+    """Return the conversation named by the request, if any. Raises InvalidField, HttpRefusal."""
     name = conversation_id(fields)
     if name is None:
         return None
@@ -200,7 +202,7 @@ def _named(store: Responses, request: web.Request, fields: RequestFields) -> Con
 
 
 def conversation_id(fields: RequestFields) -> str | None:
-    """Return the id of the conversation that the request names, if any. Raises InvalidField."""
+    """Return the id of the conversation named by the request, if any. Raises InvalidField."""
     given = fields.get("conversation")
     name = given.get("id") if isinstance(given, dict) else given
     if given is not None and not isinstance(name, str):
@@ -211,8 +213,8 @@ def conversation_id(fields: RequestFields) -> str | None:
 def keeper(
     store: Responses, request: web.Request, fields: RequestFields, named: Conversation | None
 ) -> Store | None:
-    """Return the call that stores the response at its end; None: it is not stored. named: the
-    conversation that it joins."""
+    """Return the function for storing the response at its end; None: it is not stored. named: the
+    response's conversation."""
     context = http_request_context(request)
     if not is_stored(fields):
         return None if store.unstored is None else partial(store.unstored, context)
@@ -229,13 +231,14 @@ def keeper(
 
 
 def is_stored(fields: RequestFields) -> bool:
-    """Whether the response is to be stored. Raises InvalidField."""
+    """Return True if the response is to be stored. Raises InvalidField."""
     return fields.flag("store", default=True)
 
 
 def _check_outputs(messages: Sequence[ChatMessage], old: int) -> None:
-    """Raises InvalidField where a tool's output behind a stored turn answers no call: what is sent
-    whole may have lost its calls, a turn has all of them. old: messages of that turn."""
+    """Raise InvalidField if a new tool output answers no call. Checked only after a stored turn,
+    because a turn has all its calls. A conversation sent whole may have lost its calls. old: number
+    of messages of the turn."""
     waiting = 0
     for place, message in enumerate(messages):
         if message.role == "tool":

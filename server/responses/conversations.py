@@ -1,14 +1,14 @@
 """OpenAI's /v1/conversations: conversations, their items, their store, and their routes.
 
-Conversation: A conversation: items in their order, and the exact tokens at which its last response
-ended. Immutable values; each change is a new one. Invariant: the turn's tokens are of the first
-`covered` items and of nothing else.
+Conversation: items in order, and the exact tokens at the end of its last response. Immutable
+values; each change makes a new one. Invariant: the turn's tokens belong to the first `covered`
+items and to nothing else.
 
-Items: Items as a conversation keeps them: each with an id, a type and parts of content. Pure
-functions; any thread. An error names the place of the wrong value.
+Items: the items of a conversation, each with an id, a type and parts of content. Pure functions;
+any thread. An error names the position of the wrong value.
 
-ConversationStore: Conversations among what the node stores for its callers. Has no memory of its
-own: they count among stored responses, within the same bounds. Any thread.
+ConversationStore: conversations among the node's stored values. It has no memory of its own.
+Conversations count among stored responses, within the same bounds. Any thread.
 
 Routes: One event loop's thread; items are read on the codec's threads.
 """
@@ -44,9 +44,9 @@ from .listed_items import AskedPage, page_of
 from .stored_responses import ResponseStore, StoredItems, StoredResponse, StoredTurn, StoredValues
 
 _ENTRY_BYTES = 1500
-"""Of a conversation's objects, and of its places in the store's tables."""
+"""Bytes of a conversation's objects and of its entries in the store's tables."""
 _ITEM_BYTES = 250
-"""Of an item's objects."""
+"""Bytes of an item's objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ class ConversationItem:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """created_at: seconds since 1970. turn: None where the items have to be rendered."""
+    """created_at: seconds since 1970. turn: None if the items must be rendered. covered: number of
+    items in the turn."""
 
     id: str
     created_at: int
@@ -70,7 +71,7 @@ class Conversation:
 
     @property
     def size(self) -> int:
-        """Bytes of memory."""
+        """Return the memory in bytes."""
         items = sum(_ITEM_BYTES + len(item.body) for item in self.items)
         pairs = sum(map(sys.getsizeof, (*self.metadata, *self.metadata.values())))
         turn = 0 if self.turn is None else self.turn.size
@@ -78,7 +79,7 @@ class Conversation:
 
     @property
     def uncovered(self) -> list[dict[str, Any]]:
-        """The items behind the turn."""
+        """Return the items after the turn."""
         return [msgspec.json.decode(item.body) for item in self.items[self.covered :]]
 
     def found(self, item_id: str) -> ConversationItem | None:
@@ -89,8 +90,8 @@ class Conversation:
         return replace(self, metadata=dict(metadata))
 
     def with_items(self, items: Sequence[ConversationItem]) -> "Conversation":
-        """Return the same with these behind its items. Raises InvalidField where an id is taken, or
-        where no response could go on from so many."""
+        """Return the conversation with these items added at its end. Raises InvalidField if an id
+        is taken or if there are too many items for a response."""
         if len(self.items) + len(items) > MAX_MESSAGES:
             raise InvalidField(
                 "items", f"would be more than {MAX_MESSAGES} in all: begin another conversation"
@@ -104,14 +105,14 @@ class Conversation:
     def answered(
         self, items: Sequence[ConversationItem], turn: StoredTurn | None
     ) -> "Conversation":
-        """Return the same with a response's input and output behind it. turn: the response's, where
-        it was made of all of this; None: the next one is rendered."""
+        """Return the conversation with a response's input and output added. turn: the response's
+        turn, if it covers all items; None: the next prompt is rendered whole."""
         whole = (*self.items, *items)
         covered = 0 if turn is None else len(whole)
         return replace(self, items=whole, turn=turn, covered=covered)
 
     def without(self, item_id: str) -> "Conversation":
-        """Return the same without that item."""
+        """Return the conversation without the item."""
         left = tuple(item for item in self.items if item.id != item_id)
         return replace(self, items=left, turn=None, covered=0)
 
@@ -137,7 +138,7 @@ class _Named(msgspec.Struct):
 
 
 def checked_items(value: Any, stored: StoredItems) -> tuple[ConversationItem, ...]:
-    """Return new items of a list that a client sent. Raises InvalidField, PromptTooLong."""
+    """Return the new items of a client's list. Raises InvalidField, PromptTooLong."""
     if not isinstance(value, list):
         raise InvalidField("items", "must be a list of items")
     read_input(value, (), stored, "items")
@@ -152,7 +153,7 @@ def given_items(value: Any, stored: StoredItems) -> tuple[ConversationItem, ...]
 
 
 def output_items(body: bytes) -> Iterator[ConversationItem]:
-    """Return a response's output, with its own ids. body: of a stored response."""
+    """Return a response's output, with its own ids. body: JSON of a stored response."""
     for raw in msgspec.json.decode(body, type=_Outputs).output:
         item = bytes(raw)
         yield ConversationItem(msgspec.json.decode(item, type=_Named).id, item)
@@ -191,7 +192,7 @@ class ConversationStore:
         self._values = values
 
     def get(self, context: RequestContext, name: str) -> Conversation:
-        """Return the caller's. Raises HttpRefusal where there is none."""
+        """Return the caller's conversation. Raises HttpRefusal if there is none."""
         found = self._values.find(context, name)
         if not isinstance(found, Conversation):
             raise HttpRefusal(
@@ -200,8 +201,8 @@ class ConversationStore:
         return found
 
     def put(self, context: RequestContext, conversation: Conversation) -> None:
-        """Store it in place of the one of its id. Raises HttpRefusal where it does not fit, and
-        then the one before is as it was."""
+        """Store the conversation in place of the one with its id. Raises HttpRefusal if it does not
+        fit; the stored one then stays unchanged."""
         if not self._values.put(context, conversation):
             raise HttpRefusal(
                 400,
@@ -211,7 +212,7 @@ class ConversationStore:
             )
 
     def delete(self, context: RequestContext, name: str) -> None:
-        """Raises as get()."""
+        """Delete the caller's conversation. Raises as get()."""
         self.get(context, name)
         self._values.delete(context, name)
 
@@ -222,8 +223,8 @@ class ConversationStore:
         given: tuple[ConversationItem, ...],
         response: StoredResponse,
     ) -> None:
-        """Add a response's input and output to its conversation, if it is still there. asked: the
-        conversation that the response was made of."""
+        """Add a response's input and output to its conversation, if still stored. asked: the
+        conversation at the time of the request."""
         now = self._values.find(context, asked.id)
         if not isinstance(now, Conversation):
             return
@@ -254,7 +255,7 @@ def conversation_routes(model: ServedModel, store: ResponseStore) -> list[web.Ro
 
 
 def unserved_conversation_routes() -> list[web.RouteDef]:
-    """Of a process that another one keeps stored values for."""
+    """Return the routes for a process without stored values. Every route rejects its requests."""
 
     async def refuse(request: web.Request) -> web.StreamResponse:
         raise HttpRefusal(
@@ -332,7 +333,7 @@ class ConversationHandlers:
 
 
 def _read_new(stored: StoredItems, fields: RequestFields) -> Conversation:
-    """Raises InvalidField, PromptTooLong."""
+    """Return a new conversation. Raises InvalidField, PromptTooLong."""
     fields.refuse_unknown(OF_NEW_CONVERSATION)
     items = () if fields.get("items") is None else _read_items(stored, fields)
     metadata = _metadata(fields)
@@ -340,13 +341,13 @@ def _read_new(stored: StoredItems, fields: RequestFields) -> Conversation:
 
 
 def _read_added(stored: StoredItems, fields: RequestFields) -> tuple[ConversationItem, ...]:
-    """Raises InvalidField, PromptTooLong."""
+    """Return the items to add. Raises InvalidField, PromptTooLong."""
     fields.refuse_unknown(OF_NEW_ITEMS)
     return _read_items(stored, fields)
 
 
 def _read_items(stored: StoredItems, fields: RequestFields) -> tuple[ConversationItem, ...]:
-    """Raises InvalidField, PromptTooLong."""
+    """Return the request's items. Raises InvalidField, PromptTooLong."""
     given = fields.items("items")
     if len(given) > MOST_NEW_ITEMS:
         raise InvalidField("items", f"has {len(given)}: send at most {MOST_NEW_ITEMS} at once")
@@ -354,7 +355,7 @@ def _read_items(stored: StoredItems, fields: RequestFields) -> tuple[Conversatio
 
 
 def _read_metadata(fields: RequestFields) -> dict[str, str]:
-    """Raises InvalidField."""
+    """Return the new metadata. Raises InvalidField."""
     fields.refuse_unknown(OF_CHANGED_CONVERSATION)
     return _metadata(fields)
 

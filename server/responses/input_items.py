@@ -1,14 +1,14 @@
 """`input` of a Responses request, as a chat template takes it: a text, or items.
 
-An error names the place of the wrong value.
+An error names the position of the wrong value.
 
-Compaction: The item that carries a conversation's summary to its client and back. Its content is an
-encoding with a check of its letters, and no secret: whoever may send it may send any other text
-too. So it needs no key, and every node reads what another one wrote. Pure functions.
+Compaction: the item that carries a conversation's summary to its client and back. Its content is
+encoded with a checksum, not encrypted, because a client may send any other text too. So it needs no
+key, and every node reads the items of other nodes. Pure functions.
 
-Reasoning: The text of a reasoning item, shown and carried. `encrypted_content` is the same text
-encoded, for clients that send back nothing else. It is an encoding, no secret: the item shows the
-text too. Pure functions.
+Reasoning: the text of a reasoning item, shown and encoded. `encrypted_content` is the same text
+encoded, for clients that return nothing else. It is no secret, because the item shows the text too.
+Pure functions.
 """
 
 import base64
@@ -29,7 +29,7 @@ from .tools import CUSTOM_INPUT, template_name
 
 KIND = "compaction"
 SUMMARY_LEAD = "Summary of the conversation before this, of which only some messages are left:\n\n"
-"""What a model reads before the summary."""
+"""Text placed before the summary in the prompt."""
 
 _COMPACTION_PREFIX = "tasuki.compaction."
 _CHECK_BYTES = 8
@@ -43,8 +43,8 @@ _REFERENCE = "item_reference"
 def read_input(
     value: Any, before: Sequence[ChatMessage], stored: StoredItems, field: str = "input"
 ) -> list[ChatMessage]:
-    """Return the conversation: what stands before, and what the input adds. stored: items that it
-    may name. field: in errors. Raises InvalidField, PromptTooLong."""
+    """Return the conversation: the earlier messages, then those of the input. stored: items that
+    the input may name. field: name for errors. Raises InvalidField, PromptTooLong."""
     if isinstance(value, str):
         return [*before, ChatMessage("user", value)]
     if not isinstance(value, list):
@@ -94,7 +94,7 @@ def _message(item: dict[str, Any], place: str, builder: ConversationBuilder) -> 
 
 
 def _text(content: Any, place: str) -> str:
-    """A string, or parts of text."""
+    """Return the text of a string or of parts of text."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -167,7 +167,7 @@ def compaction_item(item_id: str, summary: str) -> dict[str, Any]:
 
 
 def read_compaction(item: dict[str, Any], place: str) -> str:
-    """Return the summary of an item that came back, as a model reads it. Raises InvalidField."""
+    """Return the summary of a returned item, with its lead. Raises InvalidField."""
     field = f"{place}.encrypted_content"
     content = item.get("encrypted_content")
     if not isinstance(content, str) or not content.startswith(_COMPACTION_PREFIX):
@@ -191,7 +191,8 @@ def carried(text: str) -> str:
 
 
 def read_reasoning(item: dict[str, Any], place: str) -> str:
-    """Of an item that came back. What another model thought is shown by its summary alone."""
+    """Return the reasoning of a returned item. Another model's reasoning has its summary only.
+    Raises InvalidField."""
     shown = _texts(item.get("content"), f"{place}.content")
     if shown:
         return shown

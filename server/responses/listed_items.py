@@ -1,7 +1,7 @@
-"""The items that a stored response answers, listed: GET /v1/responses/ID/input_items.
+"""The input items of a stored response, listed: GET /v1/responses/ID/input_items.
 
-They are made of the conversation as the model read it, of the turns before too: what a client sent
-in parts is one item, and calls have ids of their own. Pure functions; any thread.
+The items come from the stored conversation, earlier turns included. A message sent in parts is one
+item, and calls have ids of their own. Pure functions; any thread.
 """
 
 import json
@@ -25,8 +25,8 @@ _MOST = 100
 
 @dataclass(frozen=True)
 class AskedPage:
-    """after: the id of the item before the page; None: it is the first. newest_first: the order in
-    which pages follow."""
+    """after: id of the last item before the page; None: the first page. newest_first: order of the
+    items."""
 
     limit: int
     after: str | None
@@ -34,7 +34,7 @@ class AskedPage:
 
     @staticmethod
     def of(query: Mapping[str, str]) -> "AskedPage":
-        """Raises InvalidField."""
+        """Return the page of a query. Raises InvalidField."""
         limit = query.get("limit", str(_DEFAULT))
         is_short = limit.isascii() and limit.isdigit() and len(limit) <= len(str(_MOST))
         if not is_short or not 1 <= int(limit) <= _MOST:
@@ -58,8 +58,8 @@ def listed_items(response: StoredResponse, page: AskedPage) -> bytes:
 
 
 def page_of(owner: str, items: Sequence[tuple[str, bytes]], page: AskedPage) -> bytes:
-    """Return the page of a list as JSON. owner: the id of what the items are of. items: ids, and
-    bodies as JSON. Raises InvalidField."""
+    """Return the page of a list as JSON. owner: id of the items' response or conversation. items:
+    ids, and bodies as JSON. Raises InvalidField."""
     listed = items[::-1] if page.newest_first else items
     first = 0
     if page.after is not None:
@@ -94,7 +94,7 @@ def _items(response_id: str, messages: Sequence[ChatMessage]) -> list[Item]:
 
 
 def _of_message(message: ChatMessage) -> Iterator[tuple[str, Item]]:
-    """Items without ids, each behind its kind."""
+    """Yield the message's items without ids, each with its kind."""
     if message.role == "tool":
         yield "fco", {**_completed("function_call_output"), "output": message.content}
         return

@@ -1,11 +1,12 @@
 """The items of a response: messages, reasoning, calls of functions and of tools of free text.
 
-Each grows piece by piece. What its methods return are bodies of events, without their place in the
+Each item grows in segments. Its methods return bodies of events, without their number in the
 stream. One answer, one thread.
 
-MessageLogprobs: Which of an answer's tokens a message's text is of, and their logprobs. A parser
-gives text out later than its tokens came, and leaves marks out. Owns the tokens whose text is still
-to come. One answer, one thread. Invariant: a token is in one message at most, in order.
+MessageLogprobs: the match between an answer's tokens and a message's text, with the tokens'
+logprobs. A parser emits text later than its tokens arrive, and drops markers. Owns the tokens whose
+text is not yet emitted. One answer, one thread. Invariant: a token is in at most one message, in
+order.
 """
 
 import json
@@ -23,31 +24,31 @@ from .input_items import carried
 from .tools import CUSTOM_INPUT, ToolName
 
 _MOST_WAITING = 256
-"""Tokens: no mark that is held back is so long."""
+"""Number of tokens: longer than any marker held back by a parser."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class MessageLogprobs:
     def __init__(self, names: TokenNames) -> None:
-        """names: of tokens."""
+        """names: rule for naming tokens."""
         self._names = names
         self._waiting: deque[tuple[int, TokenOut]] = deque(maxlen=_MOST_WAITING)
-        """Each behind the length of the text that came with it."""
+        """Pairs of the token's text length in characters, and the token."""
         self._surplus = 0
-        """Letters of the token taken last that no message has yet."""
+        """Characters of the last token not yet in a message."""
 
     def add(self, token: TokenOut, text: str) -> None:
-        """Take the next token, and what became certain of the text with it."""
+        """Add the next token, and the text completed by it."""
         self._waiting.append((len(text), token))
 
     def drop(self) -> None:
-        """What came so far is no message's."""
+        """Drop the waiting tokens. They belong to no message."""
         self._waiting.clear()
         self._surplus = 0
 
     def begin(self, text: str) -> None:
-        """A message begins with this text: tokens before it are marks."""
+        """Begin a message with this text. Tokens before the text are markers."""
         self._surplus = 0
         left = sum(length for length, _ in self._waiting)
         while self._waiting and left - self._waiting[0][0] >= len(text):
@@ -81,12 +82,12 @@ class OutputItem(Protocol):
     def end(self) -> Iterator[Body]: ...
 
     def whole(self, status: str) -> Body:
-        """The item as it stands. status: in_progress, completed or incomplete."""
+        """Return the item in its present state. status: in_progress, completed or incomplete."""
         ...
 
 
 class _TextItem:
-    """An item of one part of text. Its part, and its events' names, are a subclass's."""
+    """An item of one part of text. A subclass sets its part and its events' names."""
 
     part_type: str
     event: str
@@ -104,11 +105,11 @@ class _TextItem:
         return {"type": self.part_type, "text": text}
 
     def more(self) -> Body:
-        """Fields of the event of the whole text."""
+        """Return further fields for the event of the whole text."""
         return {}
 
     def more_of_delta(self) -> Body:
-        """Fields of the event of the newest text."""
+        """Return further fields for the event of the newest text."""
         return {}
 
     def begin(self) -> Iterator[Body]:
@@ -137,7 +138,7 @@ class MessageItem(_TextItem):
         self._logprobs = bytearray()
 
     def score(self, logprobs: bytes) -> None:
-        """Take the logprobs of the text that grow() is about to take: JSON, a comma behind each."""
+        """Store the logprobs for the next grow(): JSON entries, each followed by a comma."""
         self._newest = logprobs
         self._logprobs += logprobs
 
@@ -156,7 +157,7 @@ class MessageItem(_TextItem):
 
 
 def _listed(values: bytes | bytearray) -> msgspec.Raw:
-    """values: JSON, a comma behind each."""
+    """Return the values as a JSON list. values: JSON, each followed by a comma."""
     return msgspec.Raw(b"[%b]" % bytes(values).removesuffix(b","))
 
 
@@ -177,7 +178,7 @@ class ReasoningItem(_TextItem):
 
 
 class _CallItem:
-    """A call whose arguments come in pieces."""
+    """A call whose arguments arrive in segments."""
 
     def __init__(self, item_id: str, call_id: str, name: ToolName) -> None:
         self._id = item_id
@@ -193,7 +194,7 @@ class _CallItem:
         yield from ()
 
     def _head(self, kind: str, status: str) -> Body:
-        """The fields that calls of either kind begin with."""
+        """Return the first fields of a call of either kind."""
         head = {"id": self._id, "type": kind, "status": status, "call_id": self._call_id}
         namespace = {} if self._name.namespace is None else {"namespace": self._name.namespace}
         return {**head, "name": self._name.name, **namespace}
@@ -215,7 +216,7 @@ class FunctionCallItem(_CallItem):
 
 
 class CustomCallItem(_CallItem):
-    """Its text is known once the arguments that hold it are whole."""
+    """A call with free text. The text is known only after the whole arguments have arrived."""
 
     def grow(self, text: str) -> Iterator[Body]:
         self._text.add(text)
@@ -232,7 +233,7 @@ class CustomCallItem(_CallItem):
 
     @property
     def _input(self) -> str:
-        """A model may have called it by other arguments: they are its text then."""
+        """Return the tool's input. If the model used other arguments, return these as text."""
         arguments = self._arguments
         try:
             value = json.loads(arguments)

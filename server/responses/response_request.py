@@ -1,7 +1,7 @@
-"""What a Responses request asks. On any thread.
+"""Reader of a Responses request. On any thread.
 
-A field that would change the answer and that this engine cannot honour is refused, never ignored;
-fields about accounts and routing are ignored.
+An unsupported field is rejected if it would change the answer. Fields about accounts and routing
+are ignored.
 """
 
 import time
@@ -53,8 +53,8 @@ _SAMPLING = (
 
 @dataclass(frozen=True)
 class AskedResponse:
-    """What a request asks, and the writer of its reply. kept_bytes: memory that these take until
-    the reply's end. in_background: no client need wait for it."""
+    """A parsed request, and the writer of its reply. kept_bytes: memory held by these until the
+    reply ends. in_background: the client need not wait."""
 
     submit: Submit
     options: AnswerOptions
@@ -65,7 +65,8 @@ class AskedResponse:
 
 @dataclass(frozen=True)
 class TooLongResponse:
-    """Of a stream: agents that shorten their conversation look for it there, and nowhere else."""
+    """The error of a streamed request. Agents that shorten their conversation look for this error
+    only in the stream."""
 
     error: PromptTooLong
     writer: ResponseWriter
@@ -74,7 +75,7 @@ class TooLongResponse:
 def read_response_request(
     model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
 ) -> AskedResponse | TooLongResponse:
-    """Raises InvalidRequest, PromptTooLong, PermissionDenied, HttpRefusal."""
+    """Read the request. Raises InvalidRequest, PromptTooLong, PermissionDenied, HttpRefusal."""
     try:
         return _read(model, store, request, fields)
     except PromptTooLong as too_long:
@@ -99,7 +100,7 @@ def count_response_tokens(
 
 
 def _of_input(error: PromptTooLong) -> PromptTooLong:
-    """What is rendered as messages came as `input`."""
+    """Return the error with field `input` in place of `messages`, the name used by the renderer."""
     if error.field != "messages":
         return error
     return PromptTooLong(f"input{str(error).removeprefix('messages')}", "input")
@@ -192,8 +193,8 @@ def read_response_options(model: ServedModel, fields: RequestFields, room: int) 
 
 
 def _plain_fields(model: ServedModel, fields: RequestFields) -> dict[str, Any]:
-    """Return a response's fields that are short whatever the request is. REQUIRES:
-    refuse_unserved() let the request pass."""
+    """Return the response's fields of bounded length. REQUIRES: refuse_unserved() accepted the
+    request."""
     effort = fields.fields("reasoning").text("effort")
     conversation = conversation_id(fields)
     return {
@@ -226,7 +227,7 @@ def _sampled(options: AnswerOptions) -> dict[str, Any]:
 
 
 def _echoed(fields: RequestFields) -> dict[str, Any]:
-    """Return the fields that are as long as the client made them."""
+    """Return the request's fields of unbounded length."""
     return {
         "instructions": fields.get("instructions"),
         "metadata": fields.items_by_name("metadata"),

@@ -1,12 +1,12 @@
 """An answer as a response of OpenAI's: items, whole or as a stream's events.
 
-ResponseWriter owns the answer so far. Has no part in HTTP. One answer, one thread. Invariants: of a
-stream's items one is open at a time, and each is done before the next is added; events are numbered
+ResponseWriter owns the answer so far. Has no part in HTTP. One answer, one thread. Invariants: one
+item of a stream is open at a time, and each is done before the next is added. Events are numbered
 without a gap.
 
-ResponseHead: The fields of a response that no answer changes: short ones, and the echoes of its
-request. Immutable values. Invariant: the echoes are held once, as JSON, and only the events that
-begin and end a response hold them. They may be as long as the body that asked for them.
+ResponseHead: the fields of a response that no answer changes: short ones, and copies of the
+request's fields. Immutable values. Invariant: the copies are held once, as JSON. Only a response's
+first and last events contain them. They may be as long as the request's body.
 """
 
 import time
@@ -51,14 +51,14 @@ _WITHOUT_ECHOES: dict[str, Any] = {
     "tool_choice": "auto",
     "tools": [],
 }
-"""Clients read these fields of every response; none of them is left out."""
+"""Defaults for the request's fields. Clients read these in every response, so none is left out."""
 
 
 @dataclass(frozen=True)
 class ResponseHead:
-    """brief: all fields, without what the request says of itself. whole: all fields. Their values
-    are JSON values and msgspec.Raw. kept_bytes: memory of the echoes. with_hit: usage explains the
-    hit. carries_reasoning: items of reasoning have their text encoded too."""
+    """brief: all fields, with defaults in place of the request's own. whole: all fields. Values are
+    JSON values and msgspec.Raw. kept_bytes: memory of the request's fields. with_hit: usage
+    explains the hit. carries_reasoning: reasoning items have their text encoded too."""
 
     brief: Mapping[str, Any]
     whole: Mapping[str, Any]
@@ -74,8 +74,8 @@ class ResponseHead:
         *,
         carries_reasoning: bool = False,
     ) -> "ResponseHead":
-        """Return the head of these fields. plain: short ones. echoed: the request's own, by the
-        names of _WITHOUT_ECHOES; those that are left out are not echoed."""
+        """Return the head of these fields. plain: short ones. echoed: the request's own fields, by
+        the names of _WITHOUT_ECHOES; a missing one keeps its default."""
         raw = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in echoed.items()}
         brief = {**plain, **_WITHOUT_ECHOES}
         size = sum(len(bytes(value)) for value in raw.values())
@@ -84,16 +84,17 @@ class ResponseHead:
 
     @property
     def id(self) -> str:
-        """The response's."""
+        """Return the response's id."""
         name: str = self.whole["id"]
         return name
 
 
 _KEPT_OF_LETTER = 6
-"""Bytes: once among the items and once in the turn, and again while the ending is written."""
+"""Bytes for each character: once in the items, once in the turn, and again while the ending is
+written."""
 _KEPT_OF_TOKEN = 8
 _KEPT_OF_LOGPROB = 4
-"""Times: in the message and its events, and while the ending is written."""
+"""Copies of each logprob: in the message and its events, and while the ending is written."""
 _NO_USAGE: dict[str, Any] = {
     **dict.fromkeys(("input_tokens", "output_tokens", "total_tokens"), 0),
     "input_tokens_details": {"cached_tokens": 0},
@@ -112,7 +113,7 @@ class ResponseWriter:
         tools: ResponseTools,
         logprobs: MessageLogprobs | None = None,
     ) -> None:
-        """logprobs: of messages' tokens; None: they have none."""
+        """logprobs: logprobs of messages' tokens; None: messages have none."""
         self.id = head.id
         self._head = head
         self.may_complete = parser.may_complete
@@ -121,7 +122,7 @@ class ResponseWriter:
         self._tools = tools
         self._logprobs = logprobs
         self._record: TurnRecord | None = None
-        """None where the response is not stored."""
+        """Record of the turn; None if the response is not stored."""
         self._store: Store | None = None
         self._is_answered = True
         self._number = 0
@@ -131,13 +132,13 @@ class ResponseWriter:
         self._end: dict[str, Any] = _not_ended("in_progress")
 
     def keep(self, record: TurnRecord, store: Store) -> None:
-        """Have the response stored at its end. record: of its turn, before the answer. REQUIRES:
-        nothing of the answer came."""
+        """Set up the storing of the response at its end. record: record of its turn, before the
+        answer. REQUIRES: no part of the answer has arrived."""
         self._record, self._store = record, store
 
     def leave_unanswered(self) -> None:
-        """Have the answer's end be that of a response without an answer. REQUIRES: the engine is
-        asked for no token."""
+        """Make ending() write a response without an answer. REQUIRES: the engine is asked for no
+        token."""
         self._is_answered = False
 
     @property
@@ -146,14 +147,15 @@ class ResponseWriter:
 
     @property
     def kept_bytes(self) -> int:
-        """Of the items and, where it is stored, of the turn: each has its text."""
+        """Return the memory of the items and, if stored, of the turn, in bytes. Each holds its
+        text."""
         return self._kept_bytes
 
     def opening(self) -> bytes:
         return self._whole_event("response.created") + self.keep_alive()
 
     def queued_opening(self) -> bytes:
-        """Open a response that nobody waits for: it is queued until leave_queue()."""
+        """Open a response without a waiting client. It is queued until leave_queue()."""
         self._end = _not_ended("queued")
         return self._whole_event("response.created") + self._brief_event("queued")
 
@@ -162,7 +164,7 @@ class ResponseWriter:
         return bool(self._end["status"] == "queued")
 
     def leave_queue(self) -> bytes:
-        """Have it be in progress, before its first piece."""
+        """Mark the response as in progress, before its first segment. Return the event."""
         self._end = _not_ended("in_progress")
         return self.keep_alive()
 
@@ -194,7 +196,7 @@ class ResponseWriter:
         return events + self._whole_event(f"response.{status}")
 
     def unanswered(self, ending: Ending | None) -> bytes:
-        """Return the last event of a response that has no answer, since none was asked for. ending:
+        """Return the last event of a response that was asked for without an answer. ending: ending
         of the engine's work on the prompt; None: there is no prompt yet."""
         usage = _NO_USAGE if ending is None else self._usage(self._parser.ending(ending))
         self._end = {**_not_ended("completed"), "completed_at": int(time.time()), "usage": usage}
@@ -210,18 +212,18 @@ class ResponseWriter:
         return self._whole_event("response.failed")
 
     def cancellation(self) -> bytes:
-        """In place of the ending: nobody wants it any more."""
+        """Return the last event of a cancelled response."""
         self._end = _not_ended("cancelled")
         return self._whole_event("response.cancelled")
 
     def keep_without_answer(self) -> None:
-        """Have a response that failed or was cancelled stored as it is."""
+        """Store a failed or cancelled response without its answer."""
         if self._record is not None:
             self._keep(self._record.unanswered())
 
     def keep_alive(self) -> bytes:
-        """Some clients wait for events, and count no comments as such. This one is short, whatever
-        the request and the answer so far are: it has no echoes and no items."""
+        """Return a keep-alive event. Some clients wait for events and ignore comments. The event is
+        always short: it has no items and no fields of the request."""
         return self._brief_event("in_progress")
 
     def whole(self) -> dict[str, Any]:
@@ -229,11 +231,11 @@ class ResponseWriter:
         return found
 
     def body(self) -> bytes:
-        """Return the response as it stands, as JSON."""
+        """Return the response in its present state, as JSON."""
         return msgspec.json.encode(self._whole())
 
     def _whole(self) -> dict[str, Any]:
-        """Return what whole() does, with the request's echoes as msgspec.Raw."""
+        """Return the response, with the request's fields as msgspec.Raw."""
         return {**self._head.whole, **self._end, "output": self._output}
 
     def _keep(self, turn: StoredTurn) -> None:
@@ -295,7 +297,7 @@ class ResponseWriter:
         return FunctionCallItem(self._named("fc"), call_id, named)
 
     def _named(self, kind: str) -> str:
-        """REQUIRES: no item is open."""
+        """Return the id of the next item. REQUIRES: no item is open."""
         return item_id(kind, self.id, len(self._output))
 
     def _brief_event(self, status: str) -> bytes:
@@ -318,7 +320,7 @@ class ResponseWriter:
         return events
 
     def _in_item(self, bodies: Iterable[dict[str, Any]]) -> bytes:
-        """Events of the open item."""
+        """Return the events of the open item."""
         place = {"output_index": len(self._output)}
         return b"".join([self._event({**body, **place}) for body in bodies])
 

@@ -1,23 +1,25 @@
-"""Responses that later ones may go on from: their bodies, and the exact tokens at which they ended.
+"""Stored responses that later ones may continue: their bodies, and the exact tokens at their ends.
 
-ResponseStore owns what is stored, in memory. Any thread. Invariants: a response is found by the
-caller and tenant that it was made for, and by no other caller; no key holds more than its count,
-nor, where there are several, more than half of the bytes; all responses together take no more
-memory than the capacity, since each is a few blocks of bytes and its size counts them all. The
-longest unused response of the owner with the most bytes goes first, so that no owner crowds out the
-others; each response is gone after its lifetime.
+ResponseStore owns the stored responses, in memory. Any thread. Invariants:
+- Only the caller and tenant of a response find it.
+- No key holds more than its count. If there are several keys, none holds more than half of the
+  bytes.
+- All responses together take at most the capacity: each is a few blocks of bytes, and its size
+  counts them all.
+- The owner with the most bytes loses its least recently used response first, so no owner crowds out
+  the others.
+- Each response is dropped after its lifetime.
 
-Messages: A conversation as JSON bytes: some bytes more than its text, where objects of Python take
-up to fifty times as many. Pure functions; any thread. Invariant: what is read equals what was
-written, for lone surrogates, integers of any length and NaN too; msgspec would not keep these.
+Messages: a conversation as JSON bytes. They take a little more than the text; Python objects take
+up to fifty times as much. Pure functions; any thread. Invariant: reading returns the written
+values, also for lone surrogates, integers of any length and NaN. msgspec would not keep these.
 
-StoredItems: Items of stored responses, which a later request may name in place of sending them. An
-item's id names its response and its place in it, so that nothing is kept beside the responses. Any
-thread; one request.
+StoredItems: items of stored responses, for later requests that name them instead of sending them.
+An item's id contains its response and its index there, so no table of items is needed. Any thread;
+one request.
 
-TurnRecord: What a response's turn becomes, as it is answered: its tokens, and the message of its
-answer. One answer, one thread. Invariant: all of it is bytes and arrays, whose memory is some bytes
-for each token.
+TurnRecord: a response's turn while it is answered: its tokens, and the message of its answer. One
+answer, one thread. Invariant: all of it is bytes and arrays, with a few bytes for each token.
 """
 
 import json
@@ -48,19 +50,19 @@ from tasuki.server.text.text_answer import (
 from tasuki.utils.signatures import Clock
 
 _ENTRY_BYTES = 1500
-"""Of a response's objects, and of its places in the store's tables."""
+"""Bytes of a response's objects and of its entries in the store's tables."""
 
 NO_CONTEXT = b""
-"""No digest is: nothing goes on from such a turn's tokens."""
+"""Context without a turn to continue: no digest equals it."""
 
 _Owner = tuple[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTurn:
-    """tokens: the prompt and its answer, int32 [T]. conversation: the same as a template takes it,
-    without instructions, as written_messages() writes it. context: a digest of all else that the
-    prompt's text depends on."""
+    """tokens: the prompt and its answer, int32 [T]. conversation: its messages without
+    instructions, encoded by written_messages(). context: digest of all other inputs of the prompt's
+    text."""
 
     tokens: Tokens
     conversation: bytes
@@ -73,7 +75,7 @@ class StoredTurn:
 
     @property
     def size(self) -> int:
-        """Bytes of memory, but for a few objects."""
+        """Return the memory in bytes, except a few objects."""
         return len(self.conversation) + len(self.context) + self.tokens.nbytes
 
     def messages(self) -> tuple[ChatMessage, ...]:
@@ -91,12 +93,12 @@ class StoredResponse:
 
     @property
     def size(self) -> int:
-        """Bytes of memory."""
+        """Return the memory in bytes."""
         return _ENTRY_BYTES + len(self.body) + self.turn.size
 
 
 class StoredValue(Protocol):
-    """Immutable. size: bytes of memory, the entry's among them."""
+    """An immutable stored value. size: bytes of memory, with the entry's."""
 
     @property
     def id(self) -> str: ...
@@ -105,7 +107,7 @@ class StoredValue(Protocol):
 
 
 class StoredValues(Protocol):
-    """As of ResponseStore, whose bounds are those of all values."""
+    """The values of a ResponseStore. Its bounds hold for all values together."""
 
     def put(self, context: RequestContext, value: StoredValue) -> bool: ...
     def find(self, context: RequestContext, name: str) -> StoredValue | None: ...
@@ -128,10 +130,12 @@ Store = Callable[[StoredResponse], object]
 
 
 class Responses(Protocol):
-    """What a call reads and keeps, as of ResponseStore. Any thread, put() the event loop's.
+    """The stored responses used by a call, with ResponseStore's methods. Any thread; put() on the
+    event loop's thread.
 
-    unstored: what else keeps each response, also one that is not to be stored; None: nothing.
-    values: what is stored beside responses; None: another process has it."""
+    unstored: function that also receives a response not to be stored; None: there is none. values:
+    other stored values; None: another process has them.
+    """
 
     @property
     def unstored(self) -> Keep | None: ...
@@ -145,8 +149,8 @@ class ResponseStore:
     unstored: Keep | None = None
 
     def __init__(self, clock: Clock, capacity: int, per_key: int, seconds: float) -> None:
-        """clock: seconds, monotone. capacity: bytes. per_key: responses of one key; 0: no such
-        cap. seconds: of a response's life."""
+        """clock: monotone seconds. capacity: bytes. per_key: limit of responses for one key; 0: no
+        limit. seconds: lifetime of a response."""
         self._clock = clock
         self._capacity = capacity
         self._per_key = per_key
@@ -158,7 +162,7 @@ class ResponseStore:
         self._of: dict[_Owner, OrderedDict[str, int]] = {}
         self._bytes: dict[_Owner, int] = {}
         self._owners: dict[_Owner, _Owner] = {}
-        """Each owner once, however many responses it has."""
+        """Each owner once, shared by its responses."""
         self._used = 0
 
     def __len__(self) -> int:
@@ -170,7 +174,7 @@ class ResponseStore:
 
     @property
     def used(self) -> int:
-        """Bytes of all responses."""
+        """Return the bytes of all stored values."""
         return self._used
 
     def put(self, context: RequestContext, value: StoredValue) -> bool:
@@ -198,12 +202,12 @@ class ResponseStore:
             return value.id in self._held
 
     def get(self, context: RequestContext, response_id: str) -> StoredResponse | None:
-        """Return the caller's response of that id; None where there is none."""
+        """Return the caller's response with this id; None if there is none."""
         found = self.find(context, response_id)
         return found if isinstance(found, StoredResponse) else None
 
     def find(self, context: RequestContext, name: str) -> StoredValue | None:
-        """Return the caller's value of that id, of any kind; None: there is none."""
+        """Return the caller's value with this id, of any kind; None if there is none."""
         with self._lock:
             self._drop_ended()
             held = self._found(context, name)
@@ -213,7 +217,7 @@ class ResponseStore:
             return held.value
 
     def delete(self, context: RequestContext, response_id: str) -> bool:
-        """Drop the caller's response of that id, and return whether there was one."""
+        """Drop the caller's response with this id. Return True if it existed."""
         with self._lock:
             self._drop_ended()
             held = self._found(context, response_id)
@@ -254,19 +258,19 @@ _NAME = re.compile(r"[a-z]+_([0-9a-f]{32})_[0-9]+")
 
 
 def item_id(kind: str, response_id: str, place: int) -> str:
-    """kind: msg, rs, fc or ctc. place: in the response's output."""
+    """Return an item's id. kind: msg, rs, fc or ctc. place: index in the response's output."""
     return f"{kind}_{response_id.removeprefix(_RESPONSE)}_{place}"
 
 
 class StoredItems:
     def __init__(self, store: Responses, context: RequestContext) -> None:
-        """context: whose responses are looked into."""
+        """context: caller and tenant of the responses."""
         self._store = store
         self._context = context
         self._of: dict[str, dict[str, dict[str, Any]]] = {}
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """The item as its response has it; None where it is not stored for this caller."""
+        """Return the item as in its response; None if it is not stored for this caller."""
         found = _NAME.fullmatch(name)
         if found is None:
             return None
@@ -284,7 +288,7 @@ class StoredItems:
 
 class TurnRecord:
     def __init__(self, prompt: Tokens, messages: Sequence[ChatMessage], context: bytes) -> None:
-        """messages: the conversation before the answer. context: as in StoredTurn."""
+        """messages: the conversation before the answer. context: field of StoredTurn."""
         self._prompt = prompt
         self._before = written_messages(messages)
         self._context = context
@@ -296,7 +300,7 @@ class TurnRecord:
 
     @property
     def kept_bytes(self) -> int:
-        """Memory before the answer, without the prompt."""
+        """Return the memory before the answer in bytes, without the prompt."""
         return len(self._before)
 
     def add_token(self, token: int) -> None:
@@ -327,8 +331,8 @@ class TurnRecord:
         return StoredTurn(tokens, conversation, self._context)
 
     def unanswered(self) -> StoredTurn:
-        """Return the turn of a response that has no answer: what goes on from it is rendered
-        anew."""
+        """Return the turn of a response without an answer. A request that continues it is rendered
+        whole."""
         return StoredTurn(self._prompt, self._before, NO_CONTEXT)
 
 
@@ -351,8 +355,8 @@ def written_messages(messages: Iterable[ChatMessage]) -> bytes:
 
 
 def written_answer(content: str, reasoning: str, calls: Sequence[tuple[str, str]]) -> bytes:
-    """Return an assistant's message as a list of one. calls: names and the texts of arguments,
-    which are read when the message is, since that may take long."""
+    """Return an assistant's message as a list of one. calls: names and argument texts. The texts
+    are parsed only when the message is read, because parsing may be slow."""
     text = json.dumps([("assistant", content, reasoning, calls)], ensure_ascii=False)
     return text.encode(errors="surrogatepass")
 
@@ -365,7 +369,7 @@ def joined_messages(first: bytes, second: bytes) -> bytes:
 
 
 def read_messages(written: bytes) -> tuple[ChatMessage, ...]:
-    """Return the messages that were written."""
+    """Return the messages encoded by written_messages()."""
     listed: list[tuple[str, str, str | None, list[tuple[str, Any]]]]
     listed = json.loads(written.decode(errors="surrogatepass"))
     return tuple(
@@ -375,5 +379,5 @@ def read_messages(written: bytes) -> tuple[ChatMessage, ...]:
 
 
 def _call(name: str, arguments: Any) -> ToolCall:
-    """arguments: an object, or the text that a model wrote."""
+    """Return the call. arguments: an object, or a model's text."""
     return ToolCall(name, read_arguments(arguments) if isinstance(arguments, str) else arguments)

@@ -1,7 +1,7 @@
-"""`tools` of a Responses request, as templates take definitions of functions, and the names by
-which a call is given back.
+"""`tools` of a Responses request, as function definitions for templates, and the client's names for
+calls.
 
-Pure functions and immutable values; an error names the place of the wrong value.
+Pure functions and immutable values; an error names the position of the wrong value.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from tasuki.server.text.grammars.asked_grammar import AskedGrammar, of_text
 from tasuki.server.text.grammars.call_grammar import OfferedTool, ToolChoice
 
 CUSTOM_INPUT = "input"
-"""The one parameter by which a template is shown a tool of free text."""
+"""Name of the only parameter of a free-text tool, as shown to a template."""
 
 _FUNCTION = "function"
 _NULLABLE = ("description", "parameters", "strict")
@@ -28,7 +28,7 @@ _SYNTAXES = {"lark": GrammarKind.LARK, "regex": GrammarKind.REGEX}
 
 @dataclass(frozen=True)
 class ToolName:
-    """As the client named it. is_custom: it takes free text, no arguments."""
+    """The client's name for a tool. is_custom: the tool takes free text, no arguments."""
 
     name: str
     namespace: str | None = None
@@ -37,8 +37,8 @@ class ToolName:
 
 @dataclass(frozen=True)
 class ResponseTools:
-    """offered: none where tool_choice is none. names: by the names of these. parallel: whether an
-    answer may hold more than one call."""
+    """offered: offered tools; empty if tool_choice is none. names: the client's names, by the
+    template's names. parallel: an answer may hold more than one call."""
 
     offered: list[OfferedTool]
     names: Mapping[str, ToolName]
@@ -47,16 +47,18 @@ class ResponseTools:
 
     @property
     def definitions(self) -> list[Mapping[str, Any]]:
-        """For the template."""
+        """Return the definitions for the template."""
         return [tool.definition for tool in self.offered]
 
     def named(self, name: str) -> ToolName:
-        """Of a tool that the model called, which may be none of those it was shown."""
+        """Return the client's name of a called tool. The model may call an unknown tool: then
+        return its own name."""
         return self.names.get(name) or ToolName(name)
 
 
 def template_name(name: str, namespace: str | None) -> str:
-    """Templates know no namespaces."""
+    """Return the tool's name with its namespace as a prefix, because templates have no
+    namespaces."""
     if namespace is None:
         return name
     joined = namespace.removesuffix(_SEPARATOR)
@@ -74,8 +76,8 @@ def read_response_tools(fields: RequestFields) -> ResponseTools:
 
 
 def echoed_tools(fields: RequestFields) -> list[dict[str, Any]]:
-    """Return the tools as a response shows them: Open Responses' schema wants every field of a
-    function, null where the client left it out. REQUIRES: read_response_tools() took them."""
+    """Return the tools for the response. Open Responses' schema requires every field of a function,
+    null if absent. REQUIRES: read_response_tools() accepted them."""
     absent: dict[str, Any] = dict.fromkeys(_NULLABLE)
     return [
         {**absent, **tool} if tool["type"] == _FUNCTION else tool for tool in fields.items("tools")
@@ -89,7 +91,7 @@ def _choice(choice: Any) -> ToolChoice:
 
 
 def _chosen_name(item: Mapping[str, Any]) -> str | None:
-    """As the template is shown it."""
+    """Return the chosen tool's name, as shown to the template."""
     name, namespace = item.get("name"), item.get("namespace")
     if item.get("type") not in ("function", "custom"):
         return None
@@ -150,8 +152,8 @@ def _function(tool: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _custom(tool: dict[str, Any], place: str) -> dict[str, Any]:
-    """Its text is one parameter. A grammar is shown to the model too, since the model knows
-    nothing of what may be drawn."""
+    """Return the definition of a free-text tool: its text is one parameter. The description shows
+    the grammar too, because the model does not see the constraint on sampling."""
     description = tool.get("description") or ""
     grammar = _input_grammar(tool, place)
     if grammar is not None:
@@ -166,7 +168,7 @@ def _custom(tool: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _input_grammar(tool: dict[str, Any], place: str) -> AskedGrammar | None:
-    """What the text of a custom tool follows. Raises InvalidField."""
+    """Return the grammar of a custom tool's text; None: free text. Raises InvalidField."""
     form = {"type": "text"} if tool.get("format") is None else tool["format"]
     if not isinstance(form, dict) or form.get("type") not in ("text", "grammar"):
         raise InvalidField(f"{place}.format", "must be text or a grammar")

@@ -1,6 +1,6 @@
-"""Builds the service of the smg gateway's engine protocol, where the node is to serve it.
+"""Factory of the smg gateway's engine protocol service, if the node is to serve it.
 
-Only here is the optional package imported, so that a node without a gateway never needs it.
+The optional package is imported only here, so a node without a gateway does not need it.
 """
 
 from collections.abc import Callable
@@ -34,10 +34,11 @@ def gateway_of(
     codec: TextCodec | None,
     answers: Answers | None = None,
 ) -> GatewayServices:
-    """A function from the engine's client to the gateway's services: none where the config does not
-    serve it, and then the model's folder is not read. max_tokens: of prompt and answer together;
-    max_batch: requests in one forward. codec: None where another node draws the answers. answers:
-    takes the requests; the engine's client by default. The function raises GatewayUnavailable."""
+    """Return a function from the engine's client to the gateway's services. If the config disables
+    the gateway, it returns none and does not read the model's folder. max_tokens: limit for prompt
+    and answer together. max_batch: requests in one forward. codec: None if another node samples the
+    answers. answers: receiver of the requests; default: the engine's client. The function raises
+    GatewayUnavailable."""
 
     def services(client: EngineClient) -> tuple[Service, ...]:
         if not config.gateway:

@@ -1,6 +1,6 @@
-"""The model that a node serves, as a gateway asks for it. Plain values, any thread.
+"""The model served by a node, as reported to a gateway. Plain values, any thread.
 
-Imports nothing of the gateway's protocol: a node without that package builds one too.
+Imports nothing of the gateway's protocol, because a node without the package builds one too.
 """
 
 import json

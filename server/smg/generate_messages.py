@@ -1,13 +1,13 @@
-"""The messages of one request of a gateway: reads what it asks, writes its answer.
+"""The messages of one request of a gateway: reader of the request, writer of the answer.
 
-Requests: Reads a gateway's GenerateRequest, or refuses it with the field and the mend. Pure but for
-drawing a seed; a request with a grammar may take seconds, so it belongs on a codec's thread. A
-field that would change the answer and that this engine cannot honour is refused, never ignored.
+Requests: reads a gateway's GenerateRequest, or rejects it with the field and the fix. Pure except
+for random seeds. A request with a grammar may take seconds, so it is read on a codec's thread. An
+unsupported field is rejected if it would change the answer.
 
-GatewayAnswer: Turns what the engine answers to one request into the gateway's GenerateResponse
-messages. Owns the answer so far. Has no part in gRPC. One answer, one thread. Invariant: a stop
-token is sent only where the request keeps it, and nothing after a stop string; the counts include
-every token computed up to the end.
+GatewayAnswer: converts the engine's answer to one request to GenerateResponse messages. Owns the
+answer so far. Has no part in gRPC. One answer, one thread. Invariant: a stop token is sent only if
+the request keeps it. Nothing is sent after a stop string. The counts include every token computed
+up to the end.
 """
 
 import secrets
@@ -60,8 +60,9 @@ _WITHOUT_EFFECT: dict[str, tuple[float, ...]] = {"n": (0, 1)}
 
 @dataclass(frozen=True)
 class GatewayRequest:
-    """stops: strings that end the answer. keeps_stop_token: a stop token is sent as the answer's
-    last token. asked: the grammar of the answer, untried; None if another node draws the answer."""
+    """stops: strings that end the answer. keeps_stop_token: send a stop token as the answer's last
+    token. asked: grammar of the answer, not yet checked; None if another node samples the
+    answer."""
 
     submit: Submit
     stops: tuple[str, ...]
@@ -81,8 +82,8 @@ def read_gateway_request(
     tenant: str | None = None,
     codec: TextCodec | None = None,
 ) -> GatewayRequest:
-    """tenant: whose prompt it is. codec: of the node that draws the answer; None: another one does,
-    which is sent the same grammar and judges it. Raises InvalidRequest."""
+    """Return the gateway's request. tenant: owner of the prompt. codec: codec of the sampling node;
+    None: another node samples, gets the same grammar and checks it. Raises InvalidRequest."""
     prompt = _prompt(request, model)
     if request.HasField("mm_inputs") or request.HasField("encode_bootstrap_info"):
         raise InvalidField("mm_inputs", "is not supported here: this model reads text only")
@@ -140,7 +141,7 @@ def _room(request: pb.GenerateRequest) -> GatewayRoom | None:
 def _sampling(
     wanted: pb.SamplingParams, model: GatewayModel, room: int, top_logprobs: int
 ) -> SamplingParams:
-    """room: tokens that fit behind the prompt."""
+    """Return the sampling parameters. room: largest number of tokens after the prompt."""
     for name, harmless in _WITHOUT_EFFECT.items():
         if getattr(wanted, name) not in harmless:
             raise InvalidField(f"sampling_params.{name}", f"must be left out, or {harmless[-1]}")
@@ -176,8 +177,8 @@ def _sampling(
 
 
 def _grammar(asked: AskedGrammar | None, prompt: Tokens, codec: TextCodec | None) -> Grammar | None:
-    """Return the grammar behind the thinking that the prompt opens, as smg's reasoning parsers
-    split it."""
+    """Return the grammar, placed after the thinking opened by the prompt. smg's reasoning parsers
+    split the answer in the same way."""
     if codec is None:
         return None
     return placed(asked, thinking_at_end(prompt, codec), codec)
@@ -200,7 +201,8 @@ def _asked_grammar(wanted: pb.SamplingParams) -> AskedGrammar | None:
 
 
 def _bias(wanted: pb.SamplingParams) -> tuple[tuple[int, float], ...]:
-    """Token ids stand as text."""
+    """Return the biases by token id, sorted. The message has the ids as text. Raises
+    InvalidField."""
     if len(wanted.logit_bias) > MAX_BIASES:
         raise InvalidField(
             "sampling_params.logit_bias",
@@ -236,7 +238,8 @@ class GatewayAnswer:
     async def messages(
         self, parts: AsyncGenerator[AnswerPart, None]
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
-        """Chunks, where the request streams, then one complete. Raises what the parts raise."""
+        """Yield chunks if the request streams, then one complete message. Raises the exceptions of
+        the parts."""
         async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, Finished):
@@ -252,7 +255,7 @@ class GatewayAnswer:
                     self._abort()
 
     def _shows(self, token: TokenOut) -> bool:
-        """Count the next token; whether it is part of what the gateway gets."""
+        """Count the next token. Return True if it is sent to the gateway."""
         if self._stops.found:
             return False
         self._made += 1

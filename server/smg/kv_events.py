@@ -1,18 +1,17 @@
 """Cache events for a gateway: the blocks that count as hits, as KvEventBatch messages.
 
-UsableBlocks: The cached blocks that a gateway may count as hits: the pages that lead to a
-checkpoint. A hybrid model cannot use a page behind the last checkpoint of its path; a router that
-counted such pages would route to hits that do not exist. Owns the cached pages with their tokens,
-since gateways hash for themselves. One watch, one thread. Invariants: a page is announced exactly
-while a checkpoint stands at its end or below; parents are announced before their children and
-withdrawn after them; only blocks of the wanted namespace are announced, and two namespaces never
-share a block.
+UsableBlocks: the cached blocks usable as hits by a gateway: the pages on paths to a checkpoint. A
+hybrid model cannot use a page after the last checkpoint of its path. A router counting such pages
+would route to nonexistent hits. Owns the cached pages with their tokens, because gateways hash for
+themselves. One watch, one thread. Invariants: a page is announced exactly while a checkpoint exists
+at its end or below. Parents are announced before their children and withdrawn after them. Only
+blocks of the wanted namespace are announced, and two namespaces never share a block.
 
-GatewayEvents: Changes of the usable blocks as KvEventBatch messages. Pure but for the clock. A
-stream's sequence numbers go on from the last one that its subscriber saw, so that its first
-snapshot is neither stale nor a gap, whichever process answered before. A block of the subscriber's
-own namespace names no namespace, as its requests name none; any other block carries its namespace's
-id as `cache_salt`, which a gateway folds into its own hashes.
+GatewayEvents: changes of the usable blocks as KvEventBatch messages. Pure except for the clock. A
+stream's sequence numbers continue from the subscriber's last one. So its first snapshot is neither
+stale nor a gap, even if another process answered before. A block of the subscriber's own namespace
+names no namespace, like its requests. Any other block carries its namespace's id as `cache_salt`. A
+gateway includes it in its own hashes.
 """
 
 import time
@@ -39,8 +38,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Announced:
-    """parent: None at the beginning of a prompt. blocks: each the child of the one before.
-    namespace: as CacheEvent.namespace."""
+    """Blocks that became usable. parent: None at the beginning of a prompt. blocks: each is the
+    child of the one before. namespace: value of CacheEvent.namespace."""
 
     parent: bytes | None
     blocks: tuple[Block, ...]
@@ -49,34 +48,36 @@ class Announced:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """Children first."""
+    """Blocks that are no longer usable, children first."""
 
     prefixes: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
 class Cleared:
-    """Nothing stands any more."""
+    """The end of all blocks."""
 
 
 Change = Announced | Withdrawn | Cleared
 
 
 def namespace_of(salt: bytes) -> bytes:
-    """The namespace of a salt, as CacheEvent.namespace: the name of the empty prefix under it."""
+    """Return the namespace of a salt: the name of the empty prefix under it, as in
+    CacheEvent.namespace."""
     return prefix_hashes(np.empty(0, dtype=np.int32), salt)[0]
 
 
 class UsableBlocks:
     def __init__(self, namespace: bytes | None) -> None:
-        """namespace: whose blocks are wanted (CacheEvent.namespace); None: everybody's."""
+        """namespace: the wanted CacheEvent.namespace; None: all namespaces."""
         self._namespace = namespace
         self._pages: dict[bytes, Block] = {}
         # By page: checkpoints at its end or inside the next page, and children that lead to one.
         self._worth: dict[bytes, int] = {}
 
     def apply(self, batch: PackedEvents) -> list[Change]:
-        """Batches of the watch `spelled`, in order, a snapshot first."""
+        """Return the changes of a batch. Batches come from the watch `spelled`, in order, a
+        snapshot first."""
         changes: list[Change] = []
         if batch.is_snapshot:
             self._clear()
@@ -146,7 +147,7 @@ class GatewayEvents:
         self._events = 0
 
     def batches(self, changes: Sequence[Change]) -> Iterator[pb.KvEventBatch]:
-        """At least one, of bounded size each."""
+        """Yield the changes as at least one message, each of bounded size."""
         events: list[pb.KvCacheEvent] = []
         blocks = 0
         for change in changes:
@@ -182,7 +183,7 @@ class GatewayEvents:
 
 
 def _parts(change: Change) -> Iterator[Change]:
-    """A long chain in pieces, each hanging on the one before."""
+    """Yield the change; a long chain in parts, each a child of the one before."""
     if not isinstance(change, Announced):
         yield change
         return
@@ -200,5 +201,5 @@ def _block(block: Block) -> pb.KvBlock:
 
 
 def block_hash(prefix: bytes) -> int:
-    """The low half of a prefix's name, signed as the wire has it."""
+    """Return the low half of a prefix's name, with a sign as on the wire."""
     return int.from_bytes(prefix[:8], "little", signed=True)

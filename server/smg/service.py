@@ -1,15 +1,15 @@
 """tokenspeed.grpc.scheduler.TokenSpeedScheduler: the engine protocol of the smg gateway.
 
-The messages are those of the package smg-grpc-proto (extra `tasuki[smg]`), of which no copy is
-here. The role decides what answers requests (`Answers`). Lives on the event loop's thread.
-Invariant: no stream's headers wait for its first message, or the gateway would give the stream up.
+The messages come from the package smg-grpc-proto (extra `tasuki[smg]`); this repository has no
+copy. The node's role decides the receiver of requests (`Answers`). On the event loop's thread.
+Invariant: no stream's headers wait for its first message, or the gateway would give up the stream.
 
-model_info() and its neighbours: what a gateway asks of a node when it registers it: model,
-arguments, load, tokenizer files.
+model_info() and its neighbours: a gateway's questions at registration: model, arguments, load,
+tokenizer files.
 
 tokenizer_archive(): a checkpoint's tokenizer and template files as one archive, for a gateway that
-tokenizes. Pure but for reading the folder. The same files give the same bytes, so that gateways
-which keep archives by their digest keep one.
+tokenizes. Pure except for reading the folder. Equal files give equal bytes, so a gateway that keeps
+archives by digest keeps only one.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from .kv_events import GatewayEvents, UsableBlocks, namespace_of
 
 
 def loads_message(stats: StatsReply, max_running: int) -> pb.GetLoadsResponse:
-    """max_running: requests in one forward."""
+    """Return the load message. max_running: requests in one forward."""
     load = scheduler_load(stats, max_running)
     return pb.GetLoadsResponse(
         timestamp=datetime.now(UTC).isoformat(),
@@ -67,7 +67,8 @@ def loads_message(stats: StatsReply, max_running: int) -> pb.GetLoadsResponse:
 
 
 def scheduler_load(stats: StatsReply, max_running: int) -> pb.SchedulerLoad:
-    """Usage counts KV pages: all that is held, and `active` what eviction cannot take."""
+    """Return the load. Usage counts KV pages: all held pages, and as `active` the pages safe from
+    eviction."""
     total = sum(stats.requests.values())
     waiting = sum(count for phase, count in stats.requests.items() if phase.is_queued)
     running = sum(count for phase, count in stats.requests.items() if phase.is_running)
@@ -143,7 +144,7 @@ _NO_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def tokenizer_archive(folder: Path) -> bytes:
-    """A zip. Raises InvalidRequest where the checkpoint has no tokenizer."""
+    """Return a zip archive. Raises InvalidRequest if the checkpoint has no tokenizer."""
     if not (folder / "tokenizer.json").is_file():
         raise InvalidRequest("this checkpoint has no tokenizer.json: give the gateway one")
     archive = io.BytesIO()
@@ -158,7 +159,7 @@ def tokenizer_archive(folder: Path) -> bytes:
 
 
 def archive_chunks(archive: bytes) -> Iterator[common_pb.GetTokenizerChunk]:
-    """The last one carries the digest of all."""
+    """Yield the archive in chunks. The last one has the digest of the whole."""
     digest = hashlib.sha256(archive).hexdigest()
     for start in range(0, len(archive), _CHUNK_BYTES):
         last = start + _CHUNK_BYTES >= len(archive)
@@ -185,8 +186,8 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
         max_batch: int,
         keys: ApiKeys = NO_KEYS,
     ) -> None:
-        """codec: for stop strings and grammars; None where another node draws the answer. keys:
-        identify the caller, whose limits a call counts against."""
+        """codec: codec for stop strings and grammars; None if another node samples the answer.
+        keys: keys of the callers. A call counts against its caller's limits."""
         self._keys = keys
         self._engine = engine
         self._answers = answers
@@ -256,7 +257,7 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
     async def FlushCache(
         self, request: common_pb2.FlushCacheRequest, context: CallContext
     ) -> common_pb2.FlushCacheResponse:
-        """What running requests hold stays."""
+        """Drop the cached pages and checkpoints, except those held by running requests."""
         dropped = await self._engine.flush()
         return common_pb2.FlushCacheResponse(
             success=True, message=f"{dropped} pages and checkpoints dropped"
@@ -275,8 +276,8 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
     async def SubscribeKvEvents(
         self, request: common_pb2.SubscribeKvEventsRequest, context: CallContext
     ) -> AsyncIterator[common_pb2.KvEventBatch]:
-        """A snapshot of the usable blocks, then their changes: in the namespace of the subscriber's
-        requests, or in all of them where it names every tenant. Has no end."""
+        """Yield a snapshot of the usable blocks, then their changes, without end. Blocks come from
+        the namespace of the subscriber's requests, or from all if its scope covers every tenant."""
         scope = grpc_watch_scope(self._keys, context)
         own = namespace_of(salt_of(scope.tenant, b""))
         await context.send_initial_metadata(())

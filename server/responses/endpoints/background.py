@@ -1,12 +1,12 @@
-"""Responses in the background (`background: true`): made, fetched, followed, cancelled.
+"""Responses in the background (`background: true`): created, fetched, followed, cancelled.
 
-BackgroundResponses owns their tasks, and their events until some time behind their ends. One event
-loop's thread. Invariants: each counts as a request in progress and as one of its key's; its memory
-counts against its caller as long as its events are kept; it is its key's and tenant's alone; what
-ends is stored.
+BackgroundResponses owns their tasks, and keeps their events for some time after their ends. One
+event loop's thread. Invariants: each response counts as a request in progress and as a request of
+its key. Its memory counts against its caller until its events are dropped. Only its key and tenant
+can reach it. An ended response is stored.
 
-EventLog: The events of one response, kept for clients that come back for them. Owns the events. One
-event loop's thread. Invariant: the event of number N is at place N.
+EventLog: The events of one response, kept for returning clients. Owns the events. One event loop's
+thread. Invariant: event number N is at index N.
 """
 
 import asyncio
@@ -32,15 +32,15 @@ from tasuki.server.responses.response_writer import ResponseWriter
 log = logging.getLogger(__name__)
 
 _FOLLOWED_SECONDS = 300.0
-"""Behind its end a response's events can be asked for again."""
+"""Seconds after a response's end during which its events can be fetched again."""
 _RESPONSE_BYTES = 4096
-"""Of an ended response's objects, and of its places in tables."""
+"""Bytes of an ended response's objects and of its table entries."""
 
 _EVENT_BYTES = 64
-"""Of an event's object and its place."""
+"""Bytes of an event's object and its list entry."""
 _AT_ONCE = 64
 _AT_ONCE_BYTES = 1 << 16
-"""Events, and bytes of several, that are copied for one client."""
+"""Limits of one copy for a client: number of events, and bytes of several events."""
 
 _FALSE = ("false", "0", "")
 _TRUE = ("true", "1")
@@ -51,15 +51,15 @@ class EventLog:
         self._events: list[bytes] = []
         self._more = asyncio.Event()
         self.size = 0
-        """Bytes of memory."""
+        """Memory in bytes."""
         self.closed = False
-        """Nothing comes any more."""
+        """No more events come."""
 
     def __len__(self) -> int:
         return len(self._events)
 
     def add(self, events: bytes) -> int:
-        """Put whole server-sent events behind the others, and return how much memory they take."""
+        """Append whole server-sent events. Return their memory in bytes."""
         added = [event + b"\n\n" for event in events.split(b"\n\n")[:-1]]
         self._events += added
         grown = len(events) + _EVENT_BYTES * len(added)
@@ -72,14 +72,14 @@ class EventLog:
         self._wake()
 
     def drop(self) -> None:
-        """Forget the events. Who follows them is at their end."""
+        """Drop the events. Clients that follow them reach the end."""
         self._events = []
         self.size = 0
         self.close()
 
     def since(self, place: int) -> tuple[bytes, int]:
-        """Return events from that place on, and the place behind them. A long one comes alone, and
-        uncopied: what waits for a client is counted here."""
+        """Return events from index `place` on, and the index after them. A long event is returned
+        alone and without a copy: the log counts bytes waiting for a client."""
         some: list[bytes] = []
         left = _AT_ONCE_BYTES
         for event in self._events[place : place + _AT_ONCE]:
@@ -100,7 +100,7 @@ class EventLog:
 
 
 def asks_for_stream(request: web.Request) -> bool:
-    """Raises InvalidField."""
+    """Return True if the client asks for a stream. Raises InvalidField."""
     asked = request.query.get("stream", "").lower()
     if asked not in (*_FALSE, *_TRUE):
         raise InvalidField("stream", f"must be true or false, not {asked:.20}")
@@ -108,7 +108,7 @@ def asks_for_stream(request: web.Request) -> bool:
 
 
 def first_place(request: web.Request) -> int:
-    """Return the number of the first event that is asked for. Raises InvalidField."""
+    """Return the number of the first requested event. Raises InvalidField."""
     after = request.query.get("starting_after")
     if after is None:
         return 0
@@ -118,8 +118,8 @@ def first_place(request: web.Request) -> int:
 
 
 async def follow(request: web.Request, events: EventLog, place: int) -> web.StreamResponse:
-    """Send the events from that place on, as they come, to the last. A client that leaves ends
-    nothing but this."""
+    """Send the events from index `place` to the last, as they come. A disconnected client ends only
+    this call."""
     stream = EventStream(request, lambda: KEEP_ALIVE_COMMENT)
     await stream.prepare()
     try:
@@ -144,7 +144,8 @@ class _Background(msgspec.Struct):
 
 
 def is_of_background(body: bytes) -> bool:
-    """Whether a stored response was made so. body: its JSON, which is looked through."""
+    """Return True if a stored response was created in the background. body: its JSON; the whole of
+    it is parsed."""
     return msgspec.json.decode(body, type=_Background).background
 
 
@@ -155,11 +156,11 @@ def not_in_background(name: str) -> HttpRefusal:
 
 
 class BackgroundResponse:
-    """ended: nothing of it is made any more. Its writer and its work, with what they keep of the
-    request, are held until then."""
+    """A response in the background. ended: set when its work has ended. Until then it holds its
+    writer and its work, with their data of the request."""
 
     def __init__(self, context: RequestContext, writer: ResponseWriter, memory: ExitStack) -> None:
-        """memory: ends the count of what is held here."""
+        """memory: closes the counts of the memory held here."""
         self.id = writer.id
         self.owner = context.caller.name, context.tenant
         self.events = EventLog()
@@ -172,11 +173,11 @@ class BackgroundResponse:
 
     @property
     def size(self) -> int:
-        """Bytes of memory, once it has ended."""
+        """Return the memory in bytes, once it has ended."""
         return _RESPONSE_BYTES + len(self._body) + self.events.size
 
     def body(self) -> bytes:
-        """Return the response as it stands, as JSON."""
+        """Return the response in its present state, as JSON."""
         return self._body if self._writer is None else self._writer.body()
 
     async def cancel(self) -> None:
@@ -186,8 +187,8 @@ class BackgroundResponse:
         await self.ended.wait()
 
     def conclude(self) -> Exception | None:
-        """Return the error that ended the work. REQUIRES: the work has ended, and conclude() was
-        not called."""
+        """Finish the response and return the error that ended the work, if any. REQUIRES: the work
+        has ended, and conclude() was not called."""
         writer, work = self._writer, self.work
         assert writer is not None and work is not None
         error = None if work.cancelled() else work.exception()
@@ -205,7 +206,7 @@ class BackgroundResponse:
         return error if isinstance(error, Exception) else None
 
     def drop(self) -> None:
-        """Forget the events. REQUIRES: it has ended."""
+        """Drop the events. REQUIRES: it has ended."""
         if self.dropping is not None:
             self.dropping.cancel()
         self.events.drop()
@@ -220,8 +221,7 @@ class BackgroundResponses:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, request: web.Request, asked: AskedResponse) -> BackgroundResponse:
-        """Have the response made from now on. Raises Busy and InvalidRequest where its memory is
-        too much."""
+        """Start the response. Raises Busy and InvalidRequest if it needs too much memory."""
         with ExitStack() as stack:
             hold = stack.enter_context(self._model.hold(request))
             hold.resize(asked.kept_bytes + _RESPONSE_BYTES)
@@ -238,13 +238,13 @@ class BackgroundResponses:
         return response
 
     def find(self, context: RequestContext, response_id: str) -> BackgroundResponse | None:
-        """Return the caller's response of that id, while its events are kept."""
+        """Return the caller's response with this id, while its events are kept."""
         found = self._kept.get(response_id)
         is_callers = found is not None and found.owner == (context.caller.name, context.tenant)
         return found if is_callers else None
 
     async def delete(self, context: RequestContext, response_id: str) -> bool:
-        """Cancel and drop the caller's response of that id, and return whether there was one."""
+        """Cancel and drop the caller's response with this id. Return True if it existed."""
         found = self.find(context, response_id)
         if found is None:
             return False
@@ -253,7 +253,7 @@ class BackgroundResponses:
         return True
 
     def _drop(self, response: BackgroundResponse) -> None:
-        """REQUIRES: it has ended."""
+        """Drop the response. REQUIRES: it has ended."""
         self._kept.pop(response.id, None)
         response.drop()
 
@@ -264,7 +264,8 @@ class BackgroundResponses:
         work: "asyncio.Task[None]",
         hold: Hold,
     ) -> None:
-        """Until it has ended; its events go later. work: makes them."""
+        """Run until the response has ended, and schedule the drop of its events. work: the task
+        that makes it."""
         loop = asyncio.get_running_loop()
         ending = request.app[OPEN_SOCKETS].ending
         server_ends = loop.create_task(ending.wait())

@@ -1,11 +1,11 @@
-"""POST /v1/responses/compact: a conversation made shorter, by a summary of the served model's own.
+"""POST /v1/responses/compact: a conversation shortened by the served model's own summary.
 
-The prompt is the conversation, with the question for its summary behind it. With the instructions
-and tools of the conversation's turns the prompt begins as theirs, so that the cache has nearly all
-of it. It is read on any thread.
+The prompt is the conversation, then the question for its summary. With the instructions and tools
+of the conversation's turns, the prompt begins like theirs. The cache then has nearly all of it. The
+request is read on any thread.
 
-CompactionWriter: A model's summary as OpenAI's `response.compaction`: what stays, and the summary's
-item. Owns the summary so far. One answer, one thread.
+CompactionWriter: a model's summary as OpenAI's `response.compaction`: the kept items, and the
+summary's item. Owns the summary so far. One answer, one thread.
 """
 
 import time
@@ -41,19 +41,19 @@ from tasuki.server.text.rendering.chat_template import RenderedPrompt
 from tasuki.server.text.text_answer import AnswerItem, Content, Ending, GrowingText, Piece
 
 _KEPT_OF_LETTER = 4
-"""Bytes, while the reply is written too."""
+"""Bytes for each character, with the writing of the reply."""
 
 
 class CompactionWriter:
-    """An AnswerWriter of a reply that is never streamed."""
+    """An AnswerWriter for a reply without streaming."""
 
     keeps = True
 
     def __init__(
         self, response_id: str, kept: Sequence[dict[str, Any]], parser: AnswerParser
     ) -> None:
-        """kept: the items that stay. parser: of the summary, whose thoughts and calls are left
-        out."""
+        """kept: the kept items. parser: parser of the summary. Its reasoning and calls are
+        dropped."""
         self.id = response_id
         self.may_complete = parser.may_complete
         self._kept = kept
@@ -90,7 +90,8 @@ class CompactionWriter:
         return b""
 
     def whole(self) -> dict[str, Any]:
-        """Raises HttpRefusal where the model wrote no summary: nothing would stand for the rest."""
+        """Return the reply. Raises HttpRefusal if the model wrote no summary, because the dropped
+        messages would then be lost."""
         summary = str(self._summary).strip()
         if not summary:
             raise HttpRefusal(
@@ -122,12 +123,12 @@ _QUESTION = ChatMessage(
 _QUIET = {"enable_thinking": False}
 _MOST_TOKENS = 4096
 _SHARE = 4
-"""The summary has a quarter of the context at most."""
+"""Divisor of the context: the summary has at most a quarter of it."""
 
 
 @dataclass(frozen=True)
 class AskedCompaction:
-    """kept_bytes: memory that these take until the reply's end."""
+    """kept_bytes: memory held by the request until the reply ends."""
 
     submit: Submit
     options: AnswerOptions
@@ -138,7 +139,8 @@ class AskedCompaction:
 def read_compact_request(
     model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
 ) -> AskedCompaction:
-    """Raises InvalidRequest, PromptTooLong, PermissionDenied, HttpRefusal."""
+    """Read a compaction request. Raises InvalidRequest, PromptTooLong, PermissionDenied,
+    HttpRefusal."""
     fields.refuse_unknown(OF_COMPACT)
     check_account_fields(fields)
     previous = previous_response(store, request, fields)
@@ -178,8 +180,8 @@ def _prompt(
     salt: bytes,
     most: int,
 ) -> RenderedPrompt:
-    """Return the prompt of the conversation and the question. most: tokens; of what is longer the
-    older half is left out until it fits. Raises PromptTooLong where no message fits."""
+    """Return the prompt of the conversation and the question. most: limit in tokens; above it, the
+    older half is left out until the prompt fits. Raises PromptTooLong if no message fits."""
     quiet = replace(asked, variables={**asked.variables, **_QUIET})
     if before is not None and before.context == asked.digest:
         # The question alone is rendered otherwise, behind the turn's own tokens.
@@ -200,7 +202,8 @@ def _prompt(
 
 
 def _newer_half(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-    """Begins with a question, since templates refuse what answers none."""
+    """Return the newer half of the messages, from its first user message on. Templates reject a
+    conversation that begins otherwise."""
     later = messages[len(messages) // 2 + len(messages) % 2 :]
     questions = (place for place, message in enumerate(later) if message.role == "user")
     first = next(questions, None)

@@ -1,22 +1,22 @@
-"""GET /v1/responses: a WebSocket, on which a client asks for one response after the other.
+"""GET /v1/responses: a WebSocket for one response after the other.
 
 ResponseSocket owns the socket's turn in progress. One event loop's thread. Invariants: one response
-is made at a time; each is let in, counted and named as a request of its own; a client that leaves
-ends the response that is made for it; every wait for a client has a bound.
+is made at a time. Each is admitted, counted and named as a separate request. A client's disconnect
+ends its response. Every wait for a client has a timeout.
 
-SocketReply: a response on its way to its WebSocket, each event of its stream a message. One event
-loop's thread. Invariant: while nothing else is sent, something is every KEEP_ALIVE_SECONDS, since
-some clients count no pings.
+SocketReply: a response on its way to its WebSocket; each event of its stream is a message. One
+event loop's thread. Invariant: an event is sent at least every KEEP_ALIVE_SECONDS, because some
+clients ignore pings.
 
-SocketTurns: the last response of a WebSocket, which the next one goes on from though it is not
+SocketTurns: the last response of a WebSocket. The next response may continue it even if it is not
 stored. Owns that response, and its count against its caller. Any thread reads; the event loop's
-writes. Invariant: one response at most is kept, by its own bytes; where these are too many for its
-caller, none is.
+writes. Invariant: at most one response is kept, counted by its bytes. If it is too large for its
+caller, none is kept.
 
-read_create() reads a client's message: a response, or a prompt to be computed beforehand.
+read_create() reads a client's message: a response, or a prompt to compute in advance.
 read_warm_up() reads such a prompt (`generate: false`). Both on any thread. The computed part is the
-beginning of every next prompt: up to the end of the conversation's last message. A template need
-not take a conversation without a question, so it is rendered with one.
+prefix shared by every next prompt: up to the end of the conversation's last message. It is rendered
+with a question, because a template may reject a conversation without one.
 """
 
 import asyncio
@@ -83,10 +83,10 @@ from tasuki.server.unread_answer import AnswerPart
 
 
 class SocketTurns:
-    """As Responses, of which it has all."""
+    """The socket's Responses: the stored ones, and the last response of this socket."""
 
     def __init__(self, store: Responses, hold: Hold) -> None:
-        """hold: of the response that is kept."""
+        """hold: memory count of the kept response."""
         self._store = store
         self._hold = hold
         self._last: StoredResponse | None = None
@@ -100,7 +100,7 @@ class SocketTurns:
         self.unstored(context, response)
 
     def unstored(self, context: RequestContext, response: StoredResponse) -> None:
-        """Keep it here alone."""
+        """Keep the response only here, not in the store."""
         self._last = None
         try:
             self._hold.resize(response.size)
@@ -117,19 +117,19 @@ class SocketTurns:
         return self._store.get(context, response_id)
 
     def drop(self, response_id: str | None) -> None:
-        """Forget the last response, if it has this id: the one behind it failed."""
+        """Drop the last response if it has this id, because the response after it failed."""
         if self._last is not None and self._last.id == response_id:
             self._last = None
             self._hold.resize(0)
 
 
 _QUESTIONS = (ChatMessage("user", "?"), ChatMessage("user", "What"))
-"""Any two that differ from their first letter on."""
+"""Two questions with different first letters."""
 
 
 @dataclass(frozen=True)
 class EmptyResponse:
-    """There is nothing to compute yet."""
+    """A response without anything to compute yet."""
 
     writer: ResponseWriter
 
@@ -137,7 +137,8 @@ class EmptyResponse:
 def read_warm_up(
     model: ServedModel, turns: SocketTurns, request: web.Request, fields: RequestFields
 ) -> AskedResponse | EmptyResponse:
-    """Raises InvalidRequest, PromptTooLong, PermissionDenied, HttpRefusal."""
+    """Read a warm-up request. Raises InvalidRequest, PromptTooLong, PermissionDenied,
+    HttpRefusal."""
     refuse_unserved(fields)
     tools = read_response_tools(fields)
     if fields.get("input") is None:
@@ -163,8 +164,8 @@ def read_warm_up(
 
 
 def _beginning(codec: TextCodec, turn: AskedTurn) -> RenderedPrompt:
-    """Return the tokens that prompts with any question begin with, up to the last message's end
-    where that is marked; no tokens where nothing stands before the question."""
+    """Return the shared prefix of prompts with any question. It ends at the last message's end, if
+    marked there. Empty if nothing precedes the question."""
     settings = turn.settings
     if not turn.messages and settings.instructions is None and not settings.tools:
         return RenderedPrompt(np.empty(0, dtype=np.int32))
@@ -183,9 +184,9 @@ _SILENCE_SECONDS = 0.75 * KEEP_ALIVE_SECONDS
 _CREATE = "response.create"
 
 _LONGEST_SECONDS = 3600.0
-"""Of a socket, as of OpenAI's."""
+"""Longest life of a socket in seconds, as at OpenAI."""
 _IDLE_SECONDS = 900.0
-"""Without a message, while nothing is made."""
+"""Timeout in seconds for the next message, while no response is in progress."""
 _NUMBER_LETTERS = 12
 _IN_PROGRESS = HttpRefusal(
     409, "response_in_progress", "a response is made on this socket: await its end, or open another"
@@ -204,7 +205,7 @@ class ResponseSockets:
         self._store = store
 
     async def open(self, request: web.Request) -> web.StreamResponse:
-        """The route's handler. Raises SocketLimit, HttpRefusal."""
+        """Serve a socket; the route's handler. Raises SocketLimit, HttpRefusal."""
         sockets, model = request.app[OPEN_SOCKETS], self._model
         with (
             sockets.held(http_caller(request)),
@@ -225,7 +226,7 @@ class ResponseSockets:
 
 
 class ResponseSocket:
-    """One client's, once it is open."""
+    """One client's socket, once it is open."""
 
     def __init__(
         self,
@@ -236,8 +237,8 @@ class ResponseSocket:
         socket: TextSocket,
         ending: asyncio.Event,
     ) -> None:
-        """request: that opened it. ending: set when the server ends. Build it inside a running
-        event loop."""
+        """request: the request for this socket. ending: set when the server ends. Call it inside a
+        running event loop."""
         self._engine = engine
         self._model = model
         self._turns = turns
@@ -248,7 +249,7 @@ class ResponseSocket:
         self._opened_as = http_request_id(request)[: MAX_REQUEST_ID - _NUMBER_LETTERS]
         self._count = 0
         self._previous: str | None = None
-        """Which response the one in progress goes on from."""
+        """Id of the response continued by the one in progress."""
         self._reply: SocketReply | None = None
         self._is_refused = False
         self._reading = self._next_text()
@@ -289,8 +290,8 @@ class ResponseSocket:
         return asyncio.get_running_loop().create_task(self._socket.text())
 
     async def _answer_beside_reading(self, body: bytearray) -> None:
-        """Return once the message is answered, or the client has left. What else comes meanwhile is
-        refused, but for a message that comes while the last event leaves."""
+        """Return once the message is answered or the client has left. Other messages are rejected
+        meanwhile, except one that comes while the last event is sent."""
         self._reply, self._is_refused = None, False
         turn = asyncio.get_running_loop().create_task(self._answer(body))
         refused = self._socket.refused
@@ -317,7 +318,7 @@ class ResponseSocket:
         return self._is_refused or (self._reply is not None and self._reply.ends)
 
     async def _answer(self, body: bytearray) -> None:
-        """Raises ConnectionError."""
+        """Answer one message. Raises ConnectionError."""
         self._count += 1
         given = RequestId(f"{self._opened_as}.{self._count}")
         self._previous = None
@@ -361,12 +362,12 @@ class ResponseSocket:
         return None
 
     def _read(self, fields: RequestFields) -> Asked:
-        """On a thread of the codec's."""
+        """Read the message's fields, on a thread of the codec."""
         self._previous = previous_id(fields)
         return read_create(self._model, self._turns, self._request, fields)
 
     async def _send_error(self, error: Exception) -> None:
-        """Raises ConnectionError."""
+        """Send the error as a message. Raises ConnectionError."""
         await self._socket.send([error_message(error)])
 
 
@@ -391,13 +392,13 @@ class SocketReply:
         self._socket = socket
         self._writer = writer
         self.failed: Exception | None = None
-        """The error that ended the response behind its first events."""
+        """The error that ended the response after its first events."""
         self.ends = False
         """The last event is on its way, and the client may ask for the next response."""
         self._is_silent = False
 
     async def send_at_once(self, last: Callable[[], bytes]) -> None:
-        """Send a response that has no answer. last: makes its last event. Raises
+        """Send a response without an answer. last: returns its last event. Raises
         ConnectionError."""
         self.ends = True
         await self._send(self._writer.opening() + last())
@@ -406,8 +407,8 @@ class SocketReply:
     async def send(
         self, choice: Choice, answers: Sequence[AsyncGenerator[AnswerPart, None]]
     ) -> None:
-        """Send what the answer, which is one, becomes. Raises ServerError where it failed before
-        its first event, and ConnectionError."""
+        """Send the events of the only answer. Raises ServerError if the answer failed before its
+        first event, and ConnectionError."""
         writer, last = self._writer, b""
         async with first_looks(answers, FIRST_LOOK_SECONDS) as (parts,):
             keeping = asyncio.create_task(self._keep_alive())
@@ -428,7 +429,7 @@ class SocketReply:
             await self._socket.sent()
 
     async def _sent_parts(self, choice: Choice, parts: AsyncIterator[AnswerPart]) -> bytes:
-        """Return what ends the response."""
+        """Send the parts, and return the response's last events."""
         async for part in parts:
             if isinstance(part, Finished):
                 return choice.ending(part)
@@ -440,7 +441,8 @@ class SocketReply:
         await self._socket.send(bodies_of(events))
 
     async def _keep_alive(self) -> None:
-        """Two halves of a silence: one marks it, one ends it."""
+        """Send a keep-alive event after two half intervals of silence: the first marks it, the
+        second ends it."""
         while True:
             self._is_silent = True
             await asyncio.sleep(_SILENCE_SECONDS)
@@ -452,8 +454,8 @@ class SocketReply:
 
 
 def error_message(error: Exception) -> bytes:
-    """Return a message that ends a request without a response. Some clients look for the seconds to
-    wait among headers, where HTTP has them."""
+    """Return the message for a request without a response. Some clients read the retry delay from
+    headers, as in HTTP."""
     status = error_status(error)
     headers = {"headers": {"retry-after": str(retry_seconds(error))}} if status in RETRIED else {}
     return msgspec.json.encode({"type": "error", "status": status, **error_body(error), **headers})
@@ -468,7 +470,7 @@ def previous_id(fields: RequestFields) -> str | None:
 def read_create(
     model: ServedModel, turns: SocketTurns, request: web.Request, fields: RequestFields
 ) -> Asked:
-    """Raises as read_response_request()."""
+    """Read a client's message. Raises as read_response_request()."""
     kind = fields.get("type")
     if kind != _CREATE:
         raise InvalidField("type", f"must be {_CREATE}, not {kind!r:.60}")

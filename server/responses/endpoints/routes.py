@@ -33,7 +33,7 @@ from .response_socket import ResponseSockets
 
 STORED_PATH = "/v1/responses/{name}"
 STORED_ROUTE = r"/v1/responses/{name:(?!(?:compact|input_tokens)$)[^/]+}"
-"""What OpenAI has at such a path is no response's id."""
+"""Route of a stored response. OpenAI's own names at such a path are not ids of responses."""
 CANCEL_PATH = f"{STORED_PATH}/cancel"
 INPUT_ITEMS_PATH = f"{STORED_PATH}/input_items"
 
@@ -59,7 +59,8 @@ def answering_routes(
     store: Responses,
     background: BackgroundResponses | None = None,
 ) -> list[web.RouteDef]:
-    """background: None where another process is asked for stored responses."""
+    """Return the routes that answer. background: None if another process has the stored
+    responses."""
     handlers = ResponseHandlers(engine, model, store, background)
     return [
         web.post("/v1/responses", handlers.create),
@@ -141,7 +142,7 @@ class StoredHandlers:
         self._store = store
         self._background = background
         self._held = model.held
-        """Counts what waits for clients that read slowly."""
+        """Count of the bytes waiting for slow clients."""
         self._work = model.codec.work
 
     async def retrieve(self, request: web.Request) -> web.StreamResponse:
@@ -178,7 +179,7 @@ class StoredHandlers:
         return await self._send(request, found.body)
 
     async def _send(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        """Its memory counts until the client has read it."""
+        """Send the body. Its memory counts until the client has read it."""
         with self._held.hold(http_caller(request), len(body)):
             return await send_json(request, body)
 
