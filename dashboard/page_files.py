@@ -1,7 +1,6 @@
 """The page's files, read from the package.
 
-Owns their bytes. No file is made at run time, so that every node and every recording has the same
-page.
+Owns their bytes. No file is made at run time, so every node and every recording has the same page.
 """
 
 from collections.abc import Iterator

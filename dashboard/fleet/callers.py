@@ -1,6 +1,6 @@
-"""What a fleet promises its callers, in seconds.
+"""Latency targets of a fleet, and each caller's share of requests within them.
 
-Whether callers get what they were promised: at one node, and over all. Pure.
+Covers one node and the sum over all nodes. Pure.
 """
 
 from collections import Counter
@@ -41,9 +41,9 @@ _CALLER = "caller"
 
 @dataclass
 class CallerLoad:
-    """What was answered lately. per_minute: requests that ended. first_token: waits for it.
-    per_token: means over requests' later tokens. outcomes: of requests with targets, their own or
-    their node's, by name."""
+    """Recent answers to one caller. per_minute: requests that ended. first_token: waits for the
+    first token. per_token: each request's mean over its later tokens. outcomes: requests with a
+    target, from the request or its node, by outcome."""
 
     per_minute: float = 0.0
     first_token: Buckets = field(default_factory=dict)
@@ -91,8 +91,8 @@ def _outcomes(added: Samples) -> dict[str, Counter[str]]:
 def callers(
     nodes: Iterable[Mapping[str, CallerLoad]], targets: Targets, wanted: str
 ) -> dict[str, Any]:
-    """As JSON: those whose targets are missed most come first. nodes: the callers of each. wanted:
-    what the name is to contain."""
+    """Return the callers as JSON, those with the lowest kept share first. nodes: the callers of
+    each node. wanted: text in the caller's name, in lower case."""
     known: dict[str, CallerLoad] = {}
     for node in nodes:
         for name, load in node.items():

@@ -19,7 +19,7 @@ _LOST = "lost."
 _QUEUED_STATES = frozenset(str(phase) for phase in RequestPhase if phase.is_queued)
 _STANDING = Standing()
 _SESSIONS, _TURNS = 24, 24
-"""Bounds on the drawn sessions and on the turns of each, so that a redraw fits into a frame."""
+"""Bounds on the plotted sessions and on the turns of each, so that a redraw fits into a frame."""
 
 
 def overview(
@@ -46,8 +46,8 @@ def overview(
 
 
 def figures(history: NodeHistory, now: float, standing: Standing) -> dict[str, Any]:
-    """How the node does: its health, and the last minute in numbers. None where one is not
-    known. queued: seconds in queues. sampled_at: of waiting, running and memory."""
+    """Return the node's health and the last minute in numbers. A number is None if it is not known.
+    queued: seconds in queues. sampled_at: time of the sample behind waiting, running and memory."""
     pools = history.pools.last
     recent_faults = history.faults.recent(now - _RECENT_SECONDS)
     pace = history.pace.latest(now)
@@ -73,12 +73,12 @@ def figures(history: NodeHistory, now: float, standing: Standing) -> dict[str, A
 
 
 def requests(history: NodeHistory) -> list[dict[str, Any]]:
-    """Youngest first: those that run, whose `ended_at` is None, then those that ended."""
+    """Return the running requests, with `ended_at` None, then the ended ones, each newest first."""
     return [*history.requests.running(_RUNNING), *history.requests.latest(_LISTED)]
 
 
 def handovers(history: NodeHistory) -> list[dict[str, Any]]:
-    """Ended requests whose hand-over's timeline is known, youngest first, in brief."""
+    """Return summaries of the ended requests with a known hand-over timeline, newest first."""
     return history.requests.handed_over()
 
 

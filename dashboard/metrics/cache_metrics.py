@@ -35,7 +35,7 @@ def by_owner(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def arena_use(stats: StatsReply) -> MemoryUse | None:
-    """As memory_use()."""
+    """Return memory_use() of the arena in these stats."""
     return memory_use(
         by_owner(stats.pages),
         by_owner(stats.slots),

@@ -1,6 +1,6 @@
-"""How metrics are made: families of numbers, and instruments that count.
+"""Constructors of metrics: families of numbers, and instruments that count.
 
-gauge(), counter() and histogram() make families from numbers that other parts have counted. Pure.
+gauge(), counter() and histogram() make families from numbers counted by other parts. Pure.
 Instruments counts events as they happen, under names that begin with tasuki. Both share the bounds
 of the histograms.
 """
@@ -54,7 +54,7 @@ def _filled(
 
 
 def histogram(name: str, text: str, spread: TimeSpread) -> Metric:
-    """Of seconds."""
+    """Return a histogram in seconds."""
     family = HistogramMetricFamily(f"tasuki_{name}_seconds", text)
     buckets, below = [], 0
     for bound, count in zip((*spread.bounds, float("inf")), spread.counts, strict=True):

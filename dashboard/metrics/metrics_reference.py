@@ -1,7 +1,7 @@
-"""docs/metrics.md, from the metrics themselves:
-`python -m tasuki.dashboard.metrics.metrics_reference`.
+"""docs/metrics.md, from the metrics themselves: `python -m
+tasuki.dashboard.metrics.metrics_reference`.
 
-Pure: lists the metrics of an exposition that has observed every kind of message once.
+Pure: lists the metrics of an exposition after one message of every kind.
 """
 
 import sys
@@ -65,7 +65,7 @@ def _row(family: Metric) -> str:
 
 
 def _exposition() -> Exposition:
-    """One that has observed every message with labels once."""
+    """Return an exposition that has observed every message with labels once."""
     exposition = Exposition()
     request, room = m.RequestId(_LABEL_ONLY), m.RoomId(0)
     hit = m.HitBreakdown(0, 0, 0, {_LABEL_ONLY: 0}, None, loaded={_LABEL_ONLY: 0})
