@@ -1,21 +1,20 @@
 """Published formats by name, and a checkpoint quantised into one of them.
 
-A recipe says which modules are quantised, how, and the text of config.json. The decay projections
-(in_proj_a, in_proj_b), routers, gates, norms, embeddings, the head and the vision tower stay as
-they are in all of them.
+A recipe lists the quantised modules, their codecs, and the text of config.json. All recipes leave
+these as they are: decay projections (in_proj_a, in_proj_b), routers, gates, norms, embeddings, the
+head and the vision tower.
 
-A codec gives a plain matrix as the tensors that a published format has for it, by the end of their
-names. Scales are rounded to their own dtype first and codes are taken from the rounded scales, so
-that a code is the nearest one to its reader's value. A block of zeros, or nearly zeros, has scale
-1.
+A codec turns a plain matrix into the tensors of a published format, by the end of their names.
+Scales are rounded to their own dtype first. Codes are taken from the rounded scales, so a code is
+the nearest one to its reader's value. A block of zeros, or nearly zeros, has scale 1.
 
-`QuantisedSource`: another source's tensors, quantised by a recipe as they are read: weights of any
-format and shapes without a checkpoint, for benchmarks and memory plans. Numbers are made where the
-other source makes them; a source of shapes alone gives shapes of the stored tensors. A tensor
-stands on its own, so fused experts are quantised one by one and their scales stacked.
+`QuantisedSource`: another source's tensors, quantised by a recipe as they are read. It gives
+weights of any format, and shapes without a checkpoint, for benchmarks and memory plans. Numbers are
+made on the other source's device. A source of shapes alone gives shapes of the stored tensors. Each
+tensor is quantised by itself: fused experts one by one, with their scales stacked.
 
 quantise_folder() goes file by file, so that memory holds one output file at most. The target
-appears under its name when it is whole.
+appears under its name when it is complete.
 """
 
 import json
@@ -42,11 +41,11 @@ from tasuki.utils.logs import Progress, no_progress
 _MOST_E4M3 = 448.0
 _MOST_E2M1 = 6.0
 _BETWEEN = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-"""Where one magnitude of e2m1 becomes the next: 0, .5, 1, 1.5, 2, 3, 4, 6."""
+"""Boundaries between the magnitudes of e2m1: 0, .5, 1, 1.5, 2, 3, 4, 6."""
 
 
 class QuantiseError(ValueError):
-    """A checkpoint that cannot be quantised; the message names what and the mend."""
+    """A checkpoint that cannot be quantised. The message names the cause and the fix."""
 
 
 def fp8_block(weight: Tensor) -> dict[str, Tensor]:
@@ -132,13 +131,14 @@ _GDN = r"linear_attn\.(?:in_proj_qkv|in_proj_z|out_proj)"
 
 @dataclass(frozen=True)
 class Recipe:
-    """modules: a codec for each kind of module, the first pattern that ends a name."""
+    """A published format. modules: a codec for each kind of module; the first pattern that matches
+    a name's end counts."""
 
     modules: tuple[tuple[str, Codec], ...]
     config: MakeConfig
 
     def codec(self, module: str) -> Codec | None:
-        """Of a module by its published name; None: it stays plain."""
+        """Return the codec of a module by its published name; None: it stays plain."""
         if ".visual." in module:
             return None
         for pattern, codec in self.modules:
@@ -205,7 +205,7 @@ RECIPES: Mapping[str, Recipe] = {
         _modelopt("MIXED_PRECISION"),
     ),
 }
-"""By what `tasuki quantise --format` takes."""
+"""Recipes by the values of `tasuki quantise --format`."""
 
 
 _FUSED = re.compile(r"\.experts\.(?:gate_up|down)_proj$")

@@ -4,16 +4,16 @@ FP8 weights: e4m3 values, and a scale for each block, each row, or the whole mat
 
     w = value * scale, both in float32
 
-which is exact but for the product's one rounding. A scale that is published as `weight_scale_inv`
-multiplies too, whatever its name says.
+The product's one rounding is the only error. A scale published as `weight_scale_inv` multiplies
+too, in spite of its name.
 
 NVFP4 weights: e2m1 values, two a byte, an e4m3 scale for each 16 of a row, and one for a tensor.
 
     ModelOpt            w = (value * group) * weight_scale_2
     compressed-tensors  w = (value * group) / weight_global_scale
 
-value * group is exact in float32, so that one rounding is all. The two stay apart, since neither
-number's reciprocal is exact.
+value * group is exact in float32, so there is only one rounding. The two formulas stay separate,
+since neither number's reciprocal is exact.
 """
 
 from dataclasses import dataclass, replace
@@ -29,8 +29,8 @@ BLOCK = 128
 
 @dataclass(frozen=True)
 class Fp8(Segment):
-    """values [..., out, in] float8_e4m3fn without NaN; scales [..., grid rows, grid columns]
-    float32, finite: that of (i, j) is scales[i // block_rows, j // block_columns]."""
+    """FP8 weights. values [..., out, in] float8_e4m3fn without NaN; scales [..., grid rows, grid
+    columns] float32, finite. The scale of (i, j) is scales[i // block_rows, j // block_columns]."""
 
     values: Tensor
     scales: Tensor
@@ -75,15 +75,15 @@ def e4m3_values(codes: Tensor) -> Tensor:
 
 
 GROUP = 16
-"""Columns that share a scale."""
+"""Columns with a common scale."""
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True)
 class NvFp4(Segment):
-    """packed [..., out, in / 2] uint8, even columns in the low half; groups [..., out, in / 16]
-    float8_e4m3fn without NaN; multiplier, divisor [..., n] float32, finite, divisor not 0: of n
-    equal ranges of rows. One of the two is 1, by who published the matrix."""
+    """NVFP4 weights. packed [..., out, in / 2] uint8, even columns in the low half; groups [...,
+    out, in / 16] float8_e4m3fn without NaN; multiplier, divisor [..., n] float32, finite, divisor
+    not 0: of n equal ranges of rows. One of the two is 1, depending on the publisher."""
 
     packed: Tensor
     groups: Tensor
