@@ -27,8 +27,8 @@ class Outcome(StrEnum):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Result of one trial. reason: text for the caller, empty where the grammar passed. held_bytes:
-    memory by which the trial's process grew, an upper bound of what the compiled grammar takes."""
+    """Result of one trial. reason: text for the caller, empty if the grammar passed. held_bytes:
+    growth of the trial process's memory, an upper bound for the compiled grammar."""
 
     outcome: Outcome
     reason: str = ""
@@ -41,7 +41,8 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """Try this source. number: the client's own, used once. caller: whose share it takes."""
+    """Request to try this source. number: the client's own, used once. caller: the trial counts in
+    its share."""
 
     number: int
     caller: str
@@ -73,13 +74,14 @@ def frame_of(message: msgspec.Struct) -> bytes:
 
 
 class FrameBuffer:
-    """Bytes that were received and are not yet a whole frame. One thread."""
+    """Received bytes of incomplete frames. One thread."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the bodies that are whole now, in order. Raises BrokenFrame if one is too long."""
+        """Return the bodies that are now complete, in order. Raises BrokenFrame if one is too
+        long."""
         self._held += data
         bodies: list[bytes] = []
         at = 0
