@@ -72,7 +72,7 @@ class BatchOperators(Operators, Protocol):
 
 
 class EntryOperators(Protocol):
-    """Operators that store the draft layer's entries for a forward of T tokens."""
+    """Operators of a forward of T tokens that store the draft layer's entries."""
 
     def normed(self, branch: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
         """[T, hidden]: the norm of branch + residual, as for norm_project; neither is changed."""
@@ -91,8 +91,7 @@ class EntryOperators(Protocol):
         has the hidden state before its first token."""
 
     def carry_over(self, hidden: Tensor, carry: Tensor) -> None:
-        """Store the hidden state of each position whose state the forward stores, in the same
-        slot."""
+        """Store the hidden state at each position with a stored state, in the same slot."""
 
 
 class StepOperators(Operators, Protocol):

@@ -44,7 +44,7 @@ class UnfinishedTokens:
 
 def _lacking(text: bytes) -> int:
     """Return the bytes missing from the last character of `text`. Return 0 if it is complete, or if
-    the text has no begin of a character."""
+    the text has no first byte of a character."""
     for behind in range(min(len(text), MOST_LACKING)):
         byte = text[-1 - behind]
         if byte >= 0xC0:

@@ -63,22 +63,22 @@ class PlainSource(ABC):
 
     @abstractmethod
     def has(self, name: str) -> bool:
-        """Return TensorSource.has."""
+        """Implement TensorSource.has."""
 
     @abstractmethod
     def read(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
     ) -> Tensor:
-        """Return TensorSource.read."""
+        """Implement TensorSource.read."""
 
     def matrix(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
     ) -> Matrix:
-        """Return TensorSource.matrix."""
+        """Implement TensorSource.matrix."""
         return Matrix.of(self.read(name, shape, dtype, part))
 
     def stack(self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -> Matrix:
-        """Return TensorSource.stack."""
+        """Implement TensorSource.stack."""
         return stacked(self, names, shape, dtype)
 
 
@@ -133,8 +133,8 @@ class ShardedSource:
         return cut
 
     def _mend(self, name: str, unit: int) -> str:
-        """Return a text with the numbers of ranks that cut this matrix between its blocks of
-        `unit`."""
+        """Return the fix: a text with the numbers of ranks that cut this matrix between its blocks
+        of `unit`."""
         sizes = [
             ranks
             for ranks in fitting_sizes(self._config, self._shard.experts)

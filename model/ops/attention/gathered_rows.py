@@ -1,5 +1,5 @@
-"""Pages of FP8 rows as numbers, for readers that would turn them too often: side by side for dense
-attention, or as pages for the many tiles of a prompt.
+"""Pages of FP8 rows as numbers, because some readers would turn the codes too often. They are side
+by side for dense attention, or pages for the many tiles of a prompt.
 
 A program turns the keys or values of one page and head. Codes are read once and numbers written
 once, so the floor is memory bandwidth. Reference: `page_rows.read_pages`.

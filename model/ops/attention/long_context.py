@@ -125,7 +125,7 @@ class ContextBlocks:
 
 
 def served_keys(before: int) -> int:
-    """Return the largest size of at most that many keys, of eight sizes per octave; 0 if there are
+    """Return the largest size of at most `before` keys, of eight sizes per octave; 0 if there are
     too few."""
     if before < _FEWEST_KEYS:
         return 0
@@ -134,8 +134,8 @@ def served_keys(before: int) -> int:
 
 
 def block_rows(query_heads: int, processors: int) -> int:
-    """Return the number of rows whose heads' tiles fill the device once or twice with the least
-    rest."""
+    """Return the number of rows with tiles, over all heads, that fill the device once or twice with
+    the least rest."""
 
     def tiles(rounds: int) -> int:
         return max(rounds * processors // query_heads, 1)
@@ -147,8 +147,8 @@ def block_rows(query_heads: int, processors: int) -> int:
 
 
 def warm(config: ModelConfig, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Build cuDNN's plans for contexts of up to `tokens`, on the thread that will use them. 30 ms
-    each, about 40 for 262144 tokens and more."""
+    """Build cuDNN's plans for contexts of up to `tokens`. Call it on the thread of their later use.
+    A plan takes 30 ms; there are about 40 for 262144 tokens and more."""
     rows = block_rows_of(config, device)
     q = torch.zeros(rows, config.query_heads, config.head_dim, dtype=dtype, device=device)
     keys = served_keys(min(tokens, MOST_KEYS))

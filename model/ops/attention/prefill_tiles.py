@@ -35,7 +35,7 @@ class PrefillTiles:
 
     @cached_property
     def groups(self) -> tuple[TileGroup, ...]:
-        """Return the same tiles, grouped by the FP8 pages that are turned for them."""
+        """Return the same tiles, grouped by the FP8 pages turned for them."""
         return tile_groups(self.planned, self.tiles.device)
 
     @staticmethod
@@ -66,7 +66,7 @@ class PrefillTiles:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "PrefillTiles":
-        """Make whole tiles of the keys that the blocks of `context` leave."""
+        """Make whole tiles of the keys left by the blocks of `context`."""
         rows = tile_rows(dtype)
         served = context.served(rows)
         tiles: list[PlannedTile] = []

@@ -17,11 +17,11 @@ from .page_rows import read_pages, write_rows
 
 @dataclass(frozen=True)
 class ContextPlan:
-    """One sequence: its tokens are batch rows [start, start + length); pages [n] int64 cover its
-    `context` tokens (this forward's included). mask [length, context] bool, true for seen keys;
-    None: plain causal without context, a single token that sees all, or stepped. stepped: each
-    token asks alone, as in one forward after the other: a CPU's rounding of bf16 depends on the
-    number of queries at once."""
+    """One sequence: its tokens are batch rows [start, start + length). pages [n] int64 cover its
+    `context` tokens (this forward's included). mask [length, context] bool, true for seen keys.
+    mask None: plain causal without context, a single token with all keys, or stepped. stepped: each
+    token is a query by itself, as in one forward after the other. A CPU's rounding of bf16 depends
+    on the number of queries at once."""
 
     start: int
     length: int
@@ -31,8 +31,8 @@ class ContextPlan:
     stepped: bool = False
 
     def queries(self) -> Iterator[tuple[slice, int, Tensor | None]]:
-        """Yield rows that ask together, the number of the context's keys for them, and their
-        mask."""
+        """Yield the rows of one attention call, the number of the context's keys for them, and
+        their mask."""
         if not self.stepped:
             yield slice(self.start, self.start + self.length), self.context, self.mask
             return
@@ -54,8 +54,8 @@ class AttentionPlan:
     contexts: tuple[ContextPlan, ...]
 
     def without_first_key(self) -> "AttentionPlan":
-        """Return the plan in which no query sees the key of position 0. A query without another key
-        has no result."""
+        """Return the plan without the key of position 0: no query sees it. A query without another
+        key has no result."""
         contexts = []
         for item in self.contexts:
             before = item.context - item.length
@@ -103,7 +103,7 @@ def paged_attention(
     read them there too.
 
     q [T, query_heads, head_dim]; k, v [T, kv_heads, head_dim], all after norm and rotary; kv as in
-    page_rows.py; room: for one context after the other.
+    page_rows.py; room: memory for one context after the other.
     """
     write_pages(k, v, kv, plan)
     output = torch.empty_like(q)

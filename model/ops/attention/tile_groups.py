@@ -1,5 +1,4 @@
-"""Choice of the FP8 pages that a forward over prompts turns to numbers, and of the tiles that read
-them.
+"""The FP8 pages turned to numbers in a forward over prompts, and the tiles that read them.
 
 Every query head and every tile reads a key again, and turning its code costs as much as multiplying
 it. So pages are turned once per layer, a few sequences at a time, and tiles read pages of numbers.

@@ -1,8 +1,8 @@
-"""Attention of rows with drafts: the last tokens of each sequence over its pages, every key and
-value read once for all of them.
+"""Attention of rows with drafts: the last tokens of each sequence over its pages. Every key and
+value is read once for all of these tokens.
 
 The pages are shared out as in `decode.py`. A program multiplies a tile of keys with the queries of
-all tokens of a row and of all heads that share these keys, in one matrix instruction. In the last
+all tokens of a row, for all heads with these keys. It takes one matrix instruction. In the last
 tiles a token sees the keys up to its own. `attention_merge` joins partial results and counts a
 row's tokens as further heads.
 
@@ -27,12 +27,12 @@ from .paged_tiles import attend_pages, page_tiles, tile_keys, tile_types
 
 _STAGES = 5
 _STAGES_OF_ROWS = 7
-"""Stages for FP8 rows with so few queries that two programs have room for three tiles each."""
+"""Stages for FP8 rows with few queries: two programs have memory for three tiles each."""
 _STAGES_OF_MANY, _MANY_QUERIES = 3, 64
 """From so many queries on bfloat16 tiles of five stages leave shared memory no room for them."""
 _LEAST_QUERIES = 16
 _QUERIES_A_WARP = 8
-"""Queries per warp: with more queries a program has more warps, so that each holds as much of the
+"""Queries per warp. With more queries a program has more warps, and each warp holds as much of the
 output."""
 _FEWEST_WARPS, _MOST_WARPS = 4, 8
 

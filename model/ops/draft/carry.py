@@ -1,4 +1,4 @@
-"""Final hidden states of a decode step's rows, normed, into the slots that they write.
+"""Final hidden states of a decode step's rows, normed and stored in the slots written by the step.
 
 A program owns one row. Reference: `norm.reference.rms_norm` of branch + residual, then `carry_over`
 of reference.py. It is launched behind a join of streams, so it depends on no launch before it in

@@ -1,9 +1,9 @@
 """The convolution of a GDN layer over packed sequences.
 
-`gdn_conv` also brings q and k to unit length and lays everything out by chunk, with zeros behind a
-short chunk, so that later kernels need no masks. A program walks along its tokens with the window
-in registers: every input is read once. Reference: `reference_conv.causal_conv` with
-`norm.reference.l2_norm`.
+`gdn_conv` also brings q and k to unit length and lays everything out by chunk. A short chunk has
+zeros behind it, so later kernels need no masks. A program walks along its tokens with the
+convolution's window in registers: every input is read once. Reference: `reference_conv.causal_conv`
+with `norm.reference.l2_norm`.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""Convolution columns that a GDN layer's prefill leaves in the slots.
+"""Convolution columns stored in the slots by a GDN layer's prefill.
 
 A launch of its own, after `gdn_conv` has read every first window: a sequence may store into the
 slot it reads. Reference: the stored state of `reference_conv.causal_conv`.

@@ -55,8 +55,9 @@ def store_scalars(
     VALUE_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
 ):
-    """Store one token's scalars of some heads [HEADS, 1], as in StepInputs; to: the place of each.
-    activated [HEADS, dim]: as it was stored. decay: (rate, a, bias); beta: before the sigmoid."""
+    """Store one token's scalars of some heads [HEADS, 1], for StepInputs; to: the place of each.
+    activated [HEADS, dim]: rounded like the stored one. decay: (rate, a, bias); beta: before the
+    sigmoid."""
     rate, a, bias = decay
     numbers = activated.to(tl.float32)
     length = tl.rsqrt(tl.sum(numbers * numbers, axis=1) + 1e-6)[:, None]

@@ -1,11 +1,11 @@
 """One token of each of B sequences through a GDN layer, from in_proj's output to out_proj's input.
 
 Two launches; the second starts while the first runs. `gdn_step_inputs` moves the convolution on and
-makes the gates: little work. Then a program owns one value head of one row. It reads that head's
+makes the gates: little work. Then a program owns one value head of one row. It reads the head's
 [value_dim, key_dim] state once and writes it once, nearly all of the traffic. Half of it or all is
 on the way before it waits for the first launch. Reference: `TorchOperators.gdn`.
 
-read_slots[i] may be write_slots[i] (in place). No row may read a slot that another row writes. The
+read_slots[i] may be write_slots[i] (in place). No row may read a slot written by another row. The
 kernel before this pair in the stream may not write slots or rows: they are read while it still
 runs.
 """

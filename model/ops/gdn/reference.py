@@ -65,8 +65,8 @@ def plan_gdn(
     saves: Sequence[tuple[int, int, int]],
     stepped: Collection[int] = (),
 ) -> GdnPlan:
-    """Plan a forward. saves: (sequence, tokens of this forward, slot). stepped: sequences that go
-    token by token, as sequences of one token always do."""
+    """Plan a forward. saves: (sequence, tokens of this forward, slot). stepped: sequences computed
+    token by token. Sequences of one token always are."""
 
     def ints(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=read_slots.device)

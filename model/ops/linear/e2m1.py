@@ -16,8 +16,8 @@ from .fp8_scales import run_sums
 
 @triton.jit
 def halves(packed, dtype: tl.constexpr):
-    """Return (low, high) of packed uint8, at least four per thread in a row, as dtype: values, or
-    2^-126 of them if `group_scales` makes up for it."""
+    """Return (low, high) of packed uint8, at least four per thread in a row, as dtype. They are
+    values, or 2^-126 of them if `group_scales` makes up for it."""
     if HAS_INSTRUCTIONS and dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
             """{
@@ -64,7 +64,7 @@ def _number(code):
 
 @triton.jit
 def group_scales(groups, dtype: tl.constexpr):
-    """Return 2^-7 of the scales, float32, with the power of two that `halves` leaves out."""
+    """Return 2^-7 of the scales, float32, with the power of two missing from `halves`."""
     if HAS_INSTRUCTIONS and dtype == tl.bfloat16:
         return groups.to(tl.float32) * 6.64613997892458e35
     else:

@@ -1,8 +1,8 @@
 """e4m3 codes as numbers in registers, exactly.
 
-Triton turns e4m3 into bf16 by one conversion per number on a unit of a quarter of the pace (F2F, 16
-per cycle and multiprocessor), slower than memory delivers. Packed instructions turn four at a time,
-two instructions per number, and keep up. Reference: the conversion of the language.
+Triton turns e4m3 into bf16 by one conversion per number (F2F, 16 per cycle and multiprocessor).
+This unit has a quarter of the pace and is slower than memory. Packed instructions turn four at a
+time, two instructions per number, and keep up. Reference: the conversion of the language.
 """
 
 import triton

@@ -1,8 +1,8 @@
-"""Products of a few rows with FP8 weights as stored, with the steps before and after fused in:
-`gemv.py` for weights of a byte, in bf16 or float32 activations (W8A16).
+"""Products of a few rows with FP8 weights as stored, with the steps before and after fused in. Like
+`gemv.py`, for weights of a byte, in bf16 or float32 activations (W8A16).
 
-The same stream and order of work: whole runs of a few weight rows, the first loaded before the
-kernel waits for the one before it. e4m3 is exact in float32, and a scale is folded into the
+The same stream and order of work: whole runs of a few weight rows. The first run is loaded before
+the kernel waits for the one before it. e4m3 is exact in float32. A scale is folded into the
 activations of its 128 columns in float32, so only activations are rounded. Plain rows behind the
 FP8 ones (b and a of in_proj) are programs of the same launch. References: `reference.product` after
 `norm.reference.rms_norm`, and `reference.swiglu`.

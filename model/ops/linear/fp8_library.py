@@ -22,7 +22,7 @@ _LEAST = (8, 9)
 
 
 def has_block_product(weight: Fp8, dtype: torch.dtype) -> bool:
-    """Return true if the library multiplies it, in blocks, by quantised rows of that dtype."""
+    """Return true if the library multiplies it, in blocks, by quantised rows of `dtype`."""
     rows, columns = weight.shape
     return (
         dtype is torch.bfloat16

@@ -38,7 +38,7 @@ from .split_sums import joined, joined_swiglu
 @dataclass(frozen=True)
 class Tile:
     """`rows` of the weights and `batch` rows of x per program, over one of `split` shares of the
-    columns, with so many steps of 128 columns in flight."""
+    columns. `stages`: steps of 128 columns in flight."""
 
     rows: int
     batch: int
@@ -58,13 +58,13 @@ class Tile:
 
 
 MOST_SECOND = 16
-"""Most rows of x for which weights are the second operand."""
+"""Most rows of x with weights as the second operand."""
 _PROGRAMS = 256
 """Least number of programs: two per multiprocessor, one turning weights while one waits."""
 _LEAST_BLOCKS = 4
 """Least blocks of 128 columns in a share, because a program fills and drains its pipeline once."""
 _TAIL_STAGES = tl.constexpr(4)
-"""Stages of 64 columns of a tail, whose numbers are twice as long: no more memory than tiles of
+"""Stages of 64 columns of a tail. Its numbers are twice as long: no more memory than tiles of
 codes."""
 _TALL = 128
 """Rows of x of the tallest tile."""
@@ -83,8 +83,8 @@ def split_for(tiles: int, columns: int) -> int:
 
 
 def tallest(device: torch.device) -> int:
-    """Return the rows of x of the tallest tile that fits: a multiprocessor of Ada and of the
-    smaller Blackwells has 100 KiB of shared memory."""
+    """Return the rows of x of the tallest tile within shared memory. A multiprocessor of Ada and of
+    the smaller Blackwells has 100 KiB of it."""
     if device.type != "cuda":
         return _TALL
     room = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
@@ -95,11 +95,11 @@ def tallest(device: torch.device) -> int:
 def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype, most: int = _TALL) -> Tile:
     """Choose a tile by shapes alone, so that a captured graph holds one of them.
 
-    Tuned for the layers of 9B in sequence on an H200: the kernel after a wide one begins beside its
-    last programs, so narrow ones, two per multiprocessor, have stages that leave no room for a
-    third. With more than 64 rows a tile has twice as many, and turns weights half as often, if
-    tiles are so few that shares fill the multiprocessors once, or so many that the last ones leave
-    few idle. most: rows of x of a tile, as `tallest`.
+    Tuned for the layers of 9B in sequence on an H200. The kernel after a wide one begins beside its
+    last programs. So narrow ones, two per multiprocessor, have stages that leave no memory for a
+    third. With more than 64 rows a tile has twice as many, and turns weights half as often, in two
+    cases. One case is few tiles: their shares fill the multiprocessors once. The other is many
+    tiles: the last ones leave few multiprocessors idle. most: rows of x of a tile, as `tallest`.
     """
     if dtype is not torch.bfloat16:
         return _EXACT
@@ -278,8 +278,8 @@ def _inputs(x, items, batch, stride, column, COLUMNS: tl.constexpr, WEIGHTS_FIRS
 
 @triton.jit
 def _scale(at, ASIDE: tl.constexpr):
-    """Return the scale there. ASIDE: not through the loop's pipeline, which would bring it by
-    shared memory, behind a barrier of its own with copied tiles."""
+    """Return the scale at `at`. ASIDE: load it outside the loop's pipeline. The pipeline would
+    bring it by shared memory, behind a barrier of its own with copied tiles."""
     if ASIDE:
         return tl.inline_asm_elementwise(
             "ld.global.nc.f32 $0, [$1];", "=f,l", [at], dtype=tl.float32, is_pure=True, pack=1
@@ -298,8 +298,8 @@ def _multiplied(weights, inputs, WEIGHTS_FIRST: tl.constexpr):
 
 @triton.jit
 def _store(output, result, row, height, item, batch, stride, WEIGHTS_FIRST: tl.constexpr):
-    """Store the result, of the rows `row` of weights of which `height` exist, in a share's part of
-    output."""
+    """Store the result in a share's part of output, for the rows `row` of `height` rows of
+    weights."""
     line = (tl.program_id(1) * batch + item).to(tl.int64) * stride
     at = _along(row, WEIGHTS_FIRST) + _along(line, not WEIGHTS_FIRST)
     inside = _along(row < height, WEIGHTS_FIRST) & _along(item < batch, not WEIGHTS_FIRST)

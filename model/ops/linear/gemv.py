@@ -1,17 +1,17 @@
 """Products of a few rows with a weight matrix, with the steps before and after fused in.
 
-A decode step at batch 1 reads every weight once, so each of these kernels is a stream of weights: a
+A decode step at batch 1 reads every weight once, so each of these kernels is a stream of weights. A
 program loads whole runs of a few weight rows at once. Three forms of one stream, with weights
 [rows, columns] as published:
 
 - `gemv`: x W^T;
 - `norm_gemv`: norm(branch + residual) W^T, the sum kept as the next residual;
-- `norm_gemv_swiglu`: silu(n G^T) * (n U^T) of that norm n, gate rows G above up rows U.
+- `norm_gemv_swiglu`: silu(n G^T) * (n U^T) of the same norm n, gate rows G above up rows U.
 
 References: `torch.nn.functional.linear` after `norm.reference.rms_norm`, and `reference.swiglu`.
 
-The first weights are loaded before the kernel waits for the one before it (instructions.py):
-weights depend on nothing, and a short kernel mostly costs the filling of the memory pipes. Every
+The first weights are loaded before the kernel waits for the one before it (instructions.py).
+Weights depend on nothing, and a short kernel mostly costs the filling of the memory pipes. Every
 program computes the norm again: its inputs are small and stay in the caches. float32 throughout.
 """
 

@@ -1,8 +1,8 @@
-"""Products of so few rows that they are streams of weights, for every storage of a matrix, with the
-norm before and SwiGLU after them in the same launch if a kernel exists.
+"""Products of few rows, limited by reading weights, for every storage of a matrix. If a kernel
+exists, the norm before and SwiGLU after them are in the same launch.
 
 bf16 goes to gemv.py, FP8 to fp8_gemv.py, a matrix of several kinds to a product for each behind one
-norm. Precision is that of `Phase.STEP`.
+norm. The precision is `Phase.STEP`'s.
 """
 
 from torch import Tensor

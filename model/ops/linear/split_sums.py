@@ -1,9 +1,9 @@
 """Joining of a product's sums by several programs, each over its own columns: [SPLIT, B, rows]
-float32, alone or as silu(gate) * up of rows that hold both.
+float32. Alone, or silu(gate) * up of rows with both.
 
 A product with a narrow output is shared out over its inner dimension, so that tiles are tall and
-all multiprocessors read. The parts are added in one order, whatever the batch. References: `sum`
-over the first dimension, and `reference.swiglu`'s activation.
+all multiprocessors read. The parts are added in one order, for any batch. References: `sum` over
+the first dimension, and `reference.swiglu`'s activation.
 """
 
 import triton

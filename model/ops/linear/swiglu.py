@@ -1,4 +1,4 @@
-"""silu(gate) * up of rows that hold both, as one matrix product leaves them.
+"""silu(gate) * up of rows with both, as one matrix product leaves them.
 
 Reference: `silu(gate) * up` of `reference.swiglu`, here without rounding between the two.
 """

@@ -39,7 +39,7 @@ class Tile:
 
 
 def are_few(pairs: int, experts: int) -> bool:
-    """Return true if an expert has so few pairs that its matrix is a stream of weights."""
+    """Return true if an expert has few pairs, so that reading its matrix takes most of the time."""
     return pairs <= _FEW_PAIRS * experts
 
 

@@ -52,11 +52,11 @@ def moe(
     side: torch.cuda.Stream | None = None,
     phase: Phase = Phase.STEP,
 ) -> Tensor:
-    """Return routed and shared experts of x [T, hidden], row-strided; rows [1] int32. phase: of the
-    tokens.
+    """Return routed and shared experts of x [T, hidden], row-strided; rows [1] int32. phase: use of
+    the tokens.
 
-    With `side`, the shared expert of a large batch runs on that stream, between a fork from the
-    current stream and a join to it; a graph under capture records both.
+    With `side`, the shared expert of a large batch runs on this stream, between a fork from the
+    current stream and a join to it. A graph under capture records both.
     """
     shape = config.feed_forward
     assert isinstance(shape, MoeShape)

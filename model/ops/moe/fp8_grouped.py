@@ -5,10 +5,10 @@ Reference: `reference.product` of each expert's rows.
 
 Pairs in bf16 are multiplied in bf16, weights turned in registers (W8A16); pairs quantised by 128
 columns are multiplied as codes (W8A8). In both a sum of 128 columns gets its scales in float32.
-Weights are the second operand of the matrix instruction, whose first takes 16 rows, so no two warps
-turn the same weights. A program owns a tile of weight rows and a tile of one expert's rows, found
-from `ends`. There are as many programs as any placement of P pairs can need; spare ones return.
-Rows past the last end are not written.
+Weights are the second operand of the matrix instruction. The first operand takes 16 rows, so no two
+warps turn the same weights. A program owns a tile of weight rows and a tile of one expert's rows,
+found from `ends`. There are as many programs as any placement of P pairs can need; spare ones
+return. Rows past the last end are not written.
 """
 
 import triton

@@ -5,11 +5,11 @@ Shapes: x [T, hidden] row-strided; weights as in `MoeWeights`, rows contiguous. 
 
 Four launches: router logits and the shared expert's inner vector; router.py; the chosen experts'
 inner vectors; their down projections, weighed, summed and joined with the gated shared expert. Each
-(token, choice) pair reads its expert's weights once, so bytes and time grow with the tokens: right
-while they choose mostly different experts. Weights are plain or FP8, each matrix for itself: e4m3
-and its scale are exact (W8A16). All arithmetic is float32 on the weights' values, without tensor
-cores and in an order that other tokens do not change, so this is also the exact path of a float32
-model. Tokens past rows[0] are neither read nor written.
+(token, choice) pair reads its expert's weights once, so bytes and time grow with the tokens. This
+is right while tokens choose mostly different experts. Weights are plain or FP8, each matrix for
+itself: e4m3 and its scale are exact (W8A16). All arithmetic is float32 on the weights' values,
+without tensor cores. Other tokens do not change its order. So this is also the exact path of a
+float32 model. Tokens past rows[0] are neither read nor written.
 """
 
 from dataclasses import replace

@@ -24,7 +24,7 @@ def route(x: Tensor, router: Tensor, chosen: int) -> tuple[Tensor, Tensor]:
 def mixture(
     x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor, experts: Tensor, first: int = 0
 ) -> Tensor:
-    """Return the weighted sum of the chosen experts that are here, [T, hidden].
+    """Return the weighted sum of the chosen experts held by this rank, [T, hidden].
 
     x [T, hidden]; gate_up [held, 2 * intermediate, hidden]; down [held, hidden, intermediate]: of
     experts from `first` on; weights, experts [T, chosen].

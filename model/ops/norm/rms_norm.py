@@ -54,7 +54,7 @@ def _launched(
 
 
 def _warps(hidden: int, elements: int) -> int:
-    """Return the warps with which a thread holds so many elements, within the limit."""
+    """Return the number of warps, within the limit, at which a thread holds `elements` elements."""
     warps: int = triton.next_power_of_2(hidden) // (32 * elements)
     return min(max(warps, 1), 16)
 
@@ -71,7 +71,7 @@ def _norm_kernel(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Norm x, or x + residual, and overwrite the residual with that sum."""
+    """Norm x, or x + residual; the residual is overwritten by the sum."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN

@@ -1,7 +1,7 @@
 """Sampling parameters of a request.
 
 Owns the fields and their bounds in a batch's row (engine/runner/device_batch.py: 32 bits a number).
-Invariant: every instance fits a row, so no runner meets a value that it cannot store. Pure values.
+Invariant: every instance fits a row, so a runner can store every value. Pure values.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from .thinking_budget import ThinkingBudget
 
 MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-5
-"""Temperature below which sampling is greedy for all logits that differ in float32."""
+"""At a lower temperature, sampling is greedy for all logits that differ in float32."""
 MAX_TEMPERATURE = 100.0
 """Above it float32 loses the logit in the noise."""
 MIN_TOP_P = 1e-6
@@ -140,7 +140,7 @@ class SamplingParams:
 
     @property
     def named_tokens(self) -> dict[str, tuple[int, ...]]:
-        """Return ids that must be of the vocabulary, because logits are changed at them, by
+        """Return the ids that must be in the vocabulary, because logits are changed at them, by
         field."""
         return {
             "logit_bias": tuple(token for token, _ in self.logit_bias),

@@ -1,4 +1,4 @@
-"""Part of a vocabulary whose logits one rank computes."""
+"""Part of a vocabulary with logits computed by one rank."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -62,8 +62,8 @@ def cut(logits: Tensor, draws: Draws) -> Cut:
 
 @triton.jit
 def _next_digit(sums, found, above, target, plane, RUNS: tl.constexpr):
-    """Return (key digits, sum above them) one digit after those of `plane`, whose sums are
-    complete."""
+    """Return (key digits, sum above them) one digit after those of `plane`. REQUIRES: the sums of
+    `plane` are complete."""
     row, rows, runs = tl.program_id(1), tl.num_programs(1), tl.num_programs(0)
     digit = tl.arange(0, 16)
     run = tl.arange(0, RUNS)
@@ -175,7 +175,7 @@ def _largest(of_runs, row, runs, RUNS: tl.constexpr):
 
 @triton.jit
 def _target(top_p, of_runs, of_top_k, row, runs, largest, heat, NARROW, RUNS: tl.constexpr):
-    """Return top_p of the mass that top_k left."""
+    """Return top_p of the mass left by top_k."""
     run = tl.arange(0, RUNS)
     rows = tl.num_programs(1)
     masses = tl.load(of_runs + (rows + row) * runs + run, run < runs, 0.0)

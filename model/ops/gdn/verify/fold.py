@@ -1,7 +1,7 @@
-"""States behind the accepted tokens of rows with drafts, from the kept inputs of those tokens: all
+"""States behind the accepted tokens of rows with drafts, from the kept inputs of these tokens: all
 layers of many rows in two launches.
 
-A program owns one value head of one row and layer: it reads the head's state, takes the tokens one
+A program owns one value head of one row and layer. It reads the head's state, takes the tokens one
 after another by the arithmetic of `gdn_verify`, and stores it once. One kernel serves every count,
 so a fold of n tokens is bit for bit n folds of one. Convolutions' columns are a launch of their
 own. Reference: `TorchOperators.gdn` of the same tokens, `stepped`, storing the state.

@@ -23,8 +23,8 @@ def gated_rows(
     """Return norm(read) * silu(z), [B * T, value_heads * value_dim] in projected's dtype, as in
     `gdn_verify`.
 
-    projected: as there. read [B * T, value_heads * value_dim] float32, undefined for tokens from
-    counts[r] on; norm [value_dim] float32.
+    projected: see `gdn_verify`. read [B * T, value_heads * value_dim] float32, undefined for tokens
+    from counts[r] on; norm [value_dim] float32.
     """
     batch, heads, dim = len(counts), config.value_heads, config.value_dim
     output = projected.new_empty(read.shape)

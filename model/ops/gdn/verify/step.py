@@ -1,5 +1,5 @@
-"""One token of the recurrence, on a head's state in registers: shared by rows with drafts and by
-folds, so that both use the same arithmetic.
+"""One token of the recurrence, on a head's state in registers. Rows with drafts and folds share it,
+so both use the same arithmetic.
 
 Rows of a head's state [value_dim, key_dim] are held as [rows, lines, line], a line of 128 bytes, as
 in `gdn_decode`, with the same arithmetic.
@@ -10,9 +10,9 @@ import triton.language as tl
 
 
 def warps_of(most: int, rows: int, key_dim: int) -> int:
-    """Return the warps of a program with so many rows of a state: at most `most`, and so few that
-    every thread holds four keys of a line, as those of large heads do. A thread sums its own keys
-    first, so fewer keys would give another order."""
+    """Return the warps of a program with `rows` rows of a state, at most `most`. They are few
+    enough for every thread to hold four keys of a line, as with large heads. A thread sums its own
+    keys first, so fewer keys would give another order."""
     return max(1, min(most, rows * key_dim // (32 * 4)))
 
 
