@@ -38,7 +38,8 @@ def troubles_of(
     lost_handovers: float,
     refused: float,
 ) -> list[Trouble]:
-    """links: to prefill nodes, by state. lost_handovers, refused: requests, in the last minute."""
+    """Return the faults. links: to prefill nodes, by state. lost_handovers, refused: requests, in
+    the last minute."""
     found = []
     if not invariants_hold:
         found.append(Trouble(Level.FAULTY, "the cache's invariants are broken"))

@@ -29,7 +29,7 @@ class MemoryUse:
         return max(0.0, self.size - self.in_use - self.cached)
 
     def words(self) -> str:
-        """Both shares, as log and terminal have them."""
+        """Return both shares as a text for log and terminal."""
         return f"memory {self._share(self.in_use)} in use, {self._share(self.cached)} cached"
 
     def to_json(self) -> dict[str, float]:

@@ -25,7 +25,7 @@ class PageFile:
 
 
 def load_page() -> dict[str, PageFile]:
-    """Every file by its path below the page's folder, for example `main.js`."""
+    """Return every file by its path below the page's folder, for example `main.js`."""
     return dict(_walk(files(__package__) / "page", ""))
 
 

@@ -103,7 +103,8 @@ class ModelConfig:
     def from_dict(
         raw: dict[str, Any], generation: dict[str, Any] | None = None, source: str = "config"
     ) -> "ModelConfig":
-        """From the objects of config.json and generation_config.json; `source` is for messages."""
+        """Read the config from the objects of config.json and generation_config.json; `source` is
+        for messages."""
         return _Reader(raw, generation or {}, source).config()
 
     @property
@@ -127,7 +128,7 @@ class ModelConfig:
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     def cache_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
-        """The cache's shapes for this model; dtypes as in `pycache.layout.itemsize`."""
+        """Return the cache's shapes for this model. dtypes: see `pycache.layout.itemsize`."""
         drafts = self.draft_layers > 0
         return CacheLayout(
             layer_kinds=self.layer_kinds + (LayerKind.DRAFT,) * self.draft_layers,

@@ -47,7 +47,7 @@ class ConfigFields:
         return self.values.get(name, default)
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A positive integer. Raises ModelConfigError."""
+        """Return a positive integer. Raises ModelConfigError."""
         value = self.get(name, default)
         if value is None:
             raise self.error(name, "is missing", "copy it from the published config")
@@ -56,7 +56,7 @@ class ConfigFields:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Positive and finite. Raises ModelConfigError."""
+        """Return a positive, finite number. Raises ModelConfigError."""
         value = self.get(name, default)
         if value is None:
             raise self.error(name, "is missing", "copy it from the published config")
@@ -117,7 +117,7 @@ class QuantizationConfig:
 
     @staticmethod
     def from_dict(raw: dict[str, Any], source: str = "config") -> "QuantizationConfig":
-        """Raises ModelConfigError."""
+        """Read the settings from the object of config.json. Raises ModelConfigError."""
         outer = ConfigFields(raw, source)
         found = None
         for name in ("quantization_config", "compression_config"):

@@ -81,7 +81,7 @@ class VerifyBatch:
 
     @property
     def tokens(self) -> int:
-        """T."""
+        """Return T."""
         return self.positions.shape[0] // self.size
 
 
@@ -188,7 +188,8 @@ class LayerHooks(Protocol):
     """Called on the thread of the forward for every layer of any kind, in order."""
 
     def before_layer(self, layer: int) -> None:
-        """The layer has read nothing of the arena yet; may block until its bytes are there."""
+        """Note that the layer will begin. It has read nothing of the arena yet. The call may block
+        until the layer's bytes are there."""
         return
 
     def mixer_inputs(self, layer: int, projected: Tensor) -> None:
@@ -223,8 +224,8 @@ class Reduce(Protocol):
 
 class Gather(Protocol):
     def __call__(self, partial: Tensor) -> Tensor:
-        """All ranks' parts [T, columns of one], side by side in rank order: [T, columns], the same
-        bits on every rank. Called as Reduce is."""
+        """Return all ranks' parts [T, columns of one], side by side in rank order: [T, columns],
+        the same bits on every rank. The rules of Reduce's call apply."""
 
 
 def one_rank(partial: Tensor) -> Tensor:

@@ -51,8 +51,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def published_or_folder(name: str) -> ModelConfig:
-    """A published shape by its size or its name on huggingface.co, else a checkpoint folder's.
-    Raises ModelConfigError."""
+    """Return a published shape by its size or its name on huggingface.co, else a checkpoint
+    folder's. Raises ModelConfigError."""
     size = name.lower().removeprefix("qwen/").removeprefix("qwen3.5-")
     if size in PUBLISHED and not Path(name).is_dir():
         return ModelConfig.from_dict(dict(PUBLISHED[size]), source=name)

@@ -17,7 +17,7 @@ class NoEmbeddedModel(RuntimeError):
 
 
 def embedded_model() -> Path:
-    """The folder, in Hugging Face layout. Raises NoEmbeddedModel."""
+    """Return the folder of the bundled model, in Hugging Face layout. Raises NoEmbeddedModel."""
     spec = importlib.util.find_spec(f"{PACKAGE}.model")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         folder = Path(place) / "embedded"

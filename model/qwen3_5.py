@@ -66,7 +66,7 @@ class NoDraftLayer(Exception):
 
 
 def of_model(weights: ModelWeights) -> DraftWeights:
-    """Raises NoDraftLayer."""
+    """Return the draft layer's weights. Raises NoDraftLayer."""
     if weights.draft is None:
         raise NoDraftLayer(
             "the arena has a draft layer, for which the model has no weights: serve it with "
@@ -153,7 +153,8 @@ class DraftHead:
         return DraftHead(ids.to(rows.device), Matrix.of(for_device(rows)), head.shape[0])
 
     def spread(self, logits: Tensor) -> Tensor:
-        """[T, vocab] float32 of logits [T, n] of its tokens; of others -inf."""
+        """Return [T, vocab] float32 from logits [T, n] of the possible drafts; other tokens get
+        -inf."""
         found = logits.new_full((len(logits), self.vocab), -torch.inf, dtype=torch.float32)
         found[:, self.ids] = logits.float()
         return found
@@ -333,7 +334,7 @@ class Qwen35Model:
         arena: Arena,
         hooks: LayerHooks,
     ) -> tuple[Tensor, Tensor]:
-        """(The mixer's output, before its projection; the residual stream.)"""
+        """Return (the mixer's output before its projection, the residual stream)."""
         index, mixer = arena.layout.kind_index(layer), weights.mixer
         projected, residual = operators.norm_project(
             branch, residual, weights.mixer_norm, mixer.in_proj

@@ -73,7 +73,7 @@ class Arena:
         return self.bytes.numel()
 
     def _block_view(self, region: BlockRegion) -> torch.Tensor:
-        """[page ids, *region.shape]."""
+        """Return [page ids, *region.shape]."""
         layout = self.layout
         # Page ids run to slabs * blocks_per_slab; the last regions' offset would run past the end
         # for ids that are no pages: the view stops at the last id whose block is inside the arena.
@@ -86,14 +86,14 @@ class Arena:
         return [self._column_view(column) for column in columns]
 
     def _column_view(self, column: SlotColumn) -> torch.Tensor:
-        """[slot ids, *column.shape]."""
+        """Return [slot ids, *column.shape]."""
         stride = self.layout.slab_bytes
         return self._view(column.shape, column.dtype, self.slabs, stride, column.offset)
 
     def _view(
         self, shape: Sequence[int], dtype: str, ids: int, stride: int, offset: int
     ) -> torch.Tensor:
-        """Dense tensors of `shape`, `ids` of them, `stride` bytes apart, the first at `offset`
+        """Return `ids` dense tensors of `shape`, `stride` bytes apart, the first at `offset`
         bytes."""
         flat = self.bytes.view(torch_dtype(dtype))
         size = flat.element_size()
@@ -139,12 +139,12 @@ def run_copies(arena: Arena, copies: Iterable[CopyOp]) -> None:
 
 
 def copy_slot(arena: Arena, source: int, destination: int) -> None:
-    """Fork or snapshot: every column of every layer at once."""
+    """Copy every column of every layer at once, for a fork or a snapshot."""
     _slot_bytes(arena, destination).copy_(_slot_bytes(arena, source))
 
 
 def zero_slot(arena: Arena, slot: int) -> None:
-    """The state before the first token."""
+    """Set the slot to the state before the first token."""
     _slot_bytes(arena, slot).zero_()
 
 
@@ -191,7 +191,7 @@ def copy_slot_across(source: Arena, target: Arena, slot: tuple[int, int]) -> Non
 
 
 def _blocks(arena: Arena) -> torch.Tensor:
-    """[blocks, words of one], contiguous."""
+    """Return [blocks, words of one], contiguous."""
     return arena.bytes.view(torch.int64).view(-1, arena.layout.block_bytes // 8)
 
 

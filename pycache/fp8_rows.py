@@ -28,7 +28,8 @@ _FROM_HALF = 256.0
 
 
 def encode_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """values [..., width], a floating dtype; (codes uint8 [..., width], scales uint8 [...])."""
+    """Encode values [..., width] of a floating dtype. Return (codes uint8 [..., width], scales
+    uint8 [...])."""
     numbers = values.to(torch.float32)
     scales = row_scales(numbers)
     scaled = numbers * _power_of_two(254 - scales.clamp(max=253)).unsqueeze(-1)

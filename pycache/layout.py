@@ -64,7 +64,7 @@ class BlockRegion:
 
     @property
     def length(self) -> int:
-        """Bytes of the tensor."""
+        """Return the bytes of the tensor."""
         return prod(self.shape) * itemsize(self.dtype)
 
 
@@ -161,7 +161,7 @@ class CacheLayout:
 
     @cached_property
     def full_layers(self) -> int:
-        """Full-attention layers of the model; a draft layer is none of them."""
+        """Return the number of the model's full-attention layers, without a draft layer."""
         return self.layer_kinds.count(LayerKind.FULL)
 
     @cached_property
@@ -231,7 +231,7 @@ class CacheLayout:
 
     @cached_property
     def region_stride(self) -> int:
-        """Bytes from a page's block in one region to its block in the next."""
+        """Return the bytes from a page's block in one region to its block in the next."""
         return self.pages_per_slab * self.block_bytes
 
     @cached_property
@@ -245,19 +245,19 @@ class CacheLayout:
         return sum(kind.keeps_pages is pages for kind in self.layer_kinds[:layer])
 
     def page_span(self, layer: int, page: int) -> Span:
-        """Bytes of one page in one layer. REQUIRES: layer_kinds[layer].keeps_pages."""
+        """Return the bytes of one page in one layer. REQUIRES: layer_kinds[layer].keeps_pages."""
         first = self._page_spans[layer]
         return Span(first.offset + page * self.block_bytes, first.length)
 
     def state_span(self, layer: int, slot: int) -> Span:
-        """Bytes of all columns of one layer in one slot. REQUIRES:
+        """Return the bytes of all columns of one layer in one slot. REQUIRES:
         layer_kinds[layer].keeps_state."""
         first = self._state_spans[layer]
         return Span(first.offset + slot * self.slab_bytes, first.length)
 
     @cached_property
     def _page_spans(self) -> dict[int, Span]:
-        """By layer, of page 0."""
+        """Return the spans of page 0, by layer."""
         return {
             region.layer: Span(region.index * self.region_stride, region.length)
             for region in self.regions
@@ -265,7 +265,7 @@ class CacheLayout:
 
     @cached_property
     def _state_spans(self) -> dict[int, Span]:
-        """By layer, of slot 0: a layer's columns are neighbours."""
+        """Return the spans of slot 0, by layer. A layer's columns are neighbours."""
         spans: dict[int, Span] = {}
         for column in self.columns:
             offset = spans[column.layer].offset if column.layer in spans else column.offset

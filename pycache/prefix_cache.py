@@ -81,7 +81,8 @@ class HybridPrefixCache(PrefixCache):
         return taken
 
     def _follow_moves(self) -> None:
-        """The tree moved pages to empty a slab: their KV follows before the slab is written."""
+        """Queue the page copies of the tree's moves. The tree moves pages to empty a slab. Their KV
+        must follow before the slab is written."""
         for source, destination in self.drain_moves():
             self._copies.append(CopyOp(CopyKind.PAGE, source, destination))
 
@@ -141,7 +142,7 @@ class HybridPrefixCache(PrefixCache):
         return super().next_write()
 
     def _fork(self, allocation: Allocation) -> None:
-        """Let it start from its checkpoint, or from nothing."""
+        """Queue the copies that start it from its checkpoint, or from nothing."""
         first = allocation.working_slots[0]
         if allocation.cow_source_slot is None:
             self._copies.append(CopyOp(CopyKind.ZERO_SLOT, first, first))
@@ -181,8 +182,8 @@ class HybridPrefixCache(PrefixCache):
     def insert_midway(
         self, allocation: Allocation, boundary: int, slot: int, kind: CheckpointKind
     ) -> tuple[int, int] | None:
-        """The copy waits on return, as those of other calls. REQUIRES: the KV before the boundary
-        is written."""
+        """Insert a checkpoint. Its copy waits on return, like those of other calls. REQUIRES: the
+        KV before the boundary is written."""
         copy = super().insert_midway(allocation, boundary, slot, kind)
         self._follow_moves()
         if copy is not None:

@@ -58,7 +58,7 @@ class CallerLoad:
 
 
 def callers_of(recent: RecentSamples) -> dict[str, CallerLoad]:
-    """By name."""
+    """Return the callers of a node by name."""
     gained = recent.gained
     if gained is None:
         return {}
@@ -79,7 +79,7 @@ def callers_of(recent: RecentSamples) -> dict[str, CallerLoad]:
 
 
 def _outcomes(added: Samples) -> dict[str, Counter[str]]:
-    """By caller."""
+    """Return the counts of outcomes by caller."""
     found: dict[str, Counter[str]] = {}
     for labels, count in added.get(CALLER_TARGETS, {}).items():
         named = dict(labels)

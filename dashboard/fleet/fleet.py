@@ -87,7 +87,7 @@ class FleetNode:
 
     @property
     def state(self) -> str:
-        """Its level's name; `unasked` until it was asked."""
+        """Return the level's name; `unasked` before the first request to the node."""
         if self.answered_at is None and self._silent_since is None:
             return "unasked"
         return self.level.name.lower()
@@ -101,7 +101,7 @@ class FleetNode:
         self._draw(troubles(self.recent, self._targets))
 
     def failed(self, now: float, reason: str) -> None:
-        """now: seconds since 1970. reason: why there is no answer."""
+        """Record a missing answer. now: seconds since 1970. reason: the cause, in words."""
         if self._silent_since is None:
             self._silent_since = now
         # What it last answered is of another time: it would be taken for now.
@@ -149,7 +149,7 @@ def _load(recent: RecentSamples, role: str) -> dict[str, Any]:
 
 
 def _hit_of(gained: Gained | None, role: str) -> dict[str, Any] | None:
-    """Prompt tokens, how many were usable, and the others by cause."""
+    """Return the prompt tokens, the usable ones, and the others by cause; None without prompts."""
     if gained is None:
         return None
     prompt, usable, lost = _hit_names(role)
@@ -197,7 +197,7 @@ def _buckets(recent: RecentSamples, name: str) -> Buckets:
 
 
 def _spread(buckets: Buckets) -> dict[str, float] | None:
-    """The median and the 95th percentile, in seconds."""
+    """Return the median and the 95th percentile, in seconds; None without observations."""
     middle, late = quantile(buckets, 0.5), quantile(buckets, 0.95)
     return None if middle is None or late is None else {"p50": middle, "p95": late}
 
@@ -314,7 +314,7 @@ class Fleet:
         )
 
     def summary(self, now: float) -> dict[str, Any]:
-        """The sums over all nodes, and how they went. now: seconds since 1970."""
+        """Return the sums over all nodes, and their history. now: seconds since 1970."""
         columns = {name: [point[name] for _, point in self._series] for name in _COLUMNS}
         return {
             "at": now,

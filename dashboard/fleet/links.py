@@ -43,7 +43,7 @@ class LinkedNode:
 
 
 def links_of(recent: RecentSamples) -> dict[str, Link]:
-    """By the peer's name."""
+    """Return a decode node's links by the peer's name."""
     states = {
         named.get(_PEER, ""): named.get("state", "")
         for named in map(dict, recent.latest.get(LINK_STATE, {}))

@@ -108,7 +108,7 @@ def _tiers(recent: RecentSamples) -> dict[str, tuple[float, float]]:
 
 
 def _rates(recent: RecentSamples) -> dict[tuple[str, str], float]:
-    """Bytes a second by the tier's name and the direction."""
+    """Return bytes a second by the tier's name and the direction."""
     gained = recent.gained
     if gained is None:
         return {}

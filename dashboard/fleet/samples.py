@@ -150,12 +150,12 @@ def read_samples(text: str, wanted: frozenset[str], texts: LabelTexts | None = N
 
 
 def one(samples: Samples, name: str) -> float | None:
-    """The sample without labels."""
+    """Return the value of the sample without labels; None if it does not exist."""
     return samples.get(name, {}).get(NO_LABELS)
 
 
 def by_label(samples: Samples, name: str, label: str) -> dict[str, float]:
-    """Sums by the value of one label."""
+    """Return the sums by the value of one label."""
     sums: dict[str, float] = {}
     for labels, value in samples.get(name, {}).items():
         key = dict(labels).get(label)
@@ -220,7 +220,7 @@ def buckets_by(samples: Samples, name: str, label: str) -> dict[str, Buckets]:
 
 
 def add_buckets(sums: Buckets, more: Mapping[float, float]) -> None:
-    """To `sums`. REQUIRES: the same bounds, or none in one of them."""
+    """Add `more` to `sums`. REQUIRES: equal bounds, or no bounds in one of the two."""
     for bound, count in more.items():
         sums[bound] = sums.get(bound, 0.0) + count
 
@@ -234,7 +234,7 @@ def together(parts: Iterable[Mapping[float, float]]) -> Buckets:
 
 
 def observed(buckets: Mapping[float, float]) -> float:
-    """How many."""
+    """Return the number of observations."""
     return max(buckets.values(), default=0.0)
 
 
@@ -253,7 +253,7 @@ def quantile(buckets: Mapping[float, float], share: float) -> float | None:
 
 
 def share_within(buckets: Mapping[float, float], target: float) -> float | None:
-    """How much of all is at most `target`, from 0 to 1; None without any."""
+    """Return the share of observations of at most `target`, from 0 to 1; None without any."""
     whole = observed(buckets)
     if whole <= 0:
         return None

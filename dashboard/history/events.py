@@ -62,7 +62,7 @@ _KINDS: dict[type[ObservedMessage], str] = {
 
 
 def event_of(message: ObservedMessage) -> Event:
-    """The message as an event."""
+    """Return the message as an event."""
     match message:
         case m.Submit(request_id=request, prompt=prompt, session=session, caller=caller):
             return _event(
@@ -178,6 +178,6 @@ class PromptBlocks:
         self._secret = secrets.token_bytes(16)
 
     def names(self, submit: Submit) -> list[str]:
-        """One name for each page of 64 tokens, and one for the rest of the prompt."""
+        """Return one name for each page of 64 tokens, and one for the rest of the prompt."""
         _, *names = prefix_hashes(submit.prompt, self._secret + submit.salt)
         return [name[:_NAME_BYTES].hex() for name in names]

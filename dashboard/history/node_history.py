@@ -73,7 +73,8 @@ class RequestHistory:
         return record
 
     def _bound_timelines(self, record: dict[str, Any]) -> None:
-        """Timelines are the larger part of a record by far: fewer are kept."""
+        """Keep the newest timelines only, because a timeline is by far the larger part of a
+        record."""
         reports = _transfer_reports(record)
         if not any(report.get("timeline") for report in reports.values()):
             return
@@ -173,7 +174,7 @@ class SessionHistory:
             self._sessions.popitem(last=False)
 
     def latest(self, count: int) -> list[dict[str, Any]]:
-        """Youngest first, turns included."""
+        """Return the last used sessions with their turns, the last one first."""
         names = list(self._sessions)[-count:]
         return [{"session": name, "turns": [*self._sessions[name]]} for name in reversed(names)]
 
@@ -298,7 +299,7 @@ class FaultLedger:
                 self._note(event, "integrity", "", integrity)
 
     def latest(self, count: int) -> list[dict[str, Any]]:
-        """Youngest first."""
+        """Return the newest faults, newest first."""
         return list(self._entries)[: -count - 1 : -1]
 
     def recent(self, since: float) -> Counter[str]:

@@ -160,7 +160,7 @@ class HitIntervals:
             self._intervals.popleft()
 
     def latest(self, now: float, seconds: int) -> Counter[str]:
-        """Sums of the last `seconds`, by name as in `totals`."""
+        """Return the sums of the last `seconds`, by the names in `totals`."""
         sums: Counter[str] = Counter()
         for second, tokens in reversed(self._intervals):
             if second <= now - seconds:
@@ -169,7 +169,8 @@ class HitIntervals:
         return sums
 
     def series(self, now: float, seconds: int, points: int) -> dict[str, Any]:
-        """`at`: ends of `points` equal intervals up to now; `columns`: tokens of each, by name."""
+        """Return a series. `at`: ends of `points` equal intervals up to now; `columns`: tokens of
+        each, by name."""
         width = max(1, -(-seconds // points))
         end = (int(now) // width + 1) * width
         first = end - width * points
@@ -281,13 +282,13 @@ class PoolHistory:
         return self._samples[-1] if self._samples else None
 
     def output_rate(self, seconds: float) -> float | None:
-        """Tokens of answers a second, up to the last sample; None before two of them. A recording
-        may be from before they were counted."""
+        """Return the tokens of answers a second, up to the last sample. Return None before two
+        samples, and for old recordings without this count."""
         rates = _rates([kept[0], kept[-1]] if (kept := self._since(seconds)) else [])
         return rates[-1] if rates else None
 
     def series(self, seconds: int, points: int) -> dict[str, Any]:
-        """The arena's memory and the output's rate, thinned to at most `points` samples."""
+        """Return the arena's memory and the output's rate, thinned to at most `points` samples."""
         kept = self._since(seconds)
         stride = max(1, -(-len(kept) // points))
         kept = kept[::-1][::stride][::-1]
@@ -306,7 +307,7 @@ class PoolHistory:
 
 
 def _rates(samples: Sequence[Event]) -> list[float | None]:
-    """Between each sample and the one before it."""
+    """Return the rate between each sample and the one before it."""
     return [_rate(before, sample) for before, sample in pairwise(samples)]
 
 

@@ -25,8 +25,8 @@ _SESSIONS, _TURNS = 24, 24
 def overview(
     history: NodeHistory, now: float, seconds: int, points: int, standing: Standing = _STANDING
 ) -> dict[str, Any]:
-    """The figures, the waterfall, drafts, the what-if, both pools, and counts of requests, sessions
-    and faults. standing: the node's own word, now."""
+    """Return the figures, the waterfall, drafts, the what-if, both pools, and counts of requests,
+    sessions and faults. standing: the node's own state, now."""
     return {
         "at": now,
         "events": history.journal.end,
@@ -83,7 +83,7 @@ def handovers(history: NodeHistory) -> list[dict[str, Any]]:
 
 
 def sessions(history: NodeHistory) -> list[dict[str, Any]]:
-    """Youngest first."""
+    """Return the last used sessions, the last one first."""
     latest = history.sessions.latest(_SESSIONS)
     return [{**session, "turns": session["turns"][-_TURNS:]} for session in latest]
 
@@ -97,7 +97,8 @@ def evictions(history: NodeHistory) -> list[dict[str, Any]]:
 
 
 def tree_view(view: PackedTree) -> list[dict[str, Any]]:
-    """A node a row; `above` is its parent's row. `hidden` stands below it but is not listed."""
+    """Return a row for each node; `above` is its parent's row. `hidden`: the part of its subtree
+    without rows."""
     return [_node(node) for node in view]
 
 

@@ -339,7 +339,7 @@ class Exposition:
             self._gen_ai.begin(request, operation)
 
     def count_tokens(self, count: int) -> None:
-        """So many were emitted."""
+        """Count `count` emitted tokens."""
         self._requests.count_tokens(count)
 
     def families(self, report: NodeReport | None, front: FrontReport = READY) -> list[Metric]:

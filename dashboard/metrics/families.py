@@ -41,7 +41,7 @@ def _filled(
     text: str,
     *value: str | float | Mapping[str, float],
 ) -> Metric:
-    """value: one number, or a label and the number of each of its values."""
+    """Fill the family. value: one number, or a label and the number of each of its values."""
     match value:
         case (int(number) | float(number),):
             return family(f"tasuki_{name}", text, value=number)

@@ -52,7 +52,7 @@ _LABEL_ONLY = "_"
 
 
 def reference() -> str:
-    """The page, whole."""
+    """Return the whole page."""
     families = sorted(_exposition().families(_report(), _front()), key=lambda one: one.name)
     return _HEAD + "".join(f"{_row(family)}\n" for family in families)
 
@@ -82,7 +82,7 @@ def _exposition() -> Exposition:
 
 
 def _front() -> FrontReport:
-    """A report with every field set."""
+    """Return a report with every field set."""
     one = {_LABEL_ONLY: 0}
     room = {_LABEL_ONLY: DiskRoom(0, 0)}
     return FrontReport(failures=one, certificates=one, disks=room)
@@ -95,7 +95,7 @@ def _link() -> PrefillNodeStatus:
 
 
 def _report() -> NodeReport:
-    """A report with every field set."""
+    """Return a report with every field set."""
     none: Counter[str] = Counter()
     one = {_LABEL_ONLY: 0}
     pool = dict.fromkeys(_COUNTS, 0)

@@ -209,7 +209,7 @@ class LinkMetrics:
         )
 
     def observe(self, peer: str, transfer: TransferReport) -> None:
-        """peer: the prefill node's name."""
+        """Count a hand-over. peer: the prefill node's name."""
         self._handovers.labels(peer).inc()
         self._bytes.labels(peer).inc(transfer.bytes)
         self._exposed.labels(peer).inc(transfer.exposed_seconds)
@@ -237,7 +237,7 @@ def queued_seconds(life: Sequence[LifeMark]) -> float:
 
 
 def prefilled_seconds(life: Sequence[LifeMark]) -> float:
-    """While the prompt was computed here or received."""
+    """Return the seconds during which the prompt was computed here or received."""
     return sum(seconds for phase, seconds in _spans(life).items() if phase.stage is Stage.PREFILL)
 
 

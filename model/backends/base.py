@@ -31,8 +31,9 @@ class Operators(Protocol):
     def norm_project(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
     ) -> tuple[Tensor, Tensor]:
-        """(root-mean-square norm of branch + residual, times weight [n, hidden] transposed: [T, n];
-        the sum). norm [hidden] float32, 1 + w. Either input may be overwritten."""
+        """Return (norm of branch + residual, times weight [n, hidden] transposed: [T, n]; the sum).
+        The norm is a root-mean-square norm; norm [hidden] float32, 1 + w. Either input may be
+        overwritten."""
 
     def norm_head(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
@@ -41,7 +42,7 @@ class Operators(Protocol):
         prompt's last logits are an answer's first. So all are computed as `Phase.STEP`."""
 
     def project(self, x: Tensor, weight: Matrix) -> Tensor:
-        """x [T, k] times weight [hidden, k] transposed, summed over ranks: [T, hidden]."""
+        """Return x [T, k] times weight [hidden, k] transposed, summed over ranks: [T, hidden]."""
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
         """Return [T, value_heads * value_dim], the input of out_proj.
@@ -60,22 +61,23 @@ class Operators(Protocol):
     def feed_forward(
         self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
     ) -> tuple[Tensor, Tensor]:
-        """(feed-forward of the norm of branch + residual, summed over ranks; branch + residual),
-        norm as for norm_project."""
+        """Return (feed-forward of the norm of branch + residual, summed over ranks; branch +
+        residual). norm as for norm_project."""
 
 
 class BatchOperators(Operators, Protocol):
     """Operators of sequences with runs of any lengths."""
 
     def entries(self) -> "EntryOperators":
-        """REQUIRES: the model's config has a draft layer."""
+        """Return the draft layer's entries. REQUIRES: the model's config has a draft layer."""
 
 
 class EntryOperators(Protocol):
     """Operators of a forward of T tokens that store the draft layer's entries."""
 
     def normed(self, branch: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
-        """[T, hidden]: the norm of branch + residual, as for norm_project; neither is changed."""
+        """Return the norm of branch + residual, [T, hidden], as for norm_project; neither is
+        changed."""
 
     def write(
         self,
@@ -98,7 +100,7 @@ class StepOperators(Operators, Protocol):
     """A decode step: one token of each sequence."""
 
     def step_entries(self) -> "StepEntries":
-        """REQUIRES: the model's config has a draft layer."""
+        """Return the draft layer's entries. REQUIRES: the model's config has a draft layer."""
 
 
 class StepEntries(Protocol):
@@ -128,13 +130,13 @@ class DraftOperators(Protocol):
     """Operators of the draft layer's guess, for one token after each of T rows."""
 
     def head(self, hidden: Tensor, weight: Matrix) -> Tensor:
-        """Logits [T, vocab] in the model's dtype of normed hidden states."""
+        """Return the logits [T, vocab], in the model's dtype, of normed hidden states."""
 
     def join(
         self, tokens: Tensor, before: Tensor, embedding: Tensor, weights: DraftWeights
     ) -> Tensor:
-        """The layer's input [T, hidden] of tokens [T] and the model's final hidden states of the
-        tokens before them, [T, hidden]. embedding [vocab, hidden]."""
+        """Return the layer's input [T, hidden] for tokens [T] and the model's final hidden states
+        of the tokens before them, [T, hidden]. embedding [vocab, hidden]."""
 
     def draft(self, x: Tensor, weights: DraftWeights, kv: Tensor) -> Tensor:
         """Return the layer's output after its last norm, [T, hidden], for inputs [T, hidden]. The

@@ -45,7 +45,7 @@ class TritonBackend:
         return other
 
     def bind(self, batch: Batch) -> TritonPrefill:
-        """batch is on the host."""
+        """Return the operators of a batch on the host."""
         plan = PrefillPlan.of(batch, self._config, self._dtype, self._device)
         return TritonPrefill(self._config, plan, self._rotary, self._side, self._reduce)
 

@@ -232,7 +232,7 @@ class TritonDecode:
         return TritonDraft(self._config, rows, self._rotary, self, self._product)
 
     def _product(self, x: Tensor, weight: Matrix) -> Tensor:
-        """x times weight [hidden, k] transposed, of this rank alone."""
+        """Return x times weight [hidden, k] transposed, of this rank alone."""
         if weight.is_plain and self._batch.size <= MOST_ROWS and is_one_round(weight.plain):
             return small_batch(x, weight.plain)
         return phase_product(x, weight, Phase.STEP)

@@ -88,7 +88,7 @@ class PromptCarry:
 
     @staticmethod
     def of(batch: Batch, device: torch.device) -> "PromptCarry":
-        """batch is on the host; the copy is asynchronous."""
+        """Return the slots and rows of a batch on the host. The copy is asynchronous."""
         plan = plan_carry(batch.cu_seqlens, batch.read_slots, batch.saves())
         tables = (plan.read_slots, plan.rows, plan.slots)
         packed = torch.cat(tables)

@@ -45,7 +45,8 @@ class PhaseRows:
 
     @staticmethod
     def of(batch: Batch, rows: Tensor) -> "PhaseRows":
-        """batch is on the host; rows [1] int32 on the device: all of its rows."""
+        """Return the phases' rows of a batch on the host. rows [1] int32 on the device: number of
+        all its rows."""
         stepped = [i in batch.stepped for i in range(len(batch.write_slots))]
         if len(set(stepped)) == 1:
             phase = Phase.STEP if stepped[0] else Phase.PROMPT
@@ -187,7 +188,7 @@ class TritonPrefill:
         return add_rms_norm(branch, residual, norm, eps)
 
     def _product(self, x: Tensor, weight: Matrix) -> Tensor:
-        """x times weight [n, k] transposed, of this rank alone."""
+        """Return x times weight [n, k] transposed, of this rank alone."""
         return self._plan.phases.each(x, lambda x, part: phase_product(x, weight, part.phase))
 
     def _mlp(self, x: Tensor, weights: MlpWeights) -> Tensor:

@@ -104,7 +104,7 @@ class _Tokenizer:
         self.bos_token_id = None
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Never of consequence: no token is forced here."""
+        """Return no tokens. llguidance does not use them, because no token is forced here."""
         return []
 
 
@@ -119,7 +119,7 @@ def token_tree(vocabulary: Vocabulary) -> Any:
 
 
 def compiled(tree: Any, grammar: Grammar) -> Matcher:
-    """Raises GrammarError. On any thread."""
+    """Compile the grammar. Raises GrammarError. On any thread."""
     library = _llguidance()
     matcher = library.LLMatcher(
         tree,
@@ -173,7 +173,7 @@ def _schema(source: str) -> Any:
 
 
 def with_options(schema: Any) -> dict[str, Any]:
-    """The caller's schema as llguidance is to read it. Raises GrammarError."""
+    """Return the caller's schema in the form for llguidance. Raises GrammarError."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -182,7 +182,7 @@ def with_options(schema: Any) -> dict[str, Any]:
 
 
 def options_of(held: Mapping[str, Any]) -> dict[str, Any]:
-    """A held schema as llguidance is to read it. Raises GrammarError."""
+    """Return a held schema in the form for llguidance. Raises GrammarError."""
     _refuse_what_leaks(held)
     # What a schema says of these itself would loosen it.
     return {**held, "x-guidance": dict(JSON_OPTIONS)}

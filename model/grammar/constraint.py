@@ -80,7 +80,7 @@ class Constraint:
             self._phase = _Phase.START
 
     def append(self, token: int) -> None:
-        """The answer's next token."""
+        """Append the answer's next token."""
         match self._phase:
             case _Phase.THINKING:
                 if token == self._grammar.closing:

@@ -26,7 +26,7 @@ class GrammarError(ValueError):
 
 
 class GrammarsUnavailable(RuntimeError):
-    """No grammar can be compiled in this process; the message names the cause and the mend."""
+    """No grammar can be compiled in this process. The message names the cause and the fix."""
 
 
 class GrammarsBusy(RuntimeError):

@@ -112,7 +112,7 @@ def held_schema(schema: Any) -> Any:
 
 
 def held_pattern(pattern: str) -> str:
-    """A pattern as Rust's regex crate reads it. Raises GrammarError."""
+    """Return the pattern in the syntax of Rust's regex crate. Raises GrammarError."""
     return rust_pattern(_KNOWN_PATTERNS.get(pattern, pattern))
 
 
@@ -355,7 +355,7 @@ def _without(schema: Any, keywords: tuple[str, ...], only: str) -> Any:
 
 
 def _size(schema: Any, most: int) -> int:
-    """Values in a schema, as far as they are at most so many."""
+    """Return the number of values in a schema. Counting ends beyond `most`."""
     left, found = [schema], 0
     while left and found <= most:
         item = left.pop()

@@ -31,7 +31,7 @@ class UnfinishedTokens:
 
     @staticmethod
     def of(tokens: Sequence[bytes]) -> "UnfinishedTokens":
-        """tokens: the vocabulary's bytes, by id."""
+        """Find the unfinished tokens. tokens: the vocabulary's bytes, by id."""
         found = {token: _lacking(text) for token, text in enumerate(tokens) if text[-1:] >= b"\x80"}
         lacking = {token: lacks for token, lacks in found.items() if lacks}
         return UnfinishedTokens(len(tokens), lacking)
@@ -56,8 +56,8 @@ def _lacking(text: bytes) -> int:
 
 
 def _alphabet() -> Mapping[str, int]:
-    """Byte-level BPE's alphabet: printable Latin-1 stands for itself, other bytes for U+0100
-    onward."""
+    """Return byte-level BPE's alphabet. A printable Latin-1 character is its own byte. The other
+    bytes are U+0100 onward."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
@@ -107,7 +107,7 @@ class Vocabulary:
 
     @cached_property
     def unfinished(self) -> UnfinishedTokens:
-        """Takes 50 ms at the first look, for a large vocabulary."""
+        """Return the unfinished tokens. The first call takes 50 ms for a large vocabulary."""
         return UnfinishedTokens.of(self.tokens)
 
 

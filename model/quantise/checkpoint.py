@@ -49,7 +49,8 @@ class QuantiseError(ValueError):
 
 
 def fp8_block(weight: Tensor) -> dict[str, Tensor]:
-    """weight [out, in]: e4m3, and a bf16 scale for each block of 128 x 128, as Qwen publishes."""
+    """Quantise weight [out, in] to e4m3, and a bf16 scale for each block of 128 x 128, as Qwen
+    publishes."""
     rows, columns = weight.shape
     tall, wide = -(-rows // BLOCK), -(-columns // BLOCK)
     padded = weight.new_zeros(tall * BLOCK, wide * BLOCK, dtype=torch.float32)
@@ -61,28 +62,28 @@ def fp8_block(weight: Tensor) -> dict[str, Tensor]:
 
 
 def fp8_channel(weight: Tensor) -> dict[str, Tensor]:
-    """e4m3 and a bf16 scale a row, as compressed-tensors' FP8-dynamic."""
+    """Quantise to e4m3 and a bf16 scale a row, as compressed-tensors' FP8-dynamic."""
     exact = weight.float()
     scales = _scales(exact.abs().amax(1, keepdim=True), _MOST_E4M3, torch.bfloat16)
     return {"weight": _e4m3(exact / scales.float()), "weight_scale": scales}
 
 
 def fp8_tensor(weight: Tensor) -> dict[str, Tensor]:
-    """e4m3 and one float32 scale, as ModelOpt's FP8."""
+    """Quantise to e4m3 and one float32 scale, as ModelOpt's FP8."""
     exact = weight.float()
     scale = _scales(exact.abs().amax(), _MOST_E4M3)
     return {"weight": _e4m3(exact / scale), "weight_scale": scale}
 
 
 def nvfp4_modelopt(weight: Tensor) -> dict[str, Tensor]:
-    """Two e2m1 a byte, an e4m3 scale for 16 columns, and a float32 factor."""
+    """Quantise to two e2m1 a byte, an e4m3 scale for 16 columns, and a float32 factor."""
     scale = _scales(weight.float().abs().amax(), _MOST_E4M3 * _MOST_E2M1)
     packed, groups = _e2m1(weight.float(), scale)
     return {"weight": packed, "weight_scale": groups, "weight_scale_2": scale}
 
 
 def nvfp4_compressed_tensors(weight: Tensor) -> dict[str, Tensor]:
-    """The same numbers, with a float32 divisor."""
+    """Quantise to the same numbers as nvfp4_modelopt, with a float32 divisor."""
     divisor = 1 / _scales(weight.float().abs().amax(), _MOST_E4M3 * _MOST_E2M1)
     packed, groups = _e2m1(weight.float(), 1 / divisor)
     return {
@@ -103,7 +104,7 @@ def _e4m3(values: Tensor) -> Tensor:
 
 
 def _e2m1(weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """(Packed codes [out, in / 2], group scales [out, in / 16])."""
+    """Return (packed codes [out, in / 2], group scales [out, in / 16])."""
     rows, columns = weight.shape
     if columns % GROUP:
         raise QuantiseError(
@@ -288,8 +289,8 @@ _WEIGHT = ".weight"
 def quantise_folder(
     source: Path, target: Path, recipe: Recipe, progress: Progress = no_progress
 ) -> None:
-    """progress: counts files. Raises QuantiseError, WeightsError, ModelConfigError, OSError; then
-    target is not there."""
+    """Write a quantised checkpoint. progress: counts files. Raises QuantiseError, WeightsError,
+    ModelConfigError, OSError; then the target does not exist."""
     if target.exists():
         raise QuantiseError(f"{target}: is there already; name a folder that is not")
     path = source / "config.json"
@@ -355,7 +356,8 @@ def _coded(path: Path, name: str, tensor: Tensor, codec: Codec) -> dict[str, Ten
 
 
 def _modules(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Published names and tensors of a file; fused experts one by one, as others publish them."""
+    """Yield published names and tensors of a file; fused experts one by one, as others publish
+    them."""
     tensors = StoredTensors([path])
     try:
         for name in tensors:

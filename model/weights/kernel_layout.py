@@ -69,7 +69,7 @@ class NvFp4Halves(Segment):
 
 
 def in_halves(parts: Sequence[NvFp4]) -> NvFp4Halves:
-    """The rows of all parts in order."""
+    """Return the rows of all parts in order."""
     return NvFp4Halves(
         torch.cat([_packed(part.packed) for part in parts], dim=-2),
         torch.cat([_groups(part.groups).view(torch.uint8) for part in parts], dim=-2).view(
@@ -110,7 +110,7 @@ multiple."""
 
 
 def for_kernels(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """The same rows in the same order, those of NVFP4 as `in_halves` lays them."""
+    """Return the same rows in the same order, NVFP4 rows in the layout of `in_halves`."""
     found: list[Segment] = []
     for _, group in groupby(segments, key=lambda segment: segment.kind):
         same = list(group)

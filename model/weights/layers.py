@@ -137,12 +137,13 @@ def random_weights(
 
 
 def tensors(holder: object) -> Iterator[Tensor]:
-    """Every tensor in nested dataclasses and tuples; a tied one as often as it is named."""
+    """Yield every tensor in nested dataclasses and tuples. A tied tensor comes once for each of its
+    names."""
     yield from (found for found in _leaves(holder, Tensor) if isinstance(found, Tensor))
 
 
 def matrices(holder: object) -> Iterator[Matrix]:
-    """Likewise every matrix."""
+    """Yield every matrix in nested dataclasses and tuples."""
     yield from (found for found in _leaves(holder, Matrix) if isinstance(found, Matrix))
 
 
@@ -158,7 +159,8 @@ def _leaves(holder: object, kind: type) -> Iterator[object]:
 
 
 def for_device(tensor: Tensor) -> Tensor:
-    """The same [..., out, in] numbers, laid out as their device multiplies one row fastest."""
+    """Return the same [..., out, in] numbers, in the fastest layout for products with one row on
+    their device."""
     if tensor.device.type != "cpu":
         return tensor
     # On a CPU one row times a matrix whose `out` is contiguous, which is what decode does, runs

@@ -41,7 +41,7 @@ WHOLE: Part = ()
 
 
 def bounds(part: Part, shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(begin, end) of the part in every dimension."""
+    """Return (begin, end) of the part in every dimension."""
     whole = (*part, *(slice(None),) * (len(shape) - len(part)))
     return [piece.indices(size)[:2] for piece, size in zip(whole, shape, strict=True)]
 
@@ -78,7 +78,7 @@ class Segment(ABC):
         memory."""
 
     def pieces(self, dtype: torch.dtype) -> Iterator[Tensor]:
-        """All rows in order, dequantised in float32 and rounded to dtype, few at a time."""
+        """Yield all rows in order, dequantised in float32 and rounded to dtype, few at a time."""
         count, width = self.shape
         step = max(_PIECE_ELEMENTS // width // _ROWS, 1) * _ROWS
         for begin in range(0, count, step):
@@ -103,13 +103,14 @@ class Segment(ABC):
         return sum(tensor.nbytes for tensor in self._tensors().values())
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """With another tensor in the place of each: moved, or one of a stack."""
+        """Return the segment with each tensor changed: moved, or one of a stack."""
         changed = {name: change(tensor) for name, tensor in self._tensors().items()}
         return replace(self, **changed)  # type: ignore[type-var]
 
     @staticmethod
     def stack(segments: "Sequence[Segment]") -> "Segment":
-        """With a new first dimension. REQUIRES: one kind, and one shape of each tensor."""
+        """Stack the segments in a new first dimension. REQUIRES: one kind, and one shape of each
+        tensor."""
         together = [segment._tensors() for segment in segments]
         stacked = {name: torch.stack([of[name] for of in together]) for name in together[0]}
         return replace(segments[0], **stacked)  # type: ignore[type-var]
@@ -155,12 +156,12 @@ class Matrix:
 
     @staticmethod
     def of(values: Tensor) -> "Matrix":
-        """Plain numbers."""
+        """Return a matrix of plain numbers."""
         return Matrix((Plain(values),))
 
     @staticmethod
     def fused(matrices: "Sequence[Matrix]") -> "Matrix":
-        """Their rows one below the other."""
+        """Return one matrix with the rows of all, one below the other."""
         listed = [segment for matrix in matrices for segment in matrix.segments]
         found: list[Segment] = []
         for plain, group in groupby(listed, key=lambda segment: isinstance(segment, Plain)):
@@ -195,7 +196,7 @@ class Matrix:
 
     @property
     def layout(self) -> str:
-        """How each segment is stored, in words."""
+        """Return the storage of each segment, in words."""
         return ", ".join(" ".join(segment.stored_as) for segment in self.segments)
 
     @property
@@ -234,7 +235,7 @@ class Matrix:
         return self.segments[0]
 
     def __getitem__(self, expert: int) -> "Matrix":
-        """One of a stack; a view."""
+        """Return one matrix of a stack, as a view."""
         return Matrix(tuple(segment.each(lambda t: t[expert]) for segment in self.segments))
 
     def last_rows(self, count: int) -> "Matrix":
@@ -257,11 +258,11 @@ class Matrix:
         return Matrix(tuple(segment.each(lambda t: t.to(device)) for segment in self.segments))
 
     def pieces(self, dtype: torch.dtype) -> Iterator[Tensor]:
-        """Its rows in order as plain numbers [n, in], few at a time. REQUIRES: no stack."""
+        """Yield its rows in order as plain numbers [n, in], few at a time. REQUIRES: no stack."""
         for segment in self.segments:
             yield from segment.pieces(dtype)
 
     def dequantised(self, dtype: torch.dtype) -> Tensor:
-        """[out, in], as long as it is wanted. REQUIRES: no stack."""
+        """Return [out, in] in dtype, dequantised. REQUIRES: no stack."""
         pieces = [*self.pieces(dtype)]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

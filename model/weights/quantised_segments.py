@@ -67,8 +67,9 @@ class Fp8(Segment):
 
 
 def e4m3_values(codes: Tensor) -> Tensor:
-    """float8_e4m3fn of any shape, as float32 in new memory; every one of them is exact. By a table
-    of all 256: on a CPU PyTorch's own conversion takes fifteen times as long."""
+    """Return float8_e4m3fn of any shape as float32 in new memory; every value is exact. It uses a
+    table of all 256 values, because PyTorch's own conversion on a CPU takes fifteen times as
+    long."""
     table = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)
     index = codes.contiguous().view(torch.uint8).reshape(-1).to(torch.int32)
     return table.to(codes.device).index_select(0, index).view(codes.shape)
@@ -113,7 +114,8 @@ class NvFp4(Segment):
 
 
 def _pairs(device: torch.device) -> Tensor:
-    """[256] float64, each the bits of two float32: the values of a byte, as they lie in a row."""
+    """Return [256] float64, each the bits of two float32: the values of a byte, in their order in a
+    row."""
     halves = torch.tensor([*_MAGNITUDES, *(-value for value in _MAGNITUDES)])
     byte = torch.arange(256)
     both = torch.stack([halves[byte & 15], halves[byte >> 4]], dim=-1)

@@ -82,7 +82,7 @@ class SafetensorsFile:
         self._entries = self._read_header(mapped[_LENGTH : self._begin])
 
     def __iter__(self) -> Iterator[str]:
-        """Names, in the order of the header."""
+        """Yield the names, in the order of the header."""
         return iter(self._entries)
 
     def dtype(self, name: str) -> str:
@@ -93,11 +93,11 @@ class SafetensorsFile:
         return self._entries[name].shape
 
     def form(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Dtype and shape."""
+        """Return dtype and shape."""
         return self._entries[name][:2]
 
     def held(self, name: str) -> Tensor:
-        """Its bytes [n] uint8, a view of the file."""
+        """Return its bytes [n] uint8, a view of the file."""
         _, _, begin, end = self._entries[name]
         if begin == end:
             return torch.empty(0, dtype=torch.uint8)
@@ -176,11 +176,11 @@ class PendingChecks:
         self._bytes = 0
 
     def finite(self, scales: Tensor, error: Error) -> None:
-        """And not negative. scales: float32."""
+        """Check that scales, float32, are finite and not negative."""
         self._add(self._scales, scales, error)
 
     def without_nan(self, codes: Tensor, error: Error) -> None:
-        """codes: e4m3."""
+        """Check that codes, e4m3, have no NaN."""
         self._add(self._codes, codes, error)
 
     def done(self) -> None:
@@ -243,7 +243,7 @@ class StoredTensors:
         self._closed = False
 
     def close(self) -> None:
-        """Nothing is read any more. Idempotent."""
+        """Forbid later reads. Idempotent."""
         self._closed = True
 
     def __contains__(self, name: object) -> bool:
@@ -264,7 +264,7 @@ class StoredTensors:
         return self._files[name].dtype(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """REQUIRES: it is there."""
+        """Return the shape. REQUIRES: the tensor exists."""
         return self._files[name].shape(name)
 
     def read(self, name: str, part: Part = WHOLE) -> Tensor:
@@ -294,7 +294,7 @@ class StoredTensors:
         return torch.cat(held).view(dtype).view(len(names), *self.shape(names[0]))
 
     def took(self, name: str) -> None:
-        """It is known, and needs no reading."""
+        """Mark the tensor as known, without reading it."""
         self._unread.pop(name, None)
 
     def unread(self) -> Iterator[str]:

@@ -218,8 +218,8 @@ def has_draft_layer(directory: Path | str) -> bool:
 
 
 def rows_together(directory: Path | str, config: ModelConfig) -> int:
-    """How many rows of the model's head share scales; 1: each has its own, or there are none.
-    Raises WeightsError, ModelConfigError."""
+    """Return the number of rows of the model's head with a common scale. 1: each row has its own,
+    or there are no scales. Raises WeightsError, ModelConfigError."""
     if config.tied:
         return 1
     with Checkpoint(Path(directory)) as source:
@@ -231,16 +231,16 @@ _DIGESTED_AT_ONCE = 8
 
 
 def file_digest(path: Path) -> bytes:
-    """SHA-256 of the file. Raises OSError."""
+    """Return the SHA-256 of the file. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 
 
 def weights_digest(directory: Path | str, digest_of: Callable[[Path], bytes] = file_digest) -> str:
-    """SHA-256 (hex) over the contents of the folder's safetensors files in name order.
+    """Return the SHA-256 (hex) over the digests of the folder's safetensors files in name order.
 
-    digest_of: a file's, any thread. Reads every byte, so call it once a process. Raises
-    WeightsError.
+    digest_of: returns a file's digest, on any thread. Every byte is read, so call it once a
+    process. Raises WeightsError.
     """
 
     def digest(path: Path) -> bytes:
@@ -317,11 +317,11 @@ class Checkpoint:
             self.close()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the files. Idempotent."""
         self._tensors.close()
 
     def __len__(self) -> int:
-        """Tensors in its files."""
+        """Return the number of tensors in its files."""
         return len(self._tensors)
 
     def has(self, name: str) -> bool:
@@ -377,7 +377,7 @@ class Checkpoint:
         check_left_over(self._tensors, self._prefix, elsewhere, drafts=drafts)
 
     def check_kernels(self, device: torch.device) -> None:
-        """Raises UnservedKind."""
+        """Raise UnservedKind if the device has no kernels for the weights."""
         if device.type == "cpu":
             return
         for name in self._tensors:

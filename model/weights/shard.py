@@ -26,7 +26,7 @@ class UnfitSize(ModelConfigError):
 
 
 class ExpertCut(Enum):
-    """How routed experts are shared out."""
+    """Division of routed experts among ranks."""
 
     BY_WIDTH = "tensor"
     """A part of each expert's inner width on every rank."""
@@ -47,7 +47,7 @@ class Shard:
         return share(pieces, self.ranks, self.rank)
 
     def part(self, config: ModelConfig) -> ModelConfig:
-        """The model with this rank's heads and widths. Raises UnfitSize."""
+        """Return the model's config with this rank's heads and widths. Raises UnfitSize."""
         check_fits(config, self)
         vocabulary = self.of(config.vocab) if cuts_vocabulary(config, self) else None
         return replace(
@@ -85,7 +85,7 @@ def fitting_sizes(config: ModelConfig, experts: ExpertCut) -> list[int]:
 
 
 def check_fits(config: ModelConfig, shard: Shard) -> None:
-    """Raises UnfitSize."""
+    """Raise UnfitSize if the model cannot be divided so."""
     if shard.experts is ExpertCut.BY_EXPERT and isinstance(config.feed_forward, DenseShape):
         raise UnfitSize(
             "the model has no experts to share out: leave --expert-parallel out, and it is cut as "
@@ -162,7 +162,7 @@ class Cut:
         return tuple((*before, slice(span.start, span.stop)) for span in self.spans)
 
     def whole(self, share: tuple[int, ...]) -> tuple[int, ...]:
-        """The whole tensor's shape, of the shape of the rank's share."""
+        """Return the whole tensor's shape, from the shape of the rank's share."""
         return (*share[: self.dim], self.size, *share[self.dim + 1 :])
 
 
@@ -234,7 +234,7 @@ def _of_width(shard: Shard, leaf: str, width: int) -> Cut | None:
 
 
 def _cut(shard: Shard, dim: int, *segments: tuple[int, int]) -> Cut:
-    """segments: (pieces, elements) of each, end to end."""
+    """Return the cut. segments: (pieces, elements) of each, end to end."""
     spans, begin = [], 0
     for pieces, size in segments:
         each, own = size // pieces, shard.of(pieces)

@@ -54,7 +54,7 @@ class TensorSource(Protocol):
 def stacked(
     source: TensorSource, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype
 ) -> Matrix:
-    """TensorSource.stack(), one by one."""
+    """Stack the matrices, read one by one."""
     return Matrix.stacked([source.matrix(name, shape, dtype) for name in names], names)
 
 

@@ -50,7 +50,7 @@ class Companions:
         return None
 
     def scale(self, suffix: str) -> str | None:
-        """suffix: one of WEIGHT_SCALES."""
+        """Return the name of an existing scale; None without one. suffix: one of WEIGHT_SCALES."""
         return next((name for name in self._named(suffix) if name in self.existing), None)
 
     def scales(self) -> Iterator[str]:
@@ -125,7 +125,7 @@ class StackedTensors:
         return (len(self._columns[name]), *self._tensors.shape(name))
 
     def read(self, name: str, part: Part = WHOLE) -> Tensor:
-        """Contiguous, in new memory. REQUIRES: all of it."""
+        """Return the whole stack, contiguous, in new memory. REQUIRES: no `part`."""
         assert part == WHOLE, "a stack is read whole"
         return self._tensors.read_stack(self._columns[name])
 

@@ -97,7 +97,7 @@ class _Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Idempotent. Returns once the process has ended."""
+        """Stop the thread and the process. Idempotent. Returns once the process has ended."""
         with self._lock:
             if self._stops:
                 return
@@ -171,7 +171,7 @@ _read_reply = msgspec.msgpack.Decoder(Reply)
 
 
 def outcome_raised(verdict: Verdict) -> None:
-    """Raises GrammarError, GrammarsBusy or GrammarsUnavailable, unless the grammar passed."""
+    """Raise GrammarError, GrammarsBusy or GrammarsUnavailable, unless the grammar passed."""
     match verdict.outcome:
         case Outcome.REFUSED:
             raise GrammarError(verdict.reason)

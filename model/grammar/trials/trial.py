@@ -58,7 +58,7 @@ class Trees:
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> "Trees":
-        """Raises GrammarsUnavailable."""
+        """Build both trees. Raises GrammarsUnavailable."""
         return cls(token_tree(vocabulary), token_tree(ALL_BYTES))
 
 

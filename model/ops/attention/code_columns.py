@@ -70,8 +70,8 @@ def key_numbers(words, dtype: tl.constexpr):
 
 @triton.jit
 def value_numbers(words, dtype: tl.constexpr):
-    """words int32 [TILE, W] as numbers [TILE, 4 W]: first the lowest codes of all words, then the
-    next ones."""
+    """Return words int32 [TILE, W] as numbers [TILE, 4 W]: first the lowest codes of all words,
+    then the next ones."""
     TILE: tl.constexpr = words.shape[0]
     W: tl.constexpr = words.shape[1]
     if HAS_INSTRUCTIONS and dtype == tl.float16:
@@ -110,6 +110,6 @@ def _code(words, number: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def _halves(pairs):
-    """int32, of two float16 each, as those, [..., 2]."""
+    """Return int32, each with two float16 of pairs, [..., 2]."""
     lower = pairs.to(tl.int16).to(tl.float16, bitcast=True)
     return tl.join(lower, (pairs >> 16).to(tl.int16).to(tl.float16, bitcast=True))

@@ -74,7 +74,8 @@ class ContextBlocks:
         return ContextBlocks(tuple(blocks), block_rows, attend)
 
     def served(self, tile_rows: int) -> dict[int, int]:
-        """Keys served, by the first row of every tile of a block."""
+        """Return the number of keys served by blocks, for the first row of every tile of
+        `tile_rows` rows."""
         return {
             row: block.keys
             for block in self.blocks
@@ -82,8 +83,8 @@ class ContextBlocks:
         }
 
     def run(self, q: Tensor, kv: Tensor, page_table: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs [T, query_heads, head_dim] like q and their log-sums [T, query_heads] float32;
-        rows of no block are left unwritten. kv dense, page_table as for our kernel."""
+        """Return outputs [T, query_heads, head_dim] like q and their log-sums [T, query_heads]
+        float32. Rows outside blocks are left unwritten. kv dense, page_table as for our kernel."""
         output = torch.empty_like(q)
         sums = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         for sequence in sorted({block.sequence for block in self.blocks}):
@@ -164,7 +165,7 @@ def block_rows_of(config: ModelConfig, device: torch.device) -> int:
 
 
 def cudnn_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """`DenseAttention`, in 16-bit types."""
+    """Compute `DenseAttention` in 16-bit types."""
     q, k, v = (x.unsqueeze(0).transpose(1, 2) for x in (q, k, v))
     result = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)
     return result[0].squeeze(0).transpose(0, 1), result[1].view(q.shape[1:3]).transpose(0, 1)

@@ -121,7 +121,7 @@ def merge_splits(outputs: Tensor, weights: Tensor, source: GateSource, like: Ten
 def share_of_program(
     context_lens, rows, batch, programs, PAGE_TOKENS: tl.constexpr, BATCH_BLOCK: tl.constexpr
 ):
-    """Running page counts of the batch's sequences, [BATCH_BLOCK], and pages a program."""
+    """Return running page counts of the batch's sequences, [BATCH_BLOCK], and pages a program."""
     every = tl.arange(0, BATCH_BLOCK)
     live = every < tl.minimum(batch, tl.load(rows, cache_modifier=".cg"))
     lengths = tl.load(context_lens + every, mask=live, other=0, cache_modifier=".cg")
@@ -141,7 +141,8 @@ def _joined(
     SLICE: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Parts first, ..., last - 1, `step` rows apart, by their weights: the elements [SLICE]."""
+    """Return the elements [SLICE] of parts first, ..., last - 1, `step` rows apart, joined by their
+    weights."""
     largest = tl.full([STEP], -1.0e30, tl.float32)
     total = tl.zeros([STEP], tl.float32)
     joined = tl.zeros([STEP, SLICE], tl.float32)
@@ -258,7 +259,7 @@ def _splits_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shape of the 9B model."""
+    """Return the compile specs in the shape of the 9B model."""
     parts, rows = "outputs weights", "context_lens rows"
     heads = {"HEADS": 16, "HEAD_DIM": 256, "DEPENDENT": True}
     batch = heads | {"TOKENS": 1, "PAGE_TOKENS": 64}

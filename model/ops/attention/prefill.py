@@ -240,7 +240,8 @@ def _split_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shape of the 9B model, bfloat16 and float32, numbers and FP8 rows."""
+    """Return the compile specs in the shape of the 9B model, bfloat16 and float32, numbers and FP8
+    rows."""
     heads = {"HEADS": 16, "GROUP": 4, "HEAD_DIM": 256, "PAGE_TOKENS": 64}
 
     def spec(

@@ -46,7 +46,8 @@ class PrefillTiles:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "PrefillTiles":
-        """lengths: tokens of each sequence in this forward; context_lens: tokens before them."""
+        """Make the tiles. lengths: tokens of each sequence in this forward; context_lens: tokens
+        before them."""
         context = ContextBlocks((), tile_rows(dtype), cudnn_attention)
         if device.type == "cuda" and dtype.itemsize == 2:
             rows = block_rows_of(config, device)
@@ -88,7 +89,8 @@ class PrefillTiles:
 
 
 def _splits(programs: int, longest: int, device: torch.device) -> int:
-    """Parts of each context: enough to fill the device, and no shorter than is worth a program."""
+    """Return the number of parts of each context: enough to fill the device, and each long enough
+    to be worth a program."""
     if device.type != "cuda":
         return 1
     processors = torch.cuda.get_device_properties(device).multi_processor_count

@@ -115,12 +115,13 @@ def paged_attention(
 
 
 def write_pages(k: Tensor, v: Tensor, kv: Tensor, plan: AttentionPlan) -> None:
-    """Keys and values of the batch's tokens, as for paged_attention()."""
+    """Write keys and values of the batch's tokens, as for paged_attention()."""
     write_rows(k, v, kv, (plan.write_pages, plan.write_offsets))
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """q [t, query_heads, d]; k, v [kv_heads, context, d]; returns [t, query_heads, d]."""
+    """Return attention [t, query_heads, d] of q [t, query_heads, d]; k, v [kv_heads, context,
+    d]."""
     tokens, heads, dim = q.shape
     kv_heads = k.shape[0]
     group = heads // kv_heads
@@ -141,8 +142,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def naive_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """`DenseAttention` of long_context.py, step by step: (output like q, log of the sum of
-    exponentials [rows, query_heads] float32).
+    """Compute `DenseAttention` of long_context.py step by step. Return (output like q, log of the
+    sum of exponentials [rows, query_heads] float32).
 
     q [rows, query_heads, dim]; k, v [keys, kv_heads, dim]; nothing is masked.
     """

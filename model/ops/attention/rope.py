@@ -44,7 +44,8 @@ class RotaryAngles:
         return RotaryAngles(slowed * (1 - kept) + 1.0 / powers * kept, yarn.attention_factor)
 
     def table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, each [T, 1, rotary_dim / 2] float32, of positions [T] on any device."""
+        """Return cos and sin, each [T, 1, rotary_dim / 2] float32, of positions [T] on any
+        device."""
         angles = positions.float()[:, None, None] * self.frequencies.to(positions.device)
         return angles.cos() * self.scale, angles.sin() * self.scale
 
@@ -65,9 +66,11 @@ def _mixed_pairs(rotary_dim: int, theta: float, yarn: Yarn) -> tuple[float, floa
 
 
 def rotary_cache(config: ModelConfig, positions: int, device: torch.device) -> Tensor:
-    """[positions, 2, rotary_dim / 2] float32: cos, then sin, of every position; made at start-up.
+    """Return [positions, 2, rotary_dim / 2] float32: cos, then sin, of every position; made at
+    start-up.
 
-    A table gives the oracle's angles to the last bit, and costs a token 1% of the kernel's bytes.
+    A table gives the reference's angles to the last bit, and costs a token 1% of the kernel's
+    bytes.
     """
     cos, sin = RotaryAngles.of(config).table(torch.arange(positions, device=device))
     return torch.cat([cos, sin], dim=1)
@@ -80,7 +83,8 @@ def rotary_cache_bytes(config: ModelConfig, positions: int) -> int:
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, heads, head_dim]; its first rotary_dim elements are turned, the rest pass."""
+    """Return x [T, heads, head_dim] with its first rotary_dim elements rotated and the rest
+    unchanged."""
     half = cos.shape[-1]
     first, second, rest = x.split_with_sizes([half, half, x.shape[-1] - 2 * half], dim=-1)
     turned = (first * cos - second * sin, second * cos + first * sin)

@@ -45,7 +45,7 @@ class TileGroup:
 
 
 def tile_groups(tiles: Sequence[PlannedTile], device: torch.device) -> tuple[TileGroup, ...]:
-    """All of the tiles; in each group in their order."""
+    """Return all of the tiles in groups; each group keeps their order."""
     spans = _spans(tiles)
     groups: list[list[int]] = []
     room = 0
@@ -69,7 +69,7 @@ def turned_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
 
 
 def on_device(rows: Sequence[Sequence[int]] | Tensor, device: torch.device) -> Tensor:
-    """int32; copied without a wait."""
+    """Return the rows on the device, int32, copied without a wait."""
     packed = torch.as_tensor(rows, dtype=torch.int32)
     if device.type == "cuda":
         packed = packed.pin_memory()

@@ -196,8 +196,8 @@ def _attention_verify_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """9B with 3 and with 7 drafts, and 3 of 35B-A3B's half of heads, bfloat16; and one token of the
-    draft layer; likewise of FP8 rows."""
+    """Return the compile specs of 9B with 3 and with 7 drafts, and of 3 drafts with 35B-A3B's half
+    of heads, bfloat16; one token of the draft layer; the same for FP8 rows."""
 
     def spec(
         drafts: int, kv_heads: int, group: int, first_key: int = 0, *, fp8: bool = False

@@ -122,7 +122,7 @@ def _folded_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shape of the 9B model."""
+    """Return the compile specs in the shape of the 9B model."""
     sizes = {"WIDTH": 4096, "BLOCK": 4096}
     return [
         KernelSpec.of(

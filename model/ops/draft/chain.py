@@ -182,7 +182,7 @@ def _advance(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shape of the 9B model."""
+    """Return the compile specs in the shape of the 9B model."""
     integers = "tokens positions context_lens left rows"
     starts = "places lanes slots last_tokens width drawn ids counts"
     sizes = {"WIDTH": 4096, "BLOCK": 4096}

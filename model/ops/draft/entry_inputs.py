@@ -107,7 +107,7 @@ def _draft_entry_inputs_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shape of the 9B model."""
+    """Return the compile specs in the shape of the 9B model."""
     sizes = {"WIDTH": 4096, "BLOCK": 4096}
 
     def spec(name: str, constants: dict[str, object], integers: str) -> KernelSpec:

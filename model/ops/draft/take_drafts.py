@@ -45,6 +45,6 @@ def _draft_take_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Rows of three drafts."""
+    """Return the compile specs for rows of three drafts."""
     integers = "ids counts taken lanes drafts"
     return [KernelSpec.of("draft_take", _draft_take_kernel, {"BLOCK": 4}, 1, i32=integers)]

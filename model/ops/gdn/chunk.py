@@ -155,7 +155,7 @@ def _chunk_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """9B, 4B and 35B-A3B in bfloat16."""
+    """Return the compile specs of 9B, 4B and 35B-A3B in bfloat16."""
     sizes = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "CHUNK": CHUNK}
     constants = sizes | {"OPERAND": tl.float16}
     floats = "decay_rate dt_bias gates"

@@ -13,7 +13,7 @@ from .math import sigmoid, softplus
 
 @triton.jit
 def conv_taps(weight, channel, exists, WIDTH: tl.constexpr):
-    """weight [channels, WIDTH]: one block a token of the window, float32."""
+    """Return the taps of weight [channels, WIDTH]: one block a token of the window, float32."""
     taps = tl.tuple(())
     for tap in tl.static_range(WIDTH):
         loaded = tl.load(weight + channel * WIDTH + tap, mask=exists, other=0.0)

@@ -182,7 +182,7 @@ def _step(
     plan: SteppedPlan,
     output: Tensor,
 ) -> None:
-    """Fills the plan's rows of output; stores its states."""
+    """Fill the plan's rows of output; store its states."""
     slots = dict(plan.saves)
     after = state[plan.read_slot : plan.read_slot + 1].float()
     for offset, row in enumerate(range(plan.start, plan.stop), 1):
@@ -196,5 +196,5 @@ def _step(
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    """x [T, heads, ...] by (token, head) pairs: [chunks, heads, CHUNK_TOKENS, ...]."""
+    """Return x [T, heads, ...] by (token, head) pairs: [chunks, heads, CHUNK_TOKENS, ...]."""
     return x.flatten(0, 1).index_select(0, index.flatten()).view(*index.shape, *x.shape[2:])

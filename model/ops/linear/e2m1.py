@@ -55,7 +55,7 @@ def halves(packed, dtype: tl.constexpr):
 
 @triton.jit
 def _number(code):
-    """The value of a code, float32."""
+    """Return the value of a code, float32."""
     exponent, mantissa = ((code >> 1) & 3).to(tl.int32), (code & 1).to(tl.float32)
     whole = (2.0 + mantissa) * (1 << exponent).to(tl.float32)
     size = 0.25 * tl.where(exponent == 0, 2.0 * mantissa, whole)
@@ -73,8 +73,8 @@ def group_scales(groups, dtype: tl.constexpr):
 
 @triton.jit
 def grouped_halves(packed, low, high, dtype: tl.constexpr):
-    """packed [64, ROWS] with the scales of low and high groups [4, ROWS] e4m3 -> two tiles [64,
-    ROWS]: value * group * 2^-7."""
+    """Turn packed [64, ROWS], with the scales of low and high groups [4, ROWS] e4m3, into two tiles
+    [64, ROWS]: value * group * 2^-7."""
     ROWS: tl.constexpr = packed.shape[1]
     first, second = halves(packed, dtype)
     low = _each_column(group_scales(low, dtype).to(dtype), ROWS)
@@ -89,7 +89,7 @@ def grouped_halves(packed, low, high, dtype: tl.constexpr):
 
 @triton.jit
 def _each_column(scales, ROWS: tl.constexpr):
-    """[4, ROWS] of groups as [64, ROWS] of columns."""
+    """Return [4, ROWS] of groups as [64, ROWS] of columns."""
     return tl.reshape(tl.broadcast_to(scales[:, None, :], [4, 16, ROWS]), [64, ROWS])
 
 

@@ -13,7 +13,7 @@ from tasuki.utils.triton.instructions import HAS_INSTRUCTIONS
 
 @triton.jit
 def turned(codes, dtype: tl.constexpr):
-    """codes of any shape, at least four a thread in a row, as dtype."""
+    """Return codes of any shape, at least four a thread in a row, as dtype."""
     if HAS_INSTRUCTIONS and dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
             """{

@@ -74,8 +74,8 @@ _EXACT = Tile(32, 16, 1, 2, 4)
 
 
 def split_for(tiles: int, columns: int) -> int:
-    """Shares of the columns, a power of two: until there are enough programs, or too few columns a
-    program."""
+    """Return the number of shares of the columns, a power of two. It grows until there are enough
+    programs, or too few columns a program."""
     split = 1
     while tiles * split < _PROGRAMS and columns >= 2 * split * _LEAST_BLOCKS * GROUP:
         split *= 2
@@ -163,8 +163,8 @@ def multiply(
 
 
 def fp8_product_swiglu(x: Tensor, gate_up: Fp8, tile: Tile | None = None) -> Tensor:
-    """silu(gate) * up [B, width] in x's dtype of x's product with gate_up [2 * width, columns]; no
-    rounding between."""
+    """Return silu(gate) * up [B, width] in x's dtype of x's product with gate_up [2 * width,
+    columns]; no rounding between."""
     rows, columns = gate_up.shape
     tile = tile or tile_for(x.shape[0], rows, columns, x.dtype, tallest(x.device))
     output = x.new_empty(x.shape[0], rows // 2)
@@ -228,7 +228,8 @@ def _are_copied(*matrices: Tensor) -> bool:
 def _tiles(
     x: Tensor, values: Tensor, tile: Tile, *, swiglu: bool
 ) -> tuple[TensorDescriptor, TensorDescriptor]:
-    """x and the weights by tiles of 128 columns; with SwiGLU gate above up in each of weights."""
+    """Return descriptors of x and the weights by tiles of 128 columns; with SwiGLU, each tile of
+    weights has gate above up."""
     of_x, of_values = _boxes(tile, swiglu=swiglu)
     halves = values.unflatten(0, (of_values[0], -1))
     return (
@@ -331,7 +332,8 @@ def _fp8_product_kernel(
     SCALE_COLUMNS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """output [batch, rows + tail_rows], or a part for each share; of SWIGLU [batch, rows / 2]."""
+    """Write output [batch, rows + tail_rows], or a part for each share; with SWIGLU [batch, rows /
+    2]."""
     blocks: tl.constexpr = (COLUMNS + 127) // 128
     share: tl.constexpr = (blocks + SPLIT - 1) // SPLIT
     TALL: tl.constexpr = ROWS // 2 if SWIGLU else ROWS
@@ -405,7 +407,8 @@ def _fp8_product_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """out_proj, gate_up and in_proj of 9B, block scales, at each size of batch."""
+    """Return the compile specs of out_proj, gate_up and in_proj of 9B, block scales, at each size
+    of batch."""
 
     def spec(name: str, batch: int, rows: int, columns: int, **absent: object) -> KernelSpec:
         tile = tile_for(batch, rows, columns, torch.bfloat16)

@@ -19,7 +19,7 @@ from .swiglu import swiglu
 
 
 def row_product(x: Tensor, matrix: Matrix) -> Tensor:
-    """[B, out] in x's dtype; x [B, in] contiguous."""
+    """Return [B, out] in x's dtype; x [B, in] contiguous."""
     match matrix.segments:
         case [Plain(values)]:
             return gemv(x, values)
@@ -31,7 +31,7 @@ def row_product(x: Tensor, matrix: Matrix) -> Tensor:
 def normed_row_product(
     branch: Tensor | None, residual: Tensor, norm: Tensor, eps: float, matrix: Matrix
 ) -> tuple[Tensor, Tensor]:
-    """(product [B, out], next residual), as `gemv.norm_gemv`; may overwrite residual."""
+    """Return (product [B, out], next residual), as `gemv.norm_gemv`; may overwrite residual."""
     match matrix.segments:
         case [Plain(values)]:
             return norm_gemv(branch, residual, norm, eps, values)
@@ -49,7 +49,7 @@ def normed_row_product(
 def normed_row_swiglu(
     branch: Tensor, residual: Tensor, norm: Tensor, eps: float, gate_up: Matrix
 ) -> tuple[Tensor, Tensor]:
-    """(activations [B, width], next residual), as `gemv.norm_gemv_swiglu`; may overwrite
+    """Return (activations [B, width], next residual), as `gemv.norm_gemv_swiglu`; may overwrite
     residual."""
     match gate_up.segments:
         case [Plain(values)]:

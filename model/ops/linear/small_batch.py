@@ -46,8 +46,8 @@ def is_one_round(weight: Tensor) -> bool:
 
 
 def small_batch(x: Tensor, weight: Tensor, tile: Tile = _TILE) -> Tensor:
-    """[B, rows] in x's dtype; x [B, columns] contiguous, bf16, B at most MOST_ROWS; weight [rows,
-    columns] contiguous, columns a multiple of the tile's."""
+    """Return [B, rows] in x's dtype; x [B, columns] contiguous, bf16, B at most MOST_ROWS; weight
+    [rows, columns] contiguous, columns a multiple of the tile's."""
     batch, columns = x.shape
     rows = weight.shape[0]
     output = x.new_empty(batch, rows)
@@ -103,7 +103,7 @@ def _small_batch_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """out_proj and down of 9B."""
+    """Return the compile specs of out_proj and down of 9B."""
     tile = {"BATCH": MOST_ROWS, "ROWS": _TILE.rows, "BLOCK": _TILE.columns, "STAGES": _TILE.stages}
     constants = tile | {"DEPENDENT": True}
     return [

@@ -113,7 +113,7 @@ def _routed(x: Tensor, weights: MoeWeights, shape: MoeShape, rows: Tensor, phase
 def _gate_up(
     x: Tensor, matrices: Matrix, permutation: Permutation, rows: Tensor, phase: Phase
 ) -> Tensor:
-    """[T * chosen, 2 * inner] in expert order."""
+    """Return [T * chosen, 2 * inner] in expert order."""
     positions, ends = permutation.positions, permutation.ends
     weight = matrices.only
     if isinstance(weight, NvFp4Halves):
@@ -130,7 +130,7 @@ def _gate_up(
 
 
 def _down(both: Tensor, matrices: Matrix, ends: Tensor, phase: Phase) -> Tensor:
-    """silu(gate) * up of each pair, times its expert's matrix."""
+    """Return silu(gate) * up of each pair, times its expert's matrix."""
     weight = matrices.only
     if isinstance(weight, NvFp4Halves):
         return grouped_nvfp4(swiglu(both), weight, ends)
@@ -144,7 +144,8 @@ def _down(both: Tensor, matrices: Matrix, ends: Tensor, phase: Phase) -> Tensor:
 
 
 def _grouped(pairs: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
-    """Rows of pairs times their expert's matrix [experts, out, in]; ends as `Permutation.ends`."""
+    """Return rows of pairs times their expert's matrix [experts, out, in]; ends as
+    `Permutation.ends`."""
     # The public name of this, torch.nn.functional.grouped_mm, came after torch 2.11.
     grouped: Tensor = torch._grouped_mm(pairs, matrices.transpose(-1, -2), offs=ends)
     return grouped

@@ -31,8 +31,8 @@ _MANY = Tile(128, 64, 4, 4)
 def grouped_fp8(
     pairs: Tensor, scales: Tensor | None, weight: Fp8, ends: Tensor, tile: Tile | None = None
 ) -> Tensor:
-    """[P, rows] bf16. pairs bf16, or e4m3 with scales [P, groups of 128 columns] float32, both
-    contiguous; weight for kernels; ends [experts] int32, ascending."""
+    """Return [P, rows] bf16. pairs bf16, or e4m3 with scales [P, groups of 128 columns] float32,
+    both contiguous; weight for kernels; ends [experts] int32, ascending."""
     tile = tile or (_FEW if are_few(len(pairs), weight.shape[0]) else _MANY)
     operands = (scales, weight.values, weight.scales)
     return multiply(
@@ -104,7 +104,8 @@ def _fp8_grouped_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """gate_up and down of 35B-A3B in blocks: a step of 128 requests, a chunk of 8192 tokens."""
+    """Return the compile specs of gate_up and down of 35B-A3B in blocks: a step of 128 requests, a
+    chunk of 8192 tokens."""
 
     def spec(name: str, size: tuple[int, int], codes: bool) -> KernelSpec:
         rows, columns = size

@@ -221,7 +221,8 @@ def _swiglu_rows(
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
 ):
-    """silu(gate rows . vector) * (up rows . vector), [ROWS]; up rows follow `inner` gate rows."""
+    """Return silu(gate rows . vector) * (up rows . vector), [ROWS]; up rows follow `inner` gate
+    rows."""
     row = first + tl.arange(0, ROWS)
     gate = tl.sum(
         _products(
@@ -351,7 +352,8 @@ def _of_pair(
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
 ):
-    """Products of those rows of the expert's matrix with the pair's inner vector, weighed."""
+    """Return products of those rows of the expert's matrix with the pair's inner vector,
+    weighed."""
     matrix = matrices + expert * (HIDDEN * elements_of_row(INNER, SCALE_COLUMNS))
     of_expert = scales
     if scales is not None:
@@ -431,7 +433,7 @@ _STORED = {"bf16": (_PLAIN, None), "fp8": (_CODES, GROUP), "nvfp4": (_FOUR_BITS,
 
 
 def compile_specs() -> list[KernelSpec]:
-    """35B-A3B, plain, in FP8 blocks and in NVFP4."""
+    """Return the compile specs of 35B-A3B, plain, in FP8 blocks and in NVFP4."""
     return [spec for stored in _STORED for spec in _specs(stored)]
 
 

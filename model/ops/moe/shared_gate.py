@@ -18,7 +18,7 @@ _WARPS = 8
 def fused_gate_sigmoid_mul_add(
     x: Tensor, gate: Tensor, shared: Tensor, routed: Tensor, rows: Tensor
 ) -> Tensor:
-    """A new tensor [T, hidden]."""
+    """Return the sum as a new tensor [T, hidden]."""
     tokens, hidden = x.shape
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     _gate_sigmoid_mul_add[(tokens,)](
@@ -67,7 +67,7 @@ def _gate_sigmoid_mul_add(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """35B-A3B and 397B-A17B."""
+    """Return the compile specs of 35B-A3B and 397B-A17B."""
     return [
         KernelSpec.of(
             f"moe_gate_sigmoid_mul_add_{hidden}",

@@ -17,14 +17,15 @@ _WITH_SUM = 8
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """[T, hidden] in x's dtype; x [T, hidden], any row stride; weight [hidden] float32, 1 + w."""
+    """Return [T, hidden] in x's dtype; x [T, hidden], any row stride; weight [hidden] float32, 1 +
+    w."""
     return _launched(x, None, weight, eps, _ALONE)
 
 
 def add_rms_norm(
     branch: Tensor, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """(norm of the sum, the sum), both [T, hidden]; the sum overwrites `residual`.
+    """Return (norm of the sum, the sum), both [T, hidden]; the sum overwrites `residual`.
 
     branch [T, hidden], any row stride; residual [T, hidden] contiguous, of the same dtype; weight
     [hidden] float32, 1 + w.
@@ -35,7 +36,7 @@ def add_rms_norm(
 def _launched(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, elements: int
 ) -> Tensor:
-    """elements: a thread."""
+    """Launch the kernel. elements: number of elements a thread."""
     rows, hidden = x.shape
     normed = x.new_empty(rows, hidden)
     _norm_kernel[(rows,)](
@@ -89,7 +90,7 @@ def _norm_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shape of the 9B model."""
+    """Return the compile specs in the shape of the 9B model."""
     sizes = {"HIDDEN": 4096, "BLOCK": 4096, "DEPENDENT": True}
     alone, summed = _warps(4096, _ALONE), _warps(4096, _WITH_SUM)
     return [

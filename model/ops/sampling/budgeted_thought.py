@@ -27,13 +27,13 @@ class BudgetedThought:
         self._left = budget.most
         """Remaining tokens of the thought."""
         self._forced = 0
-        """How many of the closing tokens were drawn, once none is left."""
+        """Number of closing tokens already sampled, once none is left."""
         self._is_over = False
         for token in output:
             self.append(token)
 
     def append(self, token: int) -> None:
-        """The answer's next token."""
+        """Append the answer's next token."""
         if self._is_over:
             return
         if self._may_open:

@@ -104,7 +104,7 @@ class LogitAdjuster:
                 self._count(token, 1)
 
     def append(self, token: int) -> None:
-        """The sequence's next token."""
+        """Append the sequence's next token."""
         if not self.params.follows_output:
             return
         self._output.append(token)
@@ -132,7 +132,7 @@ class LogitAdjuster:
 
     @property
     def counts(self) -> NDArray[np.float32]:
-        """How often each of the seen is in the output."""
+        """Return the count in the output of each seen token."""
         return self._counts[: len(self._places)]
 
     @property
@@ -179,7 +179,7 @@ class LogitAdjuster:
 
     @property
     def reach(self) -> float:
-        """How far below the highest logit min_p still keeps one."""
+        """Return the distance below the highest logit up to which min_p keeps a token."""
         params = self.params
         if not (params.min_p and params.temperature):
             return -math.inf
@@ -211,7 +211,7 @@ class AdjustedRows:
 
     @staticmethod
     def of(adjusters: Sequence[LogitAdjuster]) -> "AdjustedRows":
-        """Row i is adjusters[i]'s, on the CPU."""
+        """Return the rows on the CPU; row i is adjusters[i]'s."""
         params = [item.params for item in adjusters]
         masks = [item.mask() for item in adjusters]
         free = [mask is None for mask in masks]
@@ -265,7 +265,7 @@ class AdjustedRows:
 
 
 def _masks(masks: Sequence[Mask | None]) -> Tensor:
-    """[n, bytes] uint8: bit t % 8 of byte t // 8 is token t's."""
+    """Return [n, bytes] uint8: bit t % 8 of byte t // 8 is token t's."""
     words = next((len(mask) for mask in masks if mask is not None), 0)
     if not words:
         return torch.empty(0, 0, dtype=torch.uint8)
@@ -284,7 +284,7 @@ def _reaches(adjusters: Sequence[LogitAdjuster]) -> Tensor:
 
 
 def _rows(lists: Sequence[Sequence[int] | NDArray[np.int64]]) -> Tensor:
-    """The row of every entry of the lists."""
+    """Return the row of every entry of the lists."""
     lengths = [len(items) for items in lists]
     return torch.from_numpy(np.repeat(np.arange(len(lists), dtype=np.int64), lengths))
 
@@ -320,7 +320,7 @@ def adjusted(logits: Tensor, rows: AdjustedRows) -> Tensor:
 
 
 def _masked_out(masks: Tensor, vocab: int) -> Tensor:
-    """[n, vocab] bool. It takes a byte a logit (engine/assembly/memory_plan.py)."""
+    """Return [n, vocab] bool. It takes a byte a logit (engine/assembly/memory_plan.py)."""
     bits = masks[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=masks.device)
     bits = bits.bitwise_and_(1).bitwise_xor_(1)
     return bits.view(torch.bool).view(len(masks), -1)[:, :vocab]

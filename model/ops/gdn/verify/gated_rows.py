@@ -85,7 +85,7 @@ def _gated_rows_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """9B, 4B and 35B-A3B in bfloat16."""
+    """Return the compile specs of 9B, 4B and 35B-A3B in bfloat16."""
     sizes = {"VALUE_HEADS": 32, "VALUE_DIM": 128, "HEADS": _HEADS, "DEPENDENT": True}
     return [
         KernelSpec.of(

@@ -175,7 +175,8 @@ def _gdn_verify_inputs_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """9B, 4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16."""
+    """Return the compile specs of 9B, 4B and 35B-A3B: 16 key and 32 value heads of 128,
+    bfloat16."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "DIM": 128}
     return [
         KernelSpec.of(

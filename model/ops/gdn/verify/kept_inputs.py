@@ -88,7 +88,7 @@ class KeptTurns:
         )
 
     def of(self, turn: int) -> KeptInputs:
-        """turn: 0 or 1."""
+        """Return one set. turn: 0 or 1."""
         return KeptInputs(self.raw[turn], self.mixed[turn], self.scalars[turn])
 
     def layer(self, index: int) -> LayerInputs:

@@ -29,8 +29,8 @@ def inputs_of(
     VALUE_DIM: tl.constexpr,
     LINE: tl.constexpr,
 ):
-    """q, k [lines, line], v [ROWS] from value `first` on, decay and beta of one head of the token
-    kept there."""
+    """Return q, k [lines, line], v [ROWS] from value `first` on, decay and beta of one head of the
+    kept token."""
     LINES: tl.constexpr = KEY_DIM // LINE
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
     key_head = head // (VALUE_HEADS // KEY_HEADS)
@@ -50,7 +50,7 @@ def inputs_of(
 
 @triton.jit
 def step(state, k, v, decay, beta):
-    """(The state [rows, lines, line] behind the token, its update [rows])."""
+    """Return (the state [rows, lines, line] behind the token, its update [rows])."""
     read = tl.sum(tl.sum(state * k[None, :, :], axis=1), axis=1)
     delta = beta * (v - decay * read)
     return state * decay + delta[:, None, None] * k[None, :, :], delta
