@@ -17,7 +17,7 @@ BUSY = (ErrorKind.OVERLOADED, ErrorKind.QUEUE_TIMEOUT)
 
 
 class Level(IntEnum):
-    """How urgent it is; a node is sorted and marked by its worst."""
+    """Urgency of a fault. A node is sorted and marked by its worst level."""
 
     FINE = 0
     SLOW = 1
@@ -79,7 +79,7 @@ class Standing:
 
 
 AskStanding = Callable[[], Standing]
-"""Returns a node's own word, now."""
+"""Returns a node's own state, now."""
 
 
 def health(

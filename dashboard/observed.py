@@ -62,7 +62,7 @@ class NodeState(Enum):
 
 @dataclass(frozen=True)
 class DiskRoom:
-    """Bytes of a file system. free: writable by a user without privileges. total: all."""
+    """Bytes of a file system. free: available to a user without privileges. total: all."""
 
     free: int
     total: int

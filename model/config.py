@@ -18,7 +18,7 @@ _DENSE_TYPES = frozenset({"qwen3_5", "qwen3_5_text"})
 _MOE_TYPES = frozenset({"qwen3_5_moe", "qwen3_5_moe_text"})
 
 _MOST_TOKENS = 2**31
-"""Ids are int32 everywhere."""
+"""Bound of token ids, because ids are int32 everywhere."""
 
 _ONLY: tuple[tuple[str, object], ...] = (
     ("hidden_act", "silu"),

@@ -22,7 +22,8 @@ from .config import DenseShape, ModelConfig, MoeShape
 
 @dataclass(frozen=True)
 class PrefillFlops:
-    """linear: FLOPs a token; quadratic: FLOPs of a token for each token before it."""
+    """FLOPs of a prefill. linear: FLOPs a token; quadratic: FLOPs of a token for each token before
+    it."""
 
     linear: float
     quadratic: float

@@ -185,7 +185,7 @@ class Phase(Enum):
 
 
 class LayerHooks(Protocol):
-    """Called on the thread of the forward for every layer of any kind, in order."""
+    """Hooks called on the thread of the forward for every layer of any kind, in order."""
 
     def before_layer(self, layer: int) -> None:
         """Note that the layer will begin. It has read nothing of the arena yet. The call may block
@@ -212,7 +212,7 @@ class LayerHooks(Protocol):
 
 
 class NullHooks(LayerHooks):
-    """Watches nothing."""
+    """Hooks without an action."""
 
 
 class Reduce(Protocol):

@@ -137,7 +137,8 @@ def _added(path: Path) -> set[int]:
 
 @dataclass(frozen=True)
 class DraftHead:
-    """ids [n] int64 of a vocabulary of `vocab` tokens; head [n, hidden]: their rows, a copy."""
+    """Possible drafts. ids [n] int64 of a vocabulary of `vocab` tokens; head [n, hidden]: their
+    rows, a copy."""
 
     ids: Tensor
     head: Matrix
@@ -161,7 +162,8 @@ class DraftHead:
 
 
 class Qwen35Model:
-    """REQUIRES: the arena's layout is config.cache_layout(...); ids of a batch are inside it."""
+    """The model. REQUIRES: the arena's layout is config.cache_layout(...); ids of a batch are
+    inside it."""
 
     def __init__(
         self,

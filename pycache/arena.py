@@ -111,7 +111,8 @@ class CopyKind(IntEnum):
 
 
 class CopyOp(NamedTuple):
-    """Ids of pages or slots. A ZERO_SLOT reads nothing: its source is its destination."""
+    """One copy, by ids of pages or slots. A ZERO_SLOT reads nothing: its source is its
+    destination."""
 
     kind: CopyKind
     source: int
@@ -169,7 +170,7 @@ def _page_words(arena: Arena, page: int) -> torch.Tensor:
 
 
 PagePairs = Sequence[tuple[int, int]]
-"""(source, target) of each."""
+"""Pairs of (source, target)."""
 
 
 def copy_pages_across(source: Arena, target: Arena, pages: PagePairs) -> None:

@@ -45,7 +45,7 @@ class CacheEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class EventGap:
-    """Events first_lost up to resync_from do not come one by one."""
+    """A gap in the events: those from first_lost up to resync_from are not delivered one by one."""
 
     first_lost: int
     resync_from: int

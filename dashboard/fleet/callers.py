@@ -27,8 +27,8 @@ from .samples import (
 
 @dataclass(frozen=True)
 class Targets:
-    """first_token: from a request's arrival to its first token. per_token: the mean over a
-    request's tokens after the first."""
+    """Latency targets, in seconds. first_token: from a request's arrival to its first token.
+    per_token: the mean over a request's tokens after the first."""
 
     first_token: float = 2.0
     per_token: float = 0.1

@@ -65,9 +65,9 @@ class FleetNode:
         """Its clients' recent waits for the first token."""
         self.per_token: Buckets = {}
         self.links: dict[str, Link] = {}
-        """From prefill nodes, by their names."""
+        """Links from prefill nodes, by the nodes' names."""
         self.callers: dict[str, CallerLoad] = {}
-        """By their names."""
+        """Loads of callers, by name."""
         self.level = Level.FINE
         self.row: dict[str, Any] = {}
         """The node's row in the table of nodes, as JSON."""
@@ -273,7 +273,7 @@ ORDERS: dict[str, Order] = {
     "queue": _largest("waiting"),
     "hit": _by_hit,
 }
-"""How the table of nodes can be sorted."""
+"""Orders of the table of nodes, by name."""
 
 
 class Fleet:

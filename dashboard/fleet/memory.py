@@ -25,7 +25,7 @@ from .samples import (
 ARENA = "arena"
 MOST_TIERS = 4
 LARGEST = 1e18
-"""Bytes; sums of them stay finite."""
+"""Largest size in bytes; sums of it stay finite."""
 
 _TIER = "tier"
 

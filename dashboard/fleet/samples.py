@@ -88,10 +88,10 @@ WANTED = frozenset(
 
 
 Labels = tuple[tuple[str, str], ...]
-"""Names and values, in the order of their names."""
+"""Label names and values, in the order of the names."""
 
 Samples = dict[str, dict[Labels, float]]
-"""By a sample's name and its labels."""
+"""Values by a sample's name and its labels."""
 
 NO_LABELS: Labels = ()
 
@@ -279,7 +279,7 @@ def _bound(text: str) -> float | None:
 
 
 SPAN_SECONDS = 60.0
-"""Rates and percentiles are of so long, or of as long as the node is known."""
+"""Span of rates and percentiles. It is shorter for a node known for a shorter time."""
 
 _KEPT = 4
 _GROWING = (GENERATED, ANSWERED[0], LOOKED_UP[0])
@@ -304,7 +304,7 @@ class RecentSamples:
         self._kept: deque[tuple[float, Samples]] = deque()
         self.latest: Samples = {}
         self.gained: Gained | None = None
-        """Lately; None until two samples are there."""
+        """Recent gains; None before two samples."""
 
     def take(self, at: float, samples: Samples) -> None:
         """Record samples. at: seconds of a monotonic clock."""

@@ -136,7 +136,8 @@ _FRESH = 512
 
 @dataclass(frozen=True)
 class EventsSince:
-    """next: the number to go on with. missed: how many events are forgotten already."""
+    """Events from a number on. next: the number of the following event. missed: number of forgotten
+    events."""
 
     events: tuple[Event, ...]
     next: int

@@ -43,7 +43,7 @@ _KEPT = 3600 // _WIDTH
 _MOST_VALUES = 512
 
 Spread = dict[str, float]
-"""p50 and p95."""
+"""The percentiles p50 and p95."""
 
 
 class _Interval:
@@ -138,7 +138,7 @@ _KEPT_SECONDS = 3600
 class HitIntervals:
     def __init__(self) -> None:
         self.totals: Counter[str] = Counter()
-        """prompt, usable, kv, requests, and `lost.CAUSE` of each cause."""
+        """Token counts: prompt, usable, kv, requests, and `lost.CAUSE` of each cause."""
         self._intervals: deque[tuple[int, Counter[str]]] = deque()
 
     def add(self, at: float, prompt_tokens: int, hit: dict[str, Any] | None) -> None:

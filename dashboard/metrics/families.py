@@ -41,7 +41,8 @@ def _filled(
     text: str,
     *value: str | float | Mapping[str, float],
 ) -> Metric:
-    """Fill the family. value: one number, or a label and the number of each of its values."""
+    """Return the family with its numbers. value: one number, or a label and the number of each of
+    its values."""
     match value:
         case (int(number) | float(number),):
             return family(f"tasuki_{name}", text, value=number)
@@ -65,7 +66,7 @@ def histogram(name: str, text: str, spread: TimeSpread) -> Metric:
 
 
 class Instruments:
-    """Borrows its registry."""
+    """Constructors of counting metrics. Borrows its registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

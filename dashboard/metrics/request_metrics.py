@@ -298,7 +298,7 @@ class CallerMetrics:
         self._targets = TargetMetrics(made)
         self._named: set[str] = set()
         self._callers: OrderedDict[RequestId, tuple[str, int]] = OrderedDict()
-        """With the request's priority."""
+        """Caller and priority of each request in flight."""
 
     def observe(self, message: Submit | Finished | Rejected) -> None:
         match message:

@@ -26,7 +26,7 @@ from tasuki.model.weights.matrix import Matrix
 
 
 class Operators(Protocol):
-    """One forward of T tokens."""
+    """Operators of one forward of T tokens."""
 
     def norm_project(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
@@ -97,7 +97,7 @@ class EntryOperators(Protocol):
 
 
 class StepOperators(Operators, Protocol):
-    """A decode step: one token of each sequence."""
+    """Operators of a decode step: one token of each sequence."""
 
     def step_entries(self) -> "StepEntries":
         """Return the draft layer's entries. REQUIRES: the model's config has a draft layer."""
@@ -145,7 +145,7 @@ class DraftOperators(Protocol):
 
 
 class Backend(Protocol):
-    """Makes operators for forwards of one model on one device."""
+    """Maker of operators for forwards of one model on one device."""
 
     def bind(self, batch: Batch) -> BatchOperators:
         """Plan the forward of a batch: all data shared by its layers."""

@@ -25,7 +25,7 @@ from tasuki.model.weights.layers import DraftWeights
 from tasuki.model.weights.matrix import Matrix
 
 Product: TypeAlias = Callable[[Tensor, Matrix], Tensor]
-"""Returns x [T, k] times a weight [n, k] transposed, of this rank alone."""
+"""Returns x [T, k] times a transposed weight [n, k], on this rank alone."""
 
 
 class TritonEntries:

@@ -16,7 +16,7 @@ from .compiled_grammar import Matcher, is_spent
 from .grammar import Grammar
 
 Mask = NDArray[np.int32]
-"""[-(-vocab // 32)]: bit t % 32 of word t // 32 says whether token t is allowed."""
+"""Allowed tokens, [-(-vocab // 32)]: bit t % 32 of word t // 32 is 1 if token t is allowed."""
 
 _FEW = 64
 """Largest number of allowed tokens for which the next text is looked for, each a prefix of a longer
@@ -28,8 +28,9 @@ _MOST_READ_AGAIN = 9000
 ms at most."""
 _LEAST_GAIN = 64
 _LEAST_SHARE = 8
-"""Tokens since the last fresh one: so many, and one of so many of the answer. Else another one
-would be spent as soon, and reading again would cost more than the answer's length."""
+"""Tokens needed since the last fresh lexer: at least _LEAST_GAIN, and the answer's length divided
+by _LEAST_SHARE. With fewer, the next lexer would be spent as soon. Reading again would then cost
+more than the answer's length."""
 
 
 def _never() -> Matcher | None:
@@ -37,7 +38,7 @@ def _never() -> Matcher | None:
 
 
 Renew: TypeAlias = Callable[[], Matcher | None]
-"""Returns a matcher with a fresh lexer, at its beginning; None: there is none."""
+"""Returns a matcher with a fresh lexer, at its beginning; None if there is none."""
 
 
 class _Phase(Enum):

@@ -95,7 +95,8 @@ class GrammarCompiler:
         self._tree: Any = None
         self._unavailable = ""
         self.trials = trials or GrammarTrials.of(vocabulary or _NO_TOKENS)
-        """Any thread's: a front of this node tries by the same, and no source is tried twice."""
+        """The client of the trial server, usable on any thread. An API server of this node uses the
+        same trials, so no source is tried twice."""
         self._kept: BoundedCache[_Key, _Compiled] = BoundedCache(cache_bytes)
         self._used: dict[_Key, _Compiled] = {}
         """Grammars of living requests, as of the last retain()."""

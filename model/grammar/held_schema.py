@@ -21,9 +21,9 @@ FORMATS = frozenset(
         "uri",
     )
 )
-"""Held in JSON."""
+"""Formats of strings supported in schemas."""
 MOST_IGNORED_FORMATS = 16
-"""Names of one grammar; further ones are left out."""
+"""Most names reported for one grammar; further ones are left out."""
 ODD_FORMAT = "?"
 _FORMAT_NAME = re.compile(r"[!-+\-.0-~/]{1,64}")
 """Printable ASCII without white space and without the comma, the separator of names."""

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 _GROWS = 1.25
-"""A context grows by a page every 64 steps: not each is to be a move."""
+"""Factor of new memory. A context grows by a page every 64 steps, and not each page should cause a
+move."""
 _LOOKED_AFTER = 4096
 """Reads between two checks. Memory is given back if none of these reads needed half of it."""
 
 
 class Place(Enum):
-    """Content of the memory. STORED: rows as pages hold them; else the same as numbers of another
-    kind."""
+    """Content of the memory. STORED: rows in the form of pages. Others: the same rows as numbers of
+    another kind."""
 
     STORED_KEYS = "stored keys"
     STORED_VALUES = "stored values"

@@ -46,7 +46,8 @@ class AttentionWeights:
 
 @dataclass(frozen=True)
 class MlpWeights:
-    """gate_up [2 * intermediate, hidden], gate rows first; down [hidden, intermediate]."""
+    """Weights of a SwiGLU block. gate_up [2 * intermediate, hidden], gate rows first; down [hidden,
+    intermediate]."""
 
     gate_up: Matrix
     down: Matrix
@@ -67,7 +68,7 @@ class MoeWeights:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """mixer_norm, mlp_norm [hidden] fp32, 1 + w."""
+    """Weights of a layer. mixer_norm, mlp_norm [hidden] fp32, 1 + w."""
 
     mixer_norm: Tensor
     mixer: GdnWeights | AttentionWeights

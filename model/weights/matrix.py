@@ -62,7 +62,7 @@ class Kind(Enum):
 
 
 class Segment(ABC):
-    """[..., out, in] of one published tensor."""
+    """One published tensor [..., out, in]."""
 
     @property
     @abstractmethod
@@ -122,7 +122,7 @@ class Segment(ABC):
 
 @dataclass(frozen=True)
 class Plain(Segment):
-    """values [..., out, in] in the model's dtype."""
+    """Plain numbers. values [..., out, in] in the model's dtype."""
 
     values: Tensor
 
@@ -150,7 +150,7 @@ def named_kinds(kinds: Iterable[Kind]) -> str:
 
 @dataclass(frozen=True)
 class Matrix:
-    """[..., out, in]. Leading dimensions, [experts], are the same of all segments."""
+    """A matrix [..., out, in]. Leading dimensions, [experts], are equal in all segments."""
 
     segments: tuple[Segment, ...]
 

@@ -160,7 +160,7 @@ class SafetensorsFile:
 _SMALL_BYTES = 2**16
 _MOST_BYTES = 2**24
 _NAN = 0x7F
-"""The one NaN of e4m3, but for its sign."""
+"""The one NaN of e4m3, without its sign."""
 
 Error = Callable[[], WeightsError]
 _Waiting = list[tuple[Tensor, Error]]

@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 
 _CODED = re.compile(r"scale|zero_point|qzeros|qweight|packed|g_idx|bitmask|absmax|weight_shape")
 _OF_CACHE = re.compile(r"(^|[._])([qkv]|kv|attn|prob|output)_scale$")
-"""Scales of keys, values and queries: the cache is kept in the model's own dtype."""
+"""Names of scales for keys, values and queries. They are unused, because the cache is kept in the
+model's own dtype."""
 _OF_LAYER = re.compile(r"(^|\.)(language_model|model)\.layers\.\d+\.")
 """Name of a tensor in a text model's layer, under any prefix. A layer under a foreign prefix is
 never read."""
@@ -227,7 +228,8 @@ def rows_together(directory: Path | str, config: ModelConfig) -> int:
 
 
 _DIGESTED_AT_ONCE = 8
-"""Files. A core digests 0.7 to 1.9 GB/s, and holds no interpreter's lock meanwhile."""
+"""Number of files digested at once. A core digests 0.7 to 1.9 GB/s, without a lock of the
+interpreter."""
 
 
 def file_digest(path: Path) -> bytes:

@@ -13,12 +13,13 @@ from tasuki.model.grammar.grammar import MAX_SOURCE_BYTES, GrammarKind
 
 _LENGTH_BYTES = 4
 MAX_FRAME_BYTES = MAX_SOURCE_BYTES + (4 << 10)
-"""A frame holds one source and the name of one caller."""
+"""Bytes of the largest frame: one source and the name of one caller."""
 
 
 class Outcome(StrEnum):
-    """PASSED: the grammar can be compiled. REFUSED: it cannot, or only at too high a cost. BUSY: no
-    verdict was reached in time. UNAVAILABLE: grammars cannot be tried here."""
+    """Outcome of a trial. PASSED: the grammar can be compiled. REFUSED: it cannot, or only at too
+    high a cost. BUSY: no verdict was reached in time. UNAVAILABLE: grammars cannot be tried
+    here."""
 
     PASSED = "passed"
     REFUSED = "refused"
@@ -51,7 +52,7 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):
-    """The client waits for the verdict of Ask `number` no longer."""
+    """Message: the client no longer waits for the verdict of Ask `number`."""
 
     number: int
 

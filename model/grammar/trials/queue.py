@@ -28,7 +28,7 @@ TrialId = NewType("TrialId", int)
 START_SECONDS = 0.02
 """Processor time charged to a caller for a start: about the time of the fork."""
 _HALF_LIFE_SECONDS = 20.0
-"""After this time half of a caller's use is forgotten."""
+"""Seconds after which half of a caller's use is forgotten."""
 _FORGOTTEN_SECONDS = 0.001
 _MOST_CALLERS_KEPT = 1024
 
@@ -69,7 +69,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Kill:
-    """End the child of the trial now. Report its end as every other."""
+    """Action: end the child of the trial now, and report its end like every other."""
 
     trial: TrialId
 
@@ -138,14 +138,14 @@ class _Use:
 
 
 class TrialQueue:
-    """now: seconds of one monotonic clock, in every call."""
+    """The queue of trials. now: seconds of one monotonic clock, in every call."""
 
     def __init__(self, bounds: QueueBounds) -> None:
         self._bounds = bounds
         self._verdicts: BoundedCache[Source, Verdict] = BoundedCache(bounds.kept_bytes)
         self._waiting: dict[Source, _Wanted] = {}
         self._lines: dict[str, dict[Source, None]] = {}
-        """Waiting sources by caller, oldest first. No line is empty."""
+        """Waiting sources by caller, oldest first. No caller has an empty entry."""
         self._running: dict[TrialId, _Running] = {}
         self._use = _Use()
         self._next_id = 0

@@ -25,9 +25,9 @@ from .messages import Outcome, Verdict
 from .queue import Source
 
 MAX_SECONDS = 2
-"""Processor time of one trial."""
+"""Seconds of processor time of one trial."""
 MAX_ADDRESS_BYTES = 512 << 20
-"""Address space of one trial, the vocabulary's tree included."""
+"""Bytes of address space of one trial, the vocabulary's tree included."""
 _STACK_BYTES = 2 << 20
 """Bytes of stack, less than in any thread that compiles the grammar later."""
 _LOWEST_PRIORITY = 19
@@ -51,7 +51,7 @@ Try = Callable[["Trees", Source], Verdict]
 
 @dataclass(frozen=True)
 class Trees:
-    """Token trees as token_tree() makes them. vocabulary: the model's. letters: all bytes."""
+    """Token trees from token_tree(). vocabulary: the model's. letters: all bytes."""
 
     vocabulary: Any
     letters: Any
@@ -79,7 +79,7 @@ def tried(trees: Trees, source: Source) -> Verdict:
 
 @dataclass
 class Child:
-    """A running trial, as its parent sees it. pipe: its answer comes there, without waiting."""
+    """A running trial, seen from its parent. pipe: carries its answer; reads do not block."""
 
     pid: int
     pipe: int

@@ -22,15 +22,16 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from .page_rows import holds_fp8
 
 DenseAttention = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(q [rows, query_heads, dim], k, v [keys, kv_heads, dim]) to (output like q, log of the sum of
-exponentials [rows, query_heads] float32). Scores are scaled by dim ** -0.5. Nothing is masked."""
+"""Maps (q [rows, query_heads, dim], k, v [keys, kv_heads, dim]) to (output like q, log of the sum
+of exponentials [rows, query_heads] float32). Scores are scaled by dim ** -0.5. Nothing is
+masked."""
 
 _TILE_ROWS = 128
 _STEP = 2048
 _FEWEST_KEYS = 8192
 _SIZES_AN_OCTAVE = 8
 MOST_KEYS = 2**18
-"""Gathered at a time: 1 GiB with the values, of 4 heads of 256 elements of 2 bytes."""
+"""Keys gathered at a time: 1 GiB with the values, of 4 heads of 256 elements of 2 bytes."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class ContextBlock:
 
 @dataclass(frozen=True)
 class ContextBlocks:
-    """Blocks of one forward; each is padded to block_rows, a multiple of 128. most_keys: gathered
-    at a time."""
+    """Blocks of one forward; each is padded to block_rows, a multiple of 128. most_keys: keys
+    gathered at a time."""
 
     blocks: tuple[ContextBlock, ...]
     block_rows: int

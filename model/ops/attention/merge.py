@@ -31,13 +31,14 @@ class _Block:
 _FEW_ROWS = _Block(64, 32, 2)
 _MANY_ROWS = _Block(8, 64, 1)
 _MANY = 16
-"""From so many rows on a row is in few shares: a fifth of the instructions."""
+"""Fewest rows for _MANY_ROWS. With so many rows, a row is in few shares: a fifth of the
+instructions."""
 
 
 @dataclass(frozen=True)
 class GateSource:
-    """The gate of head h of row r lies at gate[r, 2 h D: 2 h D + D]: `projected` from its first
-    gate on."""
+    """Source of gates. The gate of head h of row r is gate[r, 2 h D: 2 h D + D]: `projected` from
+    its first gate on."""
 
     gate: Tensor
     stride: int

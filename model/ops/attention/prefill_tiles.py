@@ -1,4 +1,4 @@
-"""How the rows of a forward over prompts are shared out to attention's programs.
+"""Division of a prompt forward's rows among attention's programs.
 
 Planned once a forward on the host, the same for every layer. Does not use page ids.
 """

@@ -15,8 +15,8 @@ from tasuki.model.config_json import Yarn
 
 @dataclass(frozen=True)
 class RotaryAngles:
-    """frequencies [rotary_dim / 2] float32, radians per position, on the host; scale: factor of cos
-    and sin.
+    """Angles of the rotary embedding. frequencies [rotary_dim / 2] float32, radians per position,
+    on the host; scale: factor of cos and sin.
 
     They are computed on the host for every device. At position 1,000,000 the last bit of another
     device's power is a hundredth of a radian.

@@ -21,17 +21,18 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from .long_context import MOST_KEYS
 
 LEAST_KEYS = 2**16
-"""256 MiB with the values, of 4 heads of 256 elements of 2 bytes."""
+"""Least keys turned at once: 256 MiB with the values, of 4 heads of 256 elements of 2 bytes."""
 
 PlannedTile = tuple[int, int, int, int, int]
-"""First row, rows, sequence, position of the first row, keys attended elsewhere."""
+"""A tile: first row, rows, sequence, position of the first row, keys attended elsewhere."""
 
 
 @dataclass(frozen=True)
 class TileGroup:
-    """tiles [n, 5] int32, as `PlannedTile`. places [N, 2] int32: sequence and page number of each
-    turned page, one after the other. A tile then has, in place of its sequence, the offset from a
-    page's number to its place among these. None: nothing is turned. Both on the device."""
+    """Tiles and the pages turned for them, both on the device. tiles [n, 5] int32, as
+    `PlannedTile`. places [N, 2] int32: sequence and page number of each turned page, one after the
+    other. With places, a tile has an offset instead of its sequence: from a page's number to its
+    place among these. None: nothing is turned."""
 
     tiles: Tensor
     places: Tensor | None = None

@@ -29,7 +29,8 @@ _STAGES = 5
 _STAGES_OF_ROWS = 7
 """Stages for FP8 rows with few queries: two programs have memory for three tiles each."""
 _STAGES_OF_MANY, _MANY_QUERIES = 3, 64
-"""From so many queries on bfloat16 tiles of five stages leave shared memory no room for them."""
+"""Stages for _MANY_QUERIES queries or more. bfloat16 tiles of five stages would then exceed shared
+memory."""
 _LEAST_QUERIES = 16
 _QUERIES_A_WARP = 8
 """Queries per warp. With more queries a program has more warps, and each warp holds as much of the

@@ -12,7 +12,7 @@ from torch import Tensor
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 _ELEMENTS = 8
-"""A thread: one load of 16 bytes of each operand."""
+"""Elements a thread: one load of 16 bytes of each operand."""
 
 
 def carry_normed(

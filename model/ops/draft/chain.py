@@ -17,7 +17,7 @@ from torch import Tensor
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 _ELEMENTS = 8
-"""A thread: one load of 16 bytes."""
+"""Elements a thread: one load of 16 bytes."""
 
 
 @dataclass(frozen=True)

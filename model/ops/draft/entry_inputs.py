@@ -16,7 +16,7 @@ from torch import Tensor
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 _ELEMENTS = 32
-"""A thread."""
+"""Elements a thread."""
 
 
 def entry_inputs(

@@ -20,8 +20,8 @@ from .prefill_plan import CHUNK, GdnPrefillPlan
 
 _WARPS = 4
 _FLOAT32_WARPS = 16
-"""Products of float32 are unrolled, multiplication by multiplication: with as few warps as halves
-take, the compiler is at it for half a minute."""
+"""Warps for float32. Products of float32 are unrolled, multiplication by multiplication. With as
+few warps as halves take, the compiler needs half a minute."""
 
 
 def gdn_chunk(

@@ -23,7 +23,7 @@ from .math import silu
 
 @dataclass(frozen=True)
 class Share:
-    """How many heads a program owns, and its warps."""
+    """Number of heads owned by a program, and its warps."""
 
     heads: int
     warps: int
@@ -37,8 +37,9 @@ _FEW_ROWS = 32
 
 @dataclass(frozen=True)
 class StepInputs:
-    """mixed [B, q | k | v] in the activations' dtype: silu of the convolution. scalars [B, one over
-    q's length, times key_dim ** -0.5 | one over k's length | decay | beta] float32, a head each."""
+    """Inputs of a step. mixed [B, q | k | v] in the activations' dtype: silu of the convolution.
+    scalars [B, one over q's length, times key_dim ** -0.5 | one over k's length | decay | beta]
+    float32, a head each."""
 
     mixed: Tensor
     scalars: Tensor

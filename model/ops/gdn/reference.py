@@ -13,7 +13,7 @@ from .reference_recurrent import recurrent_step
 
 @dataclass(frozen=True)
 class SinglesPlan:
-    """Sequences of one token: rows [N] in the batch, read_slots [N]; of their next states row
+    """Plan of sequences of one token: rows [N] in the batch, read_slots [N]. The next state of row
     save_rows[i] goes to save_slots[i]. All int64."""
 
     rows: Tensor
@@ -41,8 +41,8 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class SteppedPlan:
-    """A sequence of several tokens, each a step of its own: rows [start, stop) of the batch. saves:
-    (tokens of this forward before a state, slot)."""
+    """Plan of a sequence with several tokens, each a step of its own: rows [start, stop) of the
+    batch. saves: (tokens of this forward before a state, slot)."""
 
     start: int
     stop: int
@@ -52,7 +52,7 @@ class SteppedPlan:
 
 @dataclass(frozen=True)
 class GdnPlan:
-    """The same for every layer of a forward."""
+    """Plan of a forward, the same for every layer."""
 
     singles: SinglesPlan | None
     runs: tuple[RunPlan, ...]

@@ -29,8 +29,8 @@ _WARPS = 4
 
 @dataclass(frozen=True)
 class Fp8Rows:
-    """values [R, columns] e4m3, with `count` valid rows; scales [R, groups] float32, laid out by
-    row or by group."""
+    """Quantised rows. values [R, columns] e4m3, with `count` valid rows; scales [R, groups]
+    float32, laid out by row or by group."""
 
     values: Tensor
     scales: Tensor

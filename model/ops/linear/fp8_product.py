@@ -37,8 +37,8 @@ from .split_sums import joined, joined_swiglu
 
 @dataclass(frozen=True)
 class Tile:
-    """`rows` of the weights and `batch` rows of x per program, over one of `split` shares of the
-    columns. `stages`: steps of 128 columns in flight."""
+    """Tile of a program: `rows` of the weights and `batch` rows of x, over one of `split` shares of
+    the columns. `stages`: steps of 128 columns in flight."""
 
     rows: int
     batch: int

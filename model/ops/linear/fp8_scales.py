@@ -32,8 +32,8 @@ FP4_GROUP = 16
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix, or a stack of them, as kernels take any kind: scales None of plain numbers, factors
-    of NVFP4 alone."""
+    """A matrix, or a stack of matrices, in the form taken by kernels for any kind. scales: None for
+    plain numbers. factors: of NVFP4 alone."""
 
     values: Tensor
     scales: Tensor | None

@@ -32,7 +32,7 @@ two."""
 
 @dataclass(frozen=True)
 class Stream:
-    """How weights are read: `rows` of a matrix a program, `block` columns at a time."""
+    """Order of reading weights: `rows` of a matrix a program, `block` columns at a time."""
 
     rows: int
     block: int

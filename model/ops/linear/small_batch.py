@@ -22,7 +22,8 @@ MOST_ROWS = 16
 
 @dataclass(frozen=True)
 class Tile:
-    """`rows` weight rows a program, `columns` of them a step, so many steps in flight."""
+    """Tile of a program: `rows` weight rows, `columns` of them a step, and the number of steps in
+    flight."""
 
     rows: int
     columns: int

@@ -18,7 +18,8 @@ _FEW_PAIRS = 8
 
 @dataclass(frozen=True)
 class Tile:
-    """`rows` of the weights, `pairs` of an expert a program, so many steps in flight."""
+    """Tile of a program: `rows` of the weights, `pairs` of an expert, and the number of steps in
+    flight."""
 
     rows: int
     pairs: int

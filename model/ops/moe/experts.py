@@ -38,10 +38,11 @@ from .shared_gate import fused_gate_sigmoid_mul_add
 # Where the two paths cross on an H200 with the shapes of 35B-A3B (docs/kernels.md).
 MOST_GEMV_TOKENS = 64
 MOST_FP8_GEMV_TOKENS = 32
-"""On an H100 FP8 is 1.17 times as fast by gemv.py at 16 tokens, 1.24 times as fast by grouped
-products at 64."""
+"""Most tokens for gemv.py in FP8. On an H100 FP8 is 1.17 times as fast by gemv.py at 16 tokens,
+1.24 times as fast by grouped products at 64."""
 MOST_NVFP4_GEMV_TOKENS = 16
-"""At 32 tokens on an H100, gemv.py takes as long as grouped products at 64."""
+"""Most tokens for gemv.py in NVFP4. At 32 tokens on an H100, gemv.py takes as long as grouped
+products at 64."""
 
 
 def moe(

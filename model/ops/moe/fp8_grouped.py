@@ -24,8 +24,8 @@ from .expert_tiles import Tile, are_few, multiply, place_of_tile
 
 _FEW = Tile(128, 16, 3, 4)
 _MANY = Tile(128, 64, 4, 4)
-"""By how many pairs an expert has on average, the fastest of seven each, at 64 and 8192 tokens of
-35B-A3B on an H100. Both are taken by the engine's first forwards: none is compiled later."""
+"""Tiles by the average number of an expert's pairs: the fastest of seven each, at 64 and 8192
+tokens of 35B-A3B on an H100. The engine's first forwards use both, so none is compiled later."""
 
 
 def grouped_fp8(

@@ -1,6 +1,6 @@
-"""Carries rows into expert order and back: permute before the experts, unpermute after.
+"""Moves of rows into expert order and back: permute before the experts, unpermute after.
 
-Shapes: x [T, hidden]; positions, weights [T, chosen]; pairs [T * chosen, hidden]. Twins:
+Shapes: x [T, hidden]; positions, weights [T, chosen]; pairs [T * chosen, hidden]. References:
 `naive_permute`, `naive_unpermute` in reference.py. Weights apply on the way back, so the way there
 scales nothing; a pair of weight 0 is not read. The sum over choices has a fixed order and is kept
 in float32: a token's result does not depend on the other tokens. Tokens past rows[0] are neither

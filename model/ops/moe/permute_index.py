@@ -28,7 +28,7 @@ _WARPS = 8
 
 @dataclass(frozen=True)
 class Permutation:
-    """positions [T, chosen] int32; ends [count] int32, ascending."""
+    """An order of rows. positions [T, chosen] int32; ends [count] int32, ascending."""
 
     positions: Tensor
     ends: Tensor

@@ -27,7 +27,7 @@ _FEW_TOKENS = 512
 
 @dataclass(frozen=True)
 class Choice:
-    """weights [T, chosen] float32; experts [T, chosen] int32."""
+    """The chosen experts. weights [T, chosen] float32; experts [T, chosen] int32."""
 
     weights: Tensor
     experts: Tensor

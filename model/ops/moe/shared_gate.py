@@ -1,6 +1,6 @@
-"""Adds the shared expert to the routed ones: routed + sigmoid(gate . x) * shared.
+"""Sum of the shared expert and the routed ones: routed + sigmoid(gate . x) * shared.
 
-Shapes: x, shared, routed [T, hidden], one dtype, row-strided; gate [1, hidden]. Twin:
+Shapes: x, shared, routed [T, hidden], one dtype, row-strided; gate [1, hidden]. Reference:
 `naive_gate_sigmoid_mul_add` in reference.py. The dot product, the sigmoid and the sum are float32
 throughout. Tokens past rows[0] are neither read nor written.
 """

@@ -1,6 +1,6 @@
 """Root-mean-square norm of rows, alone or with the residual sum before it.
 
-A program owns one row, keeps it in registers and touches memory once per operand. Twin:
+A program owns one row, keeps it in registers and touches memory once per operand. Reference:
 `norm.reference.rms_norm`, applied to x or to x + residual rounded to their dtype.
 """
 

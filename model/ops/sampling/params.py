@@ -16,14 +16,14 @@ MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-5
 """At a lower temperature, sampling is greedy for all logits that differ in float32."""
 MAX_TEMPERATURE = 100.0
-"""Above it float32 loses the logit in the noise."""
+"""Highest temperature. Above it float32 loses the logit in the noise."""
 MIN_TOP_P = 1e-6
-"""Below it one token is left of any vocabulary of at most a million, as at it."""
+"""Least top_p. At or below it, one token is left of any vocabulary of at most a million."""
 MAX_PENALTY = 2.0
 """Largest presence and frequency penalty, either sign: OpenAI's and vLLM's."""
 MIN_REPETITION_PENALTY = 1e-3
 MAX_REPETITION_PENALTY = 1e3
-"""Within both a float32 logit stays a number."""
+"""Bound of repetition penalties. Between both bounds a float32 logit stays a number."""
 MAX_BIASES = 300
 MAX_BIAS = 100.0
 MAX_BAD_WORDS = 256

@@ -50,7 +50,7 @@ class PromptScores:
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """The same as tensors [n] and [n, k], on the device or on their way to the host."""
+    """Prompt scores as tensors [n] and [n, k], on the device or on their way to the host."""
 
     logprobs: Tensor
     ranks: Tensor

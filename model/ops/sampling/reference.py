@@ -17,11 +17,11 @@ from .top_logprobs import top_logprobs
 
 
 class Sampled(NamedTuple):
-    """logprob: natural, of the token under the unmodified distribution (temperature 1, no cut, no
-    adjustment). margin: distance of the choice from a tie, in units of a logit: best minus
-    second-best score. A score is the adjusted logit plus the noise scaled by the temperature, if
-    there is one. The margin is infinite with one token to choose from. top: the likeliest tokens of
-    the same distribution as logprob, as many as requested."""
+    """A sampled token. logprob: natural, of the token under the unmodified distribution
+    (temperature 1, no cut, no adjustment). margin: distance of the choice from a tie, in units of a
+    logit: best minus second-best score. A score is the adjusted logit plus the noise scaled by the
+    temperature, if there is one. The margin is infinite with one token to choose from. top: the
+    likeliest tokens of the same distribution as logprob, as many as requested."""
 
     token: int
     logprob: float

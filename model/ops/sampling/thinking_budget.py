@@ -1,4 +1,4 @@
-"""How long an answer may think, as a request and a hand-over carry it. Pure values."""
+"""The thinking budget of an answer, as requests and hand-overs carry it. Pure values."""
 
 from dataclasses import dataclass
 
