@@ -13,7 +13,7 @@ from tasuki.engine.messages.types import ErrorKind
 
 CONNECTED = "connected"
 BUSY = (ErrorKind.OVERLOADED, ErrorKind.QUEUE_TIMEOUT)
-"""Refusals caused by a lack of capacity. All others are the client's fault."""
+"""Refusals caused by a lack of capacity. Other refusals are caused by the client."""
 
 
 class Level(IntEnum):

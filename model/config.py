@@ -31,7 +31,8 @@ _ONLY_OF_EXPERTS: tuple[tuple[str, object], ...] = (
     ("mlp_only_layers", []),
     ("decoder_sparse_step", 1),
 )
-"""The only supported values. Another value would be ignored, as if the field were absent."""
+"""The only supported values. Without a check, another value would be ignored, as if the field were
+absent."""
 
 
 @dataclass(frozen=True)

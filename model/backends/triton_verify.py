@@ -51,8 +51,8 @@ class VerifyScratch:
 
 class TritonVerify(TritonDecode):
     """`Operators` of the steps described by a `VerifyBatch`, for all its values. A forward's GDN
-    layers are called in their order, each once, because each call stores its inputs for the next
-    layer in turn."""
+    layers are called in their order, each once, because a call keeps its inputs as those of the
+    next layer."""
 
     def __init__(
         self,

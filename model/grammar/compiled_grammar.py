@@ -133,8 +133,8 @@ def compiled(tree: Any, grammar: Grammar) -> Matcher:
 
 
 def is_spent(matcher: Matcher) -> bool:
-    """Return whether its lexer has as many states as it may. Copies share them: another answer may
-    have made them."""
+    """Return true if its lexer has reached the bound of states. Copies share the states: another
+    answer may have made them."""
     return bool(matcher.is_error()) and _SPENT in matcher.get_error()
 
 

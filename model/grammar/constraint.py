@@ -19,8 +19,8 @@ Mask = NDArray[np.int32]
 """Allowed tokens, [-(-vocab // 32)]: bit t % 32 of word t // 32 is 1 if token t is allowed."""
 
 _FEW = 64
-"""Largest number of allowed tokens for which the next text is looked for, each a prefix of a longer
-one."""
+"""Most allowed tokens for which a forced text is looked for. Then each token is a prefix of a
+longer one."""
 
 
 _MOST_READ_AGAIN = 9000
@@ -101,8 +101,8 @@ class Constraint:
 
     @property
     def failed(self) -> bool:
-        """Return true if the grammar no longer constrains the answer: a bound was passed, or a
-        disallowed token was appended."""
+        """Return true if the matcher has failed: a bound was passed, or a disallowed token was
+        appended. Then only end tokens are allowed."""
         return bool(self._matcher.is_error())
 
     def forced(self, most: int) -> list[int]:

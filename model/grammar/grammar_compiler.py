@@ -140,7 +140,8 @@ class GrammarCompiler:
 
     @property
     def held(self) -> int:
-        """Return how many grammars are on their way, or arrived and were not asked for again."""
+        """Return the number of grammars in trial or compilation, or finished and not requested
+        again."""
         return len(self._begun)
 
     def wait(self) -> None:

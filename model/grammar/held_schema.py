@@ -92,7 +92,8 @@ _MOST_LETTERS = 1 << 16
 properties."""
 _MAX_REFERENCES = 8
 MOST_HELD_LETTERS = 1 << 13
-"""Largest bound on a string's length. A lexer has states for so many letters of any kind."""
+"""Largest bound on a string's length. A lexer can have states for this number of letters of any
+kind."""
 _PLAIN = re.compile("[ -~]*")
 _SHOWN = 40
 """Letters of a name, and names of a place, shown in an error."""

@@ -21,7 +21,7 @@ from .matrix import Part, WeightsError
 
 
 class UnfitSize(ModelConfigError):
-    """A model cannot be divided among so many ranks. The message names possible numbers of
+    """A model cannot be divided among this number of ranks. The message names possible numbers of
     ranks."""
 
 

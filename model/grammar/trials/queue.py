@@ -55,7 +55,7 @@ class Source:
 
     @property
     def held_bytes(self) -> int:
-        """Return about how many bytes the source takes in memory."""
+        """Return the approximate memory of the source in bytes."""
         return 4 * len(self.text) + 100
 
 
@@ -97,7 +97,7 @@ class QueueBounds:
 
     @property
     def most_of_a_caller(self) -> int:
-        """Return how many trials of one caller may run at once."""
+        """Return the most trials of one caller at once."""
         return max(1, self.most_running // 2)
 
 

@@ -37,7 +37,7 @@ from .paged_tiles import (
 
 @dataclass(frozen=True)
 class DecodeWorkspace:
-    """Room for the partial results of batches of up to `batch` rows, reused by every layer.
+    """Memory for the partial results of batches of up to `batch` rows, reused by every layer.
 
     shares: programs per key head for pages of numbers; FP8 rows use twice as many. outputs [2
     shares + batch, query_heads, head_dim] and weights [2 shares + batch, query_heads] (log2 of the

@@ -18,7 +18,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 
 @dataclass(frozen=True)
 class _Block:
-    """So many parts at once, of so many elements of a head, a program."""
+    """Work of a program: `step` parts at once, `slice` elements of a head."""
 
     step: int
     slice: int

@@ -55,7 +55,7 @@ def _mixed_pairs(rotary_dim: int, theta: float, yarn: Yarn) -> tuple[float, floa
     way."""
 
     def pair(turns: float) -> float:
-        """Return the pair with so many turns in the trained length."""
+        """Return the pair of elements with `turns` turns in the trained length."""
         return rotary_dim * math.log(yarn.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = pair(yarn.beta_fast), pair(yarn.beta_slow)

@@ -1,8 +1,8 @@
-"""A token's convolution as decode steps and rows with drafts sum it, and the scalars of its heads:
-both give the same bits.
+"""A token's convolution, and the scalars of its heads. Decode steps and rows with drafts share
+them, so both give the same bits.
 
-Device functions only. A window is as many blocks of channels as the convolution is wide, the oldest
-token first; `taps` are as many, of its weights.
+Device functions only. A window has one block of channels for each column of the convolution, the
+oldest token first. `taps` has the same number of blocks, of its weights.
 """
 
 import triton

@@ -47,7 +47,7 @@ class Tile:
     warps: int
 
     def constants(self, columns: int) -> dict[str, int]:
-        """Return the constants of a kernel over a matrix of so many columns."""
+        """Return the constants of a kernel over a matrix of `columns` columns."""
         return {
             "COLUMNS": columns,
             "BATCH": self.batch,
@@ -119,7 +119,8 @@ def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype, most: int 
 
 
 def _tall_tile(tiles: int, columns: int, is_narrow: bool) -> Tile | None:
-    """tiles: so many of _TALL rows of x. None: they would leave multiprocessors idle."""
+    """Return the tile with _TALL rows of x; None if it would leave multiprocessors idle. tiles:
+    number of such tiles."""
     if is_narrow:
         return Tile(64, _TALL, split_for(tiles, columns), _TALL_STAGES, 4)
     split = 1 if tiles >= 2 * _PROGRAMS else 2

@@ -27,7 +27,7 @@ class Tile:
     warps: int
 
     def constants(self, experts: int, rows: int, columns: int) -> dict[str, int]:
-        """Return the constants of a kernel over so many matrices [rows, columns]."""
+        """Return the constants of a kernel over `experts` matrices [rows, columns]."""
         return {
             "ALL_ROWS": rows,
             "COLUMNS": columns,

@@ -10,9 +10,9 @@ MAX_CLOSING_TOKENS = 32
 
 @dataclass(frozen=True)
 class ThinkingBudget:
-    """Budget of an answer's thought. most: tokens of the thought. closing: tokens forced after so
-    many. tag: the closing token with which the model itself ends a thought. opening: the token by
-    which the answer may begin its thought; None: the prompt has begun it.
+    """Budget of an answer's thought. most: tokens of the thought. closing: tokens forced after
+    `most` tokens. tag: the closing token with which the model itself ends a thought. opening: the
+    token by which the answer may begin its thought; None: the prompt has begun it.
 
     Raises ValueError that begins with `thinking`.
     """

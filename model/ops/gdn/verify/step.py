@@ -58,7 +58,7 @@ def step(state, k, v, decay, beta):
 
 @triton.jit
 def places_of_state(KEY_DIM: tl.constexpr, ROWS: tl.constexpr, LINE: tl.constexpr):
-    """Return the offsets of the elements of so many rows of a head's state, [rows, lines, line]."""
+    """Return the offsets of the elements of ROWS rows of a head's state, [rows, lines, line]."""
     row = tl.arange(0, ROWS)[:, None, None] * KEY_DIM
     line = tl.arange(0, KEY_DIM // LINE)[None, :, None] * LINE
     return row + line + tl.arange(0, LINE)[None, None, :]
