@@ -14,6 +14,7 @@ page of a running node, a recording, and the page of a recording. An event has `
 | lost, cancelled, fenced | a hand-over | room; of lost reason, elsewhere, cause |
 | pulled, pull_lost, pull_fenced | a pull of a prompt's prefix | room; of pulled report |
 | left | result of migrating a state to drain targets | outcome, tokens, bytes, heir |
+| fetched | result of fetching a state from another node | outcome, tokens, bytes, holder |
 | peers | availability of prefill nodes | prefill_available |
 | pools | a sample of the node's counters | see pools_event |
 
