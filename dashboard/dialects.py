@@ -1,4 +1,4 @@
-"""Engines whose names of metrics /metrics may offer beside its own."""
+"""Engines whose metric names /metrics can offer beside tasuki's own names."""
 
 GEN_AI = "gen_ai"
 """OpenTelemetry's names."""

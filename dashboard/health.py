@@ -1,7 +1,7 @@
-"""Whether a node does well, and what is wrong with it, in words for its page and the fleet's. Pure.
+"""A node's health and its faults, in words for its page and the fleet's page. Pure.
 
-troubles_of() lists the faults for both pages. health() gives the one word and its reasons at the
-top of a node's page.
+troubles_of() lists the faults for both pages. health() gives the word and its reasons at the top of
+a node's page.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,11 +13,11 @@ from tasuki.engine.messages.types import ErrorKind
 
 CONNECTED = "connected"
 BUSY = (ErrorKind.OVERLOADED, ErrorKind.QUEUE_TIMEOUT)
-"""Refusals that more room would have spared; others are the client's own."""
+"""Refusals caused by a lack of capacity. Other refusals are caused by the client."""
 
 
 class Level(IntEnum):
-    """How urgent it is; a node is sorted and marked by its worst."""
+    """Urgency of a fault. A node is sorted and marked by its worst level."""
 
     FINE = 0
     SLOW = 1
@@ -38,7 +38,8 @@ def troubles_of(
     lost_handovers: float,
     refused: float,
 ) -> list[Trouble]:
-    """links: to prefill nodes, by state. lost_handovers, refused: requests, in the last minute."""
+    """Return the faults. links: to prefill nodes, by state. lost_handovers, refused: requests, in
+    the last minute."""
     found = []
     if not invariants_hold:
         found.append(Trouble(Level.FAULTY, "the cache's invariants are broken"))
@@ -66,27 +67,27 @@ def to_json(trouble: Trouble) -> Mapping[str, object]:
 
 
 _STANDS = 10.0
-"""So old a sample of the counters says that the engine has ended no step since."""
+"""Seconds. An older sample of the counters shows an engine without a step since then."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What a node says of itself. lost: why its engine has died; None while it lives."""
+    """A node's own state. lost: the reason of its engine's death; None while the engine lives."""
 
     lost: str | None = None
     draining: bool = False
 
 
 AskStanding = Callable[[], Standing]
-"""Returns a node's own word, now."""
+"""Returns a node's own state, now."""
 
 
 def health(
     standing: Standing, pools: Mapping[str, Any], faults: Mapping[str, int], now: float
 ) -> dict[str, Any]:
-    """As JSON: word, level, and reasons, the worst first. pools: the last sample of the node's
-    counters, as an event; empty before one. faults: of the last minute, by kind. now: seconds since
-    1970."""
+    """Return the health as JSON: word, level, and reasons, the worst first. pools: the last sample
+    of the node's counters, as an event; empty before the first. faults: those of the last minute,
+    by kind. now: seconds since 1970."""
     if standing.lost is not None:
         found: tuple[Trouble, ...] = (Trouble(Level.DEAD, standing.lost),)
     else:

@@ -1,7 +1,7 @@
-"""What an arena's memory is used for, in the one unit that pages, log and terminal show.
+"""The use of an arena's memory, in the one unit shown by pages, log and terminal.
 
-Pure. Shares are of the arena's bytes. A slot takes a slab, and a page its part of one, whatever
-else stands in the slab; so a gap between pages is free.
+Pure. Shares are of the arena's bytes. A slot takes a slab. A page takes its part of a slab,
+independent of the slab's other pages. So a gap between pages is free.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ _CACHED = "evictable"
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes. in_use: of requests, hand-overs and fences; nothing there can make room now. cached:
-    kept for later prompts, and evicted where room is needed. size: of the arena."""
+    """Bytes. in_use: held by requests, hand-overs and fences; none of it can be evicted now.
+    cached: kept for later prompts, and evicted if memory is needed. size: all of the arena."""
 
     in_use: float
     cached: float
@@ -29,7 +29,7 @@ class MemoryUse:
         return max(0.0, self.size - self.in_use - self.cached)
 
     def words(self) -> str:
-        """Both shares, as log and terminal have them."""
+        """Return both shares as a text for log and terminal."""
         return f"memory {self._share(self.in_use)} in use, {self._share(self.cached)} cached"
 
     def to_json(self) -> dict[str, float]:
@@ -51,8 +51,8 @@ def memory_use(
     slab_bytes: float,
     page_bytes: float,
 ) -> MemoryUse | None:
-    """pages, slots: counts by owner. slabs: of the arena. page_bytes: of one page, over all layers.
-    None where the arena's size or a page's is not known."""
+    """Return the memory use; None if the size of the arena or of a page is not known. pages, slots:
+    counts by owner. slabs: number in the arena. page_bytes: bytes of one page, over all layers."""
     if slabs <= 0 or slab_bytes <= 0 or page_bytes <= 0:
         return None
     page = slab_bytes / max(1, slab_bytes // page_bytes)

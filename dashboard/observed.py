@@ -1,8 +1,8 @@
 """Inputs of metrics, history and traces: plain values.
 
-ObservedMessage: The engine's messages that they observe. Observers see the number of tokens only.
-NodeReport: A node's counters at one moment, the source of every gauge.
-FrontReport: The front's own knowledge at one moment, whether or not the engine answers.
+ObservedMessage: the engine's messages observed by them. Observers see only the number of tokens.
+NodeReport: a node's counters at one moment, the source of every gauge. FrontReport: the API
+server's own state at one moment, available even if the engine does not answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,11 +34,11 @@ ObservedMessage = (
 
 @dataclass(frozen=True)
 class NodeReport:
-    """prefill_nodes: counts by state. windows: counts of windows sent here, by outcome. sent: of a
-    node that hands prompts over. peers: the progress that linked nodes report of themselves, by
-    address or name. chat_tokens: of rendered conversations, by their source; empty of a node that
-    renders none. links: those that a decode node has to prefill nodes. about: `node` (its name),
-    `role`, `model`, `version`, and `started_at` in seconds since 1970."""
+    """Counters of a node. prefill_nodes: counts by state. windows: counts of layer chunks sent
+    here, by outcome. sent: counters of a node that hands prompts over. peers: the progress reported
+    by linked nodes, by address or name. chat_tokens: tokens of rendered conversations, by their
+    source; empty for a node without rendering. links: a decode node's links to prefill nodes.
+    about: `node` (its name), `role`, `model`, `version`, and `started_at` in seconds since 1970."""
 
     stats: StatsReply
     prefill_nodes: Mapping[str, int] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class NodeReport:
 
 
 class NodeState(Enum):
-    """Of a node, as load balancers see it. starting: the engine has not answered yet. lost: the
+    """State of a node for load balancers. starting: the engine has not answered yet. lost: the
     engine has died, or the watchdog gave it up."""
 
     STARTING = "starting"
@@ -62,7 +62,7 @@ class NodeState(Enum):
 
 @dataclass(frozen=True)
 class DiskRoom:
-    """Bytes of a file system: those that a user may still write, and all."""
+    """Bytes of a file system. free: available to a user without privileges. total: all."""
 
     free: int
     total: int
@@ -70,10 +70,10 @@ class DiskRoom:
 
 @dataclass(frozen=True)
 class FrontReport:
-    """silent_seconds: for how long the engine has owed the counters beside this; 0 where they are
-    its counters now. failures: clients' calls that an error ended, by its kind. certificates:
-    seconds since 1970 until which those in use are valid, by the setting that names them. disks: by
-    the setting that names a folder."""
+    """The API server's state. silent_seconds: time for which the engine has owed its counters; 0 if
+    the counters are current. failures: clients' calls ended by an error, by kind. certificates:
+    expiry of those in use in seconds since 1970, by setting. disks: by the setting that names a
+    folder."""
 
     state: NodeState = NodeState.READY
     silent_seconds: float = 0.0
@@ -83,4 +83,4 @@ class FrontReport:
 
 
 READY = FrontReport()
-"""Of a node with nothing else to report."""
+"""Report of a ready node with nothing else to report."""

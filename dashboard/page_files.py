@@ -1,7 +1,6 @@
 """The page's files, read from the package.
 
-Owns their bytes. No file is made at run time, so that every node and every recording has the same
-page.
+Owns their bytes. No file is made at run time, so every node and every recording has the same page.
 """
 
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ class PageFile:
 
 
 def load_page() -> dict[str, PageFile]:
-    """Every file by its path below the page's folder, for example `main.js`."""
+    """Return every file by its path below the page's folder, for example `main.js`."""
     return dict(_walk(files(__package__) / "page", ""))
 
 

@@ -1,7 +1,7 @@
 """The shape of a Qwen3.5-family text model, read from a checkpoint folder's config.json.
 
-Owns what the published configs mean: nested and flat layouts, defaults, layer kinds, end-of-text
-ids. Does not know weights or memory. Immutable, so free to share between threads.
+Owns the meaning of the published configs: nested and flat layouts, defaults, layer kinds,
+end-of-text ids. Does not know weights or memory. Immutable, so free to share between threads.
 Invariant: at least one full-attention and one GDN layer; every size is positive.
 """
 
@@ -18,7 +18,7 @@ _DENSE_TYPES = frozenset({"qwen3_5", "qwen3_5_text"})
 _MOE_TYPES = frozenset({"qwen3_5_moe", "qwen3_5_moe_text"})
 
 _MOST_TOKENS = 2**31
-"""Ids are int32 everywhere."""
+"""Bound of token ids, because ids are int32 everywhere."""
 
 _ONLY: tuple[tuple[str, object], ...] = (
     ("hidden_act", "silu"),
@@ -31,12 +31,13 @@ _ONLY_OF_EXPERTS: tuple[tuple[str, object], ...] = (
     ("mlp_only_layers", []),
     ("decoder_sparse_step", 1),
 )
-"""What is computed: another value would be loaded as if the field were absent."""
+"""The only supported values. Without a check, another value would be ignored, as if the field were
+absent."""
 
 
 @dataclass(frozen=True)
 class DenseShape:
-    """A SwiGLU block of that inner width."""
+    """A SwiGLU block of inner width `intermediate`."""
 
     intermediate: int
 
@@ -44,7 +45,7 @@ class DenseShape:
 @dataclass(frozen=True)
 class MoeShape:
     """`experts` SwiGLU blocks of width `intermediate`, `chosen` a token, and one shared block.
-    held: those of them that a rank has; None: all."""
+    held: the experts of this rank; None: all."""
 
     experts: int
     chosen: int
@@ -54,18 +55,18 @@ class MoeShape:
 
     @property
     def own(self) -> range:
-        """The experts that are here."""
+        """Return the experts of this rank."""
         return range(self.experts) if self.held is None else self.held
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes are elements; rope_theta and norm_eps are as published; eos_ids ascend. yarn: None
-    where angles are as trained. max_position: tokens of the longest context, with yarn's.
-    draft_layers: that are served, 0 or 1, whatever the checkpoint has: a config that was read has
-    none. head_rows: of the vocabulary, whose logits are computed here; None: all. head_block: rows
-    of the head that share a scale, of which no rank has a part. Of one rank of several, heads and
-    widths are its own (weights/shard.py)."""
+    """Shape of a model. Sizes are elements; rope_theta and norm_eps as published; eos_ids
+    ascending. yarn: None for the trained angles. max_position: tokens of the longest context, with
+    yarn's. draft_layers: the number served, 0 or 1. It does not follow the checkpoint: load()
+    returns 0. head_rows: the part of the vocabulary with logits computed here; None: all.
+    head_block: rows of the head that share a scale; no rank has a part of such a block. On one rank
+    of several, heads and widths are the rank's own (weights/shard.py)."""
 
     model_type: str
     vocab: int
@@ -93,7 +94,7 @@ class ModelConfig:
 
     @staticmethod
     def load(directory: Path | str) -> "ModelConfig":
-        """Read config.json and, where present, generation_config.json. Raises ModelConfigError."""
+        """Read config.json and, if present, generation_config.json. Raises ModelConfigError."""
         path = Path(directory) / "config.json"
         generation = Path(directory) / "generation_config.json"
         extra = _read_json(generation) if generation.exists() else {}
@@ -103,7 +104,8 @@ class ModelConfig:
     def from_dict(
         raw: dict[str, Any], generation: dict[str, Any] | None = None, source: str = "config"
     ) -> "ModelConfig":
-        """From the objects of config.json and generation_config.json; `source` is for messages."""
+        """Read the config from the objects of config.json and generation_config.json; `source` is
+        for messages."""
         return _Reader(raw, generation or {}, source).config()
 
     @property
@@ -112,8 +114,8 @@ class ModelConfig:
 
     @property
     def constants(self) -> str:
-        """All of the config that changes what the same weights compute, and that neither they nor
-        the cache's layout show: to be compared with another node's."""
+        """Return the fields of the config that change results without changing the weights or the
+        cache's layout. Nodes compare this text with each other."""
         stretched = "as trained" if self.yarn is None else str(self.yarn)
         found = f"{self.rotary_dim} elements of base {self.rope_theta!r}, {stretched}"
         found += f"; norms beyond {self.norm_eps!r}"
@@ -123,11 +125,11 @@ class ModelConfig:
 
     @property
     def conv_channels(self) -> int:
-        """Width of [q | k | v] of a GDN layer, all of which pass the convolution."""
+        """Return the width of [q | k | v] of a GDN layer. All of it passes the convolution."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     def cache_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
-        """The cache's shapes for this model; dtypes as in `pycache.layout.itemsize`."""
+        """Return the cache's shapes for this model. dtypes: see `pycache.layout.itemsize`."""
         drafts = self.draft_layers > 0
         return CacheLayout(
             layer_kinds=self.layer_kinds + (LayerKind.DRAFT,) * self.draft_layers,
@@ -163,7 +165,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class _Reader:
-    """One reading of one config: what its fields mean, each failure naming its field."""
+    """A reader of one config, with the meaning of its fields. Each error names its field."""
 
     def __init__(self, raw: dict[str, Any], generation: dict[str, Any], source: str) -> None:
         self._outer = ConfigFields(raw, source)

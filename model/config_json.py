@@ -1,17 +1,17 @@
-"""A config.json as it lies in a checkpoint: its fields, quantization, draft layer and positions.
+"""The config.json of a checkpoint: its fields, quantization, draft layer and positions.
 
-ConfigFields reads fields by type; each failure names the file, the field and the mend. All is
+ConfigFields reads fields by type; each error names the file, the field and the fix. All is
 immutable, so free to share between threads.
 
-QuantizationConfig: the part of `quantization_config` that no tensor shows. A module's tensors
-decide its format (weights/published_matrix.py). Settings that would change the numbers' meaning
-without a trace among the tensors are refused. So is a draft layer with several layers, of which a
-shard is missing, or with an embedding of its own.
+QuantizationConfig: the facts of `quantization_config` that no tensor shows. A module's tensors
+decide its format (weights/published_matrix.py). Settings that change the numbers' meaning without a
+trace in the tensors are rejected. So is a draft layer with an embedding of its own. So are several
+draft layers, because a shard is missing then.
 
-RopeSettings: rotary parameters, YaRN, the longest context. Follows transformers: `rope_scaling`,
-where it is given, stands for all of `rope_parameters`, and `type` is the old name of `rope_type`.
-Settings that are not computed here are refused, and so is a scaling without rope_theta, for which
-transformers would take a base that no model of the family has. mrope's sections change nothing: the
+RopeSettings: rotary parameters, YaRN, the longest context. Follows transformers: a given
+`rope_scaling` replaces all of `rope_parameters`, and `type` is the old name of `rope_type`.
+Unsupported settings are rejected. A scaling without rope_theta is rejected too, because
+transformers would take a base unlike any model of the family. mrope's sections change nothing: the
 positions of text are equal in all of them.
 """
 
@@ -29,12 +29,12 @@ _MOST = sys.float_info.max
 
 
 class ModelConfigError(ValueError):
-    """A config.json that cannot be served; the message names the file, the field and the mend."""
+    """An error in a config.json. The message names the file, the field and the fix."""
 
 
 @dataclass(frozen=True)
 class ConfigFields:
-    """An object of a config.json. source: the file; within: what its fields' names begin with."""
+    """An object of a config.json. source: the file; within: the prefix of its fields' names."""
 
     values: Mapping[str, Any]
     source: str
@@ -47,7 +47,7 @@ class ConfigFields:
         return self.values.get(name, default)
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A positive integer. Raises ModelConfigError."""
+        """Return a positive integer. Raises ModelConfigError."""
         value = self.get(name, default)
         if value is None:
             raise self.error(name, "is missing", "copy it from the published config")
@@ -56,7 +56,7 @@ class ConfigFields:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Positive and finite. Raises ModelConfigError."""
+        """Return a positive, finite number. Raises ModelConfigError."""
         value = self.get(name, default)
         if value is None:
             raise self.error(name, "is missing", "copy it from the published config")
@@ -65,20 +65,21 @@ class ConfigFields:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Raises ModelConfigError where it is anything but true, false or null."""
+        """Return the flag; the default for null or an absent field. Raises ModelConfigError for
+        other values than true and false."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
             raise self.error(name, f"is {value!r:.40}", "use true or false")
         return default if value is None else value
 
     def require(self, name: str, only: object) -> None:
-        """Raises ModelConfigError where the field is there and is anything else."""
+        """Raise ModelConfigError if the field is present with another value than `only`."""
         value = self.get(name, only)
         if value != only:
             raise self.error(name, f"is {value!r}", f"only {only!r} is supported")
 
     def object(self, name: str) -> "ConfigFields | None":
-        """The object of that name; None where it is absent, null or empty. Raises
+        """Return the object of that name; None if it is absent, null or empty. Raises
         ModelConfigError."""
         value = self.get(name)
         if value is None or value == {}:
@@ -97,15 +98,15 @@ _BLOCK = [128, 128]
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """method: `quant_method`; None: nothing is said. activation_scheme: `static` where inputs are
-    quantised by scales of the file."""
+    """Settings of a quantised checkpoint. method: `quant_method`; None: not given.
+    activation_scheme: `static` if inputs are quantised by scales of the file."""
 
     method: str | None = None
     activation_scheme: str = "dynamic"
 
     @staticmethod
     def load(directory: Path) -> "QuantizationConfig":
-        """Of config.json, at any level that publishers put it. Raises ModelConfigError."""
+        """Read it from config.json, at any level used by publishers. Raises ModelConfigError."""
         path = directory / "config.json"
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
@@ -116,7 +117,7 @@ class QuantizationConfig:
 
     @staticmethod
     def from_dict(raw: dict[str, Any], source: str = "config") -> "QuantizationConfig":
-        """Raises ModelConfigError."""
+        """Read the settings from the object of config.json. Raises ModelConfigError."""
         outer = ConfigFields(raw, source)
         found = None
         for name in ("quantization_config", "compression_config"):
@@ -144,7 +145,7 @@ def _read(fields: ConfigFields) -> QuantizationConfig:
 
 
 def _refuse_transforms(fields: ConfigFields) -> None:
-    """What turns or thins the weights before they were stored. Raises ModelConfigError."""
+    """Raise ModelConfigError if weights were transformed or made sparse before they were stored."""
     if fields.object("transform_config") is not None:
         raise fields.error(
             "transform_config",
@@ -167,7 +168,7 @@ _OFF = "one layer over the model's own embedding is served; give --draft-layer o
 
 
 def check_draft_layer_config(directory: Path) -> None:
-    """Of a folder that holds tensors of such a layer. Raises ModelConfigError."""
+    """Check the config of a folder with tensors of a draft layer. Raises ModelConfigError."""
     path = directory / "config.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -196,10 +197,10 @@ _BETA_SLOW = 1.0
 class Yarn:
     """Angles for contexts `factor` times as long as the `original` positions of the training.
 
-    A pair of elements that turns more than beta_fast times in `original` positions keeps its
-    frequency, one that turns less than beta_slow times has it divided by the factor, those between
-    get a mixture; truncate: it begins and ends at whole pairs. attention_factor: of cos and sin, so
-    that scores grow with its square.
+    A pair of elements with more than beta_fast turns in `original` positions keeps its frequency.
+    With fewer than beta_slow turns, its frequency is divided by the factor. Pairs between get a
+    mixture. truncate: the mixture begins and ends at whole pairs. attention_factor: multiplies cos
+    and sin, so scores grow with its square.
     """
 
     factor: float
@@ -212,8 +213,8 @@ class Yarn:
 
 @dataclass(frozen=True)
 class RopeSettings:
-    """theta: base of the frequencies. partial: the part of a head that turns. yarn: None where
-    angles are as trained. positions: tokens of the longest context."""
+    """Rotary settings. theta: base of the frequencies. partial: the rotated share of a head. yarn:
+    None for the trained angles. positions: tokens of the longest context."""
 
     theta: float
     partial: float
@@ -222,8 +223,8 @@ class RopeSettings:
 
     @staticmethod
     def of(text: ConfigFields, outer: ConfigFields) -> "RopeSettings":
-        """text: the text model's config; outer: the object that holds it, or itself. Raises
-        ModelConfigError."""
+        """Read the settings. text: the text model's config; outer: the object that holds it, or
+        itself. Raises ModelConfigError."""
         _refuse_misplaced(text, outer)
         scaling = text.object("rope_scaling")
         rope = scaling or text.object("rope_parameters") or ConfigFields({}, text.source)
@@ -257,7 +258,7 @@ def _refuse_misplaced(text: ConfigFields, outer: ConfigFields) -> None:
 
 
 def _either(rope: ConfigFields, text: ConfigFields, name: str) -> ConfigFields:
-    """Where the field is read: older configs have it beside the rotary parameters."""
+    """Return the object with the field. Older configs have it beside the rotary parameters."""
     return text if name in text and name not in rope else rope
 
 
@@ -294,12 +295,13 @@ def _mscale(factor: float, mscale: float) -> float:
 
 
 def _given(rope: ConfigFields, name: str) -> float | None:
-    """None where it is absent, null or 0, which transformers takes for absent too."""
+    """Return the number; None if it is absent, null or 0. transformers treats 0 as absent too."""
     return rope.number(name) if rope.get(name) else None
 
 
 def _original(rope: ConfigFields, text: ConfigFields) -> ConfigFields:
-    """Where the trained length is read: a field beside the rotary parameters has the last word."""
+    """Return the object with the trained length. A field beside the rotary parameters takes
+    precedence."""
     return text if "original_max_position_embeddings" in text else rope
 
 

@@ -1,11 +1,11 @@
-"""What a model costs: arithmetic of a prefill, bytes of its weights.
+"""Costs of a model: FLOPs of a prefill, and bytes of its weights.
 
-What a prefill costs in arithmetic: the unit in which a cache hit is worth something.
+PrefillFlops: FLOPs of a prefill, the unit for the worth of a cache hit.
 
-How many bytes a model's weights take, and how many of them one decode step must read.
+WeightSizes: bytes of a model's weights, and the bytes that one decode step must read.
 
-Counted on the weights themselves, assembled without memory, so that the count follows the fused
-layout whatever it is.
+Bytes are counted on the weights themselves, assembled without memory. So the count follows every
+fused layout.
 """
 
 from dataclasses import dataclass
@@ -22,13 +22,14 @@ from .config import DenseShape, ModelConfig, MoeShape
 
 @dataclass(frozen=True)
 class PrefillFlops:
-    """linear: FLOPs a token; quadratic: FLOPs of a token for each token before it."""
+    """FLOPs of a prefill. linear: FLOPs a token; quadratic: FLOPs of a token for each token before
+    it."""
 
     linear: float
     quadratic: float
 
     def of(self, tokens: int) -> float:
-        """FLOPs to prefill that many tokens from nothing."""
+        """Return the FLOPs to prefill `tokens` tokens without a cached prefix."""
         return self.linear * tokens + self.quadratic * tokens * tokens / 2
 
     @staticmethod
@@ -55,8 +56,8 @@ def _feed_forward(config: ModelConfig) -> int:
 
 @dataclass(frozen=True)
 class WeightSizes:
-    """Bytes. total: in memory. dense: read by every step that drafts nothing, whatever the batch.
-    routed: of all experts together, of which a token reads `chosen` of `experts`."""
+    """Bytes of weights. total: in memory. dense: read by every step without drafts, for any batch.
+    routed: all experts together. A token reads `chosen` of `experts`."""
 
     total: int
     dense: int
@@ -65,8 +66,8 @@ class WeightSizes:
     chosen: int
 
     def step_bytes(self, tokens: int) -> float:
-        """Expected bytes that a step of `tokens` tokens reads at least once, experts chosen evenly
-        and independently."""
+        """Return the expected bytes read at least once by a step of `tokens` tokens. Experts are
+        assumed to be chosen evenly and independently."""
         if not self.routed:
             return self.dense
         missed: float = (1 - self.chosen / self.experts) ** tokens
@@ -76,7 +77,7 @@ class WeightSizes:
     def of(
         config: ModelConfig, dtype: torch.dtype, source: TensorSource | None = None
     ) -> "WeightSizes":
-        """source: of tensors without memory, as they are stored; None: all plain. Raises
+        """Count the bytes. source: tensors as stored, without memory; None: all plain. Raises
         WeightsError, as the source does."""
         weights = assemble(config, source or ShapesOnly(), dtype, "meta")
         routed = sum(
@@ -95,7 +96,7 @@ class WeightSizes:
 
 
 def _of_guesses(config: ModelConfig, weights: ModelWeights) -> int:
-    """Bytes of the draft layer that are read where it guesses, and not for its entries."""
+    """Return the draft layer's bytes read by a guess, and not for its entries."""
     draft = weights.draft
     if draft is None:
         return 0
@@ -104,7 +105,7 @@ def _of_guesses(config: ModelConfig, weights: ModelWeights) -> int:
 
 
 class ShapesOnly(PlainSource):
-    """Every tensor that is asked for, without memory behind it."""
+    """A source of every requested tensor, without memory for it."""
 
     def has(self, name: str) -> bool:
         return True

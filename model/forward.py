@@ -1,17 +1,17 @@
 """One forward: its rows as tensors, their phase, hooks between its layers, exchange of its ranks.
 
 Batch: the tokens, and the pages and slots that they read and write. DecodeBatch and VerifyBatch are
-at fixed addresses, which a captured graph reads every time. Phase: the use of a forward's rows,
-which decides their precision where weights are quantised.
+at fixed addresses, read by a captured graph every time. Phase: the use of a forward's rows. It
+decides their precision if weights are quantised.
 
-LayerHooks: the step counter and the layer barrier, which watch or hold a forward between its
-layers. Hooks run on the thread of the forward and must not start another one.
+LayerHooks: the interface of the step counter and the layer barrier. They watch or hold a forward
+between its layers. Hooks run on the thread of the forward and must not start another one.
 
-Reduce, Gather: the exchange among ranks that share a model. They add up at the end of `project` and
-of `feed_forward`, twice a layer, and put their parts of the logits side by side. Each rank computes
-the rest of a layer alone, on its own heads and its own part of every inner width.
+Reduce, Gather: the exchange among ranks that share a model. Ranks add up at the end of `project`
+and of `feed_forward`, twice a layer. They put their parts of the logits side by side. Each rank
+computes the rest of a layer alone, on its own heads and its own part of every inner width.
 
-Knows no layer and no memory.
+Does not know layers or memory.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class DecodeBatch:
-    """One token of each of B sequences, of which the first rows[0] count; all int32 on one device.
+    """One token of each of B sequences; the first rows[0] count. All are int32 on one device.
 
-    positions [B]: of this token. context_lens [B]: positions + 1, what its query sees. page_table
-    [B, pages]: by logical page, what is beyond a context is never read. read_slots, write_slots
-    [B]: no row reads what another writes. rows [1]. Rows past rows[0] may hold anything: operators
-    read and write nothing of the arena for them.
+    positions [B]: of this token. context_lens [B]: positions + 1, the tokens seen by its query.
+    page_table [B, pages]: by logical page; entries beyond a context are never read. read_slots,
+    write_slots [B]: no row reads a slot written by another. rows [1]. Rows past rows[0] may hold
+    anything: operators read and write nothing of the arena for them.
     """
 
     positions: Tensor
@@ -47,16 +47,19 @@ class DecodeBatch:
 
 @dataclass(frozen=True)
 class VerifyBatch:
-    """T tokens of each of B sequences, of which the first counts[i] mean something: one of the
-    answer, and drafts behind it. The states behind them are not written. All int32 on one device.
+    """T tokens of each of B sequences: one of the answer, then drafts. The first counts[i] are
+    valid. The states after them are not written. All are int32 on one device.
 
-    positions [B * T]: of each token, sequence by sequence; below 0 of those that mean nothing.
+    positions [B * T]: of each token, sequence by sequence; below 0 for tokens that are not valid.
     owners [B * T]: the sequence of each. token_rows [1]: T times rows[0]. counts [B], 1 to T.
-    context_lens [B]: what the query of a sequence's last token sees. page_table [B, pages] and rows
-    [1] as in DecodeBatch; read_slots [B]: no row reads what another row of the same plan writes.
-    turn [1], 0 or 1: of forwards of such batches, one behind the other. Of each row fold_counts [B]
-    tokens of the one before are folded first: those kept at fold_places [B], from the state in
-    fold_slots [B] to the read slot; 0 of rows that fold nothing, whose fold slot is the read slot.
+    context_lens [B]: tokens seen by the query of a sequence's last token. page_table [B, pages] and
+    rows [1]: see DecodeBatch. read_slots [B]: no row reads a slot written by another row of the
+    same plan.
+
+    turn [1], 0 or 1: alternates between successive forwards of such batches. fold_counts [B]:
+    tokens of the previous forward, folded first for each row. The tokens kept at fold_places [B]
+    are folded, from the state in fold_slots [B] into the read slot. The count is 0 for a row that
+    folds nothing; its fold slot is the read slot.
     """
 
     positions: Tensor
@@ -78,7 +81,7 @@ class VerifyBatch:
 
     @property
     def tokens(self) -> int:
-        """T."""
+        """Return T."""
         return self.positions.shape[0] // self.size
 
 
@@ -86,15 +89,15 @@ class VerifyBatch:
 class SequenceSlice:
     """The tokens of one request in one forward.
 
-    token_ids stand at positions start, start + 1, ...; KV of [0, start) is in `pages` already and
+    token_ids have the positions start, start + 1, ...; KV of [0, start) is in `pages` already and
     the state after `start` tokens in read_slot. The state after the last token goes to write_slot
     (may be read_slot). checkpoints lists (position, slot): the state after `position` tokens also
     goes to slot; start < position <= start + len(token_ids). pages covers every position, by
     logical page.
 
-    stepped: they are an answer's, whose recurrence goes token by token as decode steps would and
-    whose products have the precision of such steps (`Phase.STEP`). write_slot
-    None: no state is stored.
+    stepped: the tokens are an answer's. Their recurrence goes token by token, as in decode steps.
+    Their products have the precision of such steps (`Phase.STEP`). write_slot None: no state is
+    stored.
     """
 
     token_ids: Sequence[int]
@@ -110,11 +113,11 @@ class SequenceSlice:
 class Batch:
     """Slices packed for the operators: T tokens of B sequences laid end to end.
 
-    Sequence i has the rows [cu_seqlens[i], cu_seqlens[i + 1]).
-    token_ids, positions [T] int64; cu_seqlens [B+1] int64; context_lens [B] int64 (tokens before
-    this forward); page_table [B, pages] int64, rows padded with 0; read_slots [B] int64;
-    write_slots: one a sequence; checkpoints per sequence: (tokens of this forward before the mark,
-    slot), ascending; stepped: sequences whose recurrence goes token by token.
+    Sequence i has the rows [cu_seqlens[i], cu_seqlens[i + 1]). token_ids, positions [T] int64;
+    cu_seqlens [B+1] int64; context_lens [B] int64 (tokens before this forward); page_table [B,
+    pages] int64, rows padded with 0; read_slots [B] int64; write_slots: one a sequence; checkpoints
+    per sequence: (tokens of this forward before the mark, slot), ascending; stepped: sequences with
+    recurrence token by token.
     """
 
     token_ids: torch.Tensor
@@ -128,8 +131,8 @@ class Batch:
     stepped: frozenset[int] = frozenset()
 
     def saves(self) -> list[tuple[int, int, int]]:
-        """States that the forward stores: (sequence, tokens of this forward before it, slot). A
-        sequence's final state comes first, then its checkpoints."""
+        """Return the states stored by the forward: (sequence, tokens of this forward before it,
+        slot). A sequence's final state comes first, then its checkpoints."""
         lengths = self.cu_seqlens.diff().tolist()
         return [
             (sequence, offset, slot)
@@ -168,12 +171,13 @@ class Batch:
 
 
 class Phase(Enum):
-    """Precision follows the phase and never the number of rows: else a guess that is verified, or a
-    prompt that was partly known, would give other tokens than the same tokens one by one.
+    """The use of a forward's rows. Precision follows the phase and never the number of rows.
+    Otherwise a verified draft, or a partly cached prompt, would give other tokens than the same
+    tokens one by one.
 
-    STEP     one token of an answer after the other, or several that are verified at once:
-             activations as they are.
-    PROMPT   tokens of prompts: activations may be quantised as weights are.
+    STEP: tokens of an answer, one by one or several verified at once; activations stay unquantised.
+
+    PROMPT: tokens of prompts; activations may be quantised like the weights.
     """
 
     STEP = "step"
@@ -181,48 +185,49 @@ class Phase(Enum):
 
 
 class LayerHooks(Protocol):
-    """Called on the thread of the forward for every layer of any kind, in order."""
+    """Hooks called on the thread of the forward for every layer of any kind, in order."""
 
     def before_layer(self, layer: int) -> None:
-        """The layer has read nothing of the arena yet; may block until its bytes are there."""
+        """Note that the layer will begin. It has read nothing of the arena yet. The call may block
+        until the layer's bytes are there."""
         return
 
     def mixer_inputs(self, layer: int, projected: Tensor) -> None:
-        """What the layer's mixer is about to read: projected [T, widths], of a draft layer the
-        model's final hidden states; valid during the call only."""
+        """Receive the input of the layer's mixer before it is read. projected: [T, widths]; for a
+        draft layer, the model's final hidden states. Valid during the call only."""
         return
 
     def cache_written(self, layer: int) -> None:
-        """What the layer wrote of pages and slots is final (on a GPU: enqueued). Its output
-        projection and feed-forward are still to come, and are a good part of it."""
+        """Note that the layer's pages and slots are final (on a GPU: enqueued). Its output
+        projection and feed-forward, a large part of the layer, still follow."""
         return
 
     def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:
-        """The layer is computed (on a GPU: enqueued).
+        """Note that the layer is computed (on a GPU: enqueued).
 
         branch + residual, both [T, hidden_size], is the residual stream; valid during the call
-        only. They come apart because the next norm is what adds them.
+        only. The two are separate because the next norm adds them.
         """
         return
 
 
 class NullHooks(LayerHooks):
-    """Watches nothing."""
+    """Hooks without an action."""
 
 
 class Reduce(Protocol):
     def __call__(self, partial: Tensor) -> Tensor:
-        """The sum of all ranks' partial [T, hidden], added in rank order, so that every rank has
-        the same bits; may overwrite partial. Every rank calls it in the same order, on the thread
-        of its forward, also while a CUDA graph is captured: there it may not wait on the host."""
+        """Return the sum of all ranks' partial [T, hidden], added in rank order, so that every rank
+        has the same bits. It may overwrite partial. Every rank calls it in the same order, on the
+        thread of its forward. During the capture of a CUDA graph it must not wait on the host."""
 
 
 class Gather(Protocol):
     def __call__(self, partial: Tensor) -> Tensor:
-        """All ranks' parts [T, columns of one], side by side in rank order: [T, columns], the same
-        bits on every rank. Called as Reduce is."""
+        """Return all ranks' parts [T, columns of one], side by side in rank order: [T, columns],
+        the same bits on every rank. The rules of Reduce's call apply."""
 
 
 def one_rank(partial: Tensor) -> Tensor:
-    """Of a rank that has the whole model: its part is all."""
+    """Return the partial sum itself: a single rank has the whole model."""
     return partial

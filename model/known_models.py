@@ -1,5 +1,5 @@
-"""The published shapes of the family by name, for whatever needs a shape but no weights: replays,
-memory plans, benchmarks."""
+"""The published shapes of the family by name, for uses without weights: replays, memory plans,
+benchmarks."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -51,8 +51,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def published_or_folder(name: str) -> ModelConfig:
-    """A published shape by its size or its name on huggingface.co, else a checkpoint folder's.
-    Raises ModelConfigError."""
+    """Return a published shape by its size or its name on huggingface.co, else a checkpoint
+    folder's. Raises ModelConfigError."""
     size = name.lower().removeprefix("qwen/").removeprefix("qwen3.5-")
     if size in PUBLISHED and not Path(name).is_dir():
         return ModelConfig.from_dict(dict(PUBLISHED[size]), source=name)
@@ -66,8 +66,8 @@ def published_or_folder(name: str) -> ModelConfig:
 
 
 def with_draft_layer(model: ModelConfig, name: str, draft_layer: str) -> ModelConfig:
-    """The model as it is served under `--draft-layer`, auto or off. name: a published shape, all of
-    which have such a layer, or a checkpoint's folder. Raises WeightsError."""
+    """Return the model as served under `--draft-layer`, auto or off. name: a published shape, or a
+    checkpoint's folder. All published shapes have a draft layer. Raises WeightsError."""
     if draft_layer == "off" or (Path(name).is_dir() and not has_draft_layer(name)):
         return model
     return replace(model, draft_layers=1)

@@ -1,7 +1,8 @@
-"""Checkpoint folders by name: of the model that the package carries, and of one on huggingface.co.
+"""Checkpoint folders by name: of the model bundled with the package, and of one on huggingface.co.
 
-hub_checkpoint(): owns which files of a repository are a checkpoint. Blocks while it downloads. The
-cache, the token and offline mode are huggingface_hub's own: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE.
+hub_checkpoint() chooses the files of a repository that form a checkpoint. Blocks while it
+downloads. The cache, the token and offline mode are huggingface_hub's own: HF_HOME, HF_TOKEN,
+HF_HUB_OFFLINE.
 """
 
 import importlib.util
@@ -16,7 +17,7 @@ class NoEmbeddedModel(RuntimeError):
 
 
 def embedded_model() -> Path:
-    """The folder, in Hugging Face layout. Raises NoEmbeddedModel."""
+    """Return the folder of the bundled model, in Hugging Face layout. Raises NoEmbeddedModel."""
     spec = importlib.util.find_spec(f"{PACKAGE}.model")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         folder = Path(place) / "embedded"
@@ -30,18 +31,18 @@ _FILES = ("*.json", "*.jinja", "*.safetensors")
 
 
 class HubError(OSError):
-    """No checkpoint can be had by that name; the message has the name and the mend."""
+    """No checkpoint is available under the name. The message has the name and the fix."""
 
 
 def is_hub_name(model: str) -> bool:
-    """Whether it is ORGANISATION/NAME, and no folder here."""
+    """Return true if the name is ORGANISATION/NAME and no path here."""
     return _NAME.fullmatch(model) is not None and not Path(model).exists()
 
 
 def hub_checkpoint(name: str, revision: str) -> Path:
-    """The folder of the snapshot; what is missing of it is downloaded. revision: a branch, tag or
-    commit; empty: main. Without a network, what the cache has is taken. REQUIRES: is_hub_name.
-    Raises HubError."""
+    """Return the folder of the snapshot, after downloading its missing files. revision: a branch,
+    tag or commit; empty: main. Without a network, the cached snapshot is used. REQUIRES:
+    is_hub_name. Raises HubError."""
     # It takes half a second to import, and reads its environment then.
     from huggingface_hub import constants, errors, snapshot_download
 

@@ -1,26 +1,25 @@
 """Qwen3.5 text models, dense and MoE: the layer stack, and the layer that drafts tokens.
 
-Qwen35Model owns the weights; knows pages and slots only as ids in a `Batch` and memory only as
-views of the arena it is given. A forward is a function of (batch, arena), so one model serves
-several arenas; calls on one arena come from one thread.
+Qwen35Model owns the weights. It knows pages and slots only as ids in a `Batch`, and memory only as
+views of the given arena. A forward is a function of (batch, arena), so one model serves several
+arenas. Calls on one arena come from one thread.
 
-The draft layer is published as `mtp.*`. Its entry j, at position j >= 1, is its key and value of
-token j and of the model's final hidden state of token j - 1. So it depends on tokens 0 to j, as the
-model's own entries do, and may stand in a page that prompts share; the hidden state behind the last
-token is carried in the slot. Entry 0 is of a hidden state of zeros: it is written and never
-attended to. Entries need no attention and no feed-forward, so a forward costs a product with two
-rows of heads more.
+The draft layer is published as `mtp.*`. Its entry j, at position j >= 1, is a key and value. It is
+made from token j and the model's final hidden state of token j - 1. So it depends on tokens 0 to j,
+as the model's own entries do, and can be in a page shared by prompts. The hidden state after the
+last token is carried in the slot. Entry 0 is made from a hidden state of zeros: it is written and
+never attended to. Entries need no attention and no feed-forward. So a forward needs only one more
+product, with the rows of the keys and values.
 
-DraftHead: the tokens that a draft may be, and the rows of the model's head that expect those.
-Tokens are drawn from the whole head, so any other token costs only a draft that does not hold.
-Tokenizers number the tokens that they merge most often first, so a draft from the first ids costs a
-fraction of the head and misses little. Special, stop and tool tokens have the last ids and are
-wanted as often.
+DraftHead: the tokens that a draft may be, and their rows of the model's head. Tokens are sampled
+from the whole head, so any other token costs only a rejected draft. Tokenizers give the most
+frequent merges the lowest ids. So a draft from the first ids costs a fraction of the head and
+misses little. Special, stop and tool tokens have the last ids and are needed as often.
 
-draft_tokens() drafts the tokens behind those drawn last: one, then each behind the one before. It
-writes the entries at the drafts' positions, which the forwards of those tokens write over. A draft
-is drawn with the temperature and the noise of its position, as the model will draw there: a likely
-token is a likely draft.
+draft_tokens() drafts the tokens after those sampled last: one, then each after the one before. It
+writes the entries at the drafts' positions; the forwards of those tokens overwrite them. A draft is
+sampled with the temperature and the noise of its position, as the model will sample there. So a
+likely token is a likely draft.
 """
 
 import json
@@ -63,11 +62,11 @@ from .forward import Batch, LayerHooks, NullHooks, SequenceSlice
 
 
 class NoDraftLayer(Exception):
-    """An arena has a draft layer that this model cannot compute."""
+    """An arena has a draft layer, and this model cannot compute it."""
 
 
 def of_model(weights: ModelWeights) -> DraftWeights:
-    """Raises NoDraftLayer."""
+    """Return the draft layer's weights. Raises NoDraftLayer."""
     if weights.draft is None:
         raise NoDraftLayer(
             "the arena has a draft layer, for which the model has no weights: serve it with "
@@ -79,8 +78,8 @@ def of_model(weights: ModelWeights) -> DraftWeights:
 def keep_entries(
     tokens: Tensor, hidden: Tensor, weights: ModelWeights, entries: EntryOperators, arena: Arena
 ) -> None:
-    """Write the entries of a forward's tokens into their pages, and what is carried over into every
-    slot that the forward writes. tokens [T]; hidden [T, width]: after the model's final norm.
+    """Write the entries of a forward's tokens into their pages. Write the carried hidden state into
+    every slot that the forward writes. tokens [T]; hidden [T, width]: after the model's final norm.
     Raises NoDraftLayer."""
     draft, carry = of_model(weights), arena.carry[0]
     entries.write(tokens, hidden, weights.embedding, draft, arena.kv[-1], carry)
@@ -88,8 +87,8 @@ def keep_entries(
 
 
 def begin_step(tokens: Tensor, weights: ModelWeights, entries: StepEntries, arena: Arena) -> None:
-    """Start to write the entries of a decode step's tokens [B], beside what follows. Raises
-    NoDraftLayer."""
+    """Start to write the entries of a decode step's tokens [B], in parallel with the following
+    computations. Raises NoDraftLayer."""
     draft = of_model(weights)
     with entries.beside():
         entries.write(tokens, None, weights.embedding, draft, arena.kv[-1], arena.carry[0])
@@ -100,9 +99,9 @@ FIRST_IDS = 32_768
 
 
 def draft_ids(folder: Path, vocab: int, eos_ids: Collection[int]) -> Tensor | None:
-    """Ascending, [n] int64: those that the folder's draft_vocab.json lists, else the first ones and
-    all that its tokenizer adds or that end an answer. None: all of the vocabulary. Raises
-    ModelConfigError."""
+    """Return the ids of possible drafts, ascending, [n] int64; None: all of the vocabulary. They
+    are those listed in the folder's draft_vocab.json. Without the file they are the first ids,
+    those added by the tokenizer, and the end tokens. Raises ModelConfigError."""
     listed = _listed(folder / FILE, vocab)
     if listed is None and vocab <= FIRST_IDS:
         return None
@@ -128,7 +127,7 @@ def _listed(path: Path, vocab: int) -> set[int] | None:
 
 
 def _added(path: Path) -> set[int]:
-    """Ids; none where there is no tokenizer that can be read: then it adds nothing known."""
+    """Return the ids added by the tokenizer; none if no tokenizer can be read."""
     try:
         added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or []
         return {int(token["id"]) for token in added}
@@ -138,7 +137,8 @@ def _added(path: Path) -> set[int]:
 
 @dataclass(frozen=True)
 class DraftHead:
-    """ids [n] int64 of a vocabulary of `vocab` tokens; head [n, hidden]: their rows, a copy."""
+    """Possible drafts. ids [n] int64 of a vocabulary of `vocab` tokens; head [n, hidden]: their
+    rows, a copy."""
 
     ids: Tensor
     head: Matrix
@@ -146,22 +146,24 @@ class DraftHead:
 
     @staticmethod
     def of(head: Matrix, ids: Tensor | None) -> "DraftHead | None":
-        """head: the model's. None where a draft may be any token, or the head is quantised: its
-        rows share scales."""
+        """Return the draft head. head: the model's. None if a draft may be any token, or the head
+        is quantised: its rows share scales."""
         if ids is None or head.kinds != {Kind.PLAIN}:
             return None
         rows = head.plain.index_select(0, ids.to(head.plain.device))
         return DraftHead(ids.to(rows.device), Matrix.of(for_device(rows)), head.shape[0])
 
     def spread(self, logits: Tensor) -> Tensor:
-        """[T, vocab] float32 of logits [T, n] of its tokens; of others -inf."""
+        """Return [T, vocab] float32 from logits [T, n] of the possible drafts; other tokens get
+        -inf."""
         found = logits.new_full((len(logits), self.vocab), -torch.inf, dtype=torch.float32)
         found[:, self.ids] = logits.float()
         return found
 
 
 class Qwen35Model:
-    """REQUIRES: the arena's layout is config.cache_layout(...); ids of a batch are inside it."""
+    """The model. REQUIRES: the arena's layout is config.cache_layout(...); ids of a batch are
+    inside it."""
 
     def __init__(
         self,
@@ -171,9 +173,9 @@ class Qwen35Model:
         gather: Gather = one_rank,
         drafts: DraftHead | None = None,
     ) -> None:
-        """backend: PyTorch's operators if none is given. gather: of logits, where the config says
-        that a part of the vocabulary's are computed here. drafts: what the draft layer may propose;
-        None: any token."""
+        """backend: PyTorch's operators by default. gather: of logits, used if only a part of the
+        vocabulary is computed here. drafts: the tokens that the draft layer may propose; None: any
+        token."""
         self.config = config
         self.weights = weights
         self.backend = backend or TorchBackend(config)
@@ -188,8 +190,9 @@ class Qwen35Model:
         hooks: LayerHooks,
         score: Callable[[HeadOf], None] | None = None,
     ) -> Tensor:
-        """Logits [B, vocab] float32 of each sequence's last token; pages and slots are written.
-        score: is given what makes logits of other rows, if they are wanted."""
+        """Return the logits [B, vocab] float32 of each sequence's last token; pages and slots are
+        written. score: called with the function that computes other rows' logits; None: no other
+        rows are needed."""
         operators = self.backend.bind(batch)
         tokens = self._on_device(batch.token_ids)
         branch, residual = self.layers(tokens, operators, arena, hooks)
@@ -204,10 +207,11 @@ class Qwen35Model:
 
     @torch.inference_mode()
     def draft_logits(self, hidden: Tensor, batch: Batch, arena: Arena) -> tuple[Tensor, Tensor]:
-        """What the draft layer expects behind each of the batch's tokens: (logits [T, vocab]
-        float32, hidden states [T, hidden]). hidden [T, hidden]: of the token before each, the
-        model's behind its final norm, or of a draft what was returned here. Writes their entries.
-        REQUIRES: every token stands at position 1 or later; entries of those before are there."""
+        """Return the draft layer's prediction after each of the batch's tokens: (logits [T, vocab]
+        float32, hidden states [T, hidden]). hidden [T, hidden]: of the token before each: the
+        model's after its final norm, or for a draft the state returned here. Writes the tokens'
+        entries. REQUIRES: every token is at position 1 or later; entries of earlier tokens
+        exist."""
         operators = self.backend.bind(batch)
         if not isinstance(operators, TorchOperators):
             device = self.weights.embedding.device
@@ -219,15 +223,15 @@ class Qwen35Model:
 
     @property
     def draft_ids(self) -> Tensor | None:
-        """[n] int64, ascending: the tokens that the draft layer may propose; None: any."""
+        """Return the tokens that the draft layer may propose, [n] int64, ascending; None: any."""
         return None if self._drafts is None else self._drafts.ids
 
     def guess(
         self, tokens: Tensor, hidden: Tensor, operators: DraftOperators, arena: Arena
     ) -> tuple[Tensor, Tensor]:
-        """As draft_logits(), of tokens [T] that the operators are bound to, but for the logits: in
-        the model's dtype, [T, n] of draft_ids where only these may be drafts, else as own_head()
-        has them. A graph may capture it. Raises NoDraftLayer."""
+        """Return the same as draft_logits() for tokens [T], on bound operators, but logits in the
+        model's dtype. They are [T, n] of draft_ids if drafts are limited to these, else those of
+        own_head(). A graph may capture it. Raises NoDraftLayer."""
         weights, draft = self.weights, of_model(self.weights)
         mixed = operators.join(tokens, hidden, weights.embedding, draft)
         hidden = operators.draft(mixed, draft, arena.kv[-1])
@@ -243,7 +247,7 @@ class Qwen35Model:
         arena: Arena,
         hooks: LayerHooks,
     ) -> None:
-        """What the draft layer keeps of tokens [T] that layers() was given and what it returned.
+        """Store the draft layer's data of tokens [T], from the input and the result of layers().
         REQUIRES: the arena has a draft layer. Raises NoDraftLayer."""
         layer = self.config.layers
         of_model(self.weights)
@@ -256,8 +260,8 @@ class Qwen35Model:
         hooks.after_layer(layer, branch, residual)
 
     def step(self, tokens: Tensor, operators: StepOperators, arena: Arena) -> tuple[Tensor, Tensor]:
-        """As layers(), of the tokens [B] of a decode step, with what the draft layer keeps of them
-        where the arena has one. A graph may capture it."""
+        """Return layers() for the tokens [B] of a decode step. Store the draft layer's data too if
+        the arena has such a layer. A graph may capture it."""
         if not arena.layout.draft_layers:
             return self.layers(tokens, operators, arena, NullHooks())
         entries = operators.step_entries()
@@ -268,9 +272,9 @@ class Qwen35Model:
 
     @torch.inference_mode()
     def fold(self, batch: Batch, inputs: Mapping[int, Tensor], arena: Arena) -> None:
-        """Store the batch's states alone, of tokens that went through the layers before. inputs:
-        what hooks.mixer_inputs() had of each of them, by layer; those of layers that keep a state
-        are read."""
+        """Store the batch's states alone, for tokens that went through the layers before. inputs:
+        the tensors received by hooks.mixer_inputs() for these tokens, by layer. Only those of
+        layers with a state are read."""
         operators = self.backend.bind(batch)
         for layer, weights in enumerate(self.weights.layers):
             mixer = weights.mixer
@@ -281,29 +285,30 @@ class Qwen35Model:
             operators.entries().carry_over(inputs[self.config.layers], arena.carry[0])
 
     def head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
-        """Logits [n, vocab] in the model's dtype of what layers() returned, or some rows of it."""
+        """Return the logits [n, vocab] in the model's dtype for the result of layers(), or for some
+        rows of it."""
         return self._gather(self.own_head(branch, residual, operators))
 
     def own_head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
-        """As head(), of the part of the vocabulary that is computed here."""
+        """Return the logits as head() does, for the part of the vocabulary computed here."""
         weights = self.weights
         return operators.norm_head(branch, residual, weights.norm, weights.head)
 
     def whole(self, logits: Tensor) -> Tensor:
-        """What head() returns where own_head() has returned these."""
+        """Return the result of head() from that of own_head()."""
         return self._gather(logits)
 
     @property
     def own_slice(self) -> Slice | None:
-        """What own_head() computes; None: all of the vocabulary."""
+        """Return the part of the vocabulary computed by own_head(); None: all of it."""
         rows = self.config.head_rows
         return None if rows is None else Slice(rows.start, self._gather)
 
     def layers(
         self, token_ids: Tensor, operators: Operators, arena: Arena, hooks: LayerHooks
     ) -> tuple[Tensor, Tensor]:
-        """The last layer's branch and the residual stream that it is still to be added to, both
-        [T, hidden], of token_ids [T]. Waits for nothing on the host, so a graph may capture it."""
+        """Return the last layer's branch and the residual stream before its addition, both [T,
+        hidden], for token_ids [T]. It never waits on the host, so a graph may capture it."""
         residual = functional.embedding(token_ids, self.weights.embedding)
         branch = None
         for layer, weights in enumerate(self.weights.layers):
@@ -331,7 +336,7 @@ class Qwen35Model:
         arena: Arena,
         hooks: LayerHooks,
     ) -> tuple[Tensor, Tensor]:
-        """(The mixer's output, before its projection; the residual stream.)"""
+        """Return (the mixer's output before its projection, the residual stream)."""
         index, mixer = arena.layout.kind_index(layer), weights.mixer
         projected, residual = operators.norm_project(
             branch, residual, weights.mixer_norm, mixer.in_proj
@@ -346,9 +351,9 @@ class Qwen35Model:
 
 @dataclass(frozen=True)
 class DraftStart:
-    """Of one sequence: the token drawn last, which is to stand at `position`, the model's final
-    hidden state [hidden] of the one before, its pages, a slot of its own, and how many drafts are
-    wanted. REQUIRES: its pages have room for them."""
+    """Start of one sequence's drafts: the token sampled last, for `position`, and the model's final
+    hidden state [hidden] of the token before it. Also its pages, a slot of its own, and the number
+    of drafts wanted. REQUIRES: its pages have space for the drafts."""
 
     token: int
     position: int
@@ -363,7 +368,7 @@ class DraftStart:
 def draft_tokens(
     model: Qwen35Model, arena: Arena, starts: Sequence[DraftStart]
 ) -> list[tuple[int, ...]]:
-    """Of each its drafts, in order."""
+    """Return each start's drafts, in order."""
     found: list[list[int]] = [[] for _ in starts]
     hidden = {place: start.hidden for place, start in enumerate(starts)}
     for step in range(max((start.count for start in starts), default=0)):

@@ -1,2 +1,2 @@
-"""The physical side of the cache: arena, layout, views, copies, and the prefix cache that joins
-them to the tree."""
+"""Physical side of the cache: arena, layout, views and copies. The prefix cache joins them to the
+tree."""

@@ -1,7 +1,7 @@
-"""The arena: one allocation, its typed views, and copies inside it and between two places.
+"""The arena: one allocation, its typed views, and copies inside it and between two arenas.
 
-Owns the memory; does not know who uses which id. Thread rule: the engine loop writes ids that it
-has.
+Owns the memory; does not know the users of its ids. Thread rule: the engine loop writes ids
+allocated to it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,20 +25,20 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class Arena:
-    """The one allocation that holds every page and slot of a place and rank, and the typed views
-    that layers read and write.
+    """The one allocation with every page and slot of a place and rank, and the layers' typed views.
 
-    Owns `slabs` slabs of `layout` in one allocation; does not know who uses which id.
+    Owns `slabs` slabs of `layout` in one allocation; does not know the users of its ids.
 
-    Not thread-safe for writers: the engine loop writes ids that it has allocated, a transport
-    writes ids that were granted to it, and the two never overlap.
+    Not thread-safe for writers. The engine loop writes ids allocated by it. A transport writes ids
+    granted to it. The two never overlap.
 
-    Views, all into the same memory, none contiguous: kv[i]    [page ids, kv_heads, 2 (key, value),
-    PAGE_TOKENS, head_dim] of the i-th block region; of FP8 rows uint8 [page ids, kv_heads, codes
-    and scales] conv[i]  [slot ids, channels, columns]                               of the i-th
-    conv column ssm[i]   [slot ids, value_heads, value_dim, key_dim]                 of the i-th ssm
-    column carry[i] [slot ids, hidden]                                          of the i-th draft
-    layer
+    All views share the same memory; none is contiguous:
+
+    - kv[i]: [page ids, kv_heads, 2 (key, value), PAGE_TOKENS, head_dim] of the i-th block region.
+      FP8 rows are uint8 [page ids, kv_heads, codes and scales].
+    - conv[i]: [slot ids, channels, columns] of the i-th conv column.
+    - ssm[i]: [slot ids, value_heads, value_dim, key_dim] of the i-th ssm column.
+    - carry[i]: [slot ids, hidden] of the i-th draft layer.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Arena:
         key: ArenaKey = ONLY_ARENA,
         memory: torch.Tensor | None = None,
     ) -> None:
-        """key: which of the node's arenas this is; by default the only one. layout: of one rank's
-        share of heads. memory: zeros, uint8 [slabs * slab_bytes], to be this arena's; by default
-        its own."""
+        """key: this arena's name among the node's arenas; by default the only one. layout: one
+        rank's share of heads. memory: zeros, uint8 [slabs * slab_bytes], used as this arena's
+        memory; by default the arena allocates it."""
         self.key = key
         self.layout = layout
         self.slabs = slabs
@@ -73,7 +73,7 @@ class Arena:
         return self.bytes.numel()
 
     def _block_view(self, region: BlockRegion) -> torch.Tensor:
-        """[page ids, *region.shape]."""
+        """Return [page ids, *region.shape]."""
         layout = self.layout
         # Page ids run to slabs * blocks_per_slab; the last regions' offset would run past the end
         # for ids that are no pages: the view stops at the last id whose block is inside the arena.
@@ -86,14 +86,14 @@ class Arena:
         return [self._column_view(column) for column in columns]
 
     def _column_view(self, column: SlotColumn) -> torch.Tensor:
-        """[slot ids, *column.shape]."""
+        """Return [slot ids, *column.shape]."""
         stride = self.layout.slab_bytes
         return self._view(column.shape, column.dtype, self.slabs, stride, column.offset)
 
     def _view(
         self, shape: Sequence[int], dtype: str, ids: int, stride: int, offset: int
     ) -> torch.Tensor:
-        """Dense tensors of `shape`, `ids` of them, `stride` bytes apart, the first at `offset`
+        """Return `ids` dense tensors of `shape`, `stride` bytes apart, the first at `offset`
         bytes."""
         flat = self.bytes.view(torch_dtype(dtype))
         size = flat.element_size()
@@ -111,7 +111,8 @@ class CopyKind(IntEnum):
 
 
 class CopyOp(NamedTuple):
-    """Ids of pages or slots. A ZERO_SLOT reads nothing: its source is its destination."""
+    """One copy, by ids of pages or slots. A ZERO_SLOT reads nothing: its source is its
+    destination."""
 
     kind: CopyKind
     source: int
@@ -119,14 +120,14 @@ class CopyOp(NamedTuple):
 
 
 def run_copies(arena: Arena, copies: Iterable[CopyOp]) -> None:
-    """Copies inside the arena: a slot onto a slot, a page onto a page, a slot to zero; and as plain
-    values, since whoever decides a copy is not who runs it.
+    """Run copies inside the arena, in order: a slot to a slot, a page to a page, zeros to a slot.
 
-    A slot is one run of bytes, and a page a run a block region, all as far apart: each of these is
-    one operation, and on a GPU one launch. Ordering is the caller's: there they join the current
+    Copies are plain values, because the code that decides a copy does not run it. A slot is one run
+    of bytes. A page is one run in each block region, all at the same distance. So each copy is one
+    operation, and one launch on a GPU. The caller orders them: on a GPU they join the current
     stream, on the CPU they are done on return.
 
-    In their order: a later one may write what an earlier one reads.
+    A later copy may write memory read by an earlier one.
     """
     for kind, source, destination in copies:
         match kind:
@@ -139,17 +140,17 @@ def run_copies(arena: Arena, copies: Iterable[CopyOp]) -> None:
 
 
 def copy_slot(arena: Arena, source: int, destination: int) -> None:
-    """Fork or snapshot: every column of every layer at once."""
+    """Copy every column of every layer at once, for a fork or a snapshot."""
     _slot_bytes(arena, destination).copy_(_slot_bytes(arena, source))
 
 
 def zero_slot(arena: Arena, slot: int) -> None:
-    """The state before the first token."""
+    """Set the slot to the state before the first token."""
     _slot_bytes(arena, slot).zero_()
 
 
 def copy_page(arena: Arena, source: int, destination: int) -> None:
-    """KV of one page in every layer that keeps some."""
+    """Copy the KV of one page in every layer with KV."""
     _page_words(arena, destination).copy_(_page_words(arena, source))
 
 
@@ -159,8 +160,8 @@ def _slot_bytes(arena: Arena, slot: int) -> torch.Tensor:
 
 
 def _page_words(arena: Arena, page: int) -> torch.Tensor:
-    """[regions, words of a block]: eight bytes at a time, since runs that are no neighbours are
-    copied element by element."""
+    """Return the page as [regions, words of a block]. A word is eight bytes, because separate runs
+    are copied element by element."""
     layout = arena.layout
     words = arena.bytes.view(torch.int64)
     block = layout.block_bytes // words.itemsize
@@ -169,17 +170,16 @@ def _page_words(arena: Arena, page: int) -> torch.Tensor:
 
 
 PagePairs = Sequence[tuple[int, int]]
-"""(source, target) of each."""
+"""Pairs of (source, target)."""
 
 
 def copy_pages_across(source: Arena, target: Arena, pages: PagePairs) -> None:
-    """Copies between the arenas of two places: pages onto pages, a slot onto a slot, of one layout.
+    """Copy the KV of these pages in every layer with KV, from one arena to another.
 
-    Ids are each arena's own. Where both are in host memory a copy is done on return; else it joins
-    the calling thread's stream. Nothing here holds the interpreter's lock while bytes move.
+    Ids are each arena's own. If both arenas are in host memory, the copy is done on return.
+    Otherwise it joins the calling thread's stream. No Python lock is held while bytes move.
 
-    KV of these pages in every layer that keeps some. REQUIRES: the layouts are equal, and no target
-    is named twice.
+    REQUIRES: the layouts are equal, and no target is named twice.
     """
     found = _blocks(source).index_select(0, _block_ids(source, [page for page, _ in pages]))
     wanted = _block_ids(target, [page for _, page in pages])
@@ -187,17 +187,17 @@ def copy_pages_across(source: Arena, target: Arena, pages: PagePairs) -> None:
 
 
 def copy_slot_across(source: Arena, target: Arena, slot: tuple[int, int]) -> None:
-    """Every column of every layer: what is in a slab behind them stays."""
+    """Copy every column of every layer. Bytes of the slab after the columns stay unchanged."""
     _slot(target, slot[1]).copy_(_slot(source, slot[0]))
 
 
 def _blocks(arena: Arena) -> torch.Tensor:
-    """[blocks, words of one], contiguous."""
+    """Return [blocks, words of one], contiguous."""
     return arena.bytes.view(torch.int64).view(-1, arena.layout.block_bytes // 8)
 
 
 def _block_ids(arena: Arena, pages: Sequence[int]) -> torch.Tensor:
-    """Of all regions of each page."""
+    """Return the block ids of all regions of each page."""
     layout = arena.layout
     regions = torch.arange(len(layout.regions)) * layout.pages_per_slab
     ids = torch.tensor(pages, dtype=torch.int64)[:, None] + regions

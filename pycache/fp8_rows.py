@@ -1,14 +1,15 @@
-"""Rows of numbers as e4m3 codes and a power of two a row: as pages may keep them, and as a wire may
-carry them. The naive twin of the kernels that do the same on a GPU.
+"""Rows of numbers as e4m3 codes and a power of two per row, for pages and for transfers. Reference
+implementation of the kernels that do the same on a GPU.
 
 e4m3 has 4 bits of exponent, 3 of mantissa, and 448 as its largest value. A row's scale is the
-smallest power of two 2^k with max|x| <= 448 * 2^k, kept as the byte k + 127, as OCP's MX formats
-do. Multiplying by it is exact on every device, and encoding what was decoded changes nothing.
+smallest power of two 2^k with max|x| <= 448 * 2^k, kept as the byte k + 127, as in OCP's MX
+formats. Multiplying by it is exact on every device. Encoding decoded rows again changes nothing.
 
-Error: |decoded - x| <= max(|x| / 16, scale / 1024), hence at most a sixteenth of the row's largest
-|x|. A number that is not finite makes its whole row NaN: it shows. A row of zeros stays one.
+Error: |decoded - x| <= max(|x| / 16, scale / 1024). So it is at most a sixteenth of the row's
+largest |x|. A number that is not finite makes its whole row NaN, so the fault is visible. A row of
+zeros stays zero.
 
-Pure functions; knows rows, not pages, layers or wires.
+Pure functions; does not know pages, layers or wire formats.
 """
 
 import torch
@@ -27,7 +28,8 @@ _FROM_HALF = 256.0
 
 
 def encode_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """values [..., width], a floating dtype; (codes uint8 [..., width], scales uint8 [...])."""
+    """Encode values [..., width] of a floating dtype. Return (codes uint8 [..., width], scales
+    uint8 [...])."""
     numbers = values.to(torch.float32)
     scales = row_scales(numbers)
     scaled = numbers * _power_of_two(254 - scales.clamp(max=253)).unsqueeze(-1)
@@ -35,7 +37,7 @@ def encode_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def decode_rows(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What encode_rows() made, as numbers [..., width] of dtype."""
+    """Return the result of encode_rows() as numbers [..., width] of dtype."""
     half = codes.contiguous().view(torch.int8).to(torch.int16)
     half = half.bitwise_left_shift_(_TO_HALF_SHIFT).bitwise_and_(_NO_SIGN_COPY)
     numbers = half.view(torch.float16).to(torch.float32)
@@ -46,7 +48,7 @@ def decode_rows(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -
 
 
 def row_scales(numbers: torch.Tensor) -> torch.Tensor:
-    """The byte of each row's power of two; numbers [..., width] float32, int32 [...].
+    """Return the byte of each row's power of two, int32 [...]; numbers: [..., width] float32.
 
     255: the row has a number that is not finite.
     """
@@ -59,5 +61,6 @@ def row_scales(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _power_of_two(biased: torch.Tensor) -> torch.Tensor:
-    """2^(biased - 127), float32; biased int32 in 1 to 254. Of 0, which no row has: 0."""
+    """Return 2^(biased - 127) as float32, for int32 biased from 1 to 254. Return 0 for a biased 0.
+    No row has it."""
     return (biased.to(torch.int32) << _EXPONENT_SHIFT).view(torch.float32)

@@ -1,4 +1,4 @@
-"""Where every byte of KV and state is in an arena, for one rank or several.
+"""Offsets and sizes of all KV and state in an arena, for one rank or several.
 
 Pure, immutable values. Equal layouts are interchangeable.
 """
@@ -10,15 +10,15 @@ from math import prod
 
 PAGE_TOKENS = 64
 FP8_ROWS = "fp8"
-"""The dtype of KV that is kept as rows of e4m3 codes, each with a scale (fp8_rows.py)."""
+"""The dtype of KV kept as rows of e4m3 codes, each row with a scale (fp8_rows.py)."""
 _STATE_ALIGNMENT = 64
 _SIDES = 2
-"""Of KV: keys and values."""
+"""Sides of KV: keys and values."""
 
 
 class LayerKind(Enum):
-    """DRAFT: the layer that drafts tokens, behind the model's own; attention, with a column for
-    what it takes over from the token before."""
+    """Kind of a layer. DRAFT: the layer that drafts tokens, after the model's own layers. It has
+    attention, and a column for the hidden state carried over from the previous token."""
 
     FULL = "full_attention"
     GDN = "linear_attention"
@@ -34,7 +34,7 @@ class LayerKind(Enum):
 
 
 MODEL_KINDS = (LayerKind.FULL, LayerKind.GDN)
-"""Of the layers that a model's config lists: a draft layer stands apart."""
+"""Kinds of the layers listed in a model's config. A draft layer is listed separately."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ def _align(value: int, alignment: int) -> int:
 
 @dataclass(frozen=True)
 class BlockRegion:
-    """What one layer keeps of a page: a block, which holds a dense tensor of `shape`, of bytes
-    where KV is kept as FP8 rows.
+    """One layer's part of a page: a block with a dense tensor of `shape`. The tensor has bytes if
+    KV is kept as FP8 rows.
 
-    layer: of the model. index: place among the layout's regions.
+    layer: index in the model. index: position among the layout's regions.
     """
 
     layer: int
@@ -64,15 +64,15 @@ class BlockRegion:
 
     @property
     def length(self) -> int:
-        """Bytes of the tensor."""
+        """Return the bytes of the tensor."""
         return prod(self.shape) * itemsize(self.dtype)
 
 
 @dataclass(frozen=True)
 class SlotColumn:
-    """What one layer keeps in a slot: a dense tensor of `shape` at `offset` bytes of the slot.
+    """One layer's part of a slot: a dense tensor of `shape` at `offset` bytes of the slot.
 
-    layer: of the model. name: the same for all columns of one meaning, as "conv" and "ssm".
+    layer: index in the model. name: the same for all columns of one meaning, as "conv" and "ssm".
     """
 
     layer: int
@@ -83,7 +83,7 @@ class SlotColumn:
 
     @property
     def length(self) -> int:
-        """Bytes of the tensor, padded, so that the column behind it stays aligned."""
+        """Return the tensor's bytes, padded so that the next column is aligned."""
         return _align(prod(self.shape) * itemsize(self.dtype), _STATE_ALIGNMENT)
 
     @property
@@ -93,27 +93,28 @@ class SlotColumn:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Where every byte of KV and state lies in the arena, derived from the model's shape.
+    """Offsets and sizes of all KV and state in the arena, derived from the model's shape.
 
     An arena is `slabs` slabs of `blocks_per_slab` blocks of `block_bytes` bytes. A slab holds
     either one state slot or `pages_per_slab` pages. A page has one block in every `BlockRegion`.
-    Pages lie region-major: region r of page q is block q + r * pages_per_slab, so that every view
-    and every kernel has the single stride `block_bytes`, and the pages of one request in a slab are
-    one contiguous run a region. A slot is its `SlotColumn`s end to end. These two lists are all
-    that views, kernels and copies take their strides from: there is one region a full-attention
-    layer, two columns a GDN layer, and one of each of a draft layer.
+    Pages are region-major: region r of page q is block q + r * pages_per_slab. So every view and
+    kernel has the single stride `block_bytes`. In each region, the pages of one request in a slab
+    are contiguous. A slot is its `SlotColumn`s end to end. Views, kernels and copies take their
+    strides only from these two lists. They have one region a full-attention layer, two columns a
+    GDN layer, and one of each a draft layer.
 
-    Shapes of one page and one slot. Immutable; equal layouts are interchangeable. What follows from
-    them is computed once: a grant's check asks for it at every page.
+    Immutable; equal layouts are interchangeable. Derived values are computed once, because a
+    destination's check reads them for every page.
 
-    The fields are what two nodes compare in their contract. layer_kinds: of the model, then DRAFT
-    where there is a draft layer, which keeps KV as the others do, but entry j, of position j >= 1,
-    is of token j and the final hidden state of token j - 1; carry_width, carry_dtype: of that state
-    behind the last token, 0 wide without a draft layer. Shapes: KV of a page in a layer [kv_heads,
-    2 (key, value), PAGE_TOKENS, head_dim], so that what a head has of a page is one run of bytes,
-    which in FP8_ROWS are its codes, then their scales [2, PAGE_TOKENS]; conv state of a layer
-    [conv_channels, conv_columns]; recurrent (ssm) state of a layer [value_heads, value_dim,
-    key_dim].
+    Two nodes compare the fields in their contract. layer_kinds: the model's layers, then DRAFT if
+    there is a draft layer. A draft layer keeps KV as the others do, but entry j, at position j >=
+    1, is made from token j and the final hidden state of token j - 1. carry_width, carry_dtype: of
+    that hidden state after the last token; width 0 without a draft layer.
+
+    Shapes: KV of a page in a layer [kv_heads, 2 (key, value), PAGE_TOKENS, head_dim]. So a head's
+    part of a page is one run of bytes. In FP8_ROWS this run has the codes, then their scales [2,
+    PAGE_TOKENS]. Conv state of a layer: [conv_channels, conv_columns]. Recurrent (ssm) state of a
+    layer: [value_heads, value_dim, key_dim].
     """
 
     layer_kinds: tuple[LayerKind, ...]
@@ -132,7 +133,7 @@ class CacheLayout:
 
     @cached_property
     def regions(self) -> tuple[BlockRegion, ...]:
-        """A page's blocks: KV of every layer that keeps some, in the order of layers."""
+        """Return a page's blocks: the KV of every layer with KV, in layer order."""
         layers = [layer for layer, kind in enumerate(self.layer_kinds) if kind.keeps_pages]
         return tuple(
             BlockRegion(layer, index, *self._block_tensor) for index, layer in enumerate(layers)
@@ -140,8 +141,8 @@ class CacheLayout:
 
     @cached_property
     def columns(self) -> tuple[SlotColumn, ...]:
-        """A slot's columns, without a gap between them: conv and recurrent state of every GDN
-        layer, in the order of layers, then what a draft layer carries."""
+        """Return a slot's columns, without gaps: conv and recurrent state of every GDN layer, in
+        layer order, then a draft layer's carry."""
         of_kind: dict[LayerKind, tuple[tuple[str, tuple[int, ...], str], ...]] = {
             LayerKind.GDN: (
                 ("conv", self.conv_shape, self.conv_dtype),
@@ -160,7 +161,7 @@ class CacheLayout:
 
     @cached_property
     def full_layers(self) -> int:
-        """Full-attention layers of the model; a draft layer is none of them."""
+        """Return the number of the model's full-attention layers, without a draft layer."""
         return self.layer_kinds.count(LayerKind.FULL)
 
     @cached_property
@@ -177,7 +178,7 @@ class CacheLayout:
 
     @cached_property
     def head_bytes(self) -> int:
-        """Of what a head has of a page in a layer."""
+        """Return the bytes of one head's part of a page in one layer."""
         rows = _SIDES * PAGE_TOKENS
         if self.kv_dtype == FP8_ROWS:
             return rows * (self.head_dim + 1)
@@ -193,22 +194,23 @@ class CacheLayout:
 
     @cached_property
     def block_bytes(self) -> int:
-        """Of the longest region: blocks are equally long, so that any block can be any region's."""
+        """Return the bytes of the longest region. All blocks have this length, so that any block
+        can serve any region."""
         return max(region.length for region in self.regions)
 
     @cached_property
     def conv_bytes(self) -> int:
-        """Of a layer's conv column, behind which its recurrent state begins."""
+        """Return the bytes of a layer's conv column. Its recurrent state follows."""
         return self._column_bytes("conv")
 
     @cached_property
     def state_layer_bytes(self) -> int:
-        """Of a layer's columns together; the same for every GDN layer."""
+        """Return the bytes of all columns of a GDN layer; equal for every GDN layer."""
         return sum(self._column_bytes(name) for name in ("conv", "ssm"))
 
     @cached_property
     def carry_bytes(self) -> int:
-        """Of a draft layer's column; 0 without one."""
+        """Return the bytes of a draft layer's column; 0 without one."""
         return self._column_bytes("carry")
 
     @cached_property
@@ -229,7 +231,7 @@ class CacheLayout:
 
     @cached_property
     def region_stride(self) -> int:
-        """Bytes from a page's block in one region to its block in the next."""
+        """Return the bytes from a page's block in one region to its block in the next."""
         return self.pages_per_slab * self.block_bytes
 
     @cached_property
@@ -237,24 +239,25 @@ class CacheLayout:
         return self.blocks_per_slab * self.block_bytes
 
     def kind_index(self, layer: int) -> int:
-        """Which of the layers that keep pages `layer` is; of a GDN layer, which of those."""
+        """Return the layer's index among the layers with pages; for a GDN layer, among those
+        without pages."""
         pages = self.layer_kinds[layer].keeps_pages
         return sum(kind.keeps_pages is pages for kind in self.layer_kinds[:layer])
 
     def page_span(self, layer: int, page: int) -> Span:
-        """Bytes of one page in one layer. REQUIRES: layer_kinds[layer].keeps_pages."""
+        """Return the bytes of one page in one layer. REQUIRES: layer_kinds[layer].keeps_pages."""
         first = self._page_spans[layer]
         return Span(first.offset + page * self.block_bytes, first.length)
 
     def state_span(self, layer: int, slot: int) -> Span:
-        """Bytes of all columns of one layer in one slot. REQUIRES:
+        """Return the bytes of all columns of one layer in one slot. REQUIRES:
         layer_kinds[layer].keeps_state."""
         first = self._state_spans[layer]
         return Span(first.offset + slot * self.slab_bytes, first.length)
 
     @cached_property
     def _page_spans(self) -> dict[int, Span]:
-        """By layer, of page 0."""
+        """Return the spans of page 0, by layer."""
         return {
             region.layer: Span(region.index * self.region_stride, region.length)
             for region in self.regions
@@ -262,7 +265,7 @@ class CacheLayout:
 
     @cached_property
     def _state_spans(self) -> dict[int, Span]:
-        """By layer, of slot 0: a layer's columns are neighbours."""
+        """Return the spans of slot 0, by layer. A layer's columns are neighbours."""
         spans: dict[int, Span] = {}
         for column in self.columns:
             offset = spans[column.layer].offset if column.layer in spans else column.offset
@@ -271,7 +274,7 @@ class CacheLayout:
 
     @property
     def _block_tensor(self) -> tuple[tuple[int, ...], str]:
-        """(shape, dtype) of what a block holds."""
+        """Return the (shape, dtype) of a block's tensor."""
         if self.kv_dtype == FP8_ROWS:
             return (self.kv_heads, self.head_bytes), "uint8"
         return self.kv_shape, self.kv_dtype
@@ -280,32 +283,31 @@ class CacheLayout:
         return next((column.length for column in self.columns if column.name == name), 0)
 
     def valid_page(self, page: int, slabs: int) -> bool:
-        """Whether `page` is the index of a page in an arena of that many slabs."""
+        """Return true if `page` is the index of a page in an arena of `slabs` slabs."""
         return 0 <= page < slabs * self.blocks_per_slab and (
             page % self.blocks_per_slab < self.pages_per_slab
         )
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of one element. Raises KeyError on a dtype that no tensor of a cache has."""
+    """Return the bytes of one element. Raises KeyError for any other dtype."""
     return {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}[dtype]
 
 
 class Place(Enum):
     DEVICE = "device"
-    """Where layers compute: a GPU's memory, or the host's where the model runs on a CPU."""
+    """The memory used by layers: a GPU's, or the host's if the model runs on a CPU."""
     HOST = "host"
     """Host memory below a GPU's."""
 
 
 @dataclass(frozen=True)
 class ArenaKey:
-    """Which of a node's arenas one is: where its memory is, and the rank whose layers it serves.
+    """Name of an arena within its node: the place of its memory, and the rank of the layers served.
 
-    An arena's name within its node. The same page or slot id means the same tokens in every arena
-    of one place, whatever the rank.
+    The same page or slot id means the same tokens in every arena of one place, for all ranks.
 
-    Raises ValueError where rank is not in [0, ranks).
+    Raises ValueError if rank is not in [0, ranks).
     """
 
     place: Place = Place.DEVICE
@@ -318,18 +320,16 @@ class ArenaKey:
 
 
 ONLY_ARENA = ArenaKey()
-"""Of a node with one rank and no tier below its device."""
+"""Key of the arena of a node with one rank and no tier below its device."""
 
 
 def share(pieces: int, ranks: int, rank: int) -> range:
-    """Which heads a rank has: the one rule that weights, arenas and hand-overs between nodes cut
-    by.
+    """Return a rank's share of the pieces, in order. Weights, arenas and hand-overs divide heads by
+    this one rule.
 
-    Pure.
-
-    Of so many pieces, in order, those of a rank: equal runs of neighbours; where there are more
-    ranks than pieces, one piece, which neighbouring ranks have alike. Raises ValueError unless one
-    of the two numbers divides the other.
+    Pure. Each share is an equal run of neighbouring pieces. With more ranks than pieces, a share is
+    one piece, and neighbouring ranks have the same one. Raises ValueError unless one of the two
+    numbers divides the other.
     """
     if pieces % ranks == 0:
         each = pieces // ranks
@@ -341,19 +341,17 @@ def share(pieces: int, ranks: int, rank: int) -> range:
 
 
 def key_heads(layout: CacheLayout) -> int:
-    """Key heads of a GDN layer, whose convolution has channels [q | k | v]. 0 without such
+    """Return the key heads of a GDN layer, from its convolution channels [q | k | v]; 0 without GDN
     layers."""
     values = layout.value_heads * layout.value_dim
     return (layout.conv_channels - values) // (2 * layout.key_dim) if layout.key_dim else 0
 
 
 def rank_layout(layout: CacheLayout, ranks: int, rank: int) -> CacheLayout:
-    """What of a cache one rank keeps: the same pages and slots, with that rank's heads.
+    """Return one rank's layout: the same pages and slots, with that rank's heads.
 
-    Pure.
-
-    layout: of one rank that has all. What a draft layer carries every rank has. Raises ValueError
-    where the heads cannot be shared out.
+    Pure. layout: of one rank with all heads. Every rank has the whole carry of a draft layer.
+    Raises ValueError if the heads cannot be shared out.
     """
     keys = len(share(key_heads(layout), ranks, rank))
     values = len(share(layout.value_heads, ranks, rank))

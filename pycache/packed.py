@@ -23,14 +23,14 @@ _CHECKPOINT_KINDS = (None, *(kind.value for kind in CheckpointKind))
 _NAMES = Struct("16s16s16s")
 _UNNAMED = (None, None, None)
 _ROWS_AT_ONCE = 256
-"""Bounds what a reader's first event costs."""
+"""Rows unpacked at once. It bounds a reader's cost for the first event."""
 
 
 class CacheEvent(NamedTuple):
-    """One change, named as the C++ CacheEvent. checkpoint_kind: why a state is kept; None unless it
-    is stored now. page: the tokens of a stored page in the stream `spelled`. place:
-    the nearest that has the state, 0 for the arena, then the tiers. prefix, parent and
-    namespace are None of cleared."""
+    """One change, with the field names of the C++ CacheEvent. checkpoint_kind: the reason for
+    keeping a state; None unless the state is stored now. page: the tokens of a stored page in the
+    stream `spelled`. place: the nearest place that has the state: 0 for the arena, then the tiers.
+    prefix, parent and namespace are None for `cleared`."""
 
     sequence: int
     kind: str
@@ -45,7 +45,7 @@ class CacheEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class EventGap:
-    """Events first_lost up to resync_from do not come one by one."""
+    """A gap in the events: those from first_lost up to resync_from are not delivered one by one."""
 
     first_lost: int
     resync_from: int
@@ -53,12 +53,12 @@ class EventGap:
 
 @dataclass(frozen=True, eq=False)
 class PackedEvents:
-    """Events of the cache as plain values: a few arrays, which cost their maker one copy however
-    many they are, and their reader an object each.
+    """Events of the cache as plain values in a few arrays. The writer makes one copy for any number
+    of events. The reader makes one object an event.
 
-    Changes in order up to `sequence`, or a snapshot that replaces all that came before.
+    Changes in order up to `sequence`, or a snapshot that replaces all earlier events.
 
-    numbers, names, pages: as EventBatch.packed() says. Iterate it on any thread.
+    numbers, names, pages: see EventBatch.packed(). Iterate on any thread.
     """
 
     sequence: int
@@ -109,7 +109,7 @@ _STATES = (None, *(kind.value for kind in CheckpointKind))
 
 @dataclass(frozen=True)
 class Standing:
-    """What of a subtree is resident. tokens: of whole pages."""
+    """Resident part of a subtree. tokens: tokens of whole pages."""
 
     tokens: int
     nodes: int
@@ -118,11 +118,12 @@ class Standing:
 
 @dataclass(frozen=True)
 class TreeNode:
-    """What the cache's tree holds as plain values: one array, which costs its maker one copy, and
-    its reader an object a node.
+    """A node of the cache's tree, as a plain value, with the names of the C++ ViewedNode.
 
-    Named as the C++ ViewedNode. name: None of all namespaces together. above: its parent's place in
-    the view; None of the first. state: why the checkpoint at its end is kept; None without one.
+    The view is one array: its writer makes one copy, and its reader makes one object a node. name:
+    None for the node of all namespaces together. above: its parent's index in the view; None for
+    the first node. state: the reason for keeping the checkpoint at its end; None without a
+    checkpoint.
     """
 
     name: tuple[int, int] | None
@@ -142,8 +143,8 @@ class TreeNode:
 
 @dataclass(frozen=True, eq=False)
 class PackedTree:
-    """Parents come before their children. rows: as TreeView.packed() says. Iterate it on any
-    thread."""
+    """The tree's nodes in one array, parents before their children. rows: see TreeView.packed().
+    Iterate on any thread."""
 
     rows: NDArray[np.uint64]
 

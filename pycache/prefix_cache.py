@@ -1,16 +1,18 @@
-"""The prefix cache as the engine sees it: the tree decides which ids, the arena holds their bytes.
+"""The prefix cache as the engine sees it: the tree chooses the ids, the arena holds their bytes.
 
-Thread rule: the engine loop alone calls it. It moves no byte: what must be copied waits in a list,
-in the order in which it was decided, until take_copies().
+Thread rule: only the engine loop calls it. It moves no byte. Copies wait in a list, in the order of
+their decisions, until take_copies().
+
 Invariants:
-1. A working slot that leaves allocate() is to be forked from a checkpoint or zeroed, never neither;
-   one that leaves allocate_to_receive() is written by the sender, and that of an allocation with a
-   load by who copies it.
-2. Whoever reads or writes ids that a call here returned, a forward or another node, does so after
-   the copies that waited when that call returned. So they are taken and run before the next forward
-   is launched, and before the event is recorded behind which another node may write or read
-   (engine/forward_stream.py). Copies for an allocation that is released meanwhile still run: in the
-   list's order they come before whatever its ids are used for next.
+
+1. A working slot returned by allocate() will be forked from a checkpoint or zeroed. The sender
+   writes the slot returned by allocate_to_receive(). The copier writes the slot of an allocation
+   with a load.
+2. A forward or another node may use ids returned here only after the copies waiting at that return.
+   So these copies are taken and run before the next forward is launched. They also run before the
+   event behind which another node may write or read is recorded (engine/forward_stream.py). Copies
+   for an allocation released meanwhile still run. In the list's order they come before the next use
+   of its ids.
 """
 
 import time
@@ -39,9 +41,9 @@ def monotonic_ms() -> int:
 
 
 class HybridPrefixCache(PrefixCache):
-    """The tree, and the copies that wait; names the arena. Below are the calls that hand out ids:
-    all others are the tree's own. `policy` and `attention_cost` are the tree's (TreeConfig);
-    `clock` gives it the time, ms."""
+    """The tree and its waiting copies; names the arena. The methods here hand out ids; all others
+    are the tree's own. `policy` and `attention_cost` are the tree's (TreeConfig); `clock` gives it
+    the time, ms."""
 
     def __init__(
         self,
@@ -53,8 +55,8 @@ class HybridPrefixCache(PrefixCache):
         slabs: int | None = None,
         tiers: Sequence[TierConfig] = (),
     ) -> None:
-        """slabs: of the arena, from the first; all by default. tiers: memory below the arena, the
-        nearest first."""
+        """slabs: number of slabs to use, from the arena's first; all by default. tiers: memory
+        below the arena, the nearest first."""
         layout = arena.layout
         slabs = arena.slabs if slabs is None else slabs
         super().__init__(
@@ -73,13 +75,14 @@ class HybridPrefixCache(PrefixCache):
         self._copies: list[CopyOp] = []
 
     def take_copies(self) -> tuple[CopyOp, ...]:
-        """What was decided since the last call; the caller runs it, see invariant 2."""
+        """Return the copies decided since the last call. The caller runs them, see invariant 2."""
         taken = tuple(self._copies)
         self._copies.clear()
         return taken
 
     def _follow_moves(self) -> None:
-        """The tree moved pages to empty a slab: their KV follows before the slab is written."""
+        """Queue the page copies of the tree's moves. The tree moves pages to empty a slab. Their KV
+        must follow before the slab is written."""
         for source, destination in self.drain_moves():
             self._copies.append(CopyOp(CopyKind.PAGE, source, destination))
 
@@ -92,8 +95,8 @@ class HybridPrefixCache(PrefixCache):
         working_slots: int,
         cursor: int | None = None,
     ) -> Allocation | None:
-        """Allocation to compute: working_slots[0] holds the state after cached_tokens tokens once
-        the copies that wait on return have run."""
+        """Return an allocation to compute. After the waiting copies, working_slots[0] holds the
+        state after cached_tokens tokens."""
         self.advance_to(self._clock())
         allocation = super().allocate(
             tokens,
@@ -117,7 +120,7 @@ class HybridPrefixCache(PrefixCache):
         cursor: int | None = None,
         load_wait: float = 0.0,
     ) -> Allocation | None:
-        """As allocate(), where it does not load."""
+        """Return an allocation that loads from a tier, or else the same as allocate()."""
         self.advance_to(self._clock())
         allocation = super().allocate_or_load(
             tokens,
@@ -133,13 +136,13 @@ class HybridPrefixCache(PrefixCache):
         return allocation
 
     def next_write(self) -> TierWrite | None:
-        """The next copy to be made downwards, begun by this call; None: none waits, or there is no
-        room or no budget yet, which time fills."""
+        """Return the next copy to a lower tier, begun by this call. None: no copy waits, or the
+        tier lacks space or write budget for now."""
         self.advance_to(self._clock())
         return super().next_write()
 
     def _fork(self, allocation: Allocation) -> None:
-        """Let it start from its checkpoint, or from nothing."""
+        """Queue the copies that start it from its checkpoint, or from nothing."""
         first = allocation.working_slots[0]
         if allocation.cow_source_slot is None:
             self._copies.append(CopyOp(CopyKind.ZERO_SLOT, first, first))
@@ -157,8 +160,8 @@ class HybridPrefixCache(PrefixCache):
         working_slots: int,
         cursor: int | None = None,
     ) -> Allocation | None:
-        """Allocation to be written by a sender; granted at once, so that its ids cannot be released
-        by mistake."""
+        """Return an allocation for a sender to write. It is granted at once, so that its ids cannot
+        be released by mistake."""
         allocation = super().allocate_to_receive(
             tokens,
             salt=salt,
@@ -179,8 +182,8 @@ class HybridPrefixCache(PrefixCache):
     def insert_midway(
         self, allocation: Allocation, boundary: int, slot: int, kind: CheckpointKind
     ) -> tuple[int, int] | None:
-        """The copy waits on return, as those of other calls. REQUIRES: the KV before the boundary
-        is written."""
+        """Insert a checkpoint. Its copy waits on return, like those of other calls. REQUIRES: the
+        KV before the boundary is written."""
         copy = super().insert_midway(allocation, boundary, slot, kind)
         self._follow_moves()
         if copy is not None:

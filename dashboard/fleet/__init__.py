@@ -1,1 +1,1 @@
-"""Many nodes as one: what each exports, and what is shown of them together."""
+"""Metrics of many nodes, and the fleet page made from them."""

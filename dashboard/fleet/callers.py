@@ -1,6 +1,6 @@
-"""What a fleet promises its callers, in seconds.
+"""Latency targets of a fleet, and each caller's share of requests within them.
 
-Whether callers get what they were promised: at one node, and over all. Pure.
+Covers one node and the sum over all nodes. Pure.
 """
 
 from collections import Counter
@@ -27,8 +27,8 @@ from .samples import (
 
 @dataclass(frozen=True)
 class Targets:
-    """first_token: from a request's arrival to its first token. per_token: the mean over a
-    request's tokens after the first."""
+    """Latency targets, in seconds. first_token: from a request's arrival to its first token.
+    per_token: the mean over a request's tokens after the first."""
 
     first_token: float = 2.0
     per_token: float = 0.1
@@ -41,9 +41,9 @@ _CALLER = "caller"
 
 @dataclass
 class CallerLoad:
-    """What was answered lately. per_minute: requests that ended. first_token: waits for it.
-    per_token: means over requests' later tokens. outcomes: of requests with targets, their own or
-    their node's, by name."""
+    """Recent answers to one caller. per_minute: requests that ended. first_token: waits for the
+    first token. per_token: each request's mean over its later tokens. outcomes: requests with a
+    target, from the request or its node, by outcome."""
 
     per_minute: float = 0.0
     first_token: Buckets = field(default_factory=dict)
@@ -58,7 +58,7 @@ class CallerLoad:
 
 
 def callers_of(recent: RecentSamples) -> dict[str, CallerLoad]:
-    """By name."""
+    """Return the callers of a node by name."""
     gained = recent.gained
     if gained is None:
         return {}
@@ -79,7 +79,7 @@ def callers_of(recent: RecentSamples) -> dict[str, CallerLoad]:
 
 
 def _outcomes(added: Samples) -> dict[str, Counter[str]]:
-    """By caller."""
+    """Return the counts of outcomes by caller."""
     found: dict[str, Counter[str]] = {}
     for labels, count in added.get(CALLER_TARGETS, {}).items():
         named = dict(labels)
@@ -91,8 +91,8 @@ def _outcomes(added: Samples) -> dict[str, Counter[str]]:
 def callers(
     nodes: Iterable[Mapping[str, CallerLoad]], targets: Targets, wanted: str
 ) -> dict[str, Any]:
-    """As JSON: those whose targets are missed most come first. nodes: the callers of each. wanted:
-    what the name is to contain."""
+    """Return the callers as JSON, those with the lowest kept share first. nodes: the callers of
+    each node. wanted: text in the caller's name, in lower case."""
     known: dict[str, CallerLoad] = {}
     for node in nodes:
         for name, load in node.items():

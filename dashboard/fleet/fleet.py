@@ -1,10 +1,10 @@
-"""The nodes of a fleet, each with its samples and faults, and the totals that its page shows.
+"""The nodes of a fleet, each with its samples and faults, and the totals of the fleet's page.
 
-FleetNode owns the node's samples. Its row is made when an answer arrives, not when the page asks.
-troubles() lists a node's faults as far as its metrics show them, the worst first. Pure.
+FleetNode owns the node's samples. It makes its row when an answer arrives, not when the page asks.
+troubles() lists the faults visible in a node's metrics, the worst first. Pure.
 
 Fleet owns the nodes and half an hour of their sums. One thread. Invariant: the page's size is
-bounded, however many nodes there are.
+bounded, for any number of nodes.
 """
 
 from collections import Counter, deque
@@ -53,7 +53,7 @@ _QUEUED = tuple(phase.value for phase in RequestPhase if phase.is_queued)
 _LAST_DATE = 1e11
 
 PREFILL = "prefill"
-"""The role of a node that clients do not ask."""
+"""The role of a node without requests from clients."""
 
 
 class FleetNode:
@@ -62,15 +62,15 @@ class FleetNode:
         self.address = address
         self.recent = RecentSamples()
         self.first_token: Buckets = {}
-        """What its clients waited lately."""
+        """Its clients' recent waits for the first token."""
         self.per_token: Buckets = {}
         self.links: dict[str, Link] = {}
-        """From prefill nodes, by their names."""
+        """Links from prefill nodes, by the nodes' names."""
         self.callers: dict[str, CallerLoad] = {}
-        """By their names."""
+        """Loads of callers, by name."""
         self.level = Level.FINE
         self.row: dict[str, Any] = {}
-        """As JSON: what the table of nodes shows."""
+        """The node's row in the table of nodes, as JSON."""
         self.answered_at: float | None = None
         self._targets = targets
         self._about: dict[str, Any] = {}
@@ -87,20 +87,21 @@ class FleetNode:
 
     @property
     def state(self) -> str:
-        """Its level's name; `unasked` until it was asked."""
+        """Return the level's name; `unasked` before the first request to the node."""
         if self.answered_at is None and self._silent_since is None:
             return "unasked"
         return self.level.name.lower()
 
     def answered(self, now: float, clock: float, samples: Samples) -> None:
-        """now: seconds since 1970. clock: seconds of a clock that never goes back."""
+        """Record an answer of the node. now: seconds since 1970. clock: seconds of a monotonic
+        clock."""
         self.answered_at, self._silent_since = now, None
         self.recent.take(clock, samples)
         self._about = {**labels_of(samples, NODE), "started_at": _date(one(samples, STARTED))}
         self._draw(troubles(self.recent, self._targets))
 
     def failed(self, now: float, reason: str) -> None:
-        """now: seconds since 1970. reason: why there is no answer."""
+        """Record a missing answer. now: seconds since 1970. reason: the cause, in words."""
         if self._silent_since is None:
             self._silent_since = now
         # What it last answered is of another time: it would be taken for now.
@@ -131,7 +132,7 @@ class FleetNode:
 
 
 def _load(recent: RecentSamples, role: str) -> dict[str, Any]:
-    """What it does; None for what is not known of it."""
+    """Return the node's load. A value is None if it is not known."""
     latest, gained = recent.latest, recent.gained
     states = by_label(latest, REQUESTS, "state")
     waiting = sum(states.get(state, 0.0) for state in _QUEUED)
@@ -148,7 +149,7 @@ def _load(recent: RecentSamples, role: str) -> dict[str, Any]:
 
 
 def _hit_of(gained: Gained | None, role: str) -> dict[str, Any] | None:
-    """Prompt tokens, how many were usable, and the others by cause."""
+    """Return the prompt tokens, the usable ones, and the others by cause; None without prompts."""
     if gained is None:
         return None
     prompt, usable, lost = _hit_names(role)
@@ -164,8 +165,11 @@ def _hit_of(gained: Gained | None, role: str) -> dict[str, Any] | None:
 
 
 def _routing_of(gained: Gained | None) -> dict[str, Any] | None:
-    """Choices of prefill nodes by reason, the mean seconds that they were dearer than the best one,
-    and what was held to be usable there that was not, as a share; None without a choice."""
+    """Return how prefill nodes were chosen: the choices by reason, their mean regret, and the gap.
+
+    regret: seconds by which the chosen node cost more than the best one. gap: share of the expected
+    usable tokens that the node did not have; None if it is not known. Return None without a choice.
+    """
     if gained is None:
         return None
     reasons = {why: n for why, n in by_label(gained.added, CHOICES, "reason").items() if n}
@@ -183,7 +187,8 @@ def _routing_of(gained: Gained | None) -> dict[str, Any] | None:
 
 
 def _date(seconds: float | None) -> float | None:
-    """None where it is none of this age."""
+    """Return the date in seconds since 1970; None if it is not positive or too late to be a
+    date."""
     return seconds if seconds is not None and 0 < seconds < _LAST_DATE else None
 
 
@@ -192,7 +197,7 @@ def _buckets(recent: RecentSamples, name: str) -> Buckets:
 
 
 def _spread(buckets: Buckets) -> dict[str, float] | None:
-    """The median and the 95th percentile, in seconds."""
+    """Return the median and the 95th percentile, in seconds; None without observations."""
     middle, late = quantile(buckets, 0.5), quantile(buckets, 0.95)
     return None if middle is None or late is None else {"p50": middle, "p95": late}
 
@@ -202,7 +207,7 @@ def _hit_names(role: str) -> tuple[str, str, str]:
 
 
 def troubles(recent: RecentSamples, targets: Targets) -> tuple[Trouble, ...]:
-    """Of a node that answers."""
+    """Return the faults of a node that answers, the worst first."""
     gained = recent.gained
     refused = {} if gained is None else by_label(gained.added, REFUSED, "kind")
     lost = {} if gained is None else by_label(gained.added, LOST_HANDOVERS, "cause")
@@ -235,14 +240,14 @@ def _seconds(value: float) -> str:
 MOST_ROWS = 100
 _POINTS = 360
 _MOST_NAMES = 4
-"""Of roles and of models; what other hosts say may be anything."""
+"""Number of roles and of models shown. Other hosts send these names, so they can be any text."""
 _COLUMNS = ("output_rate", "ttft_p50", "ttft_p95")
 
 Order = Callable[[FleetNode], Any]
 
 
 def _largest(field: str, part: str | None = None) -> Order:
-    """The largest first, and what is not known last."""
+    """Return an order by a field of the row: the largest first, unknown values last."""
 
     def key(node: FleetNode) -> tuple[float, str, str]:
         value = node.row[field]
@@ -254,7 +259,7 @@ def _largest(field: str, part: str | None = None) -> Order:
 
 
 def _by_hit(node: FleetNode) -> tuple[float, str, str]:
-    """The lowest hit rate first: it is what one looks for."""
+    """Return the sort key by hit rate: the lowest first, because operators look for it."""
     hit = node.row["hit"]
     return (2.0 if hit is None else hit["usable"] / hit["prompt"], node.name, node.address)
 
@@ -268,7 +273,7 @@ ORDERS: dict[str, Order] = {
     "queue": _largest("waiting"),
     "hit": _by_hit,
 }
-"""How the table of nodes can be sorted."""
+"""Orders of the table of nodes, by name."""
 
 
 class Fleet:
@@ -278,14 +283,15 @@ class Fleet:
         self._series: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=_POINTS)
 
     def set_members(self, addresses: Iterable[str]) -> None:
-        """Those that are no members any more are forgotten."""
+        """Set the members. Nodes no longer among them are forgotten."""
         self._nodes = {
             address: self._nodes.get(address) or FleetNode(address, self.targets)
             for address in addresses
         }
 
     def answered(self, address: str, now: float, clock: float, samples: Samples) -> None:
-        """As FleetNode.answered(); nothing where it is no member any more."""
+        """Record an answer as FleetNode.answered() does. Ignore an address that is no longer a
+        member."""
         if address in self._nodes:
             self._nodes[address].answered(now, clock, samples)
 
@@ -308,7 +314,7 @@ class Fleet:
         )
 
     def summary(self, now: float) -> dict[str, Any]:
-        """The sums over all nodes, and how they went. now: seconds since 1970."""
+        """Return the sums over all nodes, and their history. now: seconds since 1970."""
         columns = {name: [point[name] for _, point in self._series] for name in _COLUMNS}
         return {
             "at": now,
@@ -318,9 +324,9 @@ class Fleet:
         }
 
     def nodes(self, wanted: str, order: str, offset: int, count: int) -> dict[str, Any]:
-        """Rows [offset, offset + count) of those that match. wanted: words, each of which a node's
-        name, address, role, model, or level is to contain. order: of ORDERS. REQUIRES: count <=
-        MOST_ROWS."""
+        """Return rows [offset, offset + count) of the matching nodes. wanted: words. Each must
+        occur in the node's name, address, role, model or level. order: a key of ORDERS. REQUIRES:
+        count <= MOST_ROWS."""
         words = wanted.lower().split()
         matched = [node for node in self._nodes.values() if _matches(node, words)]
         matched.sort(key=ORDERS[order])
@@ -332,7 +338,7 @@ class Fleet:
         }
 
     def links(self, wanted: str) -> dict[str, Any]:
-        """As links.matrix(). Of the nodes that answer."""
+        """Return links.matrix() of the nodes with links."""
         linked = (
             LinkedNode(node.address, node.name, node.links)
             for node in self._nodes.values()
@@ -370,12 +376,12 @@ class Fleet:
 
 
 def _commonest(names: Iterable[str]) -> dict[str, int]:
-    """Those that are not empty, and how many there are of each."""
+    """Return the commonest names with their counts, without the empty name."""
     return dict(Counter(filter(None, names)).most_common(_MOST_NAMES))
 
 
 def _sum(rates: Iterable[float | None]) -> float | None:
-    """Of those that are known; None where none is."""
+    """Return the sum of the known rates; None if no rate is known."""
     known = [rate for rate in rates if rate is not None]
     return sum(known) if known else None
 

@@ -1,6 +1,6 @@
-"""Hand-overs from prefill to decode nodes: of one decode node, and of all as a matrix. Pure.
+"""Links from prefill to decode nodes: those of one decode node, and all as a matrix. Pure.
 
-Only decode nodes are read: each counts what came from whom, by the prefill node's own name.
+Only decode nodes are read. Each counts its hand-overs by the prefill node's own name.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,15 +12,16 @@ from tasuki.dashboard.health import CONNECTED
 from .samples import LINK_BYTES, LINK_EXPOSED, LINK_HANDOVERS, LINK_STATE, RecentSamples, Samples
 
 MOST_LINES = 24
-"""Rows, and columns, that are shown; a matrix of more cannot be read."""
+"""Number of rows and of columns shown. A larger matrix cannot be read."""
 
 _PEER = "peer"
 
 
 @dataclass(frozen=True)
 class Link:
-    """state: as the decode node sees it, empty where it lists the peer no more. bytes_rate: a
-    second. exposed_seconds: the mean of the hand-overs lately; None without any."""
+    """State and traffic of one link. state: reported by the decode node; empty if it no longer
+    lists the peer. bytes_rate: bytes a second. exposed_seconds: the mean of the recent hand-overs;
+    None without any."""
 
     state: str
     handovers: float = 0.0
@@ -42,7 +43,7 @@ class LinkedNode:
 
 
 def links_of(recent: RecentSamples) -> dict[str, Link]:
-    """By the peer's name."""
+    """Return a decode node's links by the peer's name."""
     states = {
         named.get(_PEER, ""): named.get("state", "")
         for named in map(dict, recent.latest.get(LINK_STATE, {}))
@@ -63,8 +64,9 @@ def links_of(recent: RecentSamples) -> dict[str, Link]:
 
 
 def matrix(nodes: Iterable[LinkedNode], wanted: str) -> dict[str, Any]:
-    """As JSON. wanted: what a prefill or decode node's name or address is to contain. Of more than
-    MOST_LINES rows or columns those with lost links are shown, then those that carry most."""
+    """Return the links as JSON. wanted: text in the name or address of a prefill or decode node.
+    Beyond MOST_LINES rows or columns, those with the most lost links are shown, then those with the
+    most traffic."""
     shown = [(node, _matching(node, wanted)) for node in nodes]
     shown = [(node, links) for node, links in shown if links]
     senders: dict[str, tuple[int, float]] = {}
@@ -109,7 +111,8 @@ def _matching(node: LinkedNode, wanted: str) -> Mapping[str, Link]:
 
 
 def _heaviest(weights: Mapping[str, tuple[int, float]]) -> list[str]:
-    """Ends of links: first those with links that are lost, then those that carry most."""
+    """Return the ends of links: first those with the most lost links, then those with the most
+    traffic."""
     order = sorted(weights, key=lambda end: (-weights[end][0], -weights[end][1], end))
     return order[:MOST_LINES]
 

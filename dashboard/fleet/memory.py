@@ -1,6 +1,6 @@
-"""The memory that a node keeps its cache in: its arena, and the tiers below that, in bytes. Pure.
+"""A node's cache memory: its arena, and the tiers below it, in bytes. Pure.
 
-Another host says what is read here: at most MOST_TIERS are shown, and every size is from 0 to
+The values come from another host. At most MOST_TIERS tiers are shown, and every size is from 0 to
 LARGEST.
 """
 
@@ -25,15 +25,15 @@ from .samples import (
 ARENA = "arena"
 MOST_TIERS = 4
 LARGEST = 1e18
-"""Bytes; sums of them stay finite."""
+"""Largest size in bytes; sums of it stay finite."""
 
 _TIER = "tier"
 
 
 def memory_of(recent: RecentSamples) -> list[dict[str, Any]] | None:
-    """As JSON, the arena first: its name, and bytes as of MemoryUse. Of a tier used and size in
-    bytes, and the bytes a second that were loaded and written lately, None before two samples. None
-    where the arena is not known."""
+    """Return the memory as JSON, the arena first: its name, and bytes as in MemoryUse. A tier has
+    its used bytes, its size, and the recent bytes a second loaded and written. These rates are None
+    before two samples. Return None if the arena is not known."""
     arena = _arena(recent)
     if arena is None:
         return None
@@ -48,8 +48,8 @@ def memory_of(recent: RecentSamples) -> list[dict[str, Any]] | None:
 
 
 def arenas_use(nodes: Iterable[Sequence[dict[str, Any]] | None]) -> dict[str, float] | None:
-    """As of MemoryUse, of all arenas together; None where none is known. nodes: memory_of() of
-    each."""
+    """Return the sums over all arenas, as in MemoryUse; None if no arena is known. nodes:
+    memory_of() of each node."""
     arenas = [memory[0] for memory in nodes if memory]
     if not arenas:
         return None
@@ -58,7 +58,8 @@ def arenas_use(nodes: Iterable[Sequence[dict[str, Any]] | None]) -> dict[str, fl
 
 
 def size_by_tier(nodes: Iterable[Sequence[dict[str, Any]] | None]) -> dict[str, float]:
-    """Bytes of all nodes that say so, by the tier's name; of the names that come first."""
+    """Return the bytes of all nodes with known memory, by tier name. Only the first names are
+    kept."""
     sums: dict[str, float] = {}
     for memory in nodes:
         for tier in memory or ():
@@ -96,7 +97,7 @@ def _sized(name: str, used: float, size: float, slab_bytes: float) -> dict[str, 
 
 
 def _tiers(recent: RecentSamples) -> dict[str, tuple[float, float]]:
-    """Slabs that are free, and all, by the tier's name."""
+    """Return the free slabs and all slabs by tier name."""
     found: dict[str, dict[str, float]] = {}
     for labels, slabs in recent.latest.get(TIER_SLABS, {}).items():
         named = dict(labels)
@@ -107,7 +108,7 @@ def _tiers(recent: RecentSamples) -> dict[str, tuple[float, float]]:
 
 
 def _rates(recent: RecentSamples) -> dict[tuple[str, str], float]:
-    """Bytes a second by the tier's name and the direction."""
+    """Return bytes a second by the tier's name and the direction."""
     gained = recent.gained
     if gained is None:
         return {}

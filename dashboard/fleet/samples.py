@@ -1,15 +1,15 @@
 """A node's /metrics as the fleet's page and the planner read it: names, parser, buckets, gains.
 
-Names: The metrics that the page is made of. docs/metrics.md explains each.
+Names: the metrics used by the page. docs/metrics.md explains each.
 
-read_samples(): Parses an answer of /metrics. Pure. Another host wrote the text, so the amount kept
-of it is bounded, and a malformed line is skipped.
+read_samples(): parses an answer of /metrics. Pure. Another host wrote the text. So the amount kept
+is bounded, and a malformed line is skipped.
 
-Buckets: Shares and percentiles of a histogram. Pure. A node exports how many observations were at
-most each bound. Observations between two bounds count as evenly spread, as Prometheus has it.
+Buckets: shares and percentiles of a histogram. Pure. A node exports the count of observations up to
+each bound. Observations between two bounds count as evenly spread, as in Prometheus.
 
 RecentSamples owns a node's last few samples and gives its counters' recent gains. One thread.
-Invariant: all samples are of one life of the node. A restart drops the earlier ones.
+Invariant: all samples are from one run of the node. A restart drops the earlier ones.
 """
 
 import math
@@ -41,18 +41,19 @@ ANSWERED = (
     "tasuki_request_usable_tokens_total",
     "tasuki_request_lost_tokens_total",
 )
-"""Prompt tokens, the usable ones, and the others by cause: of requests that clients asked here."""
+"""Prompt tokens, the usable ones, and the others by cause, of requests sent by clients to this
+node."""
 
 LOOKED_UP = (
     "tasuki_cache_prompt_tokens_total",
     "tasuki_cache_usable_tokens_total",
     "tasuki_cache_lost_tokens_total",
 )
-"""The same of the tree, for a node that clients do not ask."""
+"""The same counts from the cache's tree, for a node without requests from clients."""
 
 TIER_SLABS = "tasuki_tier_slabs"
 TIER_BYTES = "tasuki_tier_bytes_total"
-"""Both only of nodes that keep memory below their arena."""
+"""Only nodes with memory below their arena export both."""
 
 LINK_STATE = "tasuki_handover_link_state"
 LINK_HANDOVERS = "tasuki_handover_link_handovers_total"
@@ -64,7 +65,7 @@ CHOICE_EXPECTED = "tasuki_prefill_choice_expected_tokens_total"
 CHOICE_FOUND = "tasuki_prefill_choice_found_tokens_total"
 CHOICE_REGRET = "tasuki_prefill_choice_regret_seconds_total"
 CHOOSING = frozenset({CHOICES, CHOICE_EXPECTED, CHOICE_FOUND, CHOICE_REGRET})
-"""Only of nodes that choose prefill nodes; what others have none of is left out."""
+"""Metrics of nodes that choose prefill nodes. Other nodes do not export them."""
 
 CALLER_ENDED = "tasuki_caller_requests_finished_total"
 CALLER_FIRST_TOKEN = "tasuki_caller_time_to_first_token_seconds"
@@ -83,19 +84,19 @@ WANTED = frozenset(
         *CHOOSING,
     }
 )
-"""Everything else that a node answers is passed over."""
+"""Names of the metrics to read. All other metrics are skipped."""
 
 
 Labels = tuple[tuple[str, str], ...]
-"""Names and values, in the order of their names."""
+"""Label names and values, in the order of the names."""
 
 Samples = dict[str, dict[Labels, float]]
-"""By a sample's name and its labels."""
+"""Values by a sample's name and its labels."""
 
 NO_LABELS: Labels = ()
 
 MOST_SERIES = 2048
-"""Of one name. A node has a few hundred where it has most: a link to each of its peers."""
+"""Series kept for one name. A node has at most a few hundred: one link to each of its peers."""
 
 LONGEST_LABEL = 128
 
@@ -110,7 +111,8 @@ _ESCAPED = re.compile(r"\\(.)")
 
 
 class LabelTexts:
-    """Labels by how they are written, which is alike on all nodes: each is read, and kept, once."""
+    """Parsed labels by their text. The texts are alike on all nodes, so each is parsed and kept
+    once."""
 
     def __init__(self) -> None:
         self._read: dict[str, Labels] = {}
@@ -126,8 +128,8 @@ class LabelTexts:
 
 
 def read_samples(text: str, wanted: frozenset[str], texts: LabelTexts | None = None) -> Samples:
-    """The samples of the wanted names. texts: of all nodes that are read. Raises ValueError where
-    the text has no metric of tasuki."""
+    """Return the samples of the wanted names. texts: shared by all nodes. Raises ValueError if the
+    text has no metric of tasuki."""
     texts = texts or LabelTexts()
     found: Samples = {}
     ours = False
@@ -148,12 +150,12 @@ def read_samples(text: str, wanted: frozenset[str], texts: LabelTexts | None = N
 
 
 def one(samples: Samples, name: str) -> float | None:
-    """The sample without labels."""
+    """Return the value of the sample without labels; None if it does not exist."""
     return samples.get(name, {}).get(NO_LABELS)
 
 
 def by_label(samples: Samples, name: str, label: str) -> dict[str, float]:
-    """Sums by the value of one label."""
+    """Return the sums by the value of one label."""
     sums: dict[str, float] = {}
     for labels, value in samples.get(name, {}).items():
         key = dict(labels).get(label)
@@ -163,12 +165,12 @@ def by_label(samples: Samples, name: str, label: str) -> dict[str, float]:
 
 
 def labels_of(samples: Samples, name: str) -> Mapping[str, str]:
-    """Of the first sample of that name; empty where there is none."""
+    """Return the labels of the first sample with this name; empty without one."""
     return dict(next(iter(samples.get(name, {})), NO_LABELS))
 
 
 def difference(later: Samples, earlier: Samples) -> Samples:
-    """What was added to each sample in between; one that is new began at zero."""
+    """Return the gain of each sample between the two. A new sample began at zero."""
     return {
         name: {
             labels: value - earlier.get(name, {}).get(labels, 0.0)
@@ -184,7 +186,7 @@ def _plain(value: str) -> str:
 
 
 def _number(text: str) -> float | None:
-    """None where it is no finite number."""
+    """Return the number; None if the text is not a finite number."""
     try:
         value = float(text)
     except ValueError:
@@ -197,7 +199,7 @@ Buckets = dict[float, float]
 
 
 def buckets_of(samples: Samples, name: str) -> Buckets:
-    """Of the histogram of that name, whatever its labels."""
+    """Return the buckets of the histogram with this name, summed over all labels."""
     sums: Buckets = {}
     for buckets in buckets_by(samples, name, "").values():
         add_buckets(sums, buckets)
@@ -205,8 +207,8 @@ def buckets_of(samples: Samples, name: str) -> Buckets:
 
 
 def buckets_by(samples: Samples, name: str, label: str) -> dict[str, Buckets]:
-    """Of the histogram of that name, by the value of one label; all under the empty one where it
-    has none such."""
+    """Return the buckets of the histogram with this name, by the value of one label. Samples
+    without the label are under the empty value."""
     found: dict[str, Buckets] = {}
     for labels, count in samples.get(f"{name}_bucket", {}).items():
         named = dict(labels)
@@ -218,13 +220,13 @@ def buckets_by(samples: Samples, name: str, label: str) -> dict[str, Buckets]:
 
 
 def add_buckets(sums: Buckets, more: Mapping[float, float]) -> None:
-    """To `sums`. REQUIRES: the same bounds, or none in one of them."""
+    """Add `more` to `sums`. REQUIRES: equal bounds, or no bounds in one of the two."""
     for bound, count in more.items():
         sums[bound] = sums.get(bound, 0.0) + count
 
 
 def together(parts: Iterable[Mapping[float, float]]) -> Buckets:
-    """Of all. REQUIRES: as add_buckets()."""
+    """Return the sum of all parts. REQUIRES: the same as for add_buckets()."""
     sums: Buckets = {}
     for part in parts:
         add_buckets(sums, part)
@@ -232,13 +234,13 @@ def together(parts: Iterable[Mapping[float, float]]) -> Buckets:
 
 
 def observed(buckets: Mapping[float, float]) -> float:
-    """How many."""
+    """Return the number of observations."""
     return max(buckets.values(), default=0.0)
 
 
 def quantile(buckets: Mapping[float, float], share: float) -> float | None:
-    """The value that `share` of the observations do not exceed; None without any. An observation
-    over the last finite bound counts as that bound."""
+    """Return the value not exceeded by `share` of the observations; None without observations. An
+    observation over the last finite bound counts as that bound."""
     rank = share * observed(buckets)
     if rank <= 0:
         return None
@@ -251,7 +253,7 @@ def quantile(buckets: Mapping[float, float], share: float) -> float | None:
 
 
 def share_within(buckets: Mapping[float, float], target: float) -> float | None:
-    """How much of all is at most `target`, from 0 to 1; None without any."""
+    """Return the share of observations of at most `target`, from 0 to 1; None without any."""
     whole = observed(buckets)
     if whole <= 0:
         return None
@@ -277,7 +279,7 @@ def _bound(text: str) -> float | None:
 
 
 SPAN_SECONDS = 60.0
-"""Rates and percentiles are of so long, or of as long as the node is known."""
+"""Span of rates and percentiles. It is shorter for a node known for a shorter time."""
 
 _KEPT = 4
 _GROWING = (GENERATED, ANSWERED[0], LOOKED_UP[0])
@@ -285,13 +287,14 @@ _GROWING = (GENERATED, ANSWERED[0], LOOKED_UP[0])
 
 @dataclass(frozen=True)
 class Gained:
-    """added: to each counter within `seconds`, which are over 0."""
+    """The counters' gains over `seconds`, a positive time. added: the gain of each counter."""
 
     seconds: float
     added: Samples
 
     def rate(self, name: str) -> float | None:
-        """A second, of the counter without labels; None where the node has none."""
+        """Return the gain a second of the counter without labels; None if the node has no such
+        counter."""
         added = one(self.added, name)
         return None if added is None else added / self.seconds
 
@@ -301,10 +304,10 @@ class RecentSamples:
         self._kept: deque[tuple[float, Samples]] = deque()
         self.latest: Samples = {}
         self.gained: Gained | None = None
-        """Lately; None until two samples are there."""
+        """Recent gains; None before two samples."""
 
     def take(self, at: float, samples: Samples) -> None:
-        """at: seconds of a clock that never goes back."""
+        """Record samples. at: seconds of a monotonic clock."""
         if _began_anew(self.latest, samples):
             self._kept.clear()
         self.latest = samples

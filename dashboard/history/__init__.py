@@ -1,1 +1,1 @@
-"""What a node keeps of its past, and the views that the page shows of it."""
+"""A node's recent history, and the views of it shown on the page."""

@@ -4,27 +4,28 @@ event_of() and pools_event() make events, to_json() their values. Pure. The same
 page of a running node, a recording, and the page of a recording. An event has `kind`, and `at`
 (seconds since 1970) once it is kept:
 
-| kind | of | fields |
+| kind | meaning | fields |
 | --- | --- | --- |
-| submit | a request arrived | request, session, caller, prompt_tokens; blocks where one records |
+| submit | a request arrived | request, session, caller, prompt_tokens; blocks in recordings |
 | finished | it ended | request, reason, usage, life, hint |
 | rejected | it was refused | request, error |
 | room | a prompt for another node ended | room, prompt_tokens, hit, handed_on, life |
 | evicted | the cache evicted | evictions |
 | lost, cancelled, fenced | a hand-over | room; of lost reason, elsewhere, cause |
-| pulled, pull_lost, pull_fenced | a pull of a prompt's beginning | room; of pulled report |
-| left | what became of a state that was to be left to heirs | outcome, tokens, bytes, heir |
-| peers | whether a prefill node is connected | prefill_available |
+| pulled, pull_lost, pull_fenced | a pull of a prompt's prefix | room; of pulled report |
+| left | result of migrating a state to drain targets | outcome, tokens, bytes, heir |
+| fetched | result of fetching a state from another node | outcome, tokens, bytes, holder |
+| peers | availability of prefill nodes | prefill_available |
 | pools | a sample of the node's counters | see pools_event |
 
 EventJournal owns a bounded ring of numbered events, in order, for followers: a recorder, or a
-page's stream. One thread. A follower reads the events from a number on, and gets its next number.
-A slow follower gets the count of missed events. Only the freshest events, read by most followers,
-are kept as dicts. The others are kept as bytes, a fifth of the memory.
+page's stream. One thread. A follower reads the events from a number on, and gets its next number. A
+slow follower gets the count of missed events. Only the newest events, read by most followers, are
+kept as dicts. The others are kept as bytes, a fifth of the memory.
 
 PromptBlocks names the blocks of prompts, for recordings. Equal names mean equal prefixes, and
-reveal nothing else. It owns a secret of this process, so nobody can check a guess of a prompt
-against a name. Names of two salts never agree.
+reveal nothing else. It owns a secret of this process, so a guess of a prompt cannot be checked
+against a name. Names under two salts never agree.
 """
 
 import secrets
@@ -58,11 +59,11 @@ _KINDS: dict[type[ObservedMessage], str] = {
     m.StateLeft: "left",
     m.StateFetched: "fetched",
 }
-"""Of messages whose events are all their fields."""
+"""Kinds of the messages whose event has all their fields."""
 
 
 def event_of(message: ObservedMessage) -> Event:
-    """The message as an event."""
+    """Return the message as an event."""
     match message:
         case m.Submit(request_id=request, prompt=prompt, session=session, caller=caller):
             return _event(
@@ -87,7 +88,8 @@ def _ended(message: m.Finished) -> Event:
 
 
 def pools_event(report: NodeReport, generated_tokens: int) -> Event:
-    """generated_tokens: of answers since the start."""
+    """Return a sample of the node's counters as an event. generated_tokens: tokens of answers since
+    the start."""
     stats = report.stats
     memory = arena_use(stats)
     return _event(
@@ -114,8 +116,8 @@ def _event(kind: str, **values: object) -> Event:
 
 
 def to_json(value: Any) -> Any:
-    """Data classes become objects, enumerations their names in lower case (those that are
-    strings: their strings), the rest itself."""
+    """Return the value as JSON. A data class becomes an object. An enumeration becomes its name in
+    lower case, a string enumeration its string. Other values stay."""
     if isinstance(value, StrEnum):
         return value.value
     if isinstance(value, Enum):
@@ -135,7 +137,8 @@ _FRESH = 512
 
 @dataclass(frozen=True)
 class EventsSince:
-    """next: the number to go on with. missed: how many events are forgotten already."""
+    """Events from a number on. next: the number of the following event. missed: number of forgotten
+    events."""
 
     events: tuple[Event, ...]
     next: int
@@ -150,7 +153,7 @@ class EventJournal:
 
     @property
     def end(self) -> int:
-        """The number that the next event will have."""
+        """Return the number of the next event."""
         return self._count
 
     def add(self, event: Event) -> None:
@@ -177,6 +180,6 @@ class PromptBlocks:
         self._secret = secrets.token_bytes(16)
 
     def names(self, submit: Submit) -> list[str]:
-        """One name for each page of 64 tokens, and one for the rest of the prompt."""
+        """Return one name for each page of 64 tokens, and one for the rest of the prompt."""
         _, *names = prefix_hashes(submit.prompt, self._secret + submit.salt)
         return [name[:_NAME_BYTES].hex() for name in names]

@@ -1,24 +1,20 @@
 """A node's recent history for its page: requests, conversations and faults.
 
-The last requests and conversations of a node.
+RequestHistory owns the requests in flight and a bounded memory of ended ones by id. A record has
+the request's fields, its seconds by state and its usage. The request that ended first is forgotten
+first.
 
-RequestHistory owns the requests in flight and a bounded memory of ended ones by id: what each asked
-for, its seconds by state, its usage. It forgets the oldest end first.
+SessionHistory owns a bounded memory of conversations by their labels for operators. Each turn has
+its cached, computed and decoded tokens, and the pause before it. RequestHistory's records feed it.
+The least recently used session is forgotten first. One thread each.
 
-SessionHistory owns a bounded memory of conversations by their labels for operators, turn by turn:
-cached, computed and decoded tokens, and the pauses between. RequestHistory's records feed it. It
-forgets the least recently used session first. One thread each.
+NodeHistory owns every part; each is bounded, so the whole is. Only events fill it, from a recording
+or a running node. Thread rule: the event loop's thread; nothing blocks. Invariant: the waterfall's
+totals equal the node's counters of ended requests, and the sum of these requests' usages.
 
-A node's recent history, built from events, for its page; its faults among it.
-
-NodeHistory owns every part; each is bounded, so the whole is. Events alone fill it, a recording's
-as well as a running node's. Thread rule: the event loop's thread; nothing blocks. Invariant: the
-waterfall's totals equal the node's counters of ended requests, and the sum of these requests'
-usages.
-
-FaultLedger owns a bounded list of faults and of how each ended, youngest last, and their counts
-since the start. It also owns the rooms that may wait for their fence. A room that was lost before
-its grant never needs one.
+FaultLedger owns a bounded list of faults and their ends, the newest last, and their counts since
+the start. It also owns the transfers that may wait for their fence. A transfer lost before its
+destination was granted never needs one.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -40,9 +36,10 @@ class RequestHistory:
         self._in_flight: OrderedDict[str, Event] = OrderedDict()
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._drawn: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        """Those with a timeline. They are kept longer than the rest."""
+        """Requests with a timeline. They are kept longer than the rest."""
         self.ends = 0
-        """How many have ended since the start; a list is stale where this has changed."""
+        """Number of requests ended since the start. A list is stale once this number has
+        changed."""
 
     @property
     def in_flight(self) -> int:
@@ -54,7 +51,8 @@ class RequestHistory:
             self._in_flight.popitem(last=False)
 
     def ended(self, event: Event) -> dict[str, Any]:
-        """The record of a request that finished, was rejected, or was a room of another node's."""
+        """Return the record of a request that finished or was rejected, or of another node's
+        transfer."""
         name = event["request"] if "request" in event else f"room-{event['room']}"
         submit = self._in_flight.pop(name, None)
         record = {
@@ -75,7 +73,8 @@ class RequestHistory:
         return record
 
     def _bound_timelines(self, record: dict[str, Any]) -> None:
-        """Timelines are the larger part of a record by far: fewer are kept."""
+        """Keep the newest timelines only, because a timeline is by far the larger part of a
+        record."""
         reports = _transfer_reports(record)
         if not any(report.get("timeline") for report in reports.values()):
             return
@@ -90,12 +89,14 @@ class RequestHistory:
         return self._ended.get(name) or self._drawn.get(name)
 
     def latest(self, count: int) -> list[dict[str, Any]]:
-        """Youngest first, without what only one request's view shows."""
+        """Return the newest `count` records, newest first, without the details of a single
+        request's view."""
         records = list(self._ended.values())[-count:]
         return [_summary(record) for record in reversed(records)]
 
     def running(self, count: int) -> list[dict[str, Any]]:
-        """Those that have not ended, youngest first: what is known of them before their end."""
+        """Return the newest `count` requests in flight, newest first, with the facts known before
+        their end."""
         asked = list(self._in_flight.values())[-count:]
         return [
             {
@@ -110,12 +111,12 @@ class RequestHistory:
         ]
 
     def handed_over(self) -> list[dict[str, Any]]:
-        """All whose hand-over's timeline is remembered, youngest first, in brief."""
+        """Return summaries of all requests with a remembered hand-over timeline, newest first."""
         return [_summary(record) for record in reversed(self._drawn.values()) if timeline(record)]
 
 
 def timeline(record: dict[str, Any]) -> Any:
-    """Of the request's hand-over; None where there was none, or it is forgotten."""
+    """Return the timeline of the request's hand-over; None without one, or if it is forgotten."""
     transfer = _transfer_reports(record).get("transfer")
     return None if transfer is None else transfer.get("timeline")
 
@@ -128,7 +129,8 @@ def _arrival(event: Event, submit: Event | None) -> float:
 
 
 def _queued_seconds(life: list[dict[str, Any]]) -> float | None:
-    """None where nothing is known of its life, or it was never begun."""
+    """Return the seconds in queues; None if the request's phases are not known, or it never
+    began."""
     spans = seconds_by_phase(
         str(RequestPhase.WAITING), ((mark["state"], mark["at"]) for mark in life)
     )
@@ -147,7 +149,7 @@ def _summary(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _transfer_reports(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The reports of the record's hand-over and of the pull before it, those that exist."""
+    """Return the existing reports of the record's hand-over and of the pull before it."""
     usage = record.get("usage") or {}
     return {name: usage[name] for name in ("transfer", "pulled") if usage.get(name)}
 
@@ -172,7 +174,7 @@ class SessionHistory:
             self._sessions.popitem(last=False)
 
     def latest(self, count: int) -> list[dict[str, Any]]:
-        """Youngest first, turns included."""
+        """Return the last used sessions with their turns, the last one first."""
         names = list(self._sessions)[-count:]
         return [{"session": name, "turns": [*self._sessions[name]]} for name in reversed(names)]
 
@@ -297,11 +299,11 @@ class FaultLedger:
                 self._note(event, "integrity", "", integrity)
 
     def latest(self, count: int) -> list[dict[str, Any]]:
-        """Youngest first."""
+        """Return the newest faults, newest first."""
         return list(self._entries)[: -count - 1 : -1]
 
     def recent(self, since: float) -> Counter[str]:
-        """Counts of the remembered ones that are younger, by kind."""
+        """Return the counts by kind of the remembered faults at or after `since`."""
         counts: Counter[str] = Counter()
         for entry in reversed(self._entries):
             if entry["at"] < since:

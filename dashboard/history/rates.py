@@ -2,24 +2,24 @@
 
 One thread; each class owns its numbers, and is fed with events.
 
-PaceHistory: Seconds to first tokens, of each later token, and in queues. It keeps every value of
-the last minute, in intervals, and percentiles of the last hour. A sample stands for an interval
-with very many values.
+PaceHistory: seconds to first tokens, of each later token, and in queues. It keeps every value of
+the last minute, in intervals, and percentiles of the last hour. An interval with very many values
+keeps a random sample.
 
-HitIntervals: The hit waterfall: usable prompt tokens, and the others by cause. It keeps an interval
-a second for the last hour, and totals since the start. Breakdowns are those of events. Invariant:
+HitIntervals: the hit waterfall: usable prompt tokens, and the others by cause. It keeps an interval
+a second for the last hour, and totals since the start. Events supply the breakdowns. Invariant:
 prompt == usable + the sum of causes, in each interval and in all.
 
-WhatIf: An estimate of the prompt tokens that a larger arena would have saved. A prompt whose state
-was evicted `slabs_since` slabs ago would have found it in an arena larger by as much, if evictions
-went by age alone. The distance is that of past traffic, and is at least one slab.
+WhatIf: an estimate of the prompt tokens saved by a larger arena. A prompt's state was evicted
+`slabs_since` slabs ago. If evictions went by age alone, an arena larger by so many slabs would
+still hold it. The distance is that of past traffic, and is at least one slab.
 
-DraftTotals: Drafted and accepted tokens since the start, by source and by place in a step's drafts,
-and an estimate for fewer drafts a step. A step's first drafts hold or fail whatever was drafted
-behind them, so the sums show what fewer would have done. The estimate ignores that other steps
-would then begin at other tokens. Events may be older than drafts are.
+DraftTotals: drafted and accepted tokens since the start, by source and by position in a step's
+drafts. It also estimates the effect of fewer drafts a step. Later drafts do not change whether a
+step's first drafts are accepted, so the sums give the estimate. The estimate ignores that other
+steps would then begin at other tokens. Events older than the draft feature have no drafts.
 
-PoolHistory: Samples of the node's counters, about one a second, for the last half hour.
+PoolHistory: samples of the node's counters, about one a second, for the last half hour.
 """
 
 import math
@@ -43,7 +43,7 @@ _KEPT = 3600 // _WIDTH
 _MOST_VALUES = 512
 
 Spread = dict[str, float]
-"""p50 and p95."""
+"""The percentiles p50 and p95."""
 
 
 class _Interval:
@@ -61,7 +61,8 @@ class PaceHistory:
         self._chance = random.Random(1)
 
     def add(self, at: float, **seconds: float | None) -> None:
-        """A request ended. seconds: by measure; None of what it has not."""
+        """Record the end of a request. seconds: its value by measure; None if it has no such
+        value."""
         interval = self._interval(at)
         interval.ended += 1
         for name, value in seconds.items():
@@ -69,8 +70,8 @@ class PaceHistory:
                 self._keep(interval, name, value)
 
     def latest(self, now: float) -> dict[str, Any]:
-        """Of the last minute, to an interval: how many ended, and a spread by measure, None without
-        a value."""
+        """Return the last minute, rounded to whole intervals: the number of ended requests, and a
+        spread by measure. A spread is None without a value."""
         recent = [one for one in self._recent if one.begin + _WIDTH > now - _RECENT]
         spreads = {
             name: _spread([v for one in recent for v in one.values[name]]) for name in _MEASURES
@@ -78,8 +79,9 @@ class PaceHistory:
         return {"ended": sum(one.ended for one in recent), **spreads}
 
     def series(self, now: float, seconds: int, points: int) -> dict[str, list[Any]]:
-        """`at`: ends of intervals up to now, at most `points`; p50 and p95 of the first tokens in
-        each, None where there was none. Of more intervals than points the later ones are shown."""
+        """Return a series of the first tokens' percentiles. `at`: ends of intervals up to now, at
+        most `points`. p50, p95: seconds to first tokens in each interval; None without any. If
+        there are more intervals than points, the later ones are shown."""
         end = int(now) // _WIDTH * _WIDTH
         count = min(points, max(1, seconds // _WIDTH))
         begins = [end - _WIDTH * back for back in range(count - 1, -1, -1)]
@@ -123,7 +125,7 @@ def _spread(values: list[float]) -> Spread | None:
 
 
 def _at(ordered: list[float], share: float) -> float:
-    """Between its neighbours where the place is none of a value."""
+    """Return the value at this share of the sorted values, interpolated between neighbours."""
     place = share * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
@@ -136,11 +138,11 @@ _KEPT_SECONDS = 3600
 class HitIntervals:
     def __init__(self) -> None:
         self.totals: Counter[str] = Counter()
-        """prompt, usable, kv, requests, and `lost.CAUSE` of each cause."""
+        """Token counts: prompt, usable, kv, requests, and `lost.CAUSE` of each cause."""
         self._intervals: deque[tuple[int, Counter[str]]] = deque()
 
     def add(self, at: float, prompt_tokens: int, hit: dict[str, Any] | None) -> None:
-        """hit: a breakdown; None where the prompt was never looked up."""
+        """Add a prompt. hit: a breakdown; None if the prompt was never looked up."""
         tokens = Counter({"prompt": prompt_tokens, "requests": 1})
         if hit is None:
             tokens[f"lost.{UNSCHEDULED}"] = prompt_tokens
@@ -158,7 +160,7 @@ class HitIntervals:
             self._intervals.popleft()
 
     def latest(self, now: float, seconds: int) -> Counter[str]:
-        """Sums of the last `seconds`, by name as in `totals`."""
+        """Return the sums of the last `seconds`, by the names in `totals`."""
         sums: Counter[str] = Counter()
         for second, tokens in reversed(self._intervals):
             if second <= now - seconds:
@@ -167,7 +169,8 @@ class HitIntervals:
         return sums
 
     def series(self, now: float, seconds: int, points: int) -> dict[str, Any]:
-        """`at`: ends of `points` equal intervals up to now; `columns`: tokens of each, by name."""
+        """Return a series. `at`: ends of `points` equal intervals up to now; `columns`: tokens of
+        each, by name."""
         width = max(1, -(-seconds // points))
         end = (int(now) // width + 1) * width
         first = end - width * points
@@ -208,8 +211,9 @@ class WhatIf:
         self._prompts.append(_Prompt(prompt_tokens, recoverable, slabs))
 
     def answer(self) -> dict[str, Any]:
-        """curve: (slots more, prompt tokens saved), ascending. slots, points: the fewest slots that
-        would save 80 % of what any number would, and the share of all prompt tokens, in percent."""
+        """Return the estimate. curve: (slots more, prompt tokens saved), ascending. slots: the
+        fewest additional slots that give 80 % of the largest saving. points: that saving as a
+        percentage of all prompt tokens."""
         total = sum(prompt.tokens for prompt in self._prompts)
         saved = 0
         curve: list[tuple[int, int]] = []
@@ -231,7 +235,7 @@ class WhatIf:
 
 
 _PLACES = 8
-"""For so many it is said what fewer drafts would have done."""
+"""Numbers of drafts a step for which the estimate is given."""
 
 
 class DraftTotals:
@@ -240,14 +244,15 @@ class DraftTotals:
         self._accepted: dict[str, Counter[int]] = {}
 
     def add(self, usage: dict[str, Any]) -> None:
-        """Of a request that ended."""
+        """Add the drafts of an ended request."""
         for use in usage.get("drafts", ()):
             for sums, name in ((self._drafted, "drafted"), (self._accepted, "accepted")):
                 sums.setdefault(use["source"], Counter()).update(dict(enumerate(use[name])))
 
     def answer(self) -> dict[str, dict[str, Any]]:
-        """By source: drafted and accepted tokens; tokens_a_step: of one that it drafted, with the
-        token that is no draft, had at most 1, 2 ... been drafted."""
+        """Return by source the drafted and accepted tokens, and tokens_a_step. tokens_a_step:
+        tokens of a step with drafts from this source, with the token that is no draft, for at most
+        1, 2, ... drafts."""
         return {source: self._of(source) for source in self._drafted}
 
     def _of(self, source: str) -> dict[str, Any]:
@@ -277,13 +282,13 @@ class PoolHistory:
         return self._samples[-1] if self._samples else None
 
     def output_rate(self, seconds: float) -> float | None:
-        """Tokens of answers a second, up to the last sample; None before two of them. A recording
-        may be from before they were counted."""
+        """Return the tokens of answers a second, up to the last sample. Return None before two
+        samples, and for old recordings without this count."""
         rates = _rates([kept[0], kept[-1]] if (kept := self._since(seconds)) else [])
         return rates[-1] if rates else None
 
     def series(self, seconds: int, points: int) -> dict[str, Any]:
-        """The arena's memory and the output's rate, thinned to at most `points` samples."""
+        """Return the arena's memory and the output's rate, thinned to at most `points` samples."""
         kept = self._since(seconds)
         stride = max(1, -(-len(kept) // points))
         kept = kept[::-1][::stride][::-1]
@@ -295,14 +300,14 @@ class PoolHistory:
         }
 
     def _since(self, seconds: float) -> list[Event]:
-        """Those of the last `seconds` before the last one, and it."""
+        """Return the last sample and the samples of the `seconds` before it."""
         end = float(self._samples[-1]["at"]) if self._samples else 0.0
         younger = takewhile(lambda sample: sample["at"] > end - seconds, reversed(self._samples))
         return list(younger)[::-1]
 
 
 def _rates(samples: Sequence[Event]) -> list[float | None]:
-    """Between each sample and the one before it."""
+    """Return the rate between each sample and the one before it."""
     return [_rate(before, sample) for before, sample in pairwise(samples)]
 
 

@@ -19,14 +19,14 @@ _LOST = "lost."
 _QUEUED_STATES = frozenset(str(phase) for phase in RequestPhase if phase.is_queued)
 _STANDING = Standing()
 _SESSIONS, _TURNS = 24, 24
-"""Bounds on the drawn sessions and on the turns of each, so that a redraw fits into a frame."""
+"""Bounds on the plotted sessions and on the turns of each, so that a redraw fits into a frame."""
 
 
 def overview(
     history: NodeHistory, now: float, seconds: int, points: int, standing: Standing = _STANDING
 ) -> dict[str, Any]:
-    """The figures, the waterfall, drafts, the what-if, both pools, and counts of requests, sessions
-    and faults. standing: the node's own word, now."""
+    """Return the figures, the waterfall, drafts, the what-if, both pools, and counts of requests,
+    sessions and faults. standing: the node's own state, now."""
     return {
         "at": now,
         "events": history.journal.end,
@@ -46,8 +46,8 @@ def overview(
 
 
 def figures(history: NodeHistory, now: float, standing: Standing) -> dict[str, Any]:
-    """How the node does: its health, and the last minute in numbers. None where one is not
-    known. queued: seconds in queues. sampled_at: of waiting, running and memory."""
+    """Return the node's health and the last minute in numbers. A number is None if it is not known.
+    queued: seconds in queues. sampled_at: time of the sample behind waiting, running and memory."""
     pools = history.pools.last
     recent_faults = history.faults.recent(now - _RECENT_SECONDS)
     pace = history.pace.latest(now)
@@ -73,17 +73,17 @@ def figures(history: NodeHistory, now: float, standing: Standing) -> dict[str, A
 
 
 def requests(history: NodeHistory) -> list[dict[str, Any]]:
-    """Youngest first: those that run, whose `ended_at` is None, then those that ended."""
+    """Return the running requests, with `ended_at` None, then the ended ones, each newest first."""
     return [*history.requests.running(_RUNNING), *history.requests.latest(_LISTED)]
 
 
 def handovers(history: NodeHistory) -> list[dict[str, Any]]:
-    """Ended requests whose hand-over's timeline is known, youngest first, in brief."""
+    """Return summaries of the ended requests with a known hand-over timeline, newest first."""
     return history.requests.handed_over()
 
 
 def sessions(history: NodeHistory) -> list[dict[str, Any]]:
-    """Youngest first."""
+    """Return the last used sessions, the last one first."""
     latest = history.sessions.latest(_SESSIONS)
     return [{**session, "turns": session["turns"][-_TURNS:]} for session in latest]
 
@@ -97,7 +97,8 @@ def evictions(history: NodeHistory) -> list[dict[str, Any]]:
 
 
 def tree_view(view: PackedTree) -> list[dict[str, Any]]:
-    """A node a row; `above` is its parent's row. `hidden` stands below it but is not listed."""
+    """Return a row for each node; `above` is its parent's row. `hidden`: the part of its subtree
+    without rows."""
     return [_node(node) for node in view]
 
 

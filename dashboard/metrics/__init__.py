@@ -1,1 +1,1 @@
-"""Prometheus families, from what an engine reports."""
+"""Prometheus families made from an engine's reports."""

@@ -23,7 +23,7 @@ _SLAB_USES = ("free", "pages", "slots")
 
 
 def by_owner(counts: Mapping[str, int]) -> dict[str, int]:
-    """The parts of a pool; their sum is the whole. pinned and evictable are the tree's."""
+    """Return the parts of a pool; their sum is the whole. pinned and evictable are the tree's."""
     return {
         "free": counts["free"],
         "working": counts["working"],
@@ -35,7 +35,7 @@ def by_owner(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def arena_use(stats: StatsReply) -> MemoryUse | None:
-    """As memory_use()."""
+    """Return memory_use() of the arena in these stats."""
     return memory_use(
         by_owner(stats.pages),
         by_owner(stats.slots),
@@ -148,7 +148,7 @@ _COUNTERS = (
 
 
 def tier_families(tiers: Sequence[TierReport]) -> Iterator[Metric]:
-    """None of a node without tiers."""
+    """Yield the families of tiers; none for a node without tiers."""
     if not tiers:
         return
     kinds = ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS))

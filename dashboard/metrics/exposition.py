@@ -1,15 +1,15 @@
-"""A node's metrics in Prometheus' text format: its own, and those under the names of others.
+"""A node's metrics in Prometheus' text format: its own, and those under other engines' names.
 
 node_families(): the node's name and its links. health_families(): its state, failed calls,
 certificates and disks. engine_families(): the engine's steps, and the sending of a prefill node.
 Pure functions.
 
-translated() gives tasuki's numbers under the names of vLLM and SGLang, so that existing boards
+translated() gives tasuki's numbers under the names of vLLM and SGLang, so that existing dashboards
 work. Pure. Only numbers of equal meaning are renamed.
 
-GenAiMetrics counts by OpenTelemetry's GenAI conventions, version 1.41.1, in Prometheus's spelling:
-gen_ai.server.request.duration and the two beside it, with the conventions' bounds. It borrows its
-registry, and owns the operations of requests in flight.
+GenAiMetrics counts by OpenTelemetry's GenAI conventions, version 1.41.1, in Prometheus's spelling.
+The metrics are gen_ai.server.request.duration and the two beside it, with the conventions' bounds.
+It borrows its registry, and owns the operations of requests in flight.
 
 Exposition owns a registry of its own, so that several nodes of one process share nothing. One
 thread.
@@ -56,8 +56,8 @@ _RENAMED = {
 
 
 def translated(families: Iterable[Metric], dialect: str) -> Iterator[Metric]:
-    """Families to add to our own. dialect: one of dialects.DIALECTS, of which GenAiMetrics
-    counts its own."""
+    """Yield the families to add to tasuki's own. dialect: one of dialects.DIALECTS. Yields nothing
+    for a dialect without renamed metrics: GenAiMetrics counts its own."""
     if dialect not in _RENAMED:
         return
     by_name = {family.name: family for family in families}
@@ -99,7 +99,7 @@ def _renamed(family: Metric, name: str) -> Metric:
 
 
 def _values(family: Metric) -> dict[str, float]:
-    """By the value of its one label; "" where it has none."""
+    """Return the values by the value of the one label; "" for a sample without labels."""
     return {
         next(iter(sample.labels.values()), ""): sample.value
         for sample in family.samples
@@ -137,7 +137,7 @@ _IN_FLIGHT = 1 << 16
 
 class GenAiMetrics:
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
-        """model: as clients name it."""
+        """model: the name used by clients."""
         self._model = model
         duration, per_token, first_token = METRICS
         made = (
@@ -158,13 +158,15 @@ class GenAiMetrics:
         self._operations: OrderedDict[RequestId, str] = OrderedDict()
 
     def begin(self, request: RequestId, operation: str) -> None:
-        """operation: as RequestContext.operation."""
+        """Record the operation of a request that begins. operation: see
+        RequestContext.operation."""
         self._operations[request] = operation
         while len(self._operations) > _IN_FLIGHT:
             self._operations.popitem(last=False)
 
     def observe(self, message: Finished | Rejected) -> None:
-        """A request that began elsewhere, as a room, is not a client's and counts nowhere."""
+        """Count a request that ended. A request begun elsewhere, such as a transfer, has no client
+        here and is not counted."""
         operation = self._operations.pop(message.request_id, None)
         if operation is None or isinstance(message, Rejected):
             # Nothing is known of how long it took.
@@ -294,8 +296,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Exposition:
-    """dialect: other names to offer beside our own (dialects.DIALECTS). model: as clients name
-    it."""
+    """All metrics of a node. dialect: other names to offer beside tasuki's own (dialects.DIALECTS).
+    model: the name used by clients."""
 
     def __init__(self, dialect: str = "none", model: str = "") -> None:
         self._registry = CollectorRegistry()
@@ -332,17 +334,17 @@ class Exposition:
                 self._faults.observe(message)
 
     def begin(self, request: m.RequestId, operation: str) -> None:
-        """A client's request was let in. operation: as RequestContext.operation."""
+        """Record that a client's request was admitted. operation: see RequestContext.operation."""
         if self._gen_ai is not None:
             self._gen_ai.begin(request, operation)
 
     def count_tokens(self, count: int) -> None:
-        """So many were emitted."""
+        """Count `count` emitted tokens."""
         self._requests.count_tokens(count)
 
     def families(self, report: NodeReport | None, front: FrontReport = READY) -> list[Metric]:
-        """All that is measured, under our own names. report: of the engine; None where there
-        is none: then what it counts is left out."""
+        """Return all families under tasuki's own names. report: the engine's report; None without
+        one. Then the engine's metrics are left out."""
         counted = [*health_families(front), *self._registry.collect()]
         if report is None:
             return counted
@@ -355,14 +357,14 @@ class Exposition:
         ]
 
     def text(self, report: NodeReport | None, front: FrontReport = READY) -> bytes:
-        """report, front: as of families()."""
+        """Return the metrics as text. report, front: see families()."""
         families = self.families(report, front)
         others = () if report is None else translated(families, self._dialect)
         return generate_latest(_Families(chain(families, others)))
 
 
 class _Families(CollectorRegistry):
-    """Families that were collected already, in the shape that generate_latest takes."""
+    """Families already collected, in the form taken by generate_latest."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         super().__init__()

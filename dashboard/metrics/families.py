@@ -1,6 +1,6 @@
-"""How metrics are made: families of numbers, and instruments that count.
+"""Constructors of metrics: families of numbers, and instruments that count.
 
-gauge(), counter() and histogram() make families from numbers that other parts have counted. Pure.
+gauge(), counter() and histogram() make families from numbers counted by other parts. Pure.
 Instruments counts events as they happen, under names that begin with tasuki. Both share the bounds
 of the histograms.
 """
@@ -41,7 +41,8 @@ def _filled(
     text: str,
     *value: str | float | Mapping[str, float],
 ) -> Metric:
-    """value: one number, or a label and the number of each of its values."""
+    """Return the family with its numbers. value: one number, or a label and the number of each of
+    its values."""
     match value:
         case (int(number) | float(number),):
             return family(f"tasuki_{name}", text, value=number)
@@ -54,7 +55,7 @@ def _filled(
 
 
 def histogram(name: str, text: str, spread: TimeSpread) -> Metric:
-    """Of seconds."""
+    """Return a histogram in seconds."""
     family = HistogramMetricFamily(f"tasuki_{name}_seconds", text)
     buckets, below = [], 0
     for bound, count in zip((*spread.bounds, float("inf")), spread.counts, strict=True):
@@ -65,7 +66,7 @@ def histogram(name: str, text: str, spread: TimeSpread) -> Metric:
 
 
 class Instruments:
-    """Borrows its registry."""
+    """Constructors of counting metrics. Borrows its registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

@@ -1,7 +1,7 @@
-"""docs/metrics.md, from the metrics themselves:
-`python -m tasuki.dashboard.metrics.metrics_reference`.
+"""docs/metrics.md, from the metrics themselves: `python -m
+tasuki.dashboard.metrics.metrics_reference`.
 
-Pure: lists the metrics of an exposition that has observed every kind of message once.
+Pure: lists the metrics of an exposition after one message of every kind.
 """
 
 import sys
@@ -52,7 +52,7 @@ _LABEL_ONLY = "_"
 
 
 def reference() -> str:
-    """The page, whole."""
+    """Return the whole page."""
     families = sorted(_exposition().families(_report(), _front()), key=lambda one: one.name)
     return _HEAD + "".join(f"{_row(family)}\n" for family in families)
 
@@ -65,7 +65,7 @@ def _row(family: Metric) -> str:
 
 
 def _exposition() -> Exposition:
-    """One that has observed every message with labels once."""
+    """Return an exposition that has observed every message with labels once."""
     exposition = Exposition()
     request, room = m.RequestId(_LABEL_ONLY), m.RoomId(0)
     hit = m.HitBreakdown(0, 0, 0, {_LABEL_ONLY: 0}, None, loaded={_LABEL_ONLY: 0})
@@ -82,7 +82,7 @@ def _exposition() -> Exposition:
 
 
 def _front() -> FrontReport:
-    """A report with every field set."""
+    """Return a report with every field set."""
     one = {_LABEL_ONLY: 0}
     room = {_LABEL_ONLY: DiskRoom(0, 0)}
     return FrontReport(failures=one, certificates=one, disks=room)
@@ -95,7 +95,7 @@ def _link() -> PrefillNodeStatus:
 
 
 def _report() -> NodeReport:
-    """A report with every field set."""
+    """Return a report with every field set."""
     none: Counter[str] = Counter()
     one = {_LABEL_ONLY: 0}
     pool = dict.fromkeys(_COUNTS, 0)

@@ -1,21 +1,17 @@
-"""Metrics of requests: their seconds by phase, tokens and drafts, of all and by caller.
-
-Metrics of requests, of chosen prefill nodes, and of hand-overs by sender.
+"""Metrics of requests, callers, targets, chosen prefill nodes, and hand-overs by sender.
 
 seconds_by_phase() and its siblings read a request's life and usage. Pure.
 
 RequestMetrics counts requests by the messages that end them. Invariant: prompt tokens == usable
 tokens + the sum of lost tokens over causes, exactly as in the usages sent to clients.
 
-ChoiceMetrics counts how prefill nodes were chosen, and the worth of the choices. LinkMetrics counts
+ChoiceMetrics counts the choices of prefill nodes, and the worth of the choices. LinkMetrics counts
 the hand-overs to a decode node by the name of the prefill node. All borrow their registry or
 instruments. One thread.
 
-Metrics of callers and targets: ended requests, seconds of their tokens, targets kept or missed.
-
-CallerMetrics borrows its registry, and owns the callers of requests in flight. One thread.
-Invariant: the labels name at most MOST_CALLERS + 1 callers, since a gateway may name any number of
-tenants.
+CallerMetrics counts ended requests and seconds of their tokens by caller. It borrows its registry,
+and owns the callers of requests in flight. One thread. Invariant: the labels name at most
+MOST_CALLERS + 1 callers, since a gateway may name any number of tenants.
 
 TargetMetrics counts the requests with targets: kept, missed or refused. One thread. Invariant: a
 request without a target is counted nowhere.
@@ -47,7 +43,7 @@ from tasuki.routing.node_choice import Reason
 from .families import EXPOSED, FIRST_TOKEN, PREFILL, QUEUE, REQUEST, TOKEN, WINDOW, Instruments
 
 UNSCHEDULED = "unscheduled"
-"""Cause of the prompt tokens of requests that ended before their prompt was looked up."""
+"""Cause of the prompt tokens of requests that ended before the lookup of their prompt."""
 _DRAFT_LABELS = ("drafter", "place")
 
 Name = TypeVar("Name", bound=str)
@@ -190,7 +186,7 @@ class ChoiceMetrics:
         )
 
     def observe(self, choice: PrefillChoice, hit: HitBreakdown | None) -> None:
-        """hit: as the prompt was computed; None where that is not known."""
+        """Count a choice. hit: breakdown when the prompt was computed; None if it is not known."""
         self._choices.labels(choice.reason).inc()
         self._regret.inc(choice.regret_seconds)
         if hit is not None:
@@ -213,16 +209,16 @@ class LinkMetrics:
         )
 
     def observe(self, peer: str, transfer: TransferReport) -> None:
-        """peer: the prefill node's name."""
+        """Count a hand-over. peer: the prefill node's name."""
         self._handovers.labels(peer).inc()
         self._bytes.labels(peer).inc(transfer.bytes)
         self._exposed.labels(peer).inc(transfer.exposed_seconds)
 
 
 def seconds_by_phase(first: Name, marks: Iterable[tuple[Name, float]]) -> Counter[Name]:
-    """first: the phase until the first mark. marks: a phase and the seconds at which it began. The
-    last mark has no length. Names need not be phases of this version: another node may have
-    more."""
+    """Return the seconds in each phase. first: the phase until the first mark. marks: a phase and
+    the second of its begin. The last mark has no length. Another node can send phases unknown to
+    this version."""
     spans: Counter[Name] = Counter()
     phase, since = first, 0.0
     for entered, at in marks:
@@ -236,23 +232,23 @@ def _spans(life: Sequence[LifeMark]) -> Counter[RequestPhase]:
 
 
 def queued_seconds(life: Sequence[LifeMark]) -> float:
-    """Until somebody computed: here, or on the node that the prompt was given to."""
+    """Return the seconds before computing began, here or on the chosen prefill node."""
     return sum(seconds for phase, seconds in _spans(life).items() if phase.is_queued)
 
 
 def prefilled_seconds(life: Sequence[LifeMark]) -> float:
-    """While the prompt was computed here or received."""
+    """Return the seconds during which the prompt was computed here or received."""
     return sum(seconds for phase, seconds in _spans(life).items() if phase.stage is Stage.PREFILL)
 
 
 def seconds_per_token(usage: Usage) -> float | None:
-    """The mean over the tokens after the first; None where there are none."""
+    """Return the mean over the tokens after the first; None without such tokens."""
     later = usage.completion_tokens - 1
     return (usage.seconds - usage.time_to_first_token) / later if later > 0 else None
 
 
 def missed_targets(usage: Usage) -> list[str]:
-    """Names of the targets that the answer did not keep; empty where it had none."""
+    """Return the names of the targets missed by the answer; empty if the request had none."""
     targets = usage.targets
     if targets is None:
         return []
@@ -302,7 +298,7 @@ class CallerMetrics:
         self._targets = TargetMetrics(made)
         self._named: set[str] = set()
         self._callers: OrderedDict[RequestId, tuple[str, int]] = OrderedDict()
-        """With the request's priority."""
+        """Caller and priority of each request in flight."""
 
     def observe(self, message: Submit | Finished | Rejected) -> None:
         match message:

@@ -1,13 +1,12 @@
-"""Metrics of transfers between nodes: rooms, pulls, copied states, lost hand-overs.
+"""Metrics of transfers between nodes: transfers of prompts, pulls, copied states, lost hand-overs.
 
 All borrow their registry. One thread.
 
-RoomMetrics: A prefill node's rooms, fed as each ends.
-PullMetrics: Prefixes pulled by a prefill node from decode nodes instead of being computed.
-CopiedStateMetrics: States copied without a waiting request: those left to prefill nodes by an
-ending node, and those fetched by a decode node.
-FaultMetrics: Lost hand-overs, and how long their granted pages stayed out of use. Owns the rooms
-that wait for their fence.
+RoomMetrics: a prefill node's transfers, fed as each ends. PullMetrics: prefixes pulled by a prefill
+node from decode nodes instead of being computed. CopiedStateMetrics: states copied without a
+waiting request. An ending node leaves states to prefill nodes; a decode node fetches states.
+FaultMetrics: lost hand-overs, and the time until their granted pages could be used again. It owns
+the transfers that wait for their fence.
 """
 
 import time
@@ -89,7 +88,7 @@ class PullMetrics:
 
 
 class _Copies:
-    """States of one way by outcome, and the tokens and bytes of those that arrived."""
+    """States copied in one direction by outcome, and the tokens and bytes of those that arrived."""
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class _Copies:
         tokens: str,
         size: str,
     ) -> None:
-        """states, tokens, size: what each counter is of."""
+        """states, tokens, size: the help text of each counter."""
         self._states = made.counter(name, states, "outcome")
         for outcome in outcomes:
             self._states.labels(outcome.value)

@@ -35,9 +35,9 @@ from tasuki.pycache.layout import PAGE_TOKENS
 
 @dataclass(frozen=True)
 class TorchPlan:
-    """What every layer of one forward shares, so that layers hold no index arithmetic. cos, sin
-    [T, 1, rotary_dim / 2] float32; carry: where there is a draft layer; room: for the contexts that
-    it reads."""
+    """Data shared by all layers of one forward, so that layers have no index arithmetic. cos, sin
+    [T, 1, rotary_dim / 2] float32; carry: None without a draft layer; room: memory for the contexts
+    read."""
 
     attention: AttentionPlan
     conv: ConvPlan
@@ -75,8 +75,8 @@ class TorchPlan:
 
 
 class TorchBackend:
-    """config: of one rank's heads and widths, as the weights are. Owns the room that its forwards
-    read contexts into, one forward after the other. Thread rule: one thread."""
+    """The back end in PyTorch. config: with one rank's heads and widths, like the weights. Owns the
+    memory for contexts, used by one forward after the other. Thread rule: one thread."""
 
     def __init__(self, config: ModelConfig, reduce: Reduce = one_rank) -> None:
         self._config = config

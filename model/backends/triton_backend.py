@@ -1,7 +1,7 @@
 """The back end of a GPU: Triton kernels between matrix products, a set for prompts, one for steps.
 
-Owns what all forwards share on the device: rotary angles and a second stream. Every choice of
-kernel is made in model/backends/triton_prefill.py and model/backends/triton_decode.py, at import.
+Owns the data shared by all forwards on the device: rotary angles and a second stream. Kernels are
+chosen in model/backends/triton_prefill.py and model/backends/triton_decode.py, at import.
 """
 
 from copy import copy
@@ -29,7 +29,7 @@ class TritonBackend:
         device: torch.device,
         reduce: Reduce = one_rank,
     ) -> None:
-        """config: of one rank's heads and widths, as the weights are."""
+        """config: with one rank's heads and widths, like the weights."""
         self._config = config
         self._dtype = dtype
         self._device = device
@@ -38,25 +38,27 @@ class TritonBackend:
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def beside(self) -> "TritonBackend":
-        """Another, for forwards that run while this one's do: both read one table of angles."""
+        """Return another back end, for forwards that run in parallel with this one's. Both read one
+        table of angles."""
         other = copy(self)
         other._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         return other
 
     def bind(self, batch: Batch) -> TritonPrefill:
-        """batch is on the host."""
+        """Return the operators of a batch on the host."""
         plan = PrefillPlan.of(batch, self._config, self._dtype, self._device)
         return TritonPrefill(self._config, plan, self._rotary, self._side, self._reduce)
 
     def prepare(self) -> None:
-        """Once on the thread that will run forwards: cuDNN plans its attention there, a plan for
-        every size of context that can come up."""
+        """Prepare cuDNN's attention plans, one for every size of context that can occur. Call it
+        once on the thread of the forwards."""
         if self._dtype.itemsize == 2:
             torch.cuda.set_device(self._device)
             warm(self._config, self._config.max_position, self._dtype, self._device)
 
     def scratch(self, batch: int) -> DecodeScratch:
-        """For decode steps of up to so many rows; all steps that share it share a stream."""
+        """Return scratch memory for decode steps of up to `batch` rows. All steps that share it
+        share a stream."""
         return DecodeScratch.of(self._config, batch, self._device)
 
     def bind_decode(self, batch: DecodeBatch, scratch: DecodeScratch) -> TritonDecode:
@@ -64,8 +66,8 @@ class TritonBackend:
         return operators(self._config, batch, scratch, self._rotary, self._side, self._reduce)
 
     def verify_scratch(self, batch: int, tokens: int) -> VerifyScratch:
-        """For up to so many rows of up to so many tokens; all steps that share it share a
-        stream."""
+        """Return scratch memory for up to `batch` rows of up to `tokens` tokens. All steps that
+        share it share a stream."""
         return VerifyScratch.of(self._config, batch, tokens, self._dtype, self._device)
 
     def bind_verify(self, batch: VerifyBatch, scratch: VerifyScratch) -> TritonVerify:

@@ -1,14 +1,10 @@
-"""The operators of a decode step in Triton: one token a sequence, every address fixed.
+"""The operators of a decode step and of the draft layer's guess in Triton: one token a sequence.
 
-Waits for nothing and allocates only through PyTorch, so that a CUDA graph may capture it.
+Every address is fixed. The operators wait for nothing and allocate only through PyTorch, so a CUDA
+graph may capture them.
 
-What decode steps share on a GPU.
-
-The operators of the draft layer's guess in Triton: one token a sequence, every address fixed.
-
-All but attention are a decode step's: no query sees position 0, whose entry is of no hidden state,
-and rows of which nothing is wanted any more leave nothing in the pages. Waits for nothing and
-allocates only through PyTorch, so that a CUDA graph may capture it.
+All operators of a guess but attention are a decode step's. No query sees position 0, because its
+entry has no hidden state. Rows without a further wanted draft write nothing into the pages.
 """
 
 from dataclasses import dataclass
@@ -43,7 +39,7 @@ from .triton_entries import Product, StepEntries
 
 @dataclass(frozen=True)
 class DecodeScratch:
-    """What decode steps of up to `batch` rows share: launches that use it share a stream.
+    """Data shared by decode steps of up to `batch` rows. Launches that use it share a stream.
 
     attention: partial results. owners [batch] int32: 0, 1, ...
     """
@@ -64,8 +60,8 @@ _FIRST_KEY = 1
 
 @dataclass(frozen=True)
 class DraftRows:
-    """Of the batch that a guess takes: one number a row. counts [batch] int32: ones, the tokens of
-    each row."""
+    """The batch of a guess: one number a row. counts [batch] int32: ones, the tokens of each
+    row."""
 
     batch: DecodeBatch
     scratch: DecodeScratch
@@ -73,8 +69,8 @@ class DraftRows:
 
 
 class TritonDraft:
-    """`DraftOperators` of the guesses that a `DecodeBatch` will ever describe, whose rows may be
-    padding: a position below 0."""
+    """`DraftOperators` of the guesses described by a `DecodeBatch`, for all its values. A row with
+    a position below 0 is padding."""
 
     def __init__(
         self,
@@ -84,8 +80,8 @@ class TritonDraft:
         step: Operators,
         product: Product,
     ) -> None:
-        """rotary: of `rotary_cache`; step: the same batch's decode step; product: x times a weight
-        transposed, of this rank alone."""
+        """rotary: of `rotary_cache`; step: the same batch's decode step; product: x times a
+        transposed weight, on this rank alone."""
         batch, scratch = rows.batch, rows.scratch
         self._config = config
         self._rows = rows
@@ -144,7 +140,7 @@ class TritonDraft:
 
 
 class TritonDecode:
-    """`Operators` of the steps that a `DecodeBatch` will ever describe."""
+    """`Operators` of the steps described by a `DecodeBatch`, for all its values."""
 
     def __init__(
         self,
@@ -155,8 +151,8 @@ class TritonDecode:
         side: torch.cuda.Stream,
         reduce: Reduce,
     ) -> None:
-        """rotary: of `rotary_cache`; side: where the shared expert runs beside the chosen ones, and
-        the draft layer's entries beside the first layers."""
+        """rotary: of `rotary_cache`; side: a stream. It runs the shared expert in parallel with the
+        chosen ones, and the draft layer's entries in parallel with the first layers."""
         self._config = config
         self._batch = batch
         self._scratch = scratch
@@ -230,20 +226,21 @@ class TritonDecode:
         )
 
     def drafts(self, counts: Tensor) -> TritonDraft:
-        """Of the draft layer, for the same batch. counts [at least its rows] int32: ones."""
+        """Return the draft layer's operators for the same batch. counts [at least its rows] int32:
+        ones."""
         rows = DraftRows(self._batch, self._scratch, counts)
         return TritonDraft(self._config, rows, self._rotary, self, self._product)
 
     def _product(self, x: Tensor, weight: Matrix) -> Tensor:
-        """x times weight [hidden, k] transposed, of this rank alone."""
+        """Return x times weight [hidden, k] transposed, of this rank alone."""
         if weight.is_plain and self._batch.size <= MOST_ROWS and is_one_round(weight.plain):
             return small_batch(x, weight.plain)
         return phase_product(x, weight, Phase.STEP)
 
 
 class TritonRowDecode(TritonDecode):
-    """Of so few rows that products are streams of weights: norms, SwiGLU and launches hide in
-    them."""
+    """A decode step with so few rows that products are limited by reading weights. Norms, SwiGLU
+    and launches take no extra time in them."""
 
     def norm_project(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix

@@ -1,8 +1,8 @@
-"""What a forward keeps for the draft layer, in Triton: an entry of every token in its page, and the
-hidden state behind every state that it stores in that one's slot.
+"""The draft layer's data of a forward, in Triton. Every token has an entry in its page. Every slot
+stored by the forward has the hidden state of its position.
 
-A decode step's tokens are each the first of their sequence, so what their entries depend on is
-there when the step begins: they are computed beside its layers, on another stream.
+Each token of a decode step is the first of its sequence. So the inputs of its entry exist when the
+step begins. The entries are computed in parallel with the step's layers, on another stream.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,12 +25,12 @@ from tasuki.model.weights.layers import DraftWeights
 from tasuki.model.weights.matrix import Matrix
 
 Product: TypeAlias = Callable[[Tensor, Matrix], Tensor]
-"""Returns x [T, k] times a weight [n, k] transposed, of this rank alone."""
+"""Returns x [T, k] times a transposed weight [n, k], on this rank alone."""
 
 
 class TritonEntries:
-    """What prompts and decode steps have in common. read_slots [B]: of each row of the places'
-    page table; product: x [T, k] times a weight [n, k] transposed, of this rank alone."""
+    """Common part of prompts and decode steps. read_slots [B]: one for each row of the places' page
+    table; product: x [T, k] times a transposed weight [n, k], on this rank alone."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class TritonEntries:
 
 @dataclass(frozen=True)
 class PromptCarry:
-    """Of a forward over prompts, int64 on the device. read_slots [B]; rows, slots [n]: behind which
-    row which slot's state is."""
+    """Slots and rows of a forward over prompts, int64 on the device. read_slots [B]; rows, slots
+    [n]: slots[i] stores the hidden state of rows[i]."""
 
     read_slots: Tensor
     rows: Tensor
@@ -88,7 +88,7 @@ class PromptCarry:
 
     @staticmethod
     def of(batch: Batch, device: torch.device) -> "PromptCarry":
-        """batch is on the host; the copy is asynchronous."""
+        """Return the slots and rows of a batch on the host. The copy is asynchronous."""
         plan = plan_carry(batch.cu_seqlens, batch.read_slots, batch.saves())
         tables = (plan.read_slots, plan.rows, plan.slots)
         packed = torch.cat(tables)
@@ -130,7 +130,7 @@ class VerifyEntries(TritonEntries):
         product: Product,
         kept: Tensor,
     ) -> None:
-        """kept [B, tokens, width], a view of what folds read."""
+        """kept [B, tokens, width]: a view of the memory read by folds."""
         super().__init__(config, rotary, places, read_slots, product)
         self._kept = kept
 
@@ -139,13 +139,13 @@ class VerifyEntries(TritonEntries):
 
 
 def fold_carry(kept: Tensor, folds: FoldRows, carry: Tensor) -> None:
-    """Write the hidden state behind the tokens that hold into each row's slot. kept [places,
-    tokens, width]."""
+    """Write the hidden state after the accepted tokens into each row's slot. kept [places, tokens,
+    width]."""
     carry_folded(kept, folds.places, folds.counts, carry, folds.write_slots)
 
 
 class StepEntries(TritonEntries):
-    """`StepEntries` of base.py. write_slots [B]; side: where entries are computed."""
+    """`StepEntries` of base.py. write_slots [B]; side: the stream that computes entries."""
 
     def __init__(
         self,

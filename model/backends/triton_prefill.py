@@ -1,8 +1,7 @@
 """The operators of a forward over prompts in Triton: runs of any lengths, on any context.
 
-Its plan is made on the host and moved by asynchronous copies; layers wait for nothing.
-
-Which rows of a forward are of which phase, and what is computed for each phase apart.
+The plan is made on the host and moved by asynchronous copies; layers wait for nothing. The rows of
+each phase are computed separately.
 """
 
 from collections.abc import Callable
@@ -30,7 +29,8 @@ from .triton_entries import PromptCarry, PromptEntries
 
 @dataclass(frozen=True)
 class PhasePart:
-    """index [n] int64 on the device: its rows; None where they are all. rows [1] int32: n."""
+    """Rows of one phase. index [n] int64 on the device: the rows; None for all rows. rows [1]
+    int32: n."""
 
     phase: Phase
     index: Tensor | None
@@ -39,13 +39,14 @@ class PhasePart:
 
 @dataclass(frozen=True)
 class PhaseRows:
-    """A part for each phase that occurs."""
+    """A part for each phase in the forward."""
 
     parts: tuple[PhasePart, ...]
 
     @staticmethod
     def of(batch: Batch, rows: Tensor) -> "PhaseRows":
-        """batch is on the host; rows [1] int32 on the device: all of its rows."""
+        """Return the phases' rows of a batch on the host. rows [1] int32 on the device: number of
+        all its rows."""
         stepped = [i in batch.stepped for i in range(len(batch.write_slots))]
         if len(set(stepped)) == 1:
             phase = Phase.STEP if stepped[0] else Phase.PROMPT
@@ -59,7 +60,8 @@ class PhaseRows:
         return PhaseRows(tuple(parts))
 
     def each(self, x: Tensor, compute: Callable[[Tensor, PhasePart], Tensor]) -> Tensor:
-        """What compute() makes of the rows of x [T, ...] of each phase, in the order of x."""
+        """Return the results of compute() for each phase's rows of x [T, ...], in the order of
+        x."""
         first = self.parts[0]
         if first.index is None:
             return compute(x, first)
@@ -78,7 +80,7 @@ def _moved(host: Tensor, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PrefillPlan:
-    """What every layer of one forward shares. rows [1] int32: T, all of them. carry: where there is
+    """Data shared by all layers of one forward. rows [1] int32: T, all of them. carry: None without
     a draft layer."""
 
     phases: PhaseRows
@@ -91,7 +93,7 @@ class PrefillPlan:
     def of(
         batch: Batch, config: ModelConfig, dtype: torch.dtype, device: torch.device
     ) -> "PrefillPlan":
-        """batch is on the host; dtype: of activations."""
+        """Return the plan of a batch. batch is on the host; dtype: of activations."""
         lengths = batch.cu_seqlens.diff()
         counts, contexts = lengths.tolist(), batch.context_lens.tolist()
         owners = torch.repeat_interleave(torch.arange(len(counts)), lengths)
@@ -116,8 +118,8 @@ class PrefillPlan:
 
 
 def _padded(table: Tensor) -> Tensor:
-    """With its last dimension a multiple of 16: kernels are compiled anew for strides that are
-    none, and for tables that do not begin at 16 bytes."""
+    """Return the table with its last dimension padded to a multiple of 16. Kernels are compiled
+    anew for other strides, and for tables at addresses that are not multiples of 16 bytes."""
     return functional.pad(table, (0, -table.shape[-1] % 16))
 
 
@@ -132,7 +134,8 @@ class TritonPrefill:
         side: torch.cuda.Stream,
         reduce: Reduce,
     ) -> None:
-        """rotary: of `rotary_cache`; side: where the shared expert runs beside the chosen ones."""
+        """rotary: of `rotary_cache`; side: a stream that runs the shared expert in parallel with
+        the chosen ones."""
         self._config = config
         self._plan = plan
         self._rotary = rotary
@@ -185,7 +188,7 @@ class TritonPrefill:
         return add_rms_norm(branch, residual, norm, eps)
 
     def _product(self, x: Tensor, weight: Matrix) -> Tensor:
-        """x times weight [n, k] transposed, of this rank alone."""
+        """Return x times weight [n, k] transposed, of this rank alone."""
         return self._plan.phases.each(x, lambda x, part: phase_product(x, weight, part.phase))
 
     def _mlp(self, x: Tensor, weights: MlpWeights) -> Tensor:

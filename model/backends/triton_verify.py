@@ -1,7 +1,7 @@
 """The operators of rows with drafts in Triton: T tokens a sequence, every address fixed.
 
-All but the mixers are those of a decode step with T times as many rows. Waits for nothing and
-allocates only through PyTorch, so that a CUDA graph may capture it.
+All but the mixers are those of a decode step with T times as many rows. The operators wait for
+nothing and allocate only through PyTorch, so a CUDA graph may capture them.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ from .triton_entries import VerifyEntries
 
 @dataclass(frozen=True)
 class VerifyScratch:
-    """What steps of up to `batch` rows of up to `tokens` tokens share: launches that use it share a
-    stream. kept: of this step and the last one, for folds; hidden [batch, tokens, width] likewise,
-    where there is a draft layer."""
+    """Data shared by steps of up to `batch` rows of up to `tokens` tokens. Launches that use it
+    share a stream. kept: the inputs of this step and the last one, for folds; hidden [batch,
+    tokens, width] likewise, None without a draft layer."""
 
     attention: DecodeWorkspace
     kept: KeptTurns
@@ -50,8 +50,9 @@ class VerifyScratch:
 
 
 class TritonVerify(TritonDecode):
-    """`Operators` of the steps that a `VerifyBatch` will ever describe. A forward's GDN layers come
-    in their order, each once: what is kept is of the layer that is next."""
+    """`Operators` of the steps described by a `VerifyBatch`, for all its values. A forward's GDN
+    layers are called in their order, each once, because a call keeps its inputs as those of the
+    next layer."""
 
     def __init__(
         self,
@@ -82,8 +83,8 @@ class TritonVerify(TritonDecode):
         self._layer = 0
 
     def fold(self, conv: Sequence[Tensor], carry: Tensor | None) -> None:
-        """What of the rows' last step is folded, but for the states, which gdn() stores: before any
-        layer runs. conv: all layers' views; carry: of the draft layer, where there is one."""
+        """Fold the rows' last step, except for the states: gdn() stores those. Call it before any
+        layer runs. conv: the views of all layers; carry: the draft layer's; None without one."""
         batch = self._verified
         rows = FoldRows(batch.fold_places, batch.fold_counts, batch.fold_slots, batch.read_slots)
         fold_columns(self._kept, self._config, conv, rows, batch.turn)

@@ -1,1 +1,1 @@
-"""Grammars that answers must follow: what a request gives, compiled, and a token mask from it."""
+"""Grammars for answers: a request's source, its compiled form, and the token mask from it."""

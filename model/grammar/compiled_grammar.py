@@ -1,10 +1,11 @@
 """A grammar compiled over a vocabulary, by llguidance, within bounds.
 
-The only place that imports llguidance: it is imported where the first grammar is compiled, and its
-absence is GrammarsUnavailable. Bounds, all llguidance's own: symbols of a grammar, work of its
-lexer at the compilation and at each step, items of a step, states of the lexer. Where a step passes
-one, the matcher fails and allows nothing any more (constraint.py). Compiling leaves the interpreter
-to other threads; building a vocabulary's tree does not: a second for 248 thousand tokens.
+The only importer of llguidance. The import happens at the first grammar. If it fails,
+GrammarsUnavailable is raised. All bounds are llguidance's own. They limit a grammar's symbols, the
+lexer's work at compilation and at each step, the items of a step, and the states of the lexer. If a
+step passes a bound, the matcher fails and allows no token any more (constraint.py). Compiling
+releases Python's global lock. Building a vocabulary's tree does not: it takes a second for 248
+thousand tokens.
 """
 
 import importlib
@@ -18,7 +19,8 @@ from .held_schema import held_schema
 from .vocabulary import Vocabulary
 
 Matcher = Any
-"""llguidance.LLMatcher: it has no state of a request yet; deep_copy() is what one consumes with."""
+"""llguidance.LLMatcher, without the state of a request. Use deep_copy() to get one that consumes
+tokens."""
 
 # White space between the values of a JSON text: some, so that a model may write as it has learnt
 # to, and bounded, so that every answer ends. Escapes: those without which a character cannot be
@@ -88,7 +90,7 @@ def _llguidance() -> Any:
 
 
 class _Tokenizer:
-    """As llguidance's TokenizerWrapper takes one."""
+    """A tokenizer in the form taken by llguidance's TokenizerWrapper."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         # Only a tree of the bytes is wanted. What adds nothing to the text is in no grammar.
@@ -102,12 +104,13 @@ class _Tokenizer:
         self.bos_token_id = None
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Never of consequence: no token is forced here."""
+        """Return no tokens. llguidance does not use them, because no token is forced here."""
         return []
 
 
 def token_tree(vocabulary: Vocabulary) -> Any:
-    """What compiled() needs of a vocabulary: llguidance.LLTokenizer. Raises GrammarsUnavailable."""
+    """Return the llguidance.LLTokenizer of a vocabulary, needed by compiled(). Raises
+    GrammarsUnavailable."""
     library = _llguidance()
     if not vocabulary.eos_ids:
         raise GrammarsUnavailable("grammars need a model with an end token in its config.json")
@@ -116,7 +119,7 @@ def token_tree(vocabulary: Vocabulary) -> Any:
 
 
 def compiled(tree: Any, grammar: Grammar) -> Matcher:
-    """Raises GrammarError. On any thread."""
+    """Compile the grammar. Raises GrammarError. On any thread."""
     library = _llguidance()
     matcher = library.LLMatcher(
         tree,
@@ -130,14 +133,14 @@ def compiled(tree: Any, grammar: Grammar) -> Matcher:
 
 
 def is_spent(matcher: Matcher) -> bool:
-    """Return whether its lexer has as many states as it may. Copies share them: another answer may
-    have made them."""
+    """Return true if its lexer has reached the bound of states. Copies share the states: another
+    answer may have made them."""
     return bool(matcher.is_error()) and _SPENT in matcher.get_error()
 
 
 def check_has_texts(matcher: Matcher) -> None:
-    """Raises GrammarError where no text follows the grammar, so that each answer would be empty.
-    matcher: over a small vocabulary that has every byte."""
+    """Raise GrammarError if no text follows the grammar, because each answer would be empty.
+    matcher: over a small vocabulary with every byte."""
     own = matcher.deep_copy()
     own.compute_bitmask()
     if own.is_error() and _NO_NEXT_BYTE in own.get_error():
@@ -145,7 +148,7 @@ def check_has_texts(matcher: Matcher) -> None:
 
 
 def _source(library: Any, grammar: Grammar) -> str:
-    """As llguidance takes it."""
+    """Return the source in the form taken by llguidance."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
             rules = f"start: %json {json.dumps(with_options(_schema(grammar.source)))}"
@@ -170,7 +173,7 @@ def _schema(source: str) -> Any:
 
 
 def with_options(schema: Any) -> dict[str, Any]:
-    """The caller's schema as llguidance is to read it. Raises GrammarError."""
+    """Return the caller's schema in the form for llguidance. Raises GrammarError."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -179,16 +182,16 @@ def with_options(schema: Any) -> dict[str, Any]:
 
 
 def options_of(held: Mapping[str, Any]) -> dict[str, Any]:
-    """A held schema as llguidance is to read it. Raises GrammarError."""
+    """Return a held schema in the form for llguidance. Raises GrammarError."""
     _refuse_what_leaks(held)
     # What a schema says of these itself would loosen it.
     return {**held, "x-guidance": dict(JSON_OPTIONS)}
 
 
 def _refuse_what_leaks(schema: Mapping[str, Any]) -> None:
-    """Raises GrammarError for what llguidance compiles into a grammar that lets through more: keys
-    that are counted and not named, since they may repeat, and control characters that no escape of
-    JSON_OPTIONS writes, since they are left out."""
+    """Raise GrammarError if llguidance would compile the schema into a looser grammar. One cause is
+    a count of keys without names, since the keys may repeat. The other is a control character
+    without an escape in JSON_OPTIONS, since such characters are left out."""
     left: list[tuple[Any, bool]] = [(schema, True)]
     while left:
         item, is_schema = left.pop()

@@ -1,8 +1,8 @@
-"""Which tokens an answer may go on with, by its grammar and the tokens before.
+"""Tokens allowed next in an answer, by its grammar and the tokens before.
 
-A constraint's state is a function of the tokens that were appended, so that any node that has them
-has the same one, within the bounds of a lexer. Owns the matcher; one thread at a time. Naive twin:
-tests/model/grammar_twin.py, which tries every token.
+A constraint's state is a function of the appended tokens. So any node with the same tokens has the
+same state, within the bounds of a lexer. Owns the matcher; one thread at a time. Reference
+implementation: tests/model/grammar_twin.py, it tries every token.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -16,18 +16,21 @@ from .compiled_grammar import Matcher, is_spent
 from .grammar import Grammar
 
 Mask = NDArray[np.int32]
-"""[-(-vocab // 32)]: bit t % 32 of word t // 32 says whether token t is allowed."""
+"""Allowed tokens, [-(-vocab // 32)]: bit t % 32 of word t // 32 is 1 if token t is allowed."""
 
 _FEW = 64
-"""Tokens that are allowed where the text has to be one, each the beginning of a longer one."""
+"""Most allowed tokens for which a forced text is looked for. Then each token is a prefix of a
+longer one."""
 
 
 _MOST_READ_AGAIN = 9000
-"""Tokens of an answer that goes on with a fresh lexer: the engine's loop waits 40 ms at most."""
+"""Longest answer, in tokens, that continues with a fresh lexer. It holds the engine's loop for 40
+ms at most."""
 _LEAST_GAIN = 64
 _LEAST_SHARE = 8
-"""Tokens since the last fresh one: so many, and one of so many of the answer. Else another one
-would be spent as soon, and reading again would cost more than the answer's length."""
+"""Tokens needed since the last fresh lexer: at least _LEAST_GAIN, and the answer's length divided
+by _LEAST_SHARE. With fewer, the next lexer would be spent as soon. Reading again would then cost
+more than the answer's length."""
 
 
 def _never() -> Matcher | None:
@@ -35,12 +38,12 @@ def _never() -> Matcher | None:
 
 
 Renew: TypeAlias = Callable[[], Matcher | None]
-"""Returns a matcher with a fresh lexer, at its beginning; None: there is none."""
+"""Returns a matcher with a fresh lexer, at its beginning; None if there is none."""
 
 
 class _Phase(Enum):
-    """START: of an answer that may begin with thinking. GAP: behind it, or at the start of an
-    answer without it where nothing may come between."""
+    """State of an answer. START: it may begin with thinking. GAP: the thinking has ended, and the
+    gap's tokens may follow."""
 
     START = "start"
     THINKING = "thinking"
@@ -57,13 +60,13 @@ class Constraint:
         tokens: Sequence[bytes],
         fresh: Renew = _never,
     ) -> None:
-        """matcher: its own, at its beginning. eos_ids: tokens that end an answer. tokens: the
-        vocabulary's. fresh: another one, once the lexer of the last one is spent; None: there is
-        none. REQUIRES: all ids are of the vocabulary."""
+        """matcher: this constraint's own, at its beginning. eos_ids: tokens that end an answer.
+        tokens: the vocabulary's. fresh: returns another matcher once the last one's lexer is spent;
+        None if there is none. REQUIRES: all ids are in the vocabulary."""
         self._matcher = matcher
         self._fresh = fresh
         self._read: list[int] = []
-        """What the matcher has consumed."""
+        """The tokens consumed by the matcher."""
         self._renewed_at = -_LEAST_GAIN
         self._grammar = grammar
         self._eos_ids = tuple(eos_ids)
@@ -78,7 +81,7 @@ class Constraint:
             self._phase = _Phase.START
 
     def append(self, token: int) -> None:
-        """The answer's next token."""
+        """Append the answer's next token."""
         match self._phase:
             case _Phase.THINKING:
                 if token == self._grammar.closing:
@@ -98,14 +101,14 @@ class Constraint:
 
     @property
     def failed(self) -> bool:
-        """The grammar says nothing any more: a bound was passed, or a token came that it did not
-        allow."""
+        """Return true if the matcher has failed: a bound was passed, or a disallowed token was
+        appended. Then only end tokens are allowed."""
         return bool(self._matcher.is_error())
 
     def forced(self, most: int) -> list[int]:
-        """At most so many tokens that the answer is likely to go on with, since those that are
-        allowed leave no choice, as long ones as there are. Takes a mask each: to have the whole of
-        a text that has to come may take a second, of a grammar of ten letters."""
+        """Return at most `most` tokens likely to follow, because the grammar leaves no other text.
+        The longest tokens are taken. Each token takes a mask. A whole forced text of a grammar of
+        ten letters may take a second."""
         found: list[int] = []
         if self._phase is not _Phase.HOLDS:
             return found
@@ -120,7 +123,8 @@ class Constraint:
         return found
 
     def _only_way(self, matcher: Matcher) -> int | None:
-        """The longest token that all others that are allowed begin with, or begin it."""
+        """Return the longest token with all other allowed tokens as its prefixes or continuations;
+        None without one."""
         mask = self._mask_of(matcher)
         if np.count_nonzero(mask) > _FEW:
             return None
@@ -140,7 +144,8 @@ class Constraint:
         return found
 
     def allowed(self, tokens: Sequence[int]) -> int:
-        """How many of these, from the first on, may follow; all where it does not hold yet."""
+        """Return the number of these tokens, from the first on, that may follow; all if the grammar
+        does not apply yet."""
         if self._phase is not _Phase.HOLDS:
             return len(tokens)
         found = int(self._matcher.validate_tokens(list(tokens)))
@@ -149,8 +154,9 @@ class Constraint:
         return found
 
     def mask(self) -> Mask | None:
-        """Of the next token; None where every one is allowed. An end token alone is allowed where
-        nothing else is, so that the answer ends as a prefix of the grammar's texts."""
+        """Return the mask of the next token; None if every token is allowed. If nothing else is
+        allowed, only the end tokens are. Then the answer ends as a prefix of the grammar's
+        texts."""
         if self._phase is _Phase.THINKING:
             return None
         if self._phase is _Phase.GAP and self._gap_passed:
@@ -171,7 +177,7 @@ class Constraint:
         return mask
 
     def _renew(self) -> bool:
-        """Go on with a fresh lexer where the old one is spent. Return whether it does."""
+        """Replace a spent lexer by a fresh one. Return true if the constraint can continue."""
         count = len(self._read)
         gained = count - self._renewed_at
         least = max(_LEAST_GAIN, count // _LEAST_SHARE)
@@ -197,7 +203,7 @@ def _allow(mask: Mask, token: int) -> None:
 
 
 def only(token: int, vocab: int) -> Mask:
-    """Return the mask of that token alone. vocab: tokens of the vocabulary."""
+    """Return the mask of that token alone. vocab: number of tokens in the vocabulary."""
     mask = np.zeros(-(-vocab // 32), dtype=np.int32)
     _allow(mask, token)
     return mask
@@ -216,8 +222,8 @@ def every(vocab: int) -> Mask:
 
 
 def rule_out(mask: Mask, tokens: Collection[int], kept: Mask | None = None) -> Mask:
-    """Return the mask without these tokens, and without those that are not kept; as it was where
-    that would leave none. kept: None keeps all."""
+    """Return the mask without these tokens, and without tokens outside `kept`. If no token would be
+    left, return the mask unchanged. kept: None keeps all."""
     if not tokens and kept is None:
         return mask
     without = mask.copy() if kept is None else mask & kept
@@ -227,7 +233,7 @@ def rule_out(mask: Mask, tokens: Collection[int], kept: Mask | None = None) -> M
 
 
 def keep_only(mask: Mask, tokens: Iterable[int]) -> Mask:
-    """What of the mask is among these tokens; all of it where none is."""
+    """Return the mask limited to these tokens; the whole mask if none of them is in it."""
     kept = np.zeros_like(mask)
     for token in tokens:
         _allow(kept, token)

@@ -1,7 +1,7 @@
 """Regular expressions of JSON Schema (ECMA-262) in the dialect of Rust's regex crate.
 
-Pure functions. A translated pattern finds the texts that ECMA-262 finds, with its flag u. What
-Rust's dialect lacks, or the two read differently, is refused by its place.
+Pure functions. A translated pattern matches the same texts as in ECMA-262 with its flag u. Syntax
+missing in Rust's dialect, or read differently by the two, is rejected with its position.
 """
 
 import re
@@ -120,7 +120,7 @@ def _escape(text: str, at: int) -> str:
 
 
 def _code(text: str, at: int) -> int:
-    """Return the letter that an escape stands for."""
+    """Return the code of the character denoted by an escape."""
     kind = text[1]
     if kind in "ux" and len(text) > 2:
         if len(text) == 12:
@@ -141,7 +141,7 @@ def _code(text: str, at: int) -> int:
 
 
 def _letter(code: int, bare: frozenset[str]) -> str:
-    """bare: letters that need an escape there."""
+    """Return the character as written in a pattern. bare: characters that need an escape there."""
     letter = chr(code)
     if letter in bare:
         return f"\\{letter}"
@@ -191,7 +191,7 @@ def _bracket(text: str, at: int) -> str:
 
 
 def _in_brackets(item: str, at: int) -> int | str | _Ranges:
-    """Return a letter, a class of letters, or the name of one that both dialects have."""
+    """Return a character's code, the ranges of a class, or a class name known in both dialects."""
     if len(item) == 1:
         return ord(item)
     kind = item[1]
@@ -212,7 +212,7 @@ def _ranges(ranges: Iterable[tuple[int, int]]) -> str:
 
 
 def _others(ranges: _Ranges) -> _Ranges:
-    """The letters that are in none of the ranges, which are in order."""
+    """Return the characters outside all of the ranges. The ranges are in order."""
     found, begin = [], 0
     for low, high in ranges:
         if begin < low:

@@ -1,7 +1,7 @@
-"""What an answer must follow, by its source, as a request and a hand-over carry it.
+"""The grammar of an answer by its source, as requests and hand-overs carry it.
 
-Pure values. Invariant: every Grammar is short enough to be tried. Its trial (trials/) shows whether
-its source has a meaning.
+Pure values. Invariant: every Grammar is short enough to be tried. Its trial (trials/) shows if its
+source has a meaning.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ MAX_GAP = 16
 
 
 class GrammarKind(StrEnum):
-    """JSON_SCHEMA: the text of a schema. REGEX: of the whole answer, without look-around. LARK: in
-    llguidance's dialect of Lark, or in GBNF, whose rules have ::=."""
+    """Kind of a source. JSON_SCHEMA: the text of a schema. REGEX: of the whole answer, without
+    look-around. LARK: in llguidance's dialect of Lark, or in GBNF, recognised by rules with ::=."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -21,12 +21,12 @@ class GrammarKind(StrEnum):
 
 
 class GrammarError(ValueError):
-    """The grammar cannot be compiled, or only at a cost that no request may have; the message has
+    """The grammar cannot be compiled, or only at a cost above a request's bounds. The message has
     neither its source nor the field's name."""
 
 
 class GrammarsUnavailable(RuntimeError):
-    """No grammar can be compiled in this process; the message names the cause and the mend."""
+    """No grammar can be compiled in this process. The message names the cause and the fix."""
 
 
 class GrammarsBusy(RuntimeError):
@@ -35,12 +35,13 @@ class GrammarsBusy(RuntimeError):
 
 @dataclass(frozen=True)
 class Grammar:
-    """closing: the token behind which the grammar begins to hold, at the end of the model's
-    thinking; None: it holds from the first token. opening: the token by which the answer may begin
-    that thinking; None, with a closing: the prompt has begun it. gap: tokens that may stand between
-    the closing and the grammar's text, all of them or none.
+    """A grammar and the position of its text in the answer. closing: the token at the end of the
+    model's thinking. The grammar applies after it; None: it applies from the first token. opening:
+    the token by which the answer may begin that thinking. None, with a closing: the prompt has
+    begun it. gap: optional tokens between the closing and the grammar's text, all of them or none.
 
-    Raises ValueError that begins with `grammar` where no hand-over could carry it."""
+    Raises ValueError that begins with `grammar` if no hand-over could carry it.
+    """
 
     kind: GrammarKind
     source: str
@@ -57,6 +58,6 @@ class Grammar:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Ids that it names."""
+        """Return the token ids in its fields."""
         ends = (token for token in (self.closing, self.opening) if token is not None)
         return (*ends, *self.gap)

@@ -1,17 +1,18 @@
 """The grammars of an engine: tried first, then compiled on threads of its own, and kept.
 
-Owns the vocabulary's tree, the threads, and what is compiled. Thread rule: the engine loop's; the
-threads here compile and touch nothing else.
+Owns the vocabulary's tree, the threads, and the compiled grammars. Thread rule: the engine loop's;
+the threads here compile and touch nothing else.
 
 Invariants:
+
 - Only a source that passed its trial (trials/) is compiled here.
 - The loop never waits for a trial or a compilation: ready() begins them and returns.
-- A grammar that a request waits for or uses is not dropped.
-- The other compiled grammars count, by the memory that their trials measured, for at most the
-  capacity. One that is asked for again is compiled again, with the same masks.
-- What is being compiled is what a request waits for (retain), in turns of the callers.
-- Answers by one grammar share its lexer. One whose states are at their bound is given to no new
-  request; an answer goes on with a fresh one where that is quickly made.
+- A grammar is kept while a request waits for it or uses it.
+- The other compiled grammars take at most the capacity, by the memory measured in their trials. A
+  dropped one is compiled again on request, with the same masks.
+- Only grammars with waiting requests are compiled (retain), in turns of the callers.
+- Answers by one grammar share its lexer. A lexer with its number of states at the bound gets no new
+  request. A running answer continues with a fresh lexer if it is quickly made.
 """
 
 import time
@@ -34,7 +35,7 @@ from .vocabulary import UnfinishedTokens, Vocabulary
 DEFAULT_CACHE_BYTES = 256 << 20
 _LEAST_BYTES = 256 << 10
 _BYTES_A_LETTER = 64
-"""The least that a compiled grammar counts for, where its trial measured less."""
+"""Bytes counted for a letter of a grammar's source: a lower bound if its trial measured less."""
 
 _THREADS = 2
 _LARGE_VOCABULARY = 1 << 15
@@ -42,17 +43,18 @@ _LARGE_VOCABULARY = 1 << 15
 _NO_TOKENS = Vocabulary((), ())
 
 _QUICK_SECONDS = 0.02
-"""Of a compilation that an answer on its way may wait for."""
+"""Longest compilation, in seconds, for which a running answer may wait."""
 
 _Key = tuple[str, str]
 
 Wanted = tuple[str, Grammar]
-"""A caller, and a grammar that a request of it waits for or follows."""
+"""A caller, and a grammar that one of its requests waits for or follows."""
 
 
 @dataclass
 class _Compiled:
-    """seconds: that it took. held_bytes: as of a Verdict. is_spent: its lexer takes no more."""
+    """A compiled grammar. seconds: processor time of the compilation. held_bytes: see Verdict.
+    is_spent: its lexer takes no more states."""
 
     matcher: Matcher
     seconds: float
@@ -87,23 +89,24 @@ class GrammarCompiler:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         trials: GrammarTrials | None = None,
     ) -> None:
-        """vocabulary: of the model; None where its checkpoint has no tokenizer. trials: where
-        grammars are tried; None: by a server of this engine's own."""
+        """vocabulary: of the model; None if its checkpoint has no tokenizer. trials: the client of
+        a trial server; None: this engine starts its own server."""
         self.vocabulary = vocabulary
         self._tree: Any = None
         self._unavailable = ""
         self.trials = trials or GrammarTrials.of(vocabulary or _NO_TOKENS)
-        """Any thread's: a front of this node tries by the same, and no source is tried twice."""
+        """The client of the trial server, usable on any thread. An API server of this node uses the
+        same trials, so no source is tried twice."""
         self._kept: BoundedCache[_Key, _Compiled] = BoundedCache(cache_bytes)
         self._used: dict[_Key, _Compiled] = {}
-        """Of the requests that are alive, as of the last retain()."""
+        """Grammars of living requests, as of the last retain()."""
         self._begun: dict[tuple[str, _Key], _Begun] = {}
         self._threads = FairThreads(_THREADS, 1, "tasuki-grammars")
 
     def prepare(self) -> None:
-        """Build the vocabulary's tree and look for its unfinished tokens, before any request waits.
-        Takes a second for a large vocabulary, during which no other thread runs. Without it the
-        first grammar waits for that."""
+        """Build the vocabulary's tree and find its unfinished tokens, before any request waits. It
+        takes a second for a large vocabulary. No other thread runs meanwhile. Without this call the
+        first grammar waits for it."""
         if self._tree is not None or self._unavailable:
             return
         if self.vocabulary is None:
@@ -122,12 +125,12 @@ class GrammarCompiler:
 
     @property
     def unfinished_tokens(self) -> UnfinishedTokens | None:
-        """Return those of the vocabulary; None where there is none."""
+        """Return the vocabulary's unfinished tokens; None without a vocabulary."""
         return None if self.vocabulary is None else self.vocabulary.unfinished
 
     @property
     def compiling(self) -> bool:
-        """Return whether a grammar that a request asked for is not ready yet."""
+        """Return true if a requested grammar is not ready yet."""
         return any(not begun.is_over for begun in self._begun.values())
 
     @property
@@ -137,11 +140,12 @@ class GrammarCompiler:
 
     @property
     def held(self) -> int:
-        """Return how many grammars are on their way, or arrived and were not asked for again."""
+        """Return the number of grammars in trial or compilation, or finished and not requested
+        again."""
         return len(self._begun)
 
     def wait(self) -> None:
-        """Wait until every grammar that was begun is compiled or refused."""
+        """Wait until every begun grammar is compiled or rejected."""
         for begun in self._begun.values():
             begun.trial.result()
         for caller, key in [*self._begun]:
@@ -149,7 +153,7 @@ class GrammarCompiler:
         wait([begun.matcher for begun in self._begun.values() if begun.matcher is not None])
 
     def retain(self, wanted: Iterable[Wanted]) -> None:
-        """Give up what was begun and is not wanted any more. wanted: of every request alive."""
+        """Cancel begun grammars that are no longer wanted. wanted: of every living request."""
         kept = {(caller, _key(grammar)) for caller, grammar in wanted}
         for begun in self._begun.keys() - kept:
             self._begun.pop(begun).cancel()
@@ -158,12 +162,12 @@ class GrammarCompiler:
             del self._used[unused]
 
     def give_up(self, reason: str) -> None:
-        """End every trial that a request waits for. reason: for its caller."""
+        """End every trial with a waiting request. reason: for its caller."""
         self.trials.give_up(reason)
 
     def ready(self, grammar: Grammar, caller: str = "") -> bool:
-        """Return whether constraint() needs no compilation. Begins or goes on with one, in the
-        caller's turn, where it would. Raises GrammarError, GrammarsBusy, GrammarsUnavailable."""
+        """Return true if constraint() needs no compilation. Otherwise begin or continue one, in the
+        caller's turn. Raises GrammarError, GrammarsBusy, GrammarsUnavailable."""
         key = _key(grammar)
         found = self._found(key)
         if found is not None and not found.is_spent:
@@ -224,8 +228,8 @@ class GrammarCompiler:
         return fresh
 
     def _fresh(self, grammar: Grammar, spent: _Compiled) -> _Compiled | None:
-        """Return the grammar with another lexer than the spent one; None where compiling it takes
-        longer than the loop may be held."""
+        """Return the grammar with another lexer than the spent one. Return None if compiling it
+        would hold the loop too long."""
         key = _key(grammar)
         spent.is_spent = True
         found = self._found(key)
@@ -252,7 +256,7 @@ class GrammarCompiler:
             raise GrammarsUnavailable(self._unavailable)
 
     def _advance(self, caller: str, key: _Key) -> None:
-        """Compile what has passed its trial."""
+        """Start to compile a grammar that has passed its trial."""
         begun = self._begun[caller, key]
         if begun.matcher is None and begun.trial.done() and not begun.trial.result().reason:
             grammar = Grammar(GrammarKind(key[0]), key[1])

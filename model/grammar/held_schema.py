@@ -1,12 +1,11 @@
-"""Schemas in their callers' dialects of JSON Schema, as llguidance holds them.
+"""JSON Schemas in their callers' dialects, rewritten for llguidance.
 
-Pure functions. A held schema takes the same values as the caller's. What constrains nothing is left
-out, and what llguidance can hold under another keyword is written by that one; the table is in
-docs/structured-output.md. The rest passes through, for llguidance to hold or to refuse.
+Pure functions. A rewritten ("held") schema takes the same values as the caller's. Keywords without
+a constraint are left out. Some keywords are replaced by others that llguidance supports; the table
+is in docs/structured-output.md. All else stays the same, for llguidance to support or reject.
 
-The formats of a schema's strings: the held ones, and the names of the others.
-
-Pure functions. Every other format is an annotation, as in JSON Schema.
+Formats of strings: those supported, and the names of the others. Every other format is an
+annotation, as in JSON Schema.
 """
 
 import re
@@ -22,12 +21,12 @@ FORMATS = frozenset(
         "uri",
     )
 )
-"""Held in JSON."""
+"""Formats of strings supported in schemas."""
 MOST_IGNORED_FORMATS = 16
-"""Names of one grammar; further ones are left out."""
+"""Most names reported for one grammar; further ones are left out."""
 ODD_FORMAT = "?"
 _FORMAT_NAME = re.compile(r"[!-+\-.0-~/]{1,64}")
-"""Printable ASCII without white space and the comma that stands between names."""
+"""Printable ASCII without white space and without the comma, the separator of names."""
 # Keywords without schemas in their values, and keywords of schemas by name.
 _WITHOUT_SCHEMAS = frozenset(
     {"const", "enum", "default", "examples", "example", "required", "type"}
@@ -38,9 +37,9 @@ _SCHEMAS_BY_NAME = frozenset(
 
 
 def ignored_formats(schema: Any) -> tuple[str, ...]:
-    """Return the names of other formats in a caller's schema: each once, in its order, at most
-    MOST_IGNORED. ODD stands for a long name and for one with odd letters, so that a header may hold
-    them all. Linear in the schema."""
+    """Return the names of unsupported formats in a caller's schema: each once, in its order, at
+    most MOST_IGNORED_FORMATS. ODD_FORMAT replaces long names and names with other characters, so
+    that a header can have them all. Linear in the schema."""
     found: dict[str, None] = {}
     left = [schema]
     while left and len(found) < MOST_IGNORED_FORMATS:
@@ -58,7 +57,7 @@ def ignored_formats(schema: Any) -> tuple[str, ...]:
 
 
 def _schemas_in(keyword: str, value: Any) -> Iterable[Any]:
-    """Return the schemas that a keyword's value is, or holds."""
+    """Return the schemas in a keyword's value."""
     if keyword in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
         return value.values()
     return () if keyword in _WITHOUT_SCHEMAS else (value,)
@@ -89,13 +88,15 @@ _IN_PLACE = frozenset(
 _OLD_DRAFT = re.compile(r"http://json-schema\.org/draft-0[3-7]/schema")
 _BESIDE_REFERENCE = frozenset({"$ref", "$schema", "$id", "id", *DEFINITIONS})
 _MOST_LETTERS = 1 << 16
-"""Of a schema's patterns and of what is made of the names of properties."""
+"""Largest number of letters in a schema's patterns and in keywords made from names of
+properties."""
 _MAX_REFERENCES = 8
 MOST_HELD_LETTERS = 1 << 13
-"""Of a string with a bound: a lexer has states for so many, whatever letters they are."""
+"""Largest bound on a string's length. A lexer can have states for this number of letters of any
+kind."""
 _PLAIN = re.compile("[ -~]*")
 _SHOWN = 40
-"""Letters of a name, and names of a place, that an error shows."""
+"""Letters of a name, and names of a place, shown in an error."""
 # Of zod's email and pydantic's Decimal: the look-aheads rule out an empty part between dots, and a
 # number without a digit.
 _KNOWN_PATTERNS = {
@@ -107,17 +108,17 @@ _KNOWN_PATTERNS = {
 
 
 def held_schema(schema: Any) -> Any:
-    """Raises GrammarError, which names the keyword."""
+    """Return the rewritten schema. Raises GrammarError with the keyword's name."""
     return _Holding(schema).of(schema)
 
 
 def held_pattern(pattern: str) -> str:
-    """A pattern as Rust's regex crate reads it. Raises GrammarError."""
+    """Return the pattern in the syntax of Rust's regex crate. Raises GrammarError."""
     return rust_pattern(_KNOWN_PATTERNS.get(pattern, pattern))
 
 
 def referred(reference: Any, root: Any) -> Any:
-    """Return what a reference into the whole schema names; None where it names nothing."""
+    """Return the target of a reference into the whole schema; None if it does not exist."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     if reference == "#":
@@ -140,8 +141,8 @@ def has_references(schema: Any) -> bool:
 
 
 def rooted(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a held schema whose references all lead into its definitions, so that each part of it
-    can stand with these alone."""
+    """Return a held schema with all references into its definitions. So each part of it can be used
+    with the definitions alone."""
     if all(_leads_into_definitions(part["$ref"]) for part in _references(schema)):
         return schema
     own = schema.get("$defs")
@@ -162,7 +163,7 @@ def _leads_into_definitions(reference: Any) -> bool:
 
 
 def _references(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """The schemas that refer to others."""
+    """Return the schemas with a reference to others."""
     left = [schema]
     while left:
         item = left.pop()
@@ -175,7 +176,7 @@ def _references(schema: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """The schema, with what refers to the whole of it referring to `place`."""
+    """Return the schema with `place` as the target of references to the whole."""
     if isinstance(schema, list):
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, Mapping):
@@ -187,7 +188,7 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 class _Holding:
-    """One schema on its way. _letters: that may still be made."""
+    """State while one schema is rewritten. _letters: number of letters that may still be made."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -195,7 +196,7 @@ class _Holding:
         self._alone = isinstance(draft, str) and bool(_OLD_DRAFT.match(draft))
         self._letters = _MOST_LETTERS
         self._place: list[str] = []
-        """Keys and numbers that lead to the schema."""
+        """Keys and numbers on the path to the schema."""
 
     def of(self, schema: Any) -> Any:
         if not isinstance(schema, Mapping):
@@ -227,14 +228,14 @@ class _Holding:
         return made
 
     def _at(self, name: str, schema: Any) -> Any:
-        """As of(), of a schema in a keyword's value. name: its key there."""
+        """Return of() for a schema in a keyword's value. name: its key there."""
         self._place.append(name)
         made = self.of(schema)
         self._place.pop()
         return made
 
     def _check_length(self, keyword: str, value: Any, schema: Mapping[str, Any]) -> None:
-        """Raises GrammarError where no lexer counts so far."""
+        """Raise GrammarError if the bound is too large for a lexer to count."""
         kinds = schema.get("type", "string")
         is_count = isinstance(value, int | float) and not isinstance(value, bool)
         is_text = isinstance(kinds, str | list) and "string" in kinds
@@ -261,7 +262,7 @@ class _Holding:
             raise GrammarError("patterns and propertyNames are too long: write fewer of them")
 
     def _name_properties(self, schema: dict[str, Any]) -> None:
-        """Write propertyNames by other keywords, where these take the same objects."""
+        """Replace propertyNames by other keywords that take the same objects, if possible."""
         names = _without(schema["propertyNames"], ("type", "format"), "string")
         for _ in range(_MAX_REFERENCES):
             if not isinstance(names, Mapping) or set(names) != {"$ref"}:
@@ -294,7 +295,7 @@ class _Holding:
 
 
 def _meant(schema: Mapping[str, Any], alone: bool) -> Mapping[str, Any]:
-    """Return the keywords that constrain something. alone: a reference's siblings mean nothing."""
+    """Return the keywords with a constraint. alone: keywords beside a reference have no meaning."""
     if alone and "$ref" in schema:
         return {key: value for key, value in schema.items() if key in _BESIDE_REFERENCE}
     kept = {
@@ -312,7 +313,7 @@ def _meant(schema: Mapping[str, Any], alone: bool) -> Mapping[str, Any]:
 
 
 def _says_nothing(keyword: str, value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether the keyword takes every value, in that schema."""
+    """Return true if the keyword takes every value, in that schema."""
     match keyword:
         case "format":
             return isinstance(value, str) and value not in FORMATS
@@ -344,7 +345,7 @@ def _takes_all(value: Any) -> bool:
 
 
 def _without(schema: Any, keywords: tuple[str, ...], only: str) -> Any:
-    """Return the schema of a name without what a name always is."""
+    """Return the schema of a name without the facts that hold for every name."""
     if not isinstance(schema, Mapping) or schema.get("type", only) != only:
         return schema
     return {
@@ -355,7 +356,7 @@ def _without(schema: Any, keywords: tuple[str, ...], only: str) -> Any:
 
 
 def _size(schema: Any, most: int) -> int:
-    """Values in a schema, as far as they are at most so many."""
+    """Return the number of values in a schema. Counting ends beyond `most`."""
     left, found = [schema], 0
     while left and found <= most:
         item = left.pop()

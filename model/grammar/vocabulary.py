@@ -1,8 +1,8 @@
 """The bytes of every token, for byte-level tokenizers in Hugging Face layout.
 
-Pure values. Knows nothing of text and its encoding (server/text/tokenizer.py).
+Pure values. Does not know text and its encoding (server/text/tokenizer.py).
 
-Tokens whose bytes end inside a character of UTF-8. Pure values.
+UnfinishedTokens: tokens with bytes that end inside a character of UTF-8.
 """
 
 import json
@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_LACKING = 3
-"""Bytes that a character may lack: one of UTF-8 has up to four."""
+"""Largest number of bytes missing from a character. A UTF-8 character has up to four."""
 
 
 class UnfinishedTokens:
     def __init__(self, vocab: int, lacking: Mapping[int, int]) -> None:
-        """vocab: tokens of the vocabulary. lacking: the bytes that the last character still needs,
-        1 to 3, of those tokens that end inside one."""
+        """vocab: tokens of the vocabulary. lacking: bytes missing from the last character, 1 to 3,
+        by token; only tokens that end inside a character."""
         self._finished = []
         for count in range(MOST_LACKING):
             bits = np.ones(-(-vocab // 32) * 32, dtype=np.bool_)
@@ -31,20 +31,20 @@ class UnfinishedTokens:
 
     @staticmethod
     def of(tokens: Sequence[bytes]) -> "UnfinishedTokens":
-        """tokens: the vocabulary's bytes, by id."""
+        """Find the unfinished tokens. tokens: the vocabulary's bytes, by id."""
         found = {token: _lacking(text) for token, text in enumerate(tokens) if text[-1:] >= b"\x80"}
         lacking = {token: lacks for token, lacks in found.items() if lacks}
         return UnfinishedTokens(len(tokens), lacking)
 
     def finished_by(self, count: int) -> NDArray[np.int32] | None:
-        """Return the mask of the tokens whose last character so many further tokens finish, a byte
-        each; None: of every token. As constraint.Mask; nobody writes to it."""
+        """Return the mask of tokens with a last character that `count` further tokens, a byte each,
+        can finish; None: every token. The form is constraint.Mask; read-only."""
         return self._finished[count] if count < MOST_LACKING else None
 
 
 def _lacking(text: bytes) -> int:
-    """Return how many bytes the character needs that `text` ends in; 0: it is whole, or no
-    character's beginning is in the text."""
+    """Return the bytes missing from the last character of `text`. Return 0 if it is complete, or if
+    the text has no first byte of a character."""
     for behind in range(min(len(text), MOST_LACKING)):
         byte = text[-1 - behind]
         if byte >= 0xC0:
@@ -56,8 +56,8 @@ def _lacking(text: bytes) -> int:
 
 
 def _alphabet() -> Mapping[str, int]:
-    """Byte-level BPE's alphabet: printable Latin-1 stands for itself, other bytes for U+0100
-    onward."""
+    """Return byte-level BPE's alphabet. A printable Latin-1 character is its own byte. The other
+    bytes are U+0100 onward."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
@@ -72,8 +72,8 @@ _CHARACTER_OF_LATIN = str.maketrans(
 
 
 def bytes_by_id(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
-    """Of a byte-level vocabulary as tokenizer.json has it. Raises KeyError with the first character
-    that is no byte's."""
+    """Return the bytes of each token of a byte-level vocabulary from tokenizer.json. Raises
+    KeyError with the first character that is no byte's."""
     return {
         token: bytes(_BYTE_OF_CHARACTER[character] for character in name)
         for name, token in vocabulary.items()
@@ -87,16 +87,16 @@ def name_of_bytes(content: bytes) -> str:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """tokens: what each of the model's ids adds to the text, b"" where it adds nothing. eos_ids:
-    tokens that end an answer."""
+    """The text of a model's tokens. tokens: the bytes added to the text by each id; b"" for none.
+    eos_ids: tokens that end an answer."""
 
     tokens: tuple[bytes, ...]
     eos_ids: tuple[int, ...]
 
     @staticmethod
     def load(model_dir: Path, size: int, eos_ids: Iterable[int]) -> "Vocabulary | None":
-        """Of a checkpoint folder; size: the model's. None where it has no tokenizer.json that is
-        byte-level."""
+        """Read the vocabulary of a checkpoint folder. size: the model's. Return None without a
+        byte-level tokenizer.json."""
         try:
             specification = json.loads((model_dir / "tokenizer.json").read_text(encoding="utf-8"))
             found = _token_bytes(specification)
@@ -107,7 +107,7 @@ class Vocabulary:
 
     @cached_property
     def unfinished(self) -> UnfinishedTokens:
-        """Takes 50 ms at the first look, for a large vocabulary."""
+        """Return the unfinished tokens. The first call takes 50 ms for a large vocabulary."""
         return UnfinishedTokens.of(self.tokens)
 
 

@@ -1,9 +1,9 @@
 """Memory for the pages of one context after the other.
 
 Without it every layer of every step takes fresh memory for a long context from the system and gives
-it back. Its page faults took five times as long as the copy: half of a step behind 5,000 tokens.
+it back. The page faults took five times as long as the copy: half of a step behind 5,000 tokens.
 
-Owns that memory. Invariant: read rows stay until the next read into the same place. Thread rule:
+Owns this memory. Invariant: read rows stay until the next read into the same place. Thread rule:
 one thread.
 """
 
@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 _GROWS = 1.25
-"""A context grows by a page every 64 steps: not each is to be a move."""
+"""Factor of new memory. A context grows by a page every 64 steps, and not each page should cause a
+move."""
 _LOOKED_AFTER = 4096
-"""Reads after which memory is given back if none of them needed half of it."""
+"""Reads between two checks. Memory is given back if none of these reads needed half of it."""
 
 
 class Place(Enum):
-    """Content of the memory. STORED: rows as pages hold them; else the same as numbers of another
-    kind."""
+    """Content of the memory. STORED: rows in the form of pages. Others: the same rows as numbers of
+    another kind."""
 
     STORED_KEYS = "stored keys"
     STORED_VALUES = "stored values"

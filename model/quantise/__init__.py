@@ -1,1 +1,1 @@
-"""Quantised checkpoints made of plain ones, in the formats that others publish."""
+"""Quantised checkpoints made of plain ones, in formats used by publishers."""

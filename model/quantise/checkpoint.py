@@ -1,21 +1,20 @@
 """Published formats by name, and a checkpoint quantised into one of them.
 
-A recipe says which modules are quantised, how, and the text of config.json. The decay projections
-(in_proj_a, in_proj_b), routers, gates, norms, embeddings, the head and the vision tower stay as
-they are in all of them.
+A recipe lists the quantised modules, their codecs, and the text of config.json. All recipes leave
+these as they are: decay projections (in_proj_a, in_proj_b), routers, gates, norms, embeddings, the
+head and the vision tower.
 
-A codec gives a plain matrix as the tensors that a published format has for it, by the end of their
-names. Scales are rounded to their own dtype first and codes are taken from the rounded scales, so
-that a code is the nearest one to its reader's value. A block of zeros, or nearly zeros, has scale
-1.
+A codec turns a plain matrix into the tensors of a published format, by the end of their names.
+Scales are rounded to their own dtype first. Codes are taken from the rounded scales, so a code is
+the nearest one to its reader's value. A block of zeros, or nearly zeros, has scale 1.
 
-`QuantisedSource`: another source's tensors, quantised by a recipe as they are read: weights of any
-format and shapes without a checkpoint, for benchmarks and memory plans. Numbers are made where the
-other source makes them; a source of shapes alone gives shapes of the stored tensors. A tensor
-stands on its own, so fused experts are quantised one by one and their scales stacked.
+`QuantisedSource`: another source's tensors, quantised by a recipe as they are read. It gives
+weights of any format, and shapes without a checkpoint, for benchmarks and memory plans. Numbers are
+made on the other source's device. A source of shapes alone gives shapes of the stored tensors. Each
+tensor is quantised by itself: fused experts one by one, with their scales stacked.
 
 quantise_folder() goes file by file, so that memory holds one output file at most. The target
-appears under its name when it is whole.
+appears under its name when it is complete.
 """
 
 import json
@@ -42,15 +41,16 @@ from tasuki.utils.logs import Progress, no_progress
 _MOST_E4M3 = 448.0
 _MOST_E2M1 = 6.0
 _BETWEEN = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-"""Where one magnitude of e2m1 becomes the next: 0, .5, 1, 1.5, 2, 3, 4, 6."""
+"""Boundaries between the magnitudes of e2m1: 0, .5, 1, 1.5, 2, 3, 4, 6."""
 
 
 class QuantiseError(ValueError):
-    """A checkpoint that cannot be quantised; the message names what and the mend."""
+    """A checkpoint that cannot be quantised. The message names the cause and the fix."""
 
 
 def fp8_block(weight: Tensor) -> dict[str, Tensor]:
-    """weight [out, in]: e4m3, and a bf16 scale for each block of 128 x 128, as Qwen publishes."""
+    """Quantise weight [out, in] to e4m3, and a bf16 scale for each block of 128 x 128, as Qwen
+    publishes."""
     rows, columns = weight.shape
     tall, wide = -(-rows // BLOCK), -(-columns // BLOCK)
     padded = weight.new_zeros(tall * BLOCK, wide * BLOCK, dtype=torch.float32)
@@ -62,28 +62,28 @@ def fp8_block(weight: Tensor) -> dict[str, Tensor]:
 
 
 def fp8_channel(weight: Tensor) -> dict[str, Tensor]:
-    """e4m3 and a bf16 scale a row, as compressed-tensors' FP8-dynamic."""
+    """Quantise to e4m3 and a bf16 scale a row, as compressed-tensors' FP8-dynamic."""
     exact = weight.float()
     scales = _scales(exact.abs().amax(1, keepdim=True), _MOST_E4M3, torch.bfloat16)
     return {"weight": _e4m3(exact / scales.float()), "weight_scale": scales}
 
 
 def fp8_tensor(weight: Tensor) -> dict[str, Tensor]:
-    """e4m3 and one float32 scale, as ModelOpt's FP8."""
+    """Quantise to e4m3 and one float32 scale, as ModelOpt's FP8."""
     exact = weight.float()
     scale = _scales(exact.abs().amax(), _MOST_E4M3)
     return {"weight": _e4m3(exact / scale), "weight_scale": scale}
 
 
 def nvfp4_modelopt(weight: Tensor) -> dict[str, Tensor]:
-    """Two e2m1 a byte, an e4m3 scale for 16 columns, and a float32 factor."""
+    """Quantise to two e2m1 a byte, an e4m3 scale for 16 columns, and a float32 factor."""
     scale = _scales(weight.float().abs().amax(), _MOST_E4M3 * _MOST_E2M1)
     packed, groups = _e2m1(weight.float(), scale)
     return {"weight": packed, "weight_scale": groups, "weight_scale_2": scale}
 
 
 def nvfp4_compressed_tensors(weight: Tensor) -> dict[str, Tensor]:
-    """The same numbers, with a float32 divisor."""
+    """Quantise to the same numbers as nvfp4_modelopt, with a float32 divisor."""
     divisor = 1 / _scales(weight.float().abs().amax(), _MOST_E4M3 * _MOST_E2M1)
     packed, groups = _e2m1(weight.float(), 1 / divisor)
     return {
@@ -104,7 +104,7 @@ def _e4m3(values: Tensor) -> Tensor:
 
 
 def _e2m1(weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """(Packed codes [out, in / 2], group scales [out, in / 16])."""
+    """Return (packed codes [out, in / 2], group scales [out, in / 16])."""
     rows, columns = weight.shape
     if columns % GROUP:
         raise QuantiseError(
@@ -132,13 +132,14 @@ _GDN = r"linear_attn\.(?:in_proj_qkv|in_proj_z|out_proj)"
 
 @dataclass(frozen=True)
 class Recipe:
-    """modules: a codec for each kind of module, the first pattern that ends a name."""
+    """A published format. modules: a codec for each kind of module; the first pattern that matches
+    a name's end counts."""
 
     modules: tuple[tuple[str, Codec], ...]
     config: MakeConfig
 
     def codec(self, module: str) -> Codec | None:
-        """Of a module by its published name; None: it stays plain."""
+        """Return the codec of a module by its published name; None: it stays plain."""
         if ".visual." in module:
             return None
         for pattern, codec in self.modules:
@@ -205,7 +206,7 @@ RECIPES: Mapping[str, Recipe] = {
         _modelopt("MIXED_PRECISION"),
     ),
 }
-"""By what `tasuki quantise --format` takes."""
+"""Recipes by the values of `tasuki quantise --format`."""
 
 
 _FUSED = re.compile(r"\.experts\.(?:gate_up|down)_proj$")
@@ -288,8 +289,8 @@ _WEIGHT = ".weight"
 def quantise_folder(
     source: Path, target: Path, recipe: Recipe, progress: Progress = no_progress
 ) -> None:
-    """progress: counts files. Raises QuantiseError, WeightsError, ModelConfigError, OSError; then
-    target is not there."""
+    """Write a quantised checkpoint. progress: counts files. Raises QuantiseError, WeightsError,
+    ModelConfigError, OSError; then the target does not exist."""
     if target.exists():
         raise QuantiseError(f"{target}: is there already; name a folder that is not")
     path = source / "config.json"
@@ -355,7 +356,8 @@ def _coded(path: Path, name: str, tensor: Tensor, codec: Codec) -> dict[str, Ten
 
 
 def _modules(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Published names and tensors of a file; fused experts one by one, as others publish them."""
+    """Yield published names and tensors of a file; fused experts one by one, as others publish
+    them."""
     tensors = StoredTensors([path])
     try:
         for name in tensors:

@@ -1,1 +1,1 @@
-"""A model's weights: their types, and where they are read from."""
+"""A model's weights: their types and their sources."""

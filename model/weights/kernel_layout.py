@@ -1,20 +1,19 @@
-"""Quantised segments laid out as kernels of a GPU read them.
+"""Quantised segments laid out for a GPU's kernels.
 
-FP8 segments as kernels of a GPU read them: neighbours of one kind are one segment, whose scales
-are one of three grids.
+FP8: neighbours of one kind are one segment, with scales in one of three grids.
 
-    (128, 128)   blocks of rows and columns, every boundary between parts at a block's
-    (1, 128)     of each row apart, where parts or halves of blocks lie otherwise
-    (1, width)   one a row: also of what has one scale a tensor, and of what is one block wide
+    (128, 128)   blocks of rows and columns, if every boundary between parts is a block's
+    (1, 128)     each row by itself, if parts or halves of blocks have other boundaries
+    (1, width)   one a row, also for one scale a tensor, and for a width of one block
 
-Numbers stay what they were: scales are repeated, never computed.
+Numbers stay the same: scales are repeated, never computed.
 
-NVFP4 segments as kernels of a GPU read them: neighbours are one segment, and of every 128
-columns the first 64 lie in the low halves of 64 bytes, the last 64 in the high ones.
+NVFP4: neighbours are one segment. In every 128 columns, the first 64 are in the low halves of 64
+bytes. The last 64 are in the high halves.
 
 So a load of consecutive bytes is two tiles of consecutive columns, and 16 bytes are two groups of
-16. Columns are filled up to whole blocks of 128 by zeros. Numbers stay what they were: codes are
-moved, and tensor scales repeated a row, never computed.
+16. Columns are padded with zeros to whole blocks of 128. Numbers stay the same: codes are moved,
+tensor scales are repeated for each row, and none is computed.
 """
 
 from collections.abc import Sequence
@@ -29,14 +28,14 @@ from .matrix import Kind, Segment
 from .quantised_segments import BLOCK, GROUP, Fp8, NvFp4
 
 COLUMNS = 128
-"""Of a block, whose halves share bytes."""
+"""Columns of a block. Its two halves share bytes."""
 
 
 @dataclass(frozen=True)
 class NvFp4Halves(Segment):
-    """packed [..., out, blocks * 64] uint8; groups [..., out, blocks * 8] float8_e4m3fn, in the
-    order of columns; factors [..., 2, out] float32: what a row is multiplied by, then what it is
-    divided by. width: columns that there are."""
+    """NVFP4 numbers in halves. packed [..., out, blocks * 64] uint8; groups [..., out, blocks * 8]
+    float8_e4m3fn, in the order of columns; factors [..., 2, out] float32: each row's multiplier,
+    then its divisor. width: columns without padding."""
 
     packed: Tensor
     groups: Tensor
@@ -70,7 +69,7 @@ class NvFp4Halves(Segment):
 
 
 def in_halves(parts: Sequence[NvFp4]) -> NvFp4Halves:
-    """The rows of all parts in order."""
+    """Return the rows of all parts in order."""
     return NvFp4Halves(
         torch.cat([_packed(part.packed) for part in parts], dim=-2),
         torch.cat([_groups(part.groups).view(torch.uint8) for part in parts], dim=-2).view(
@@ -106,11 +105,12 @@ def _factors(part: NvFp4) -> Tensor:
 
 
 _TILE = 32
-"""Half of the rows of a matrix, gate before up, may not cut what a kernel reads of them at once."""
+"""Rows read by a kernel at once. The middle of a matrix, between gate and up, must be at a
+multiple."""
 
 
 def for_kernels(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """The same rows in the same order, those of NVFP4 as `in_halves` lays them."""
+    """Return the same rows in the same order, NVFP4 rows in the layout of `in_halves`."""
     found: list[Segment] = []
     for _, group in groupby(segments, key=lambda segment: segment.kind):
         same = list(group)

@@ -21,9 +21,9 @@ from .source import RandomSource, TensorSource
 
 @dataclass(frozen=True)
 class GdnWeights:
-    """in_proj [q | k | v | z | b | a rows, hidden]; conv [channels, width]; decay_rate
-    [value_heads] fp32, -exp(A_log); dt_bias [value_heads] fp32; norm [value_dim] fp32; out_proj
-    [hidden, value_heads * value_dim]."""
+    """Weights of a GDN layer. in_proj [q | k | v | z | b | a rows, hidden]; conv [channels, width];
+    decay_rate [value_heads] fp32, -exp(A_log); dt_bias [value_heads] fp32; norm [value_dim] fp32;
+    out_proj [hidden, value_heads * value_dim]."""
 
     in_proj: Matrix
     conv: Tensor
@@ -35,8 +35,8 @@ class GdnWeights:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """in_proj [query_heads x (q, gate) | k | v rows, hidden]; q_norm, k_norm [head_dim] fp32, 1 +
-    w; out_proj [hidden, query_heads * head_dim]."""
+    """Weights of an attention layer. in_proj [query_heads x (q, gate) | k | v rows, hidden];
+    q_norm, k_norm [head_dim] fp32, 1 + w; out_proj [hidden, query_heads * head_dim]."""
 
     in_proj: Matrix
     q_norm: Tensor
@@ -46,7 +46,8 @@ class AttentionWeights:
 
 @dataclass(frozen=True)
 class MlpWeights:
-    """gate_up [2 * intermediate, hidden], gate rows first; down [hidden, intermediate]."""
+    """Weights of a SwiGLU block. gate_up [2 * intermediate, hidden], gate rows first; down [hidden,
+    intermediate]."""
 
     gate_up: Matrix
     down: Matrix
@@ -54,9 +55,9 @@ class MlpWeights:
 
 @dataclass(frozen=True)
 class MoeWeights:
-    """router [experts, hidden]; gate_up [held, 2 * intermediate, hidden]; down [held, hidden,
-    intermediate]: of the experts that are here, all of them but on one rank of several; shared_gate
-    [1, hidden]."""
+    """Weights of a mixture of experts. router [experts, hidden]; gate_up [held, 2 * intermediate,
+    hidden]; down [held, hidden, intermediate]: of this rank's experts, all of them on a single
+    rank; shared_gate [1, hidden]."""
 
     router: Tensor
     gate_up: Matrix
@@ -67,7 +68,7 @@ class MoeWeights:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """mixer_norm, mlp_norm [hidden] fp32, 1 + w."""
+    """Weights of a layer. mixer_norm, mlp_norm [hidden] fp32, 1 + w."""
 
     mixer_norm: Tensor
     mixer: GdnWeights | AttentionWeights
@@ -77,9 +78,9 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DraftWeights:
-    """Of the layer that drafts tokens. fc [hidden, 2 * hidden], over the normed embedding of a
-    token, then the normed final hidden state of the one before; embedding_norm, hidden_norm, norm
-    [hidden] fp32, 1 + w; layer: its mixer is attention."""
+    """Weights of the layer that drafts tokens. fc [hidden, 2 * hidden], over a token's normed
+    embedding, then the normed final hidden state of the token before; embedding_norm, hidden_norm,
+    norm [hidden] fp32, 1 + w; layer: its mixer is attention."""
 
     fc: Matrix
     embedding_norm: Tensor
@@ -95,8 +96,9 @@ class DraftWeights:
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """embedding [vocab, hidden], head [vocab, hidden] or a rank's rows of it (one memory when
-    tied); norm [hidden] fp32, 1 + w; draft: where the config has a draft layer."""
+    """Weights of a model. embedding [vocab, hidden], head [vocab, hidden] or a rank's rows of it
+    (one memory when tied); norm [hidden] fp32, 1 + w; draft: None if the config has no draft
+    layer."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -106,12 +108,12 @@ class ModelWeights:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations, and of all that is not quantised."""
+        """Return the dtype of activations and of all unquantised weights."""
         return self.embedding.dtype
 
     @property
     def formats(self) -> str:
-        """How its matrices are stored, all kinds that occur."""
+        """Return the storage formats of its matrices: all kinds that occur."""
         return named_kinds(kind for matrix in matrices(self) for kind in matrix.kinds)
 
 
@@ -130,17 +132,19 @@ def assemble(
 def random_weights(
     config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> ModelWeights:
-    """Weights that keep activations near unit size; logits spread widely, so that ties are rare."""
+    """Return random weights that keep activations near unit size. Logits spread widely, so that
+    ties are rare."""
     return assemble(config, RandomSource(seed, device), dtype, device)
 
 
 def tensors(holder: object) -> Iterator[Tensor]:
-    """Every tensor in nested dataclasses and tuples; a tied one as often as it is named."""
+    """Yield every tensor in nested dataclasses and tuples. A tied tensor comes once for each of its
+    names."""
     yield from (found for found in _leaves(holder, Tensor) if isinstance(found, Tensor))
 
 
 def matrices(holder: object) -> Iterator[Matrix]:
-    """Likewise every matrix."""
+    """Yield every matrix in nested dataclasses and tuples."""
     yield from (found for found in _leaves(holder, Matrix) if isinstance(found, Matrix))
 
 
@@ -156,7 +160,8 @@ def _leaves(holder: object, kind: type) -> Iterator[object]:
 
 
 def for_device(tensor: Tensor) -> Tensor:
-    """The same [..., out, in] numbers, laid out as their device multiplies one row fastest."""
+    """Return the same [..., out, in] numbers, in the fastest layout for products with one row on
+    their device."""
     if tensor.device.type != "cpu":
         return tensor
     # On a CPU one row times a matrix whose `out` is contiguous, which is what decode does, runs
@@ -165,8 +170,8 @@ def for_device(tensor: Tensor) -> Tensor:
 
 
 def _laid_out(matrix: Matrix) -> Matrix:
-    """For their device: plain matrices, and what its kernels read of quantised ones; what a CPU
-    dequantises at use stays as it is stored."""
+    """Return the matrix laid out for its device. Plain matrices and a GPU's quantised ones change.
+    A CPU dequantises at use, so its quantised matrices stay as stored."""
     if matrix.kinds == {Kind.PLAIN}:
         return Matrix.of(for_device(matrix.plain))
     return matrix if matrix.is_on_cpu else Matrix(for_kernels(matrix.segments))
@@ -314,5 +319,6 @@ class _Assembler:
         return self._source.read(name, shape, torch.float32).to(self._device)
 
     def _centred(self, name: str, size: int) -> Tensor:
-        """Published zero-centred; kept as 1 + w in float32, which bf16 could not hold."""
+        """Return a norm's weight as 1 + w in float32, since bf16 could not represent it. It is
+        published as w."""
         return 1 + self._float(name, size)

@@ -1,16 +1,14 @@
-"""Matrices of a model: the segments they are stored as, and parts of both.
+"""Matrices of a model, the segments that they are stored as, and parts of both.
 
-Parts of a tensor, and the error of whatever cannot be read.
+A part is a range of a tensor's elements. WeightsError is the error for anything unreadable.
 
-What a published matrix is stored as: plain numbers, or fewer bits with scales.
+A segment is one published matrix as stored: plain numbers, or fewer bits with scales. It is a
+frozen dataclass. All its tensors begin with the same leading dimensions: none for a single matrix,
+[experts] for a stack. So experts are stacked, chosen and moved without knowing kinds.
 
-A segment is a frozen dataclass whose tensors all begin with the same leading dimensions: none of a
-single matrix, [experts] of a stack. So experts are stacked, chosen and moved without knowing kinds.
-
-A matrix of a model as operators take it: segments stacked along `out`, each as it was stored.
-
-Projections of one input are one matrix. Parts that were published plain are one tensor; quantised
-ones keep a segment each, since scales of different tensors must not be mixed. Immutable.
+A matrix, as used by operators, is segments stacked along `out`, each as it was stored. Projections
+of one input are one matrix. Parts published as plain numbers are one tensor. Quantised ones keep a
+segment each, since scales of different tensors must not be mixed. Immutable.
 """
 
 from abc import ABC, abstractmethod
@@ -25,11 +23,12 @@ from torch import Tensor
 
 
 class WeightsError(ValueError):
-    """Weights that do not fit the config; the message names the tensor or file and the mend."""
+    """Weights that do not fit the config. The message names the tensor or file and the fix."""
 
 
 class BlockCut(WeightsError):
-    """A part would cut a block of quantised values, which share a scale. unit: elements of one."""
+    """A part would cut a block of quantised values with a common scale. unit: elements of one
+    block."""
 
     def __init__(self, message: str, unit: int) -> None:
         super().__init__(message)
@@ -37,23 +36,23 @@ class BlockCut(WeightsError):
 
 
 Part = tuple[slice, ...]
-"""Which elements of a tensor: a slice for each dimension from the first on, the rest whole."""
+"""A part of a tensor: a slice for each dimension from the first on, the rest whole."""
 WHOLE: Part = ()
 
 
 def bounds(part: Part, shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(begin, end) of the part in every dimension."""
+    """Return (begin, end) of the part in every dimension."""
     whole = (*part, *(slice(None),) * (len(shape) - len(part)))
     return [piece.indices(size)[:2] for piece, size in zip(whole, shape, strict=True)]
 
 
 _PIECE_ELEMENTS = 2**22
-"""Dequantised at a time: 16 MiB in float32, a fraction of any layer that is worth quantising."""
+"""Elements dequantised at once: 16 MiB in float32, a fraction of any layer worth quantising."""
 _ROWS = 128
 
 
 class Kind(Enum):
-    """How numbers are stored, which is what kernels are chosen by; names as engines have them."""
+    """Storage format of numbers. Kernels are chosen by it. The names are those used by engines."""
 
     PLAIN = "plain"
     FP8_BLOCK = "fp8_block"
@@ -63,7 +62,7 @@ class Kind(Enum):
 
 
 class Segment(ABC):
-    """[..., out, in] of one published tensor."""
+    """One published tensor [..., out, in]."""
 
     @property
     @abstractmethod
@@ -75,23 +74,24 @@ class Segment(ABC):
 
     @abstractmethod
     def rows(self, begin: int, end: int) -> Tensor:
-        """Those rows of a single matrix, dequantised: [end - begin, in] float32, new memory."""
+        """Return rows [begin, end) of a single matrix, dequantised: [end - begin, in] float32, new
+        memory."""
 
     def pieces(self, dtype: torch.dtype) -> Iterator[Tensor]:
-        """All rows in order, dequantised in float32 and rounded to dtype, few at a time."""
+        """Yield all rows in order, dequantised in float32 and rounded to dtype, few at a time."""
         count, width = self.shape
         step = max(_PIECE_ELEMENTS // width // _ROWS, 1) * _ROWS
         for begin in range(0, count, step):
             yield self.rows(begin, min(begin + step, count)).to(dtype)
 
     def last_rows(self, count: int) -> "Segment":
-        """The last `count` of a single matrix, a view. Raises WeightsError where a scale covers
-        rows on both sides of the cut."""
+        """Return the last `count` rows of a single matrix, as a view. Raises WeightsError if a
+        scale covers rows on both sides of the cut."""
         raise WeightsError(f"{count} rows would cut a {self.kind.value} matrix of {self.shape}")
 
     @property
     def stored_as(self) -> tuple[str, ...]:
-        """Kind, and shape of each tensor: equal where two may be stacked."""
+        """Return the kind and the shape of each tensor. Equal values can be stacked."""
         return (self.kind.value, *(str(list(t.shape)) for t in self._tensors().values()))
 
     @property
@@ -103,13 +103,14 @@ class Segment(ABC):
         return sum(tensor.nbytes for tensor in self._tensors().values())
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """With another tensor in the place of each: moved, or one of a stack."""
+        """Return the segment with each tensor changed: moved, or one of a stack."""
         changed = {name: change(tensor) for name, tensor in self._tensors().items()}
         return replace(self, **changed)  # type: ignore[type-var]
 
     @staticmethod
     def stack(segments: "Sequence[Segment]") -> "Segment":
-        """With a new first dimension. REQUIRES: one kind, and one shape of each tensor."""
+        """Stack the segments in a new first dimension. REQUIRES: one kind, and one shape of each
+        tensor."""
         together = [segment._tensors() for segment in segments]
         stacked = {name: torch.stack([of[name] for of in together]) for name in together[0]}
         return replace(segments[0], **stacked)  # type: ignore[type-var]
@@ -121,7 +122,7 @@ class Segment(ABC):
 
 @dataclass(frozen=True)
 class Plain(Segment):
-    """values [..., out, in] in the model's dtype."""
+    """Plain numbers. values [..., out, in] in the model's dtype."""
 
     values: Tensor
 
@@ -149,18 +150,18 @@ def named_kinds(kinds: Iterable[Kind]) -> str:
 
 @dataclass(frozen=True)
 class Matrix:
-    """[..., out, in]. Leading dimensions, [experts], are the same of all segments."""
+    """A matrix [..., out, in]. Leading dimensions, [experts], are equal in all segments."""
 
     segments: tuple[Segment, ...]
 
     @staticmethod
     def of(values: Tensor) -> "Matrix":
-        """Plain numbers."""
+        """Return a matrix of plain numbers."""
         return Matrix((Plain(values),))
 
     @staticmethod
     def fused(matrices: "Sequence[Matrix]") -> "Matrix":
-        """Their rows one below the other."""
+        """Return one matrix with the rows of all, one below the other."""
         listed = [segment for matrix in matrices for segment in matrix.segments]
         found: list[Segment] = []
         for plain, group in groupby(listed, key=lambda segment: isinstance(segment, Plain)):
@@ -172,8 +173,8 @@ class Matrix:
 
     @staticmethod
     def stacked(matrices: "Sequence[Matrix]", names: Sequence[str]) -> "Matrix":
-        """[experts, out, in]. names: of each, for messages. Raises WeightsError where they are
-        stored in different ways."""
+        """Return the stack [experts, out, in]. names: of each matrix, for messages. Raises
+        WeightsError if they are stored in different ways."""
         first = [segment.stored_as for segment in matrices[0].segments]
         for name, matrix in zip(names, matrices, strict=True):
             if [segment.stored_as for segment in matrix.segments] != first:
@@ -195,7 +196,7 @@ class Matrix:
 
     @property
     def layout(self) -> str:
-        """How each segment is stored, in words."""
+        """Return the storage of each segment, in words."""
         return ", ".join(" ".join(segment.stored_as) for segment in self.segments)
 
     @property
@@ -208,13 +209,13 @@ class Matrix:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is one tensor of plain numbers."""
+        """Return true if the matrix is one tensor of plain numbers."""
         return len(self.segments) == 1 and isinstance(self.segments[0], Plain)
 
     @property
     def plain(self) -> Tensor:
-        """All of it as one tensor. Raises WeightsError where any of it is quantised: kernels that
-        read plain numbers would read codes as if they were weights."""
+        """Return the matrix as one tensor. Raises WeightsError if any of it is quantised, because
+        kernels for plain numbers would read codes as weights."""
         if len(self.segments) == 1 and isinstance(self.segments[0], Plain):
             return self.segments[0].values
         raise WeightsError(
@@ -224,7 +225,7 @@ class Matrix:
 
     @property
     def only(self) -> Segment:
-        """Its one segment. Raises WeightsError where there are several: kernels of experts read
+        """Return its one segment. Raises WeightsError if there are several: kernels of experts read
         one."""
         if len(self.segments) > 1:
             raise WeightsError(
@@ -234,12 +235,12 @@ class Matrix:
         return self.segments[0]
 
     def __getitem__(self, expert: int) -> "Matrix":
-        """One of a stack; a view."""
+        """Return one matrix of a stack, as a view."""
         return Matrix(tuple(segment.each(lambda t: t[expert]) for segment in self.segments))
 
     def last_rows(self, count: int) -> "Matrix":
-        """The last `count` rows, a view. REQUIRES: no stack. Raises WeightsError where they would
-        begin inside of what has one scale."""
+        """Return the last `count` rows, as a view. REQUIRES: no stack. Raises WeightsError if the
+        cut is within rows with a common scale."""
         kept: list[Segment] = []
         for segment in reversed(self.segments):
             rows = segment.shape[-2]
@@ -257,11 +258,11 @@ class Matrix:
         return Matrix(tuple(segment.each(lambda t: t.to(device)) for segment in self.segments))
 
     def pieces(self, dtype: torch.dtype) -> Iterator[Tensor]:
-        """Its rows in order as plain numbers [n, in], few at a time. REQUIRES: no stack."""
+        """Yield its rows in order as plain numbers [n, in], few at a time. REQUIRES: no stack."""
         for segment in self.segments:
             yield from segment.pieces(dtype)
 
     def dequantised(self, dtype: torch.dtype) -> Tensor:
-        """[out, in], as long as it is wanted. REQUIRES: no stack."""
+        """Return [out, in] in dtype, dequantised. REQUIRES: no stack."""
         pieces = [*self.pieces(dtype)]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

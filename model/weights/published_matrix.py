@@ -1,4 +1,4 @@
-"""A published matrix as a segment, decided by the tensors that exist and by nothing else.
+"""A published matrix as a segment. Only the existing tensors decide its kind.
 
     values     beside them                                   kind
     F32 BF16 F16                                             plain
@@ -7,8 +7,8 @@
     U8         weight_scale F8_E4M3, and weight_scale_2      nvfp4 (ModelOpt)
                (multiply) or weight_global_scale (divide)    nvfp4 (compressed-tensors)
 
-No list of names and no method's name decides: lists are wrong for some checkpoint, and then weights
-are dropped or codes are read as numbers. Whatever is left over is an error that names both.
+No list of names and no method's name decides. Such lists are wrong for some checkpoint. Then
+weights are dropped or codes are read as numbers. Any unused tensor is an error that names both.
 """
 
 from math import prod
@@ -26,22 +26,22 @@ _PUBLISHED_AGAIN = "fetch the checkpoint again, or convert it to BF16"
 
 
 class MissingWeight(WeightsError):
-    """No tensor of that name is there, in any form."""
+    """No tensor with that name exists, in any form."""
 
 
 def is_coded(dtype: str) -> bool:
-    """Whether a tensor of the dtype holds codes of eight bits or fewer. Integers of other sizes are
-    buffers, or belong to formats whose names show them."""
+    """Return true if a tensor of the dtype holds codes of eight bits or fewer. Integers of other
+    sizes are buffers, or belong to formats recognised by their names."""
     return dtype.startswith(("F8", "F6", "F4", "U8", "I8"))
 
 
 class PublishedMatrix:
-    """One weight of a checkpoint, or a stack of them. shape: as the config wants it."""
+    """One weight of a checkpoint, or a stack of weights. shape: required by the config."""
 
     def __init__(
         self, tensors: StoredTensors | StackedTensors, name: str, shape: tuple[int, ...]
     ) -> None:
-        """name: as published, with its prefix. Raises WeightsError where it is not there."""
+        """name: published name, with its prefix. Raises WeightsError if the tensor is missing."""
         self._tensors = tensors
         self._name = name
         self._shape = shape
@@ -56,8 +56,8 @@ class PublishedMatrix:
         self._dtype = tensors.dtype(values)
 
     def segment(self, dtype: torch.dtype, part: Part, *, static_inputs: bool) -> Segment:
-        """dtype: of plain values. static_inputs: the config says that activations are quantised by
-        scales of the file. Raises WeightsError."""
+        """Return the weight as a segment. dtype: of plain values. static_inputs: activations are
+        quantised by scales of the file, by the config. Raises WeightsError."""
         if self._dtype in _PLAIN:
             return self._plain(dtype, part)
         if self._dtype == "F8_E4M3":
@@ -74,8 +74,8 @@ class PublishedMatrix:
 
     @property
     def rows_together(self) -> int:
-        """How many rows share scales, so that no part begins or ends among them. Raises
-        WeightsError."""
+        """Return the number of rows with common scales, so that no part begins or ends among them.
+        Raises WeightsError."""
         scale = self._beside.scale("_scale_inv") or self._beside.scale("_scale")
         if self._dtype != "F8_E4M3" or scale is None:
             return 1
@@ -108,7 +108,8 @@ class PublishedMatrix:
         )
 
     def _grid_of(self, name: str) -> tuple[Tensor, tuple[int, int], Kind]:
-        """Scales [..., rows, columns], what each is for, and the kind, by the tensor's shape."""
+        """Return scales [..., rows, columns], the rows and columns covered by each, and the kind,
+        by the tensor's shape."""
         *front, out, width = self._shape
         scales = self._finite(name)
         blocks = (-(-out // BLOCK), -(-width // BLOCK))
@@ -161,7 +162,7 @@ class PublishedMatrix:
         return NvFp4(packed, scales, multiplier, divisor)
 
     def _tensor_scales(self, front: list[int]) -> tuple[Tensor, Tensor]:
-        """(What to multiply by, what to divide by), [*front, ranges of rows]: one of them is 1."""
+        """Return (multiplier, divisor), each [*front, ranges of rows]. One of them is 1."""
         factor, divisor = self._beside.scale("_scale_2"), self._beside.scale("_global_scale")
         name = factor or divisor
         if name is None:
@@ -184,8 +185,8 @@ class PublishedMatrix:
         return (found, ones) if name == factor else (ones, found)
 
     def _range_of(self, rows: slice, ranges: int, out: int) -> slice:
-        """Which of a tensor's scales, each for an equal range of rows, these rows have: all where
-        they are all of the rows, else one. Raises WeightsError."""
+        """Return the range of a tensor's scales for these rows. Each scale covers an equal range of
+        rows. All scales are returned for all rows, else one. Raises WeightsError."""
         if (rows.start, rows.stop) == (0, out):
             return slice(0, ranges)
         first, last = (row * ranges // out for row in (rows.start, rows.stop - 1))
@@ -203,8 +204,8 @@ class PublishedMatrix:
         grid: tuple[int, int],
         kind: Kind,
     ) -> tuple[Part, Part]:
-        """The parts of values and of scales. Raises BlockCut where a block would be cut. The rows
-        that a scale of the whole tensor is for are no block: a part of them keeps the scale."""
+        """Return the parts of values and of scales. Raises BlockCut if a block would be cut. The
+        rows under a scale of the whole tensor are no block: a part of them keeps the scale."""
         if not part:
             return WHOLE, WHOLE
         limits = bounds(part, self._shape)

@@ -4,16 +4,16 @@ FP8 weights: e4m3 values, and a scale for each block, each row, or the whole mat
 
     w = value * scale, both in float32
 
-which is exact but for the product's one rounding. A scale that is published as `weight_scale_inv`
-multiplies too, whatever its name says.
+The product's one rounding is the only error. A scale published as `weight_scale_inv` multiplies
+too, in spite of its name.
 
 NVFP4 weights: e2m1 values, two a byte, an e4m3 scale for each 16 of a row, and one for a tensor.
 
     ModelOpt            w = (value * group) * weight_scale_2
     compressed-tensors  w = (value * group) / weight_global_scale
 
-value * group is exact in float32, so that one rounding is all. The two stay apart, since neither
-number's reciprocal is exact.
+value * group is exact in float32, so there is only one rounding. The two formulas stay separate,
+since neither number's reciprocal is exact.
 """
 
 from dataclasses import dataclass, replace
@@ -29,8 +29,8 @@ BLOCK = 128
 
 @dataclass(frozen=True)
 class Fp8(Segment):
-    """values [..., out, in] float8_e4m3fn without NaN; scales [..., grid rows, grid columns]
-    float32, finite: that of (i, j) is scales[i // block_rows, j // block_columns]."""
+    """FP8 weights. values [..., out, in] float8_e4m3fn without NaN; scales [..., grid rows, grid
+    columns] float32, finite. The scale of (i, j) is scales[i // block_rows, j // block_columns]."""
 
     values: Tensor
     scales: Tensor
@@ -67,23 +67,24 @@ class Fp8(Segment):
 
 
 def e4m3_values(codes: Tensor) -> Tensor:
-    """float8_e4m3fn of any shape, as float32 in new memory; every one of them is exact. By a table
-    of all 256: on a CPU PyTorch's own conversion takes fifteen times as long."""
+    """Return float8_e4m3fn of any shape as float32 in new memory; every value is exact. It uses a
+    table of all 256 values, because PyTorch's own conversion on a CPU takes fifteen times as
+    long."""
     table = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)
     index = codes.contiguous().view(torch.uint8).reshape(-1).to(torch.int32)
     return table.to(codes.device).index_select(0, index).view(codes.shape)
 
 
 GROUP = 16
-"""Columns that share a scale."""
+"""Columns with a common scale."""
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True)
 class NvFp4(Segment):
-    """packed [..., out, in / 2] uint8, even columns in the low half; groups [..., out, in / 16]
-    float8_e4m3fn without NaN; multiplier, divisor [..., n] float32, finite, divisor not 0: of n
-    equal ranges of rows. One of the two is 1, by who published the matrix."""
+    """NVFP4 weights. packed [..., out, in / 2] uint8, even columns in the low half; groups [...,
+    out, in / 16] float8_e4m3fn without NaN; multiplier, divisor [..., n] float32, finite, divisor
+    not 0: of n equal ranges of rows. One of the two is 1, depending on the publisher."""
 
     packed: Tensor
     groups: Tensor
@@ -113,7 +114,8 @@ class NvFp4(Segment):
 
 
 def _pairs(device: torch.device) -> Tensor:
-    """[256] float64, each the bits of two float32: the values of a byte, as they lie in a row."""
+    """Return [256] float64, each the bits of two float32: the values of a byte, in their order in a
+    row."""
     halves = torch.tensor([*_MAGNITUDES, *(-value for value in _MAGNITUDES)])
     byte = torch.arange(256)
     both = torch.stack([halves[byte & 15], halves[byte >> 4]], dim=-1)

@@ -1,26 +1,24 @@
 """Tensors of safetensors files, as they are stored.
 
-One safetensors file: its header, read once, and its tensors as views of the file's own pages.
+SafetensorsFile: one file, its header, read once, and its tensors as views of the file's own pages.
 
     8 bytes   length of the header, little endian
     header    JSON: name -> {"dtype", "shape", "data_offsets": [begin, end)}, and __metadata__
     data      of all tensors, to the end of the file
 
-A view takes a microsecond or two, which is what a checkpoint of tens of thousands of small tensors
-is read by; bytes come from the disk when they are first touched. A page that somebody writes to is
-copied for them alone. One thread uses it.
+A view takes a microsecond or two. A checkpoint of tens of thousands of small tensors needs this
+speed. Bytes are read from the disk at their first access. A page that is written is copied for its
+writer alone. One thread uses it.
 
-Tensors of safetensors files as they are stored: which there are, of what type, and their bytes.
+StoredTensors: the tensors of several files, their names, their types and their bytes. Each file is
+opened once, and its header read. Its pages stay mapped until `close`, and as long as a view of them
+lives. It does not know the meaning of a tensor. It records the tensors read, so that unread ones
+can be found. One thread uses it.
 
-Each file is opened once, and its header read; its pages stay mapped until `close` and as long as a
-view of them lives. Does not know what a tensor means. Counts what was asked for, so that what
-nobody reads can be found. One thread uses it.
-
-Checks of values that were read, many small tensors at a time.
-
-A checkpoint of experts has tens of thousands of scales and codes, of which each alone would take
-longer to check than to read. Small ones wait and are looked through as one; who finds something
-wrong looks again, one by one, and names it. Large ones are checked at once.
+PendingChecks: checks of values that were read, many small tensors at a time. A checkpoint of
+experts has tens of thousands of scales and codes. Checking one alone takes longer than reading it.
+So small tensors wait and are checked together. If a check fails, they are checked one by one, and
+the wrong one is named. Large tensors are checked at once.
 """
 
 import json
@@ -52,11 +50,12 @@ DTYPES = {
 }
 _LENGTH = 8
 _MOST_HEADER = 100 * 2**20
-"""As the reference implementation refuses."""
+"""Bytes of the largest header. The reference implementation has the same limit."""
 
 
 class _Entry(NamedTuple):
-    """Of a tensor. A tuple of what is no container, which the garbage collector leaves alone."""
+    """Header entry of a tensor. A tuple without containers is not tracked by the garbage
+    collector."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -65,7 +64,7 @@ class _Entry(NamedTuple):
 
 
 class SafetensorsFile:
-    """Stays mapped as long as a tensor of it lives. Raises WeightsError where it is damaged."""
+    """A file, mapped as long as a tensor of it lives. Raises WeightsError if it is damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -83,22 +82,22 @@ class SafetensorsFile:
         self._entries = self._read_header(mapped[_LENGTH : self._begin])
 
     def __iter__(self) -> Iterator[str]:
-        """Names, in the order of the header."""
+        """Yield the names, in the order of the header."""
         return iter(self._entries)
 
     def dtype(self, name: str) -> str:
-        """As safetensors names it, such as F8_E4M3."""
+        """Return the dtype by safetensors' name, such as F8_E4M3."""
         return self._entries[name].dtype
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entries[name].shape
 
     def form(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Dtype and shape."""
+        """Return dtype and shape."""
         return self._entries[name][:2]
 
     def held(self, name: str) -> Tensor:
-        """Its bytes [n] uint8, a view of the file."""
+        """Return its bytes [n] uint8, a view of the file."""
         _, _, begin, end = self._entries[name]
         if begin == end:
             return torch.empty(0, dtype=torch.uint8)
@@ -106,7 +105,7 @@ class SafetensorsFile:
         return torch.frombuffer(self._mapped, dtype=torch.uint8, count=end - begin, offset=offset)
 
     def read(self, name: str, part: Part = WHOLE) -> Tensor:
-        """Contiguous; what is read whole is a view of the file."""
+        """Return the tensor, contiguous. A tensor read whole is a view of the file."""
         found = self._entries[name]
         dtype = DTYPES.get(found.dtype)
         if dtype is None:
@@ -144,7 +143,7 @@ class SafetensorsFile:
         return entries
 
     def _check(self, name: str, entry: _Entry, size: int) -> None:
-        """size: of all data."""
+        """Raise WeightsError if the entry is damaged. size: bytes of all data."""
         dtype, shape, begin, end = entry
         if not 0 <= begin <= end <= size or min(shape, default=0) < 0:
             raise self._damaged(f"tensor {name} ends at byte {end} of {size}")
@@ -161,15 +160,15 @@ class SafetensorsFile:
 _SMALL_BYTES = 2**16
 _MOST_BYTES = 2**24
 _NAN = 0x7F
-"""The one NaN of e4m3, but for its sign."""
+"""The one NaN of e4m3, without its sign."""
 
 Error = Callable[[], WeightsError]
 _Waiting = list[tuple[Tensor, Error]]
 
 
 class PendingChecks:
-    """Raises WeightsError, of the first tensor that a check does not hold for, at the latest in
-    done()."""
+    """Checks of tensors. Raises WeightsError for the first tensor that fails, in done() at the
+    latest."""
 
     def __init__(self) -> None:
         self._scales: _Waiting = []
@@ -177,15 +176,15 @@ class PendingChecks:
         self._bytes = 0
 
     def finite(self, scales: Tensor, error: Error) -> None:
-        """And not negative. scales: float32."""
+        """Check that scales, float32, are finite and not negative."""
         self._add(self._scales, scales, error)
 
     def without_nan(self, codes: Tensor, error: Error) -> None:
-        """codes: e4m3."""
+        """Check that codes, e4m3, have no NaN."""
         self._add(self._codes, codes, error)
 
     def done(self) -> None:
-        """All that were added hold."""
+        """Run all waiting checks."""
         scales, codes = self._scales, self._codes
         self._scales, self._codes, self._bytes = [], [], 0
         _check(scales, _are_finite)
@@ -224,7 +223,7 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 class StoredTensors:
-    """checks: of what was read, which is looked through many tensors at a time. Raises
+    """The tensors of several files. checks: of the values read, many tensors at a time. Raises
     WeightsError."""
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -244,7 +243,7 @@ class StoredTensors:
         self._closed = False
 
     def close(self) -> None:
-        """Nothing is read any more. Idempotent."""
+        """Forbid later reads. Idempotent."""
         self._closed = True
 
     def __contains__(self, name: object) -> bool:
@@ -257,20 +256,20 @@ class StoredTensors:
         return len(self._files)
 
     def path(self, name: str) -> Path:
-        """Of the file that holds it. REQUIRES: it is there."""
+        """Return the path of the file with the tensor. REQUIRES: the tensor exists."""
         return self._files[name].path
 
     def dtype(self, name: str) -> str:
-        """As safetensors names it, such as F8_E4M3. REQUIRES: it is there."""
+        """Return the dtype by safetensors' name, such as F8_E4M3. REQUIRES: the tensor exists."""
         return self._files[name].dtype(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """REQUIRES: it is there."""
+        """Return the shape. REQUIRES: the tensor exists."""
         return self._files[name].shape(name)
 
     def read(self, name: str, part: Part = WHOLE) -> Tensor:
-        """Contiguous. What was read whole keeps the pages of its own bytes. REQUIRES: it is
-        there."""
+        """Return the tensor, contiguous. A tensor read whole keeps the pages of its own bytes.
+        REQUIRES: the tensor exists."""
         self._check_open(name)
         self.took(name)
         return self._files[name].read(name, part)
@@ -280,13 +279,13 @@ class StoredTensors:
             raise WeightsError(f"{self.path(name)}: is closed; open the folder again to read it")
 
     def are_alike(self, names: Sequence[str]) -> bool:
-        """Whether they have one dtype and shape. REQUIRES: they are there."""
+        """Return true if the tensors have one dtype and shape. REQUIRES: they exist."""
         first = self._files[names[0]].form(names[0])
         return all(self._files[name].form(name) == first for name in names)
 
     def read_stack(self, names: Sequence[str]) -> Tensor:
-        """One below the other in a new first dimension, in new memory. REQUIRES: they are alike,
-        and of a dtype that is served."""
+        """Return the tensors stacked in a new first dimension, in new memory. REQUIRES: they are
+        alike, and their dtype is supported."""
         self._check_open(names[0])
         held = [self._files[name].held(name) for name in names]
         for name in names:
@@ -295,16 +294,16 @@ class StoredTensors:
         return torch.cat(held).view(dtype).view(len(names), *self.shape(names[0]))
 
     def took(self, name: str) -> None:
-        """It is known, and needs no reading."""
+        """Mark the tensor as known, without reading it."""
         self._unread.pop(name, None)
 
     def unread(self) -> Iterator[str]:
-        """Names that nobody asked for, in file order."""
+        """Return the names never read, in file order."""
         return iter(self._unread)
 
 
 class StoredShapes(StoredTensors):
-    """Of the headers alone: every tensor that is asked for, without memory behind it."""
+    """Shapes from the headers alone. Every requested tensor is without memory."""
 
     def read(self, name: str, part: Part = WHOLE) -> Tensor:
         self.took(name)

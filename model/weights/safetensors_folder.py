@@ -1,13 +1,13 @@
 """The safetensors files of one checkpoint folder: their names, their tensors, their digest.
 
 Owns names and files: single file or shards with an index, nested and flat prefixes. Does not know
-what a tensor means. The vision tower is never read, the draft layer where the config has one.
-Reading is lazy, one slice of a tensor at a time, from files that stay open until the `Checkpoint`
-is closed; one thread uses it.
+the meaning of a tensor. The vision tower is never read. The draft layer is read if the config has
+one. Reading is lazy, one slice of a tensor at a time. The files stay open until the `Checkpoint` is
+closed; one thread uses it.
 
-check_left_over() refuses a scale or a coded tensor that no reader asked for: the weight that it
-belongs to was then read in another format than its own. Plain tensors may be left over: the vision
-tower, a draft layer that is not served, buffers.
+check_left_over() rejects an unread scale or coded tensor. Its weight was then read in another
+format than its own. Plain tensors may be unread: the vision tower, a draft layer that is not
+served, buffers.
 """
 
 import gc
@@ -42,18 +42,19 @@ log = logging.getLogger(__name__)
 
 _CODED = re.compile(r"scale|zero_point|qzeros|qweight|packed|g_idx|bitmask|absmax|weight_shape")
 _OF_CACHE = re.compile(r"(^|[._])([qkv]|kv|attn|prob|output)_scale$")
-"""Scales of keys, values and queries: the cache is kept in the model's own dtype."""
+"""Names of scales for keys, values and queries. They are unused, because the cache is kept in the
+model's own dtype."""
 _OF_LAYER = re.compile(r"(^|\.)(language_model|model)\.layers\.\d+\.")
-"""Of a text model's layer, under whatever prefix: one that is not this checkpoint's is read by
-nobody."""
+"""Name of a tensor in a text model's layer, under any prefix. A layer under a foreign prefix is
+never read."""
 
 
 Elsewhere = Callable[[str], bool]
-"""Whether another rank reads the tensor of that name."""
+"""Returns true if another rank reads the tensor with that name."""
 
 
 def nowhere_else(name: str) -> bool:
-    """Return that no other rank reads the tensor: there is one rank."""
+    """Return false: there is one rank, so no other rank reads the tensor."""
     return False
 
 
@@ -64,8 +65,9 @@ def check_left_over(
     *,
     drafts: bool,
 ) -> None:
-    """prefix: of the text model's names. elsewhere: whether another rank reads it. drafts: the
-    draft layer was read too. Call it after everything was read. Raises WeightsError."""
+    """Raise WeightsError for an unread scale or coded tensor. Call it after all reading. prefix: of
+    the text model's names. elsewhere: returns true if another rank reads the tensor. drafts: the
+    draft layer was read too."""
     of_cache = 0
     for name in tensors.unread():
         if elsewhere(name) or not (
@@ -90,7 +92,8 @@ def check_left_over(
 
 
 def is_of_text_model(name: str, prefix: str) -> bool:
-    """Not of the vision tower and not of a draft layer, which is not always read."""
+    """Return true for a tensor outside the vision tower and the draft layer. The draft layer is not
+    always read."""
     if name.startswith(("lm_head.", "language_model.lm_head.")):
         return True
     inner = name.removeprefix(prefix)
@@ -102,7 +105,7 @@ def is_of_draft_layer(name: str) -> bool:
 
 
 def _beside(tensors: StoredTensors, name: str) -> str:
-    """Of the same module, in words."""
+    """Return a text with the other tensors of the same module."""
     module = name.rpartition(".")[0]
     near = [f"{other} ({tensors.dtype(other)})" for other in tensors if _is_near(other, name)]
     return f"are {', '.join(near[:4])}" if near else f"{module} holds nothing"
@@ -118,7 +121,7 @@ def _is_near(other: str, name: str) -> bool:
 
 
 _OUTER = {"model.language_model.": "", "language_model.model.": "language_model.", "model.": ""}
-"""By what the text model's names begin with, what those of its head do."""
+"""Prefix of the text model's names -> prefix of its head's names."""
 _UNREADABLE = (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 _UNSERVED_DRAFT_LAYER = re.compile(r"mtp\.(layers\.[1-9]\d*|embed_tokens)\.")
 INDEX = "model.safetensors.index.json"
@@ -129,7 +132,7 @@ _FP8_CAPABILITY = (8, 9)
 
 
 class UnservedKind(WeightsError):
-    """Weights are stored in a way that the device has no kernels for."""
+    """The device has no kernels for the storage format of the weights."""
 
 
 def load_weights(
@@ -140,9 +143,9 @@ def load_weights(
     progress: Progress = no_progress,
     shard: Shard | None = None,
 ) -> ModelWeights:
-    """Weights in `dtype`, or as they are stored where they are quantised; norms, decay and dt_bias
-    stay float32. config: of the whole model. shard: of which only its slices are read; None: all.
-    Raises WeightsError, ModelConfigError."""
+    """Read weights in `dtype`, or as stored if they are quantised. Norms, decay and dt_bias stay
+    float32. config: of the whole model. shard: only its slices are read; None: all. Raises
+    WeightsError, ModelConfigError."""
     with _without_collections(), Checkpoint(Path(directory)) as source:
         source.check_kernels(torch.device(device))
         begun = time.monotonic()
@@ -163,8 +166,9 @@ def load_weights(
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Objects by the hundred thousand that live on, none in a cycle: to look for cycles among them
-    again and again takes half of the time of loading small tensors."""
+    """Disable the garbage collector inside the context. Hundreds of thousands of objects live on,
+    none in a cycle. Repeated searches for cycles would take half of the loading time of small
+    tensors."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -175,15 +179,15 @@ def _without_collections() -> Iterator[None]:
 
 
 def check_kernels(directory: Path | str, device: torch.device) -> None:
-    """Raises UnservedKind where weights are quantised and the device has no kernels for them;
-    before anything is allocated."""
+    """Raise UnservedKind if weights are quantised and the device has no kernels for them. Nothing
+    is allocated before."""
     if device.type != "cpu":
         with Checkpoint(Path(directory)) as source:
             source.check_kernels(device)
 
 
 def multiplies_fp8(device: torch.device) -> bool:
-    """Whether a GPU has instructions for e4m3. Where none is here to ask, one that has."""
+    """Return true if the GPU has instructions for e4m3. Without a GPU here, return true."""
     if not torch.cuda.is_available():
         return True
     return torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
@@ -196,9 +200,9 @@ def _named(device: torch.device) -> str:
 
 
 def has_draft_layer(directory: Path | str) -> bool:
-    """Whether the folder holds weights of a layer that drafts tokens, all of them or some, so that
-    one that is missing is found when they are read. Raises WeightsError and ModelConfigError, also
-    where there are several such layers, or one with an embedding of its own."""
+    """Return true if the folder has weights of a draft layer. A part of them is enough, so that a
+    missing one is found at reading. Raises WeightsError and ModelConfigError, also for several such
+    layers, or one with an embedding of its own."""
     folder = Path(directory)
     if not any(folder.glob("*.safetensors")):
         return False
@@ -215,8 +219,8 @@ def has_draft_layer(directory: Path | str) -> bool:
 
 
 def rows_together(directory: Path | str, config: ModelConfig) -> int:
-    """How many rows of the model's head share scales; 1: each has its own, or there are none.
-    Raises WeightsError, ModelConfigError."""
+    """Return the number of rows of the model's head with a common scale. 1: each row has its own,
+    or there are no scales. Raises WeightsError, ModelConfigError."""
     if config.tied:
         return 1
     with Checkpoint(Path(directory)) as source:
@@ -224,20 +228,21 @@ def rows_together(directory: Path | str, config: ModelConfig) -> int:
 
 
 _DIGESTED_AT_ONCE = 8
-"""Files. A core digests 0.7 to 1.9 GB/s, and holds no interpreter's lock meanwhile."""
+"""Number of files digested at once. A core digests 0.7 to 1.9 GB/s, without a lock of the
+interpreter."""
 
 
 def file_digest(path: Path) -> bytes:
-    """SHA-256 of the file. Raises OSError."""
+    """Return the SHA-256 of the file. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 
 
 def weights_digest(directory: Path | str, digest_of: Callable[[Path], bytes] = file_digest) -> str:
-    """SHA-256 (hex) over the contents of the folder's safetensors files in name order.
+    """Return the SHA-256 (hex) over the digests of the folder's safetensors files in name order.
 
-    digest_of: a file's, any thread. Reads every byte, so call it once a process. Raises
-    WeightsError.
+    digest_of: returns a file's digest, on any thread. Every byte is read, so call it once a
+    process. Raises WeightsError.
     """
 
     def digest(path: Path) -> bytes:
@@ -254,7 +259,7 @@ def weights_digest(directory: Path | str, digest_of: Callable[[Path], bytes] = f
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files that hold the weights, by name: those the index lists, else all there are."""
+    """Return the files with the weights, by name: those listed in the index, else all."""
     index = directory / INDEX
     if index.exists():
         files = sorted({directory / name for name in _weight_map(index).values()})
@@ -266,13 +271,14 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def _tensor_names(directory: Path) -> Iterable[str]:
-    """By the index where there is one, so that no file is opened for them. Raises WeightsError."""
+    """Return the names of tensors. With an index, no file is opened for them. Raises
+    WeightsError."""
     index = directory / INDEX
     return _weight_map(index) if index.exists() else StoredTensors(weight_files(directory))
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """In which file a tensor is, by name. Raises WeightsError."""
+    """Return the file of each tensor, by name. Raises WeightsError."""
     try:
         found = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
         if all(isinstance(file, str) for file in found.values()):
@@ -285,13 +291,13 @@ def _weight_map(index: Path) -> dict[str, str]:
 class Checkpoint:
     """The `TensorSource` of a folder. Opening reads headers only, and opens every file once.
 
-    A context manager: leaving it closes the files, after which nothing may be read. A tensor that
-    was read without a conversion keeps the pages of its own bytes. Raises WeightsError, and
-    ModelConfigError where config.json has a quantization_config that is not served.
+    A context manager: its exit closes the files, and later reads raise WeightsError. A tensor read
+    without a conversion keeps the pages of its own bytes. Raises WeightsError. Raises
+    ModelConfigError if config.json has an unsupported quantization_config.
     """
 
     def __init__(self, directory: Path, tensors: type[StoredTensors] = StoredTensors) -> None:
-        """tensors: of files. Those of `StoredShapes` have no memory."""
+        """tensors: class that opens the files. The tensors of `StoredShapes` have no memory."""
         self._directory = directory
         scheme = QuantizationConfig.load(directory).activation_scheme
         self._static_inputs = scheme == "static"
@@ -313,11 +319,11 @@ class Checkpoint:
             self.close()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the files. Idempotent."""
         self._tensors.close()
 
     def __len__(self) -> int:
-        """Tensors in its files."""
+        """Return the number of tensors in its files."""
         return len(self._tensors)
 
     def has(self, name: str) -> bool:
@@ -336,7 +342,7 @@ class Checkpoint:
         return Matrix((published.segment(dtype, part, static_inputs=self._static_inputs),))
 
     def published(self, name: str, shape: tuple[int, ...]) -> PublishedMatrix:
-        """As it is stored. Raises WeightsError."""
+        """Return the matrix as it is stored. Raises WeightsError."""
         try:
             return PublishedMatrix(self._tensors, self._name_of(name), shape)
         except MissingWeight as error:
@@ -357,7 +363,7 @@ class Checkpoint:
     def _error_of_one(
         self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype
     ) -> WeightsError | None:
-        """The first, of matrices that are read one by one."""
+        """Return the first error of the matrices, read one by one; None without an error."""
         try:
             for name in names:
                 self.matrix(name, shape, dtype)
@@ -367,14 +373,13 @@ class Checkpoint:
         return None
 
     def check_left_over(self, elsewhere: Elsewhere = nowhere_else, *, drafts: bool) -> None:
-        """Once everything was read, the draft layer too where `drafts`: raises WeightsError where
-        values are damaged, and where a scale is left, or codes are, of what is not read
-        elsewhere."""
+        """Raise WeightsError if values are damaged, or if a scale or codes are unread here and on
+        other ranks. Call it after all reading, with the draft layer if `drafts`."""
         self._tensors.checks.done()
         check_left_over(self._tensors, self._prefix, elsewhere, drafts=drafts)
 
     def check_kernels(self, device: torch.device) -> None:
-        """Raises UnservedKind."""
+        """Raise UnservedKind if the device has no kernels for the weights."""
         if device.type == "cpu":
             return
         for name in self._tensors:

@@ -1,14 +1,12 @@
-"""Which part of a model a rank computes, and how large its own heads and widths are.
+"""One rank's part of a model: its own heads and widths, and its slices of published weights.
 
-Pure. Attention is cut by heads, a GDN layer by key heads with the value heads that belong to them,
-a feed-forward by its inner width, the head of the model by vocabulary.
+Pure. Attention is divided by heads. A GDN layer is divided by key heads with their value heads. A
+feed-forward is divided by its inner width, and the head of the model by vocabulary.
 
-The slices of one published weight that a rank has.
-
-Pure: of the model's shape, the weight's name and the rank alone. Tensors that hold several parts
-end to end, as [q | k | v] of a GDN layer, are cut each part by itself. Published value head j uses
-key head j // (value heads / key heads), so equal runs of neighbours keep the two together; a query
-head's rows hold its gate too.
+Slices depend on the model's shape, the weight's name and the rank alone. Some tensors hold several
+parts end to end, as [q | k | v] of a GDN layer. Each part is divided by itself. Published value
+head j uses key head j // (value heads / key heads). So equal runs of neighbours keep the two
+together. A query head's rows include its gate.
 """
 
 import re
@@ -23,11 +21,12 @@ from .matrix import Part, WeightsError
 
 
 class UnfitSize(ModelConfigError):
-    """A model cannot be shared out among so many ranks; the message names numbers that do."""
+    """A model cannot be divided among this number of ranks. The message names possible numbers of
+    ranks."""
 
 
 class ExpertCut(Enum):
-    """How routed experts are shared out."""
+    """Division of routed experts among ranks."""
 
     BY_WIDTH = "tensor"
     """A part of each expert's inner width on every rank."""
@@ -44,11 +43,11 @@ class Shard:
     experts: ExpertCut = ExpertCut.BY_WIDTH
 
     def of(self, pieces: int) -> range:
-        """Which of so many pieces it has."""
+        """Return this rank's range of `pieces` pieces."""
         return share(pieces, self.ranks, self.rank)
 
     def part(self, config: ModelConfig) -> ModelConfig:
-        """The model with this rank's heads and widths. Raises UnfitSize."""
+        """Return the model's config with this rank's heads and widths. Raises UnfitSize."""
         check_fits(config, self)
         vocabulary = self.of(config.vocab) if cuts_vocabulary(config, self) else None
         return replace(
@@ -72,12 +71,12 @@ class Shard:
 
 
 def cuts_vocabulary(config: ModelConfig, shard: Shard) -> bool:
-    """Whether each rank has a part of the model's head; else all of it."""
+    """Return true if each rank has a part of the model's head, false if each has all of it."""
     return shard.ranks > 1 and config.vocab % (shard.ranks * config.head_block) == 0
 
 
 def fitting_sizes(config: ModelConfig, experts: ExpertCut) -> list[int]:
-    """Numbers of ranks that the model can be shared out among, ascending."""
+    """Return the possible numbers of ranks for the model, ascending."""
     return [
         ranks
         for ranks in range(1, config.query_heads + 1)
@@ -86,7 +85,7 @@ def fitting_sizes(config: ModelConfig, experts: ExpertCut) -> list[int]:
 
 
 def check_fits(config: ModelConfig, shard: Shard) -> None:
-    """Raises UnfitSize."""
+    """Raise UnfitSize if the model cannot be divided so."""
     if shard.experts is ExpertCut.BY_EXPERT and isinstance(config.feed_forward, DenseShape):
         raise UnfitSize(
             "the model has no experts to share out: leave --expert-parallel out, and it is cut as "
@@ -108,7 +107,7 @@ def check_fits(config: ModelConfig, shard: Shard) -> None:
 
 
 def _misfit(config: ModelConfig, shard: Shard) -> str | None:
-    """What does not divide, in words."""
+    """Return a text that names the size without an even division; None if all divide."""
     ranks, shape = shard.ranks, config.feed_forward
     counts = {"query heads": config.query_heads, "key heads of GDN layers": config.key_heads}
     if isinstance(shape, DenseShape):
@@ -139,14 +138,14 @@ _WHOLE = frozenset(
         *("pre_fc_norm_embedding", "pre_fc_norm_hidden"),
     }
 )
-"""Every rank has all of it: norms are of one head or of the residual stream, routers decide alike
-on every rank, and an embedding is looked up."""
+"""Weights held whole by every rank. Norms are of one head or of the residual stream. Routers must
+choose alike on every rank. An embedding is looked up."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What a rank has of a tensor: along dimension `dim`, of `size` elements in the whole, these
-    spans, end to end."""
+    """One rank's part of a tensor: these spans, end to end, of dimension `dim`. `size`: elements of
+    the whole dimension."""
 
     dim: int
     size: int
@@ -154,7 +153,7 @@ class Cut:
 
     @property
     def count(self) -> int:
-        """Elements that the rank has of the dimension."""
+        """Return the rank's number of elements in the dimension."""
         return sum(map(len, self.spans))
 
     @property
@@ -163,14 +162,14 @@ class Cut:
         return tuple((*before, slice(span.start, span.stop)) for span in self.spans)
 
     def whole(self, share: tuple[int, ...]) -> tuple[int, ...]:
-        """The whole tensor's shape, of the shape of the rank's share."""
+        """Return the whole tensor's shape, from the shape of the rank's share."""
         return (*share[: self.dim], self.size, *share[self.dim + 1 :])
 
 
 def cut_of(config: ModelConfig, shard: Shard, name: str) -> Cut | None:
-    """Of the weight of that name, as sources have it; None: every rank has all of it. config: of
-    the whole model. REQUIRES: an expert of its own is on this rank (is_elsewhere). Raises
-    WeightsError where nobody knows how to cut it."""
+    """Return the cut of a weight by its name in sources; None: every rank has all of it. config: of
+    the whole model. REQUIRES: a weight of a single expert is on this rank (is_elsewhere). Raises
+    WeightsError for an unknown name."""
     module, leaf = _module_and_leaf(name)
     head, keys, values = config.head_dim, config.key_heads, config.value_heads
     if leaf in _WHOLE or (leaf == "lm_head" and not cuts_vocabulary(config, shard)):
@@ -208,7 +207,7 @@ def cut_of(config: ModelConfig, shard: Shard, name: str) -> Cut | None:
 
 
 def is_elsewhere(config: ModelConfig, shard: Shard, name: str) -> bool:
-    """Whether the tensor belongs to an expert that another rank has."""
+    """Return true if the tensor belongs to another rank's expert."""
     shape = config.feed_forward
     if shard.experts is not ExpertCut.BY_EXPERT or isinstance(shape, DenseShape):
         return False
@@ -235,7 +234,7 @@ def _of_width(shard: Shard, leaf: str, width: int) -> Cut | None:
 
 
 def _cut(shard: Shard, dim: int, *segments: tuple[int, int]) -> Cut:
-    """segments: (pieces, elements) of each, end to end."""
+    """Return the cut. segments: (pieces, elements) of each, end to end."""
     spans, begin = [], 0
     for pieces, size in segments:
         each, own = size // pieces, shard.of(pieces)
@@ -245,7 +244,7 @@ def _cut(shard: Shard, dim: int, *segments: tuple[int, int]) -> Cut:
 
 
 def _module_and_leaf(name: str) -> tuple[str, str]:
-    """What kind of module a tensor is of, and which of its weights it is."""
+    """Return the kind of a tensor's module, and the weight's name in it."""
     plain = _EXPERT.sub(lambda found: found[0].replace(f".{found[1]}.", "."), name)
     parts = plain.removesuffix(".weight").split(".")
     return parts[-2] if len(parts) > 1 else "", parts[-1]

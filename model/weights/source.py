@@ -1,13 +1,13 @@
 """Sources of a model's weights for an assembly: published tensors by name, a rank's share, random.
 
 ShardedSource: one rank's share of a model. An assembly asks it for the shapes of the rank's own
-heads and widths, and it reads those slices of the published tensors. Shape and slices come from two
-places, the rank's config and the cut: where they disagree nothing is read. One thread.
+heads and widths. It reads those slices of the published tensors. Shape and slices come from two
+places, the rank's config and the cut. If they disagree, nothing is read. One thread.
 
 RandomSource: parameters in any model's shape, for demonstrations and benchmarks without a download.
-Tensors are drawn when they are asked for: a 9B model takes minutes on a CPU and a second on a GPU.
-A tensor depends on (seed, name, kind of device) only, so two processes with the same config, seed
-and kind of device hold the same weights.
+Tensors are generated on request: a 9B model takes minutes on a CPU and a second on a GPU. A tensor
+depends on (seed, name, kind of device) only. So two processes with the same config, seed and kind
+of device have the same weights.
 """
 
 import hashlib
@@ -26,63 +26,65 @@ from .shard import Cut, ExpertCut, Shard, cut_of, fitting_sizes
 
 
 class TensorSource(Protocol):
-    """Published tensors by name without the model's prefix, as `layers.0.mlp.gate.weight`. A
-    `part` of one holds what the whole has there; bytes outside of it are not read where the source
-    can avoid it."""
+    """Published tensors by name without the model's prefix, as `layers.0.mlp.gate.weight`. A `part`
+    of a tensor equals the same part of the whole. Bytes outside it are not read if the source can
+    avoid it."""
 
     def has(self, name: str) -> bool:
-        """Whether it is there, as plain numbers or quantised."""
+        """Return true if the tensor exists, as plain numbers or quantised."""
 
     def read(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
     ) -> Tensor:
-        """Of exactly that shape, converted to dtype, contiguous; dequantised where it is
-        quantised. Raises WeightsError."""
+        """Return the tensor in exactly that shape, converted to dtype, contiguous. A quantised
+        tensor is dequantised. Raises WeightsError."""
 
     def matrix(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
     ) -> Matrix:
-        """[..., out, in] of exactly that shape, as it is stored where it is quantised, else in
-        dtype. Raises WeightsError, also where `part` cuts a block of quantised values."""
+        """Return the matrix [..., out, in] in exactly that shape. It stays as stored if it is
+        quantised, else it is in dtype. Raises WeightsError, also if `part` cuts a block of
+        quantised values."""
 
     def stack(self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -> Matrix:
-        """Of each name matrix(name, shape, dtype), in a new first dimension. Raises WeightsError,
-        also where they are stored in different ways."""
+        """Return matrix(name, shape, dtype) of all names, stacked in a new first dimension. Raises
+        WeightsError, also if they are stored in different ways."""
 
 
 def stacked(
     source: TensorSource, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype
 ) -> Matrix:
-    """TensorSource.stack(), one by one."""
+    """Stack the matrices, read one by one."""
     return Matrix.stacked([source.matrix(name, shape, dtype) for name in names], names)
 
 
 class PlainSource(ABC):
-    """What `TensorSource`s have in common that hold plain numbers alone."""
+    """Base of `TensorSource`s with plain numbers only."""
 
     @abstractmethod
     def has(self, name: str) -> bool:
-        """As TensorSource.has."""
+        """Implement TensorSource.has."""
 
     @abstractmethod
     def read(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
     ) -> Tensor:
-        """As TensorSource.read."""
+        """Implement TensorSource.read."""
 
     def matrix(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
     ) -> Matrix:
-        """As TensorSource.matrix."""
+        """Implement TensorSource.matrix."""
         return Matrix.of(self.read(name, shape, dtype, part))
 
     def stack(self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -> Matrix:
-        """As TensorSource.stack."""
+        """Implement TensorSource.stack."""
         return stacked(self, names, shape, dtype)
 
 
 class ShardedSource:
-    """As TensorSource. A share is read whole: no `part` of it is taken."""
+    """A `TensorSource` of one rank's share. A share is read whole: a `part` of it raises
+    WeightsError."""
 
     def __init__(self, source: TensorSource, config: ModelConfig, shard: Shard) -> None:
         """config: of the whole model. REQUIRES: it fits the shard."""
@@ -131,7 +133,8 @@ class ShardedSource:
         return cut
 
     def _mend(self, name: str, unit: int) -> str:
-        """Numbers of ranks that cut this matrix between its blocks of `unit`."""
+        """Return the fix: a text with the numbers of ranks that cut this matrix between its blocks
+        of `unit`."""
         sizes = [
             ranks
             for ranks in fitting_sizes(self._config, self._shard.experts)
@@ -156,8 +159,8 @@ _LOGIT_SPREAD = 16.0
 
 
 class RandomSource(PlainSource):
-    """Has fused experts and every other tensor that is asked for. A part holds the numbers that
-    the whole tensor has there."""
+    """A source with fused experts and every other requested tensor. A part has the same numbers as
+    in the whole tensor."""
 
     def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:
         self._seed = seed

@@ -1,16 +1,14 @@
-"""Tensors that belong together: companions of a weight, stacks of modules.
+"""Related tensors: companions of a weight, and stacks of modules.
 
-Names of the tensors that belong to one weight: its values, and the scales beside them.
-
-A linear layer's weight is `X.weight`, so its scales are `X.weight_scale_inv` and the like. Fused
-experts are `X` alone, whose scales publishers name in three ways: `X_scale`, `X_weight_scale` and
+Companions: names of the tensors of one weight: its values, and the scales beside them. A linear
+layer's weight is `X.weight`, so its scales are `X.weight_scale_inv` and the like. Fused experts are
+`X` alone. Publishers name their scales in three ways: `X_scale`, `X_weight_scale` and
 `X.weight_scale`.
 
-Tensors of several modules that are stored alike, as if each were one tensor of a stack.
-
-A checkpoint of experts has tens of thousands of small tensors: to decide, check and convert each by
-itself takes longer than to read it. Here a layer's are decided and checked as one. Only what is
-alike to the last companion, dtype and dimension is taken so, so that what holds for the first holds
+StackedTensors: tensors of several modules stored alike, as if each were one tensor of a stack. A
+checkpoint of experts has tens of thousands of small tensors. Deciding, checking and converting each
+by itself takes longer than reading it. Here a layer's are decided and checked together. A stack
+needs equal companions, dtypes and shapes in all modules. So the result for the first module holds
 for all.
 """
 
@@ -31,20 +29,20 @@ ACTIVATION_SCALES = ("input_scale", "input_global_scale")
 
 @dataclass(frozen=True)
 class Companions:
-    """Of the weight of a name, among the tensors that exist."""
+    """Names of a weight's tensors, among the existing ones."""
 
     weight: str
     existing: Container[str]
 
     def candidates(self) -> list[str]:
-        """All names that a tensor of the weight or of its input may have, in one order."""
+        """Return all possible names of tensors of the weight and its input, in a fixed order."""
         names = [name for stem in self._stems() for name in (stem, f"{stem}_packed")]
         for suffix in WEIGHT_SCALES:
             names.extend(self._named(suffix))
         return [*names, *self._inputs()]
 
     def values(self) -> str | None:
-        """The tensor that holds the values themselves."""
+        """Return the name of the tensor with the values themselves; None if it does not exist."""
         for stem in self._stems():
             for name in (stem, f"{stem}_packed"):
                 if name in self.existing:
@@ -52,20 +50,20 @@ class Companions:
         return None
 
     def scale(self, suffix: str) -> str | None:
-        """suffix: one of WEIGHT_SCALES."""
+        """Return the name of an existing scale; None without one. suffix: one of WEIGHT_SCALES."""
         return next((name for name in self._named(suffix) if name in self.existing), None)
 
     def scales(self) -> Iterator[str]:
-        """All that exist of the weight's."""
+        """Return the weight's existing scales."""
         for suffix in WEIGHT_SCALES:
             yield from (name for name in self._named(suffix) if name in self.existing)
 
     def activation_scales(self) -> Iterator[str]:
-        """All that exist of its input's."""
+        """Return the existing scales of the weight's input."""
         return (name for name in self._inputs() if name in self.existing)
 
     def expected(self, suffix: str) -> str:
-        """The name that a scale would most likely have, for messages."""
+        """Return the most likely name of a scale, for messages."""
         return self._stems()[0] + suffix
 
     def _named(self, suffix: str) -> Iterator[str]:
@@ -84,23 +82,25 @@ class Companions:
 
 
 FoundAgain = Callable[[], WeightsError | None]
-"""What is wrong with one of the modules, looked at one by one."""
+"""Returns the error of one of the modules, checked one by one; None without an error."""
 
 
 class StackedTensors:
-    """As `StoredTensors`, by the names of the first module, with one more dimension in front."""
+    """A stack like `StoredTensors`, by the names of the first module, with one more dimension in
+    front."""
 
     def __init__(
         self, tensors: StoredTensors, columns: Mapping[str, Sequence[str]], again: FoundAgain
     ) -> None:
-        """columns: of each tensor of the first module, those of all modules."""
+        """columns: all modules' tensors, by the first module's tensor."""
         self.checks = StackedChecks(tensors.checks, again)
         self._tensors = tensors
         self._columns = columns
 
     @classmethod
     def of(cls, tensors: StoredTensors, weights: Sequence[str], again: FoundAgain) -> Self | None:
-        """weights: as published, of which the first is there. None where they are not alike."""
+        """Return the stack; None if the modules are not alike. weights: published names. REQUIRES:
+        the first one exists."""
         first, *others = (Companions(weight, tensors).candidates() for weight in weights)
         there = [place for place, name in enumerate(first) if name in tensors]
         for names in others:
@@ -115,7 +115,7 @@ class StackedTensors:
         return name in self._columns
 
     def path(self, name: str) -> Path:
-        """Of the file that holds the first one's."""
+        """Return the path of the file with the first module's tensor."""
         return self._tensors.path(name)
 
     def dtype(self, name: str) -> str:
@@ -125,7 +125,7 @@ class StackedTensors:
         return (len(self._columns[name]), *self._tensors.shape(name))
 
     def read(self, name: str, part: Part = WHOLE) -> Tensor:
-        """Contiguous, in new memory. REQUIRES: all of it."""
+        """Return the whole stack, contiguous, in new memory. REQUIRES: no `part`."""
         assert part == WHOLE, "a stack is read whole"
         return self._tensors.read_stack(self._columns[name])
 
@@ -136,7 +136,7 @@ class StackedTensors:
 
 @dataclass(frozen=True)
 class StackedChecks:
-    """As `PendingChecks`; an error names the module that it is of."""
+    """Checks like `PendingChecks`. An error names the module at fault."""
 
     checks: PendingChecks
     again: FoundAgain

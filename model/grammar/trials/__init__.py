@@ -1,1 +1,1 @@
-"""Trials of grammars: each is compiled first in a process that the kernel bounds."""
+"""Trials of grammars: each is compiled first in a process with resource limits from the kernel."""

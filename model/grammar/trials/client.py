@@ -1,15 +1,15 @@
 """A node's trial server seen from its other processes: its start, connections and verdicts.
 
-TrialHost starts the server at the first connection, and again if it ends. It owns the socket where
-clients connect, the server's process, and a thread that waits for either. Invariants: the process
-ends with this object, and with this process; connections that come while it starts are kept by the
-system and served then. The socket has a name of the system's abstract kind, so nothing of it stays
-behind. The name is random, and the server serves processes of its own user alone.
+TrialHost starts the server at the first connection, and again if it ends. It owns the socket for
+clients' connections, the server's process, and a thread that waits for either. Invariants: the
+process ends with this object, and with this process. Connections opened during the start are kept
+by the system and served afterwards. The socket has a name of the system's abstract kind, so nothing
+of it stays behind. The name is random, and the server serves processes of its own user alone.
 
 GrammarTrials owns one process's connection, its thread, and the futures of waiting callers.
-Invariants: every future ends within MAX_WAIT_SECONDS; a future that is cancelled gives the trial
-up, unless another one waits for the same source; a lost connection ends its futures with a typed
-verdict, and the next call connects again.
+Invariants: every future ends within MAX_WAIT_SECONDS. A cancelled future gives the trial up, unless
+another one waits for the same source. A lost connection ends its futures with a typed verdict, and
+the next call connects again.
 
 Thread rule: any.
 """
@@ -52,12 +52,12 @@ _SERVER = "tasuki.model.grammar.trials.server"
 TRY_SOURCE = "tasuki.model.grammar.trials.trial:tried"
 _BACKLOG = 256
 _REST_SECONDS = 0.5
-"""Between two starts of a server that ended by itself."""
+"""Seconds between the starts of two servers, if the first one ended by itself."""
 
 
 class TrialHost:
     def __init__(self, vocabulary: Vocabulary, try_source: str = TRY_SOURCE) -> None:
-        """try_source: MODULE:NAME of a Try, which runs in each trial."""
+        """try_source: MODULE:NAME of a Try. It runs in each trial."""
         cores = len(os.sched_getaffinity(0))
         self._job = TrialJob(vocabulary.tokens, vocabulary.eos_ids, try_source, cores)
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class TrialHost:
         self._address = ""
 
     def open(self) -> str:
-        """Return the address where clients connect, and take connections from now on."""
+        """Return the address for clients' connections, and accept connections from now on."""
         with self._lock:
             if self._watch is None:
                 listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -84,7 +84,7 @@ class TrialHost:
 
 
 class _Watch:
-    """The thread. It holds no reference to the host, so that the host can be collected."""
+    """The thread. It has no reference to the host, so that the host can be collected."""
 
     def __init__(self, listener: socket.socket, job: TrialJob) -> None:
         self._listener = listener
@@ -97,7 +97,7 @@ class _Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Idempotent. Returns once the process has ended."""
+        """Stop the thread and the process. Idempotent. Returns once the process has ended."""
         with self._lock:
             if self._stops:
                 return
@@ -171,7 +171,7 @@ _read_reply = msgspec.msgpack.Decoder(Reply)
 
 
 def outcome_raised(verdict: Verdict) -> None:
-    """Raises GrammarError, GrammarsBusy or GrammarsUnavailable, unless the grammar passed."""
+    """Raise GrammarError, GrammarsBusy or GrammarsUnavailable, unless the grammar passed."""
     match verdict.outcome:
         case Outcome.REFUSED:
             raise GrammarError(verdict.reason)
@@ -186,7 +186,7 @@ _Verdicts = BoundedCache[tuple[GrammarKind, str], Verdict]
 
 class GrammarTrials:
     def __init__(self, address: Callable[[], str]) -> None:
-        """address: returns where the trial server takes connections."""
+        """address: returns the trial server's address."""
         self._address = address
         self._remembered: _Verdicts = BoundedCache(_REMEMBERED_BYTES)
         self._lock = threading.Lock()
@@ -195,17 +195,17 @@ class GrammarTrials:
 
     @classmethod
     def of(cls, vocabulary: Vocabulary, try_source: str = TRY_SOURCE) -> "GrammarTrials":
-        """Return trials by a server of their own. try_source: as of TrialHost."""
+        """Return trials by a server of their own. try_source: see TrialHost."""
         host = TrialHost(vocabulary, try_source)
         return cls(host.open)
 
     @property
     def address(self) -> str:
-        """Where other processes of this node connect."""
+        """Return the address for other processes of this node."""
         return self._address()
 
     def verdict(self, caller: str, kind: GrammarKind, source: str) -> "Future[Verdict]":
-        """Begin a trial, or return the verdict that is known. caller: whose share it takes."""
+        """Begin a trial, or return the known verdict. caller: the trial counts in its share."""
         known = self._remembered.get((kind, source)) or self._closed
         future: Future[Verdict] = Future()
         if known is None and not _is_text(source):
@@ -228,7 +228,7 @@ class GrammarTrials:
         outcome_raised(await asyncio.wrap_future(self.verdict(caller, kind, source)))
 
     def warm_up(self) -> None:
-        """Have the trial server start now. Does nothing where it cannot be reached."""
+        """Start the trial server now. Do nothing if it cannot be reached."""
         try:
             self._connected()
         except OSError:
@@ -243,7 +243,8 @@ class GrammarTrials:
             link.give_up(Verdict(Outcome.BUSY, reason))
 
     def close(self, reason: str) -> None:
-        """As give_up(), for good: later calls know only the verdicts that are remembered."""
+        """Give up all trials for good, like give_up(). Later calls get remembered verdicts, else
+        this reason."""
         self._closed = Verdict(Outcome.BUSY, reason)
         self.give_up(reason)
 

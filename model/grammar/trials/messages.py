@@ -13,12 +13,13 @@ from tasuki.model.grammar.grammar import MAX_SOURCE_BYTES, GrammarKind
 
 _LENGTH_BYTES = 4
 MAX_FRAME_BYTES = MAX_SOURCE_BYTES + (4 << 10)
-"""A frame holds one source and the name of one caller."""
+"""Bytes of the largest frame: one source and the name of one caller."""
 
 
 class Outcome(StrEnum):
-    """PASSED: the grammar can be compiled. REFUSED: it cannot, or only at too high a cost. BUSY: no
-    verdict was reached in time. UNAVAILABLE: grammars cannot be tried here."""
+    """Outcome of a trial. PASSED: the grammar can be compiled. REFUSED: it cannot, or only at too
+    high a cost. BUSY: no verdict was reached in time. UNAVAILABLE: grammars cannot be tried
+    here."""
 
     PASSED = "passed"
     REFUSED = "refused"
@@ -27,8 +28,8 @@ class Outcome(StrEnum):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Result of one trial. reason: text for the caller, empty where the grammar passed. held_bytes:
-    memory by which the trial's process grew, an upper bound of what the compiled grammar takes."""
+    """Result of one trial. reason: text for the caller, empty if the grammar passed. held_bytes:
+    growth of the trial process's memory, an upper bound for the compiled grammar."""
 
     outcome: Outcome
     reason: str = ""
@@ -41,7 +42,8 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """Try this source. number: the client's own, used once. caller: whose share it takes."""
+    """Request to try this source. number: the client's own, used once. caller: the trial counts in
+    its share."""
 
     number: int
     caller: str
@@ -50,7 +52,7 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):
-    """The client waits for the verdict of Ask `number` no longer."""
+    """Message: the client no longer waits for the verdict of Ask `number`."""
 
     number: int
 
@@ -73,13 +75,14 @@ def frame_of(message: msgspec.Struct) -> bytes:
 
 
 class FrameBuffer:
-    """Bytes that were received and are not yet a whole frame. One thread."""
+    """Received bytes of incomplete frames. One thread."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the bodies that are whole now, in order. Raises BrokenFrame if one is too long."""
+        """Return the bodies that are now complete, in order. Raises BrokenFrame if one is too
+        long."""
         self._held += data
         bodies: list[bytes] = []
         at = 0

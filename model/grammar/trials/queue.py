@@ -1,15 +1,16 @@
-"""The order of trials: which source is tried next, who waits for it, and what each caller used.
+"""The order of trials: the next source, the callers that wait for it, and each caller's use.
 
 Pure: no clock, process or socket. The server (server.py) carries the actions out. One thread.
 
 Invariants:
+
 - At most `most_running` trials run, and at most half of them, or one, for one caller.
-- Of the callers that wait, the one that used the least processor time lately is next. A start and a
-  killed trial count as use.
-- A source is tried once for all who wait for it. A trial that nothing waits for is killed, or is
-  never started.
-- Waiting sources are bounded in number and bytes. Beyond a bound the caller that holds the most
-  gives way.
+- The next source is from the waiting caller that used the least processor time lately. A start and
+  a killed trial count as use.
+- A source is tried once for all its askers. Without askers a running trial is killed, and a waiting
+  one is never started.
+- Waiting sources are bounded in number and bytes. Beyond a bound, the caller with the most waiting
+  bytes gives way.
 - Every asker gets one answer, unless it leaves first.
 """
 
@@ -25,9 +26,9 @@ from .messages import Outcome, Verdict
 TrialId = NewType("TrialId", int)
 
 START_SECONDS = 0.02
-"""Processor time that a caller is charged for a start: about what the fork takes."""
+"""Processor time charged to a caller for a start: about the time of the fork."""
 _HALF_LIFE_SECONDS = 20.0
-"""After this time half of a caller's use is forgotten."""
+"""Seconds after which half of a caller's use is forgotten."""
 _FORGOTTEN_SECONDS = 0.001
 _MOST_CALLERS_KEPT = 1024
 
@@ -54,13 +55,13 @@ class Source:
 
     @property
     def held_bytes(self) -> int:
-        """Return about how many bytes the source takes in memory."""
+        """Return the approximate memory of the source in bytes."""
         return 4 * len(self.text) + 100
 
 
 @dataclass(frozen=True)
 class Start:
-    """Fork a child that tries the source."""
+    """Action: fork a child that tries the source."""
 
     trial: TrialId
     source: Source
@@ -68,7 +69,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Kill:
-    """End the child of the trial now. Report its end as every other."""
+    """Action: end the child of the trial now, and report its end like every other."""
 
     trial: TrialId
 
@@ -84,8 +85,9 @@ Action = Start | Kill | Answer
 
 @dataclass(frozen=True)
 class QueueBounds:
-    """most_running: trials at once. most_waiting: sources of all callers. most_waiting_bytes: their
-    memory. patience: seconds of the clock that a trial may run. kept_bytes: memory of verdicts."""
+    """Bounds of the queue. most_running: trials at once. most_waiting: sources of all callers.
+    most_waiting_bytes: their memory. patience: seconds of the clock before a trial times out.
+    kept_bytes: memory of verdicts."""
 
     most_running: int
     most_waiting: int = 256
@@ -95,13 +97,13 @@ class QueueBounds:
 
     @property
     def most_of_a_caller(self) -> int:
-        """Return how many trials of one caller may run at once."""
+        """Return the most trials of one caller at once."""
         return max(1, self.most_running // 2)
 
 
 @dataclass
 class _Wanted:
-    """Who waits for a source, with the caller of each."""
+    """The askers of a source, with the caller of each."""
 
     askers: dict[Asker, str] = field(default_factory=dict)
 
@@ -113,11 +115,11 @@ class _Running:
     since: float
     wanted: _Wanted
     verdict: Verdict | None = None
-    """Set where the queue had the child killed: the verdict for those who wait."""
+    """The verdict for the askers if the queue had the child killed; else None."""
 
 
 class _Use:
-    """Processor seconds that callers used lately."""
+    """Processor seconds used lately by each caller."""
 
     def __init__(self) -> None:
         self._used: dict[str, tuple[float, float]] = {}
@@ -136,14 +138,14 @@ class _Use:
 
 
 class TrialQueue:
-    """now: seconds of one monotonic clock, in every call."""
+    """The queue of trials. now: seconds of one monotonic clock, in every call."""
 
     def __init__(self, bounds: QueueBounds) -> None:
         self._bounds = bounds
         self._verdicts: BoundedCache[Source, Verdict] = BoundedCache(bounds.kept_bytes)
         self._waiting: dict[Source, _Wanted] = {}
         self._lines: dict[str, dict[Source, None]] = {}
-        """Waiting sources by caller, oldest first. No line is empty."""
+        """Waiting sources by caller, oldest first. No caller has an empty entry."""
         self._running: dict[TrialId, _Running] = {}
         self._use = _Use()
         self._next_id = 0
@@ -155,7 +157,7 @@ class TrialQueue:
 
     @property
     def running(self) -> int:
-        """Return how many trials run, those that are being killed included."""
+        """Return the number of running trials, including those being killed."""
         return len(self._running)
 
     def ask(self, asker: Asker, caller: str, source: Source, now: float) -> list[Action]:
@@ -208,7 +210,7 @@ class TrialQueue:
         return [*answers, *self._started(now)]
 
     def overdue(self, now: float) -> list[Action]:
-        """Give up the trials that have run for longer than the patience."""
+        """Give up the trials that run for longer than `patience`."""
         late = [
             (trial, running)
             for trial, running in self._running.items()
@@ -219,7 +221,7 @@ class TrialQueue:
         return [Kill(trial) for trial, _ in late]
 
     def _started(self, now: float) -> list[Action]:
-        """Start what may run now."""
+        """Start the waiting sources allowed by the bounds."""
         starts: list[Action] = []
         while len(self._running) < self._bounds.most_running:
             caller = self._next_caller(now)
@@ -237,14 +239,14 @@ class TrialQueue:
         return starts
 
     def _next_caller(self, now: float) -> str | None:
-        """Return whose oldest source is next; None if no caller may start one."""
+        """Return the caller whose oldest source is next; None if no caller may start one."""
         taken = Counter(running.caller for running in self._running.values())
         free = [caller for caller in self._lines if taken[caller] < self._bounds.most_of_a_caller]
         return min(free, key=lambda caller: self._use.of(caller, now), default=None)
 
     def _room_for(self, caller: str, source: Source) -> list[Action] | None:
-        """Make room for one more waiting source. Returns the answers to those that give way; None
-        if no caller holds more than this one would."""
+        """Make room for one more waiting source. Return the answers to the askers that give way.
+        Return None if no caller would have more waiting bytes than this one."""
         answers: list[Action] = []
         if source in self._waiting:
             return answers

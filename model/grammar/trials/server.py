@@ -1,11 +1,11 @@
 """`python -m tasuki.model.grammar.trials.server FD`: the process that tries the grammars of a node.
 
-FD: of the socket where clients connect. The job comes over standard input. Not for people: a
-TrialHost starts it, and it does not outlive that host's process.
+FD: of the socket for clients' connections. The job comes over standard input. Not for people: a
+TrialHost starts it, and it ends with that host's process.
 
-Owns the clients' connections and the running children. It has one thread, so that fork() is safe,
-and holds the trees of tokens, so that a child has them at once. The order of trials is the queue's
-(queue.py). No call here waits but the selector's.
+Owns the clients' connections and the running children. It has one thread, so that fork() is safe.
+It holds the trees of tokens, so that a child has them at once. The queue (queue.py) decides the
+order of trials. Only the selector's call blocks.
 """
 
 import gc
@@ -30,10 +30,10 @@ from .queue import Action, Answer, Asker, Kill, QueueBounds, Source, Start, Tria
 from .trial import Child, Trees, Try, fork_trial
 
 _LOOK_SECONDS = 0.5
-"""Between two looks for trials that run for too long."""
+"""Seconds between two checks for overdue trials."""
 _READ_BYTES = 64 << 10
 _MOST_UNREAD_BYTES = 1 << 20
-"""Answers that a client has not read. A client that leaves more unread is cut off."""
+"""Bytes of answers not read by a client. A client with more is disconnected."""
 _MOST_CLIENTS = 256
 _CREDENTIALS = struct.Struct("3i")
 
@@ -41,8 +41,8 @@ _FromClient = msgspec.msgpack.Decoder(Ask | Leave)
 
 
 class TrialJob(msgspec.Struct, frozen=True):
-    """tokens, eos_ids: as of Vocabulary. try_source: MODULE:NAME of a Try. cores: how many this
-    node may use."""
+    """The job of a server. tokens, eos_ids: see Vocabulary. try_source: MODULE:NAME of a Try.
+    cores: number of processor cores that this node may use."""
 
     tokens: tuple[bytes, ...]
     eos_ids: tuple[int, ...]
@@ -224,7 +224,7 @@ def _named(name: str) -> Any:
 
 
 def _unavailable(reason: str) -> Try:
-    """Return a Try that refuses every source."""
+    """Return a Try with the verdict UNAVAILABLE for every source."""
     return lambda trees, source: Verdict(Outcome.UNAVAILABLE, reason)
 
 

@@ -1,9 +1,9 @@
-"""One trial: a grammar compiled in a forked child, within bounds that the kernel keeps.
+"""One trial: a grammar compiled in a forked child, within bounds kept by the kernel.
 
-The child has an own address space, processor time, stack and the lowest priority, and is the first
-that the kernel ends where memory is short. It writes one verdict to its pipe and ends. A grammar
-that costs too much ends it by a signal, which is a verdict too. Thread rule: the parent's one
-thread forks; the child runs on it.
+The child has its own limits of address space, processor time and stack, and the lowest priority. If
+memory is short, the kernel ends it first. It writes one verdict to its pipe and ends. A grammar
+with too high a cost ends it by a signal, and the signal is a verdict too. Thread rule: the parent's
+one thread forks; the child runs on it.
 """
 
 import gc
@@ -25,11 +25,11 @@ from .messages import Outcome, Verdict
 from .queue import Source
 
 MAX_SECONDS = 2
-"""Processor time of one trial."""
+"""Seconds of processor time of one trial."""
 MAX_ADDRESS_BYTES = 512 << 20
-"""Address space of one trial, the vocabulary's tree included."""
+"""Bytes of address space of one trial, the vocabulary's tree included."""
 _STACK_BYTES = 2 << 20
-"""Less than any thread has that compiles the grammar later."""
+"""Bytes of stack, less than in any thread that compiles the grammar later."""
 _LOWEST_PRIORITY = 19
 _FIRST_TO_END = "1000"
 """Highest value of oom_score_adj."""
@@ -51,20 +51,20 @@ Try = Callable[["Trees", Source], Verdict]
 
 @dataclass(frozen=True)
 class Trees:
-    """Token trees as token_tree() makes them. vocabulary: the model's. letters: all bytes."""
+    """Token trees from token_tree(). vocabulary: the model's. letters: all bytes."""
 
     vocabulary: Any
     letters: Any
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> "Trees":
-        """Raises GrammarsUnavailable."""
+        """Build both trees. Raises GrammarsUnavailable."""
         return cls(token_tree(vocabulary), token_tree(ALL_BYTES))
 
 
 def tried(trees: Trees, source: Source) -> Verdict:
-    """Compile the source over all bytes, then over the model's vocabulary. Raises what a broken
-    installation raises."""
+    """Compile the source over all bytes, then over the model's vocabulary. Raises the errors of a
+    broken installation."""
     before = _resident_bytes()
     try:
         grammar = Grammar(source.kind, source.text)
@@ -79,7 +79,7 @@ def tried(trees: Trees, source: Source) -> Verdict:
 
 @dataclass
 class Child:
-    """A running trial, as its parent sees it. pipe: its answer comes there, without waiting."""
+    """A running trial, seen from its parent. pipe: carries its answer; reads do not block."""
 
     pid: int
     pipe: int
@@ -92,8 +92,8 @@ class Child:
             os.kill(self.pid, signal.SIGKILL)
 
     def read(self) -> bool:
-        """Take what the child has written. Returns whether more may come. Kills a child that writes
-        more than an answer."""
+        """Read the child's output. Return true if more may come. Kill a child that writes more than
+        an answer."""
         while len(self.answer) <= MAX_ANSWER_BYTES:
             try:
                 data = os.read(self.pipe, MAX_ANSWER_BYTES)
@@ -138,7 +138,7 @@ def fork_trial(try_source: Try, trees: Trees, source: Source) -> Child:
 
 
 def _run(try_source: Try, trees: Trees, source: Source, write_end: int, parent: int) -> NoReturn:
-    """Be the child: nothing that goes wrong here returns to the parent's code."""
+    """Run the child. No error here returns to the parent's code."""
     try:
         _bound_this_process(write_end, parent)
         answer = msgspec.msgpack.encode(try_source(trees, source))
@@ -189,7 +189,7 @@ def _end_first_where_memory_is_short() -> None:
 
 
 def _resident_bytes() -> int:
-    """Return the memory of this process; 0 where the system does not say."""
+    """Return the resident memory of this process in bytes; 0 if the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as counters:
             return int(counters.read().split()[1]) * resource.getpagesize()
@@ -198,7 +198,7 @@ def _resident_bytes() -> int:
 
 
 def _verdict_of(status: int, answer: bytes) -> Verdict:
-    """status: as wait4() gives it."""
+    """Return the verdict of an ended child. status: from wait4()."""
     if os.WIFSIGNALED(status):
         ended_by_kernel = os.WTERMSIG(status) == signal.SIGKILL
         return _OUT_OF_MEMORY if ended_by_kernel else TOO_COSTLY

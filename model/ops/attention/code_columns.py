@@ -3,9 +3,9 @@
 Pages come as words of four codes, and a thread's part of a word never leaves the thread. Otherwise
 bytes would be loaded one by one, or sorted through shared memory. Keys and values are the first
 operands of their products. A warp group takes them from registers, two float16 numbers side by
-side. So one instruction turns two neighbouring codes: of keys, two elements of a token; of values,
-two tokens of an element. Columns therefore have orders of their own: queries are loaded in
-`query_elements`, outputs are stored in `head_elements`. Reference: Triton's interpreter, code by
+side. So one instruction turns two neighbouring codes. For keys they are two elements of a token,
+for values two tokens of an element. Columns therefore have orders of their own: queries are loaded
+in `query_elements`, outputs are stored in `head_elements`. Reference: Triton's interpreter, code by
 code in the same order.
 """
 
@@ -40,9 +40,9 @@ def head_elements(scales, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def key_numbers(words, dtype: tl.constexpr):
-    """Turn words int32 [TILE, W] into numbers [TILE, 4 W]. Of 16 columns the first 8 are the lower
-    two codes of four words, the others the upper two, as an instruction's 16 columns lie in
-    threads."""
+    """Turn words int32 [TILE, W] into numbers [TILE, 4 W]. In each 16 columns, the first 8 are the
+    lower two codes of four words. The others are the upper two. An instruction's 16 columns have
+    this order in threads."""
     TILE: tl.constexpr = words.shape[0]
     W: tl.constexpr = words.shape[1]
     if HAS_INSTRUCTIONS and dtype == tl.float16:
@@ -70,8 +70,8 @@ def key_numbers(words, dtype: tl.constexpr):
 
 @triton.jit
 def value_numbers(words, dtype: tl.constexpr):
-    """words int32 [TILE, W] as numbers [TILE, 4 W]: first the lowest codes of all words, then the
-    next ones."""
+    """Return words int32 [TILE, W] as numbers [TILE, 4 W]: first the lowest codes of all words,
+    then the next ones."""
     TILE: tl.constexpr = words.shape[0]
     W: tl.constexpr = words.shape[1]
     if HAS_INSTRUCTIONS and dtype == tl.float16:
@@ -110,6 +110,6 @@ def _code(words, number: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def _halves(pairs):
-    """int32, of two float16 each, as those, [..., 2]."""
+    """Return int32, each with two float16 of pairs, [..., 2]."""
     lower = pairs.to(tl.int16).to(tl.float16, bitcast=True)
     return tl.join(lower, (pairs >> 16).to(tl.int16).to(tl.float16, bitcast=True))

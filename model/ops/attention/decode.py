@@ -37,7 +37,7 @@ from .paged_tiles import (
 
 @dataclass(frozen=True)
 class DecodeWorkspace:
-    """Room for the partial results of batches of up to `batch` rows, reused by every layer.
+    """Memory for the partial results of batches of up to `batch` rows, reused by every layer.
 
     shares: programs per key head for pages of numbers; FP8 rows use twice as many. outputs [2
     shares + batch, query_heads, head_dim] and weights [2 shares + batch, query_heads] (log2 of the
@@ -224,7 +224,8 @@ def _attention_decode_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shape of the 9B model, bfloat16 and float32, numbers and FP8 rows."""
+    """Return the compile specs in the shape of the 9B model, bfloat16 and float32, numbers and FP8
+    rows."""
     heads = {"KV_HEADS": 4, "GROUP": 4, "GROUP_BLOCK": 16, "HEAD_DIM": 256, "PAGE_TOKENS": 64}
 
     def spec(name: str, dtype: str, tile: int, stages: int, *, fp8: bool = False) -> KernelSpec:

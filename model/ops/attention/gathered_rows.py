@@ -1,5 +1,5 @@
-"""Pages of FP8 rows as numbers, for readers that would turn them too often: side by side for dense
-attention, or as pages for the many tiles of a prompt.
+"""Pages of FP8 rows as numbers, because some readers would turn the codes too often. They are side
+by side for dense attention, or pages for the many tiles of a prompt.
 
 A program turns the keys or values of one page and head. Codes are read once and numbers written
 once, so the floor is memory bandwidth. Reference: `page_rows.read_pages`.
@@ -43,7 +43,8 @@ def _head_dim(kv: Tensor) -> int:
 
 
 def _turn(kv: Tensor, table: Tensor, places: Tensor | None, keys: Tensor, values: Tensor) -> None:
-    """keys, values [pages, kv_heads, page_tokens, head_dim], of equal strides."""
+    """Turn the pages at `places` into keys, values [pages, kv_heads, page_tokens, head_dim], of
+    equal strides."""
     pages, heads, _, dim = keys.shape
     page_stride, head_stride, token_stride, _ = keys.stride()
     _gathered_rows_kernel[(heads, pages, 2)](
@@ -101,7 +102,7 @@ def _gathered_rows_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shape of the 9B model."""
+    """Return the compile specs in the shape of the 9B model."""
 
     def spec(
         name: str, pointers: str, page: int, head: int, token: int, **absent: object

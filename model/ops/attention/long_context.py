@@ -22,15 +22,16 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from .page_rows import holds_fp8
 
 DenseAttention = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(q [rows, query_heads, dim], k, v [keys, kv_heads, dim]) to (output like q, log of the sum of
-exponentials [rows, query_heads] float32). Scores are scaled by dim ** -0.5. Nothing is masked."""
+"""Maps (q [rows, query_heads, dim], k, v [keys, kv_heads, dim]) to (output like q, log of the sum
+of exponentials [rows, query_heads] float32). Scores are scaled by dim ** -0.5. Nothing is
+masked."""
 
 _TILE_ROWS = 128
 _STEP = 2048
 _FEWEST_KEYS = 8192
 _SIZES_AN_OCTAVE = 8
 MOST_KEYS = 2**18
-"""Gathered at a time: 1 GiB with the values, of 4 heads of 256 elements of 2 bytes."""
+"""Keys gathered at a time: 1 GiB with the values, of 4 heads of 256 elements of 2 bytes."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class ContextBlock:
 
 @dataclass(frozen=True)
 class ContextBlocks:
-    """Blocks of one forward; each is padded to block_rows, a multiple of 128. most_keys: gathered
-    at a time."""
+    """Blocks of one forward; each is padded to block_rows, a multiple of 128. most_keys: keys
+    gathered at a time."""
 
     blocks: tuple[ContextBlock, ...]
     block_rows: int
@@ -74,7 +75,8 @@ class ContextBlocks:
         return ContextBlocks(tuple(blocks), block_rows, attend)
 
     def served(self, tile_rows: int) -> dict[int, int]:
-        """Keys served, by the first row of every tile of a block."""
+        """Return the number of keys served by blocks, for the first row of every tile of
+        `tile_rows` rows."""
         return {
             row: block.keys
             for block in self.blocks
@@ -82,8 +84,8 @@ class ContextBlocks:
         }
 
     def run(self, q: Tensor, kv: Tensor, page_table: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs [T, query_heads, head_dim] like q and their log-sums [T, query_heads] float32;
-        rows of no block are left unwritten. kv dense, page_table as for our kernel."""
+        """Return outputs [T, query_heads, head_dim] like q and their log-sums [T, query_heads]
+        float32. Rows outside blocks are left unwritten. kv dense, page_table as for our kernel."""
         output = torch.empty_like(q)
         sums = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         for sequence in sorted({block.sequence for block in self.blocks}):
@@ -125,7 +127,7 @@ class ContextBlocks:
 
 
 def served_keys(before: int) -> int:
-    """Return the largest size of at most that many keys, of eight sizes per octave; 0 if there are
+    """Return the largest size of at most `before` keys, of eight sizes per octave; 0 if there are
     too few."""
     if before < _FEWEST_KEYS:
         return 0
@@ -134,8 +136,8 @@ def served_keys(before: int) -> int:
 
 
 def block_rows(query_heads: int, processors: int) -> int:
-    """Return the number of rows whose heads' tiles fill the device once or twice with the least
-    rest."""
+    """Return the number of rows with tiles, over all heads, that fill the device once or twice with
+    the least rest."""
 
     def tiles(rounds: int) -> int:
         return max(rounds * processors // query_heads, 1)
@@ -147,8 +149,8 @@ def block_rows(query_heads: int, processors: int) -> int:
 
 
 def warm(config: ModelConfig, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Build cuDNN's plans for contexts of up to `tokens`, on the thread that will use them. 30 ms
-    each, about 40 for 262144 tokens and more."""
+    """Build cuDNN's plans for contexts of up to `tokens`. Call it on the thread of their later use.
+    A plan takes 30 ms; there are about 40 for 262144 tokens and more."""
     rows = block_rows_of(config, device)
     q = torch.zeros(rows, config.query_heads, config.head_dim, dtype=dtype, device=device)
     keys = served_keys(min(tokens, MOST_KEYS))
@@ -164,7 +166,7 @@ def block_rows_of(config: ModelConfig, device: torch.device) -> int:
 
 
 def cudnn_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """`DenseAttention`, in 16-bit types."""
+    """Compute `DenseAttention` in 16-bit types."""
     q, k, v = (x.unsqueeze(0).transpose(1, 2) for x in (q, k, v))
     result = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)
     return result[0].squeeze(0).transpose(0, 1), result[1].view(q.shape[1:3]).transpose(0, 1)

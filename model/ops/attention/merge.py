@@ -18,7 +18,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 
 @dataclass(frozen=True)
 class _Block:
-    """So many parts at once, of so many elements of a head, a program."""
+    """Work of a program: `step` parts at once, `slice` elements of a head."""
 
     step: int
     slice: int
@@ -31,13 +31,14 @@ class _Block:
 _FEW_ROWS = _Block(64, 32, 2)
 _MANY_ROWS = _Block(8, 64, 1)
 _MANY = 16
-"""From so many rows on a row is in few shares: a fifth of the instructions."""
+"""Fewest rows for _MANY_ROWS. With so many rows, a row is in few shares: a fifth of the
+instructions."""
 
 
 @dataclass(frozen=True)
 class GateSource:
-    """The gate of head h of row r lies at gate[r, 2 h D: 2 h D + D]: `projected` from its first
-    gate on."""
+    """Source of gates. The gate of head h of row r is gate[r, 2 h D: 2 h D + D]: `projected` from
+    its first gate on."""
 
     gate: Tensor
     stride: int
@@ -121,7 +122,7 @@ def merge_splits(outputs: Tensor, weights: Tensor, source: GateSource, like: Ten
 def share_of_program(
     context_lens, rows, batch, programs, PAGE_TOKENS: tl.constexpr, BATCH_BLOCK: tl.constexpr
 ):
-    """Running page counts of the batch's sequences, [BATCH_BLOCK], and pages a program."""
+    """Return running page counts of the batch's sequences, [BATCH_BLOCK], and pages a program."""
     every = tl.arange(0, BATCH_BLOCK)
     live = every < tl.minimum(batch, tl.load(rows, cache_modifier=".cg"))
     lengths = tl.load(context_lens + every, mask=live, other=0, cache_modifier=".cg")
@@ -141,7 +142,8 @@ def _joined(
     SLICE: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Parts first, ..., last - 1, `step` rows apart, by their weights: the elements [SLICE]."""
+    """Return the elements [SLICE] of parts first, ..., last - 1, `step` rows apart, joined by their
+    weights."""
     largest = tl.full([STEP], -1.0e30, tl.float32)
     total = tl.zeros([STEP], tl.float32)
     joined = tl.zeros([STEP, SLICE], tl.float32)
@@ -258,7 +260,7 @@ def _splits_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shape of the 9B model."""
+    """Return the compile specs in the shape of the 9B model."""
     parts, rows = "outputs weights", "context_lens rows"
     heads = {"HEADS": 16, "HEAD_DIM": 256, "DEPENDENT": True}
     batch = heads | {"TOKENS": 1, "PAGE_TOKENS": 64}

@@ -1,8 +1,8 @@
 """Softmax over a stream of keys: one step, shared by the attention kernels.
 
-Scores are in units of log2, so that exp2 serves; their scale has the factor log2(e). An output is
-the sum of exp2(score - largest) * value, a total that of exp2(score - largest). Source: Milakov and
-Gimelshein 2018.
+Scores are in units of log2, so exp2 serves; their scale has the factor log2(e). An output is the
+sum of exp2(score - largest) * value. A total is the sum of exp2(score - largest). Source: Milakov
+and Gimelshein 2018.
 """
 
 import triton
@@ -12,7 +12,7 @@ from tasuki.utils.triton.fp8_rows import NAN_SCALE, largest_bits
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 FEW_QUERIES = tl.constexpr(64)
-"""Most queries for which FP8 keys and values are first operands, turned in registers; more queries
+"""Most queries for which FP8 keys and values are first operands, turned in registers. More queries
 are first operands themselves, as for numbers."""
 _LEAST_SCORE = tl.constexpr(-1.0e30)
 _LEAST_EXPONENT = tl.constexpr(-60.0)
@@ -34,12 +34,12 @@ def take_in(scores, value, output, largest, total):
 
 @triton.jit
 def take_in_rows(scores, codes, scale, output, largest, total):
-    """Take in values that are codes [TILE, D] times 2^(scale - 127), scale [TILE] int32; otherwise
-    as take_in.
+    """Take in values stored as codes [TILE, D] times 2^(scale - 127), scale [TILE] int32; otherwise
+    like take_in.
 
     A value's power of two joins its weight. The products must then not exceed one, because float16
-    holds no large numbers: so `largest` is theirs. For values near zero the power counts as 2^-60,
-    so that totals do not overflow.
+    holds no large numbers. So `largest` is the largest product. For values near zero the power
+    counts as 2^-60, so that totals do not overflow.
     """
     exponent = (scale - 127).to(tl.float32)[None, :]
     least = tl.maximum(exponent, _LEAST_EXPONENT)

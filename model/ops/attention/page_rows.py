@@ -24,7 +24,7 @@ def holds_fp8(kv: Tensor) -> bool:
 
 
 def write_rows(k: Tensor, v: Tensor, kv: Tensor, places: tuple[Tensor, Tensor]) -> None:
-    """k, v [T, kv_heads, head_dim], to (pages, offsets) [T] int64."""
+    """Write rows k, v [T, kv_heads, head_dim] at (pages, offsets) [T] int64."""
     for side, rows in enumerate((k, v)):
         if not holds_fp8(kv):
             _put(kv[:, :, side], places, rows.to(kv.dtype))
@@ -38,8 +38,8 @@ def write_rows(k: Tensor, v: Tensor, kv: Tensor, places: tuple[Tensor, Tensor]) 
 def read_pages(
     kv: Tensor, pages: Tensor, dtype: torch.dtype, room: RowRoom
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values [kv_heads, page_tokens * n, head_dim] of pages [n], until the next read into
-    the room."""
+    """Return keys and values [kv_heads, page_tokens * n, head_dim] of pages [n], valid until the
+    next read into `room`."""
     if not holds_fp8(kv):
         return _keys_and_values(kv, pages, dtype, room)
     heads = kv.shape[1]
@@ -54,7 +54,7 @@ def read_pages(
 
 
 def fp8_views(kv: Tensor) -> tuple[Tensor, Tensor]:
-    """(codes [pages, kv_heads, 2, page_tokens, head_dim], scales [pages, kv_heads, 2,
+    """Return (codes [pages, kv_heads, 2, page_tokens, head_dim], scales [pages, kv_heads, 2,
     page_tokens]), uint8, of FP8 rows."""
     rows = _SIDES * PAGE_TOKENS
     width = kv.shape[2] // rows - 1
@@ -63,7 +63,7 @@ def fp8_views(kv: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _put(side: Tensor, places: tuple[Tensor, Tensor], rows: Tensor) -> None:
-    """side [pages, kv_heads, page_tokens, ...]."""
+    """Put rows into side [pages, kv_heads, page_tokens, ...]."""
     side.transpose(1, 2).index_put_(places, rows)
 
 

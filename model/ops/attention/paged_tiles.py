@@ -28,7 +28,7 @@ def tile_keys(q: Tensor) -> int:
 
 
 def page_tiles(kv: Tensor, tile: int) -> PageTiles:
-    """kv, dense, as page_rows.py has it, read by `tile` tokens."""
+    """Return descriptors of kv, dense, as in page_rows.py, read by `tile` tokens."""
     if not kv.is_contiguous():
         raise ValueError(f"kv has strides {kv.stride()}: pages must be dense, as arena views are")
     if not holds_fp8(kv):

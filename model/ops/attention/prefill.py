@@ -1,9 +1,9 @@
 """Causal attention of packed runs of tokens over their pages, the context before them included.
 
-A program owns a tile of tokens of one sequence and one query head. It goes through that sequence's
-pages: whole pages first, then those cut by the diagonal or the context's end. With too few tiles to
-fill the device every tile's pages are split, and `attention_merge` joins the parts. This forward's
-keys and values must be in their pages already; FP8 rows are turned to numbers first
+A program owns a tile of tokens of one sequence and one query head. It goes through the pages of its
+sequence: whole pages first, then those cut by the diagonal or the context's end. With too few tiles
+to fill the device every tile's pages are split, and `attention_merge` joins the parts. This
+forward's keys and values must be in their pages already; FP8 rows are turned to numbers first
 (tile_groups.py), except in float32. Reference: `reference.paged_attention`, times sigmoid of the
 gate.
 """
@@ -96,7 +96,7 @@ def paged_attention_prefill(
 def _pages(
     kv: Tensor, page_table: Tensor, group: TileGroup, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return the pages that the group's tiles read, and their table."""
+    """Return the pages read by the group's tiles, and their table."""
     if group.places is None:
         return kv, page_table
     return turned_pages(kv, page_table, group.places, dtype), group.table
@@ -240,7 +240,8 @@ def _split_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shape of the 9B model, bfloat16 and float32, numbers and FP8 rows."""
+    """Return the compile specs in the shape of the 9B model, bfloat16 and float32, numbers and FP8
+    rows."""
     heads = {"HEADS": 16, "GROUP": 4, "HEAD_DIM": 256, "PAGE_TOKENS": 64}
 
     def spec(

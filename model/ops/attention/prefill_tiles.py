@@ -1,4 +1,4 @@
-"""How the rows of a forward over prompts are shared out to attention's programs.
+"""Division of a prompt forward's rows among attention's programs.
 
 Planned once a forward on the host, the same for every layer. Does not use page ids.
 """
@@ -35,7 +35,7 @@ class PrefillTiles:
 
     @cached_property
     def groups(self) -> tuple[TileGroup, ...]:
-        """Return the same tiles, grouped by the FP8 pages that are turned for them."""
+        """Return the same tiles, grouped by the FP8 pages turned for them."""
         return tile_groups(self.planned, self.tiles.device)
 
     @staticmethod
@@ -46,7 +46,8 @@ class PrefillTiles:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "PrefillTiles":
-        """lengths: tokens of each sequence in this forward; context_lens: tokens before them."""
+        """Make the tiles. lengths: tokens of each sequence in this forward; context_lens: tokens
+        before them."""
         context = ContextBlocks((), tile_rows(dtype), cudnn_attention)
         if device.type == "cuda" and dtype.itemsize == 2:
             rows = block_rows_of(config, device)
@@ -66,7 +67,7 @@ class PrefillTiles:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "PrefillTiles":
-        """Make whole tiles of the keys that the blocks of `context` leave."""
+        """Make whole tiles of the keys left by the blocks of `context`."""
         rows = tile_rows(dtype)
         served = context.served(rows)
         tiles: list[PlannedTile] = []
@@ -88,7 +89,8 @@ class PrefillTiles:
 
 
 def _splits(programs: int, longest: int, device: torch.device) -> int:
-    """Parts of each context: enough to fill the device, and no shorter than is worth a program."""
+    """Return the number of parts of each context: enough to fill the device, and each long enough
+    to be worth a program."""
     if device.type != "cuda":
         return 1
     processors = torch.cuda.get_device_properties(device).multi_processor_count

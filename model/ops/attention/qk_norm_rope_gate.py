@@ -73,7 +73,7 @@ def k_norm_rope(
     places: TokenPlaces,
     kv: Tensor,
 ) -> None:
-    """Keys and values alone: projected [T, k | v], the rest as for qk_norm_rope_gate."""
+    """Write keys and values alone: projected [T, k | v], the rest as for qk_norm_rope_gate."""
     _launch(projected, None, weights, config, rotary, places, kv)
 
 
@@ -291,7 +291,7 @@ def _qk_norm_rope_gate_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shape of the 9B model."""
+    """Return the compile specs in the shape of the 9B model."""
     heads = {"QUERY_HEADS": 16, "KV_HEADS": 4, "HEAD_DIM": 256, "HALF": 32, "PAGE_TOKENS": 64}
     blocks = {"Q_BLOCK": 8, "KV_BLOCK": 4, "DIM": 256, "PART": 32}
     keys_alone = {"QUERY_HEADS": 0, "Q_BLOCK": 1}

@@ -17,11 +17,11 @@ from .page_rows import read_pages, write_rows
 
 @dataclass(frozen=True)
 class ContextPlan:
-    """One sequence: its tokens are batch rows [start, start + length); pages [n] int64 cover its
-    `context` tokens (this forward's included). mask [length, context] bool, true for seen keys;
-    None: plain causal without context, a single token that sees all, or stepped. stepped: each
-    token asks alone, as in one forward after the other: a CPU's rounding of bf16 depends on the
-    number of queries at once."""
+    """One sequence: its tokens are batch rows [start, start + length). pages [n] int64 cover its
+    `context` tokens (this forward's included). mask [length, context] bool, true for seen keys.
+    mask None: plain causal without context, a single token with all keys, or stepped. stepped: each
+    token is a query by itself, as in one forward after the other. A CPU's rounding of bf16 depends
+    on the number of queries at once."""
 
     start: int
     length: int
@@ -31,8 +31,8 @@ class ContextPlan:
     stepped: bool = False
 
     def queries(self) -> Iterator[tuple[slice, int, Tensor | None]]:
-        """Yield rows that ask together, the number of the context's keys for them, and their
-        mask."""
+        """Yield the rows of one attention call, the number of the context's keys for them, and
+        their mask."""
         if not self.stepped:
             yield slice(self.start, self.start + self.length), self.context, self.mask
             return
@@ -54,8 +54,8 @@ class AttentionPlan:
     contexts: tuple[ContextPlan, ...]
 
     def without_first_key(self) -> "AttentionPlan":
-        """Return the plan in which no query sees the key of position 0. A query without another key
-        has no result."""
+        """Return the plan without the key of position 0: no query sees it. A query without another
+        key has no result."""
         contexts = []
         for item in self.contexts:
             before = item.context - item.length
@@ -103,7 +103,7 @@ def paged_attention(
     read them there too.
 
     q [T, query_heads, head_dim]; k, v [T, kv_heads, head_dim], all after norm and rotary; kv as in
-    page_rows.py; room: for one context after the other.
+    page_rows.py; room: memory for one context after the other.
     """
     write_pages(k, v, kv, plan)
     output = torch.empty_like(q)
@@ -115,12 +115,13 @@ def paged_attention(
 
 
 def write_pages(k: Tensor, v: Tensor, kv: Tensor, plan: AttentionPlan) -> None:
-    """Keys and values of the batch's tokens, as for paged_attention()."""
+    """Write keys and values of the batch's tokens, as for paged_attention()."""
     write_rows(k, v, kv, (plan.write_pages, plan.write_offsets))
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """q [t, query_heads, d]; k, v [kv_heads, context, d]; returns [t, query_heads, d]."""
+    """Return attention [t, query_heads, d] of q [t, query_heads, d]; k, v [kv_heads, context,
+    d]."""
     tokens, heads, dim = q.shape
     kv_heads = k.shape[0]
     group = heads // kv_heads
@@ -141,8 +142,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def naive_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """`DenseAttention` of long_context.py, step by step: (output like q, log of the sum of
-    exponentials [rows, query_heads] float32).
+    """Compute `DenseAttention` of long_context.py step by step. Return (output like q, log of the
+    sum of exponentials [rows, query_heads] float32).
 
     q [rows, query_heads, dim]; k, v [keys, kv_heads, dim]; nothing is masked.
     """

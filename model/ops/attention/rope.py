@@ -15,9 +15,10 @@ from tasuki.model.config_json import Yarn
 
 @dataclass(frozen=True)
 class RotaryAngles:
-    """frequencies [rotary_dim / 2] float32, radians per position, on the host; scale: of cos, sin.
+    """Angles of the rotary embedding. frequencies [rotary_dim / 2] float32, radians per position,
+    on the host; scale: factor of cos and sin.
 
-    They are computed on the host for every device: at position 1,000,000 the last bit of another
+    They are computed on the host for every device. At position 1,000,000 the last bit of another
     device's power is a hundredth of a radian.
     """
 
@@ -43,7 +44,8 @@ class RotaryAngles:
         return RotaryAngles(slowed * (1 - kept) + 1.0 / powers * kept, yarn.attention_factor)
 
     def table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, each [T, 1, rotary_dim / 2] float32, of positions [T] on any device."""
+        """Return cos and sin, each [T, 1, rotary_dim / 2] float32, of positions [T] on any
+        device."""
         angles = positions.float()[:, None, None] * self.frequencies.to(positions.device)
         return angles.cos() * self.scale, angles.sin() * self.scale
 
@@ -53,7 +55,7 @@ def _mixed_pairs(rotary_dim: int, theta: float, yarn: Yarn) -> tuple[float, floa
     way."""
 
     def pair(turns: float) -> float:
-        """Return the pair with so many turns in the trained length."""
+        """Return the pair of elements with `turns` turns in the trained length."""
         return rotary_dim * math.log(yarn.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = pair(yarn.beta_fast), pair(yarn.beta_slow)
@@ -64,9 +66,11 @@ def _mixed_pairs(rotary_dim: int, theta: float, yarn: Yarn) -> tuple[float, floa
 
 
 def rotary_cache(config: ModelConfig, positions: int, device: torch.device) -> Tensor:
-    """[positions, 2, rotary_dim / 2] float32: cos, then sin, of every position; made at start-up.
+    """Return [positions, 2, rotary_dim / 2] float32: cos, then sin, of every position; made at
+    start-up.
 
-    A table gives the oracle's angles to the last bit, and costs a token 1% of the kernel's bytes.
+    A table gives the reference's angles to the last bit, and costs a token 1% of the kernel's
+    bytes.
     """
     cos, sin = RotaryAngles.of(config).table(torch.arange(positions, device=device))
     return torch.cat([cos, sin], dim=1)
@@ -79,7 +83,8 @@ def rotary_cache_bytes(config: ModelConfig, positions: int) -> int:
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, heads, head_dim]; its first rotary_dim elements are turned, the rest pass."""
+    """Return x [T, heads, head_dim] with its first rotary_dim elements rotated and the rest
+    unchanged."""
     half = cos.shape[-1]
     first, second, rest = x.split_with_sizes([half, half, x.shape[-1] - 2 * half], dim=-1)
     turned = (first * cos - second * sin, second * cos + first * sin)

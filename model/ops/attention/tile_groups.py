@@ -1,5 +1,4 @@
-"""Choice of the FP8 pages that a forward over prompts turns to numbers, and of the tiles that read
-them.
+"""The FP8 pages turned to numbers in a forward over prompts, and the tiles that read them.
 
 Every query head and every tile reads a key again, and turning its code costs as much as multiplying
 it. So pages are turned once per layer, a few sequences at a time, and tiles read pages of numbers.
@@ -22,17 +21,18 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from .long_context import MOST_KEYS
 
 LEAST_KEYS = 2**16
-"""256 MiB with the values, of 4 heads of 256 elements of 2 bytes."""
+"""Least keys turned at once: 256 MiB with the values, of 4 heads of 256 elements of 2 bytes."""
 
 PlannedTile = tuple[int, int, int, int, int]
-"""First row, rows, sequence, position of the first row, keys attended elsewhere."""
+"""A tile: first row, rows, sequence, position of the first row, keys attended elsewhere."""
 
 
 @dataclass(frozen=True)
 class TileGroup:
-    """tiles [n, 5] int32, as `PlannedTile`. places [N, 2] int32: sequence and page number of each
-    turned page, one after the other. A tile then has, in place of its sequence, the offset from a
-    page's number to its place among these. None: nothing is turned. Both on the device."""
+    """Tiles and the pages turned for them, both on the device. tiles [n, 5] int32, as
+    `PlannedTile`. places [N, 2] int32: sequence and page number of each turned page, one after the
+    other. With places, a tile has an offset instead of its sequence: from a page's number to its
+    place among these. None: nothing is turned."""
 
     tiles: Tensor
     places: Tensor | None = None
@@ -46,7 +46,7 @@ class TileGroup:
 
 
 def tile_groups(tiles: Sequence[PlannedTile], device: torch.device) -> tuple[TileGroup, ...]:
-    """All of the tiles; in each group in their order."""
+    """Return all of the tiles in groups; each group keeps their order."""
     spans = _spans(tiles)
     groups: list[list[int]] = []
     room = 0
@@ -70,7 +70,7 @@ def turned_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
 
 
 def on_device(rows: Sequence[Sequence[int]] | Tensor, device: torch.device) -> Tensor:
-    """int32; copied without a wait."""
+    """Return the rows on the device, int32, copied without a wait."""
     packed = torch.as_tensor(rows, dtype=torch.int32)
     if device.type == "cuda":
         packed = packed.pin_memory()

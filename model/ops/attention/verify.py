@@ -1,8 +1,8 @@
-"""Attention of rows with drafts: the last tokens of each sequence over its pages, every key and
-value read once for all of them.
+"""Attention of rows with drafts: the last tokens of each sequence over its pages. Every key and
+value is read once for all of these tokens.
 
 The pages are shared out as in `decode.py`. A program multiplies a tile of keys with the queries of
-all tokens of a row and of all heads that share these keys, in one matrix instruction. In the last
+all tokens of a row, for all heads with these keys. It takes one matrix instruction. In the last
 tiles a token sees the keys up to its own. `attention_merge` joins partial results and counts a
 row's tokens as further heads.
 
@@ -27,12 +27,13 @@ from .paged_tiles import attend_pages, page_tiles, tile_keys, tile_types
 
 _STAGES = 5
 _STAGES_OF_ROWS = 7
-"""Stages for FP8 rows with so few queries that two programs have room for three tiles each."""
+"""Stages for FP8 rows with few queries: two programs have memory for three tiles each."""
 _STAGES_OF_MANY, _MANY_QUERIES = 3, 64
-"""From so many queries on bfloat16 tiles of five stages leave shared memory no room for them."""
+"""Stages for _MANY_QUERIES queries or more. bfloat16 tiles of five stages would then exceed shared
+memory."""
 _LEAST_QUERIES = 16
 _QUERIES_A_WARP = 8
-"""Queries per warp: with more queries a program has more warps, so that each holds as much of the
+"""Queries per warp. With more queries a program has more warps, and each warp holds as much of the
 output."""
 _FEWEST_WARPS, _MOST_WARPS = 4, 8
 
@@ -196,8 +197,8 @@ def _attention_verify_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """9B with 3 and with 7 drafts, and 3 of 35B-A3B's half of heads, bfloat16; and one token of the
-    draft layer; likewise of FP8 rows."""
+    """Return the compile specs of 9B with 3 and with 7 drafts, and of 3 drafts with 35B-A3B's half
+    of heads, bfloat16; one token of the draft layer; the same for FP8 rows."""
 
     def spec(
         drafts: int, kv_heads: int, group: int, first_key: int = 0, *, fp8: bool = False

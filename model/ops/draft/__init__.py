@@ -1,2 +1,2 @@
 """Inputs of the draft layer's entries: a token's embedding and the final hidden state of the token
-before it, and the carry of that state between forwards."""
+before it. Carry of this state between forwards."""

@@ -1,4 +1,4 @@
-"""Final hidden states of a decode step's rows, normed, into the slots that they write.
+"""Final hidden states of a decode step's rows, normed and stored in the slots written by the step.
 
 A program owns one row. Reference: `norm.reference.rms_norm` of branch + residual, then `carry_over`
 of reference.py. It is launched behind a join of streams, so it depends on no launch before it in
@@ -12,7 +12,7 @@ from torch import Tensor
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 _ELEMENTS = 8
-"""A thread: one load of 16 bytes of each operand."""
+"""Elements a thread: one load of 16 bytes of each operand."""
 
 
 def carry_normed(
@@ -122,7 +122,7 @@ def _folded_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shape of the 9B model."""
+    """Return the compile specs in the shape of the 9B model."""
     sizes = {"WIDTH": 4096, "BLOCK": 4096}
     return [
         KernelSpec.of(

@@ -1,11 +1,11 @@
-"""Begin and steps of guesses, as numbers on the device: the host learns none of them before the
-guesses are launched.
+"""Begin and steps of guesses, as numbers on the device. The guesses are launched before the host
+learns any of them.
 
 `chain_begin`: a program owns a row. Behind a row with verified drafts it counts the accepted ones
-and begins behind the last sampled token. Behind any other it begins with the token on the row's
-lane and the hidden state in a slot. `chain_advance`: one program steps all rows to the sampled
-token and leaves it on their lanes. References: reference_chain.py. Both are launched without
-overlap, so that all work before them has ended.
+and begins behind the last sampled token. Behind any other it begins with the token at the row's
+batch index and the hidden state in a slot. `chain_advance`: one program steps all rows to the
+sampled token and stores it at their batch indices. References: reference_chain.py. Both are
+launched without overlap, so all work before them has ended.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from torch import Tensor
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 _ELEMENTS = 8
-"""A thread: one load of 16 bytes."""
+"""Elements a thread: one load of 16 bytes."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """State of B rows, int32 except hidden [B, width]. context_lens: up to the token whose guess is
-    next, at `positions`; tokens: that token; left: wanted guesses, including it; hidden: the state
-    before that token. rows [1]: number of counting rows."""
+    """State of B rows, int32 except hidden [B, width]. context_lens: up to the next guess's token,
+    at `positions`; tokens: this token; left: wanted guesses, including it; hidden: the state before
+    this token. rows [1]: number of counting rows."""
 
     tokens: Tensor
     hidden: Tensor
@@ -36,11 +36,12 @@ class Chain:
 
 @dataclass(frozen=True)
 class ChainStarts:
-    """Starting points of rows. places [B] int32: of each among the rows that verified drafts last,
-    -1 for others; lanes, slots [B] int32: for those. last_tokens [lanes]; carry [slots, width].
+    """Starting points of rows. places [B] int32: index among the rows that verified drafts last, -1
+    for others. lanes, slots [B] int32: batch indices and slots of the others. last_tokens [lanes];
+    carry [slots, width].
 
-    Of the rows that verified, `width` [1] int32 tokens each: drawn, ids [rows * width] int32, of
-    which counts [rows] are valid; hidden [rows, at least width, dim].
+    The rows with verified drafts have `width` [1] int32 tokens each. drawn, ids [rows * width]
+    int32, with counts [rows] valid tokens; hidden [rows, at least width, dim].
     """
 
     places: Tensor
@@ -75,8 +76,8 @@ def chain_begin(chain: Chain, starts: ChainStarts, limit: int) -> None:
 
 
 def chain_advance(chain: Chain, lanes: Tensor, drafts: Tensor) -> None:
-    """Step to the sampled tokens: those of the first rows[0] rows go to drafts[lanes] (lanes [B],
-    drafts [lanes] int32, any stride), and their guesses are next."""
+    """Step to the sampled tokens. Store those of the first rows[0] rows in drafts[lanes], and
+    prepare their guesses. lanes [B]; drafts [lanes] int32, any stride."""
     batch = len(chain.tokens)
     _advance[(1,)](
         *(chain.tokens, chain.positions, chain.context_lens, chain.left, chain.rows),
@@ -181,7 +182,7 @@ def _advance(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shape of the 9B model."""
+    """Return the compile specs in the shape of the 9B model."""
     integers = "tokens positions context_lens left rows"
     starts = "places lanes slots last_tokens width drawn ids counts"
     sizes = {"WIDTH": 4096, "BLOCK": 4096}

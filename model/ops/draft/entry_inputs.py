@@ -1,9 +1,9 @@
 """Inputs of the draft layer's first product for every token: its normed embedding, then the normed
 final hidden state of the token before it.
 
-A sequence's first row takes that state from its read slot, any other the row before. A decode step
-has first rows only, so its entries are known before any layer has run. Reference: `states_before`
-of reference.py and two `norm.reference.rms_norm`.
+A sequence's first row takes this state from its read slot, any other from the row before. A decode
+step has first rows only, so its entries are known before any layer has run. Reference:
+`states_before` of reference.py and two `norm.reference.rms_norm`.
 
 A program owns one half of one token. It is launched behind a fork of streams, so it depends on no
 launch before it in the stream.
@@ -16,7 +16,7 @@ from torch import Tensor
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 _ELEMENTS = 32
-"""A thread."""
+"""Elements a thread."""
 
 
 def entry_inputs(
@@ -107,7 +107,7 @@ def _draft_entry_inputs_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shape of the 9B model."""
+    """Return the compile specs in the shape of the 9B model."""
     sizes = {"WIDTH": 4096, "BLOCK": 4096}
 
     def spec(name: str, constants: dict[str, object], integers: str) -> KernelSpec:

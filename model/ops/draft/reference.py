@@ -1,5 +1,5 @@
-"""Places of the final hidden states that entries read and forwards leave, in PyTorch: the CPU path,
-and the reference of the kernels."""
+"""Places of the final hidden states read by entries and stored by forwards, in PyTorch: the CPU
+path, and the reference of the kernels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ class CarryPlan:
 def plan_carry(
     cu_seqlens: Tensor, read_slots: Tensor, saves: Sequence[tuple[int, int, int]]
 ) -> CarryPlan:
-    """Plan the carry. cu_seqlens [B + 1], read_slots [B] int64; saves: as Batch.saves()."""
+    """Plan the carry. cu_seqlens [B + 1], read_slots [B] int64; saves: see Batch.saves()."""
     owners, offsets, slots = torch.tensor(saves, dtype=torch.int64).view(-1, 3).unbind(1)
     return CarryPlan(cu_seqlens[:-1], read_slots, cu_seqlens[owners] + offsets - 1, slots)
 
 
 def states_before(hidden: Tensor, carry: Tensor, plan: CarryPlan) -> Tensor:
-    """Return [T, width]: each token's final hidden state of the token before. hidden [T, width]: of
-    this forward; carry [slots, width]."""
+    """Return, for each token, the final hidden state of the token before: [T, width]. hidden [T,
+    width]: of this forward; carry [slots, width]."""
     before = torch.cat([hidden[:1], hidden[:-1]])
     before[plan.starts] = carry[plan.read_slots].to(hidden.dtype)
     return before

@@ -1,5 +1,5 @@
-"""Drafts of lanes as tokens of the rows that verify them: a step takes the guesses that the step
-before left on the device, without the host.
+"""Drafts by batch index as tokens of the rows that verify them. A step takes the guesses left on
+the device by the step before, without the host.
 
 A program owns one row. Launched without overlap. Reference: an index in PyTorch.
 """
@@ -45,6 +45,6 @@ def _draft_take_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Rows of three drafts."""
+    """Return the compile specs for rows of three drafts."""
     integers = "ids counts taken lanes drafts"
     return [KernelSpec.of("draft_take", _draft_take_kernel, {"BLOCK": 4}, 1, i32=integers)]

@@ -20,8 +20,8 @@ from .prefill_plan import CHUNK, GdnPrefillPlan
 
 _WARPS = 4
 _FLOAT32_WARPS = 16
-"""Products of float32 are unrolled, multiplication by multiplication: with as few warps as halves
-take, the compiler is at it for half a minute."""
+"""Warps for float32. Products of float32 are unrolled, multiplication by multiplication. With as
+few warps as halves take, the compiler needs half a minute."""
 
 
 def gdn_chunk(
@@ -155,7 +155,7 @@ def _chunk_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """9B, 4B and 35B-A3B in bfloat16."""
+    """Return the compile specs of 9B, 4B and 35B-A3B in bfloat16."""
     sizes = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "CHUNK": CHUNK}
     constants = sizes | {"OPERAND": tl.float16}
     floats = "decay_rate dt_bias gates"

@@ -1,9 +1,9 @@
 """The convolution of a GDN layer over packed sequences.
 
-`gdn_conv` also brings q and k to unit length and lays everything out by chunk, with zeros behind a
-short chunk, so that later kernels need no masks. A program walks along its tokens with the window
-in registers: every input is read once. Reference: `reference_conv.causal_conv` with
-`norm.reference.l2_norm`.
+`gdn_conv` also brings q and k to unit length and lays everything out by chunk. A short chunk has
+zeros behind it, so later kernels need no masks. A program walks along its tokens with the
+convolution's window in registers: every input is read once. Reference: `reference_conv.causal_conv`
+with `norm.reference.l2_norm`.
 """
 
 import triton
@@ -87,7 +87,8 @@ def _stored(column, place, BACK: tl.constexpr, WIDTH: tl.constexpr, mask):
 
 @triton.jit
 def _store_token(to, total, scale, is_value, exists, mask):
-    """One token's convolved heads, keys and queries of unit length; zeros beyond the chunk."""
+    """Store one token's convolved heads, keys and queries of unit length; zeros beyond the
+    chunk."""
     activated = silu(total).to(to.dtype.element_ty).to(tl.float32)
     length = tl.rsqrt(tl.sum(activated * activated, axis=1) + 1e-6)[:, None] * scale
     shaped = tl.where(exists, activated * tl.where(is_value, 1.0, length), 0.0)
@@ -188,7 +189,7 @@ def _conv_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """9B, 4B and 35B-A3B in bfloat16."""
+    """Return the compile specs of 9B, 4B and 35B-A3B in bfloat16."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "DIM": 128}
     tiles = {"HEADS": _HEADS, "WIDTH": 4, "TAPS": 4, "TOKENS": _TOKENS, "CHUNK": CHUNK}
     return [KernelSpec.of("gdn_conv", _conv_kernel, heads | tiles, _WARPS, i32="chunks")]

@@ -1,8 +1,8 @@
-"""A token's convolution as decode steps and rows with drafts sum it, and the scalars of its heads:
-both give the same bits.
+"""A token's convolution, and the scalars of its heads. Decode steps and rows with drafts share
+them, so both give the same bits.
 
-Device functions only. A window is as many blocks of channels as the convolution is wide, the oldest
-token first; `taps` are as many, of its weights.
+Device functions only. A window has one block of channels for each column of the convolution, the
+oldest token first. `taps` has the same number of blocks, of its weights.
 """
 
 import triton
@@ -13,7 +13,7 @@ from .math import sigmoid, softplus
 
 @triton.jit
 def conv_taps(weight, channel, exists, WIDTH: tl.constexpr):
-    """weight [channels, WIDTH]: one block a token of the window, float32."""
+    """Return the taps of weight [channels, WIDTH]: one block a token of the window, float32."""
     taps = tl.tuple(())
     for tap in tl.static_range(WIDTH):
         loaded = tl.load(weight + channel * WIDTH + tap, mask=exists, other=0.0)
@@ -55,8 +55,9 @@ def store_scalars(
     VALUE_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
 ):
-    """Store one token's scalars of some heads [HEADS, 1], as in StepInputs; to: the place of each.
-    activated [HEADS, dim]: as it was stored. decay: (rate, a, bias); beta: before the sigmoid."""
+    """Store one token's scalars of some heads [HEADS, 1], for StepInputs; to: the place of each.
+    activated [HEADS, dim]: rounded like the stored one. decay: (rate, a, bias); beta: before the
+    sigmoid."""
     rate, a, bias = decay
     numbers = activated.to(tl.float32)
     length = tl.rsqrt(tl.sum(numbers * numbers, axis=1) + 1e-6)[:, None]

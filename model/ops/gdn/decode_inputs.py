@@ -23,7 +23,7 @@ from .math import silu
 
 @dataclass(frozen=True)
 class Share:
-    """How many heads a program owns, and its warps."""
+    """Number of heads owned by a program, and its warps."""
 
     heads: int
     warps: int
@@ -37,8 +37,9 @@ _FEW_ROWS = 32
 
 @dataclass(frozen=True)
 class StepInputs:
-    """mixed [B, q | k | v] in the activations' dtype: silu of the convolution. scalars [B, one over
-    q's length, times key_dim ** -0.5 | one over k's length | decay | beta] float32, a head each."""
+    """Inputs of a step. mixed [B, q | k | v] in the activations' dtype: silu of the convolution.
+    scalars [B, one over q's length, times key_dim ** -0.5 | one over k's length | decay | beta]
+    float32, a head each."""
 
     mixed: Tensor
     scalars: Tensor
@@ -53,7 +54,8 @@ def gdn_step_inputs(
     write_slots: Tensor,
     rows: Tensor,
 ) -> StepInputs:
-    """Arguments as of `gdn_decode`; rows from rows[0] on are left unwritten."""
+    """Return the step's inputs. Arguments as for `gdn_decode`; rows from rows[0] on are left
+    unwritten."""
     batch, heads = projected.shape[0], 2 * config.key_heads + config.value_heads
     inputs = StepInputs(
         mixed=projected.new_empty(batch, config.conv_channels),
@@ -163,7 +165,8 @@ def _gdn_step_inputs_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """9B, 4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16."""
+    """Return the compile specs of 9B, 4B and 35B-A3B: 16 key and 32 value heads of 128,
+    bfloat16."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "DIM": 128}
     window = {"WIDTH": 4, "TAPS": 4, "DEPENDENT": True}
     return [

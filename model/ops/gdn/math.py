@@ -19,7 +19,7 @@ def silu(x):
 
 @triton.jit
 def softplus(x):
-    """log(1 + exp(x)), and x itself above 20, as torch has it."""
+    """Return log(1 + exp(x)), and x itself above 20, as torch does."""
     grown = tl.exp(tl.minimum(x, 20.0))
     rounded = 1.0 + grown
     # The quotient repairs what rounding 1 + exp(x) lost: decays near 1 act over thousands of

@@ -19,7 +19,7 @@ _WARPS = 4
 def gdn_norm(
     projected: Tensor, o: Tensor, norm: Tensor, config: ModelConfig, plan: GdnPrefillPlan
 ) -> Tensor:
-    """norm(o) * silu(z), [T, value_heads * value_dim] in projected's dtype.
+    """Return norm(o) * silu(z), [T, value_heads * value_dim] in projected's dtype.
 
     projected [T, conv_channels | z | ...], any row stride; o [N, value_heads, CHUNK, value_dim];
     norm [value_dim] float32.
@@ -75,6 +75,6 @@ def _gdn_norm_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """9B, 4B and 35B-A3B in bfloat16."""
+    """Return the compile specs of 9B, 4B and 35B-A3B in bfloat16."""
     sizes = {"VALUE_HEADS": 32, "VALUE_DIM": 128, "CHUNK": CHUNK}
     return [KernelSpec.of("gdn_norm", _gdn_norm_kernel, sizes, _WARPS, fp32="norm", i32="chunks")]

@@ -1,7 +1,7 @@
 """Whole prompts through a GDN layer, from in_proj's output to out_proj's input: the chain of its
 kernels.
 
-Every saved state is the float32 state at exactly that token, stored on the way: a checkpoint costs
+Every saved state is the float32 state at exactly its token, stored on the way. A checkpoint costs
 its bytes, and a chunk cut short. Reference: `TorchOperators.gdn`.
 """
 
@@ -31,7 +31,7 @@ def gdn_prefill(
     projected [T, conv_channels | value_heads * value_dim (z) | value_heads (b) | value_heads (a)],
     any row stride. conv [slots, channels, width - 1] and ssm [slots, value_heads, value_dim,
     key_dim] are views of the arena: dense but for the slot stride. A sequence may save into its
-    read slot, and into none that another reads. Head dimensions are powers of two from 16.
+    read slot, but not into another's read slot. Head dimensions are powers of two from 16.
     """
     kq, v = gdn_conv(projected, weights.conv, config, conv, plan)
     store_conv_columns(projected, config, conv, plan)

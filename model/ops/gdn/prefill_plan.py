@@ -88,7 +88,7 @@ def plan_gdn_prefill(
 def _tables(
     tables: Sequence[tuple[list[int], int]], device: torch.device | str
 ) -> tuple[Tensor, ...]:
-    """[rows, columns] int32 of each (entries, columns), in one copy."""
+    """Return [rows, columns] int32 of each (entries, columns), in one copy."""
     packed: list[int] = []
     begins: list[int] = []
     for entries, _ in tables:

@@ -13,7 +13,7 @@ from .reference_recurrent import recurrent_step
 
 @dataclass(frozen=True)
 class SinglesPlan:
-    """Sequences of one token: rows [N] in the batch, read_slots [N]; of their next states row
+    """Plan of sequences of one token: rows [N] in the batch, read_slots [N]. The next state of row
     save_rows[i] goes to save_slots[i]. All int64."""
 
     rows: Tensor
@@ -41,8 +41,8 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class SteppedPlan:
-    """A sequence of several tokens, each a step of its own: rows [start, stop) of the batch. saves:
-    (tokens of this forward before a state, slot)."""
+    """Plan of a sequence with several tokens, each a step of its own: rows [start, stop) of the
+    batch. saves: (tokens of this forward before a state, slot)."""
 
     start: int
     stop: int
@@ -52,7 +52,7 @@ class SteppedPlan:
 
 @dataclass(frozen=True)
 class GdnPlan:
-    """The same for every layer of a forward."""
+    """Plan of a forward, the same for every layer."""
 
     singles: SinglesPlan | None
     runs: tuple[RunPlan, ...]
@@ -65,8 +65,8 @@ def plan_gdn(
     saves: Sequence[tuple[int, int, int]],
     stepped: Collection[int] = (),
 ) -> GdnPlan:
-    """Plan a forward. saves: (sequence, tokens of this forward, slot). stepped: sequences that go
-    token by token, as sequences of one token always do."""
+    """Plan a forward. saves: (sequence, tokens of this forward, slot). stepped: sequences computed
+    token by token. Sequences of one token always are."""
 
     def ints(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=read_slots.device)
@@ -182,7 +182,7 @@ def _step(
     plan: SteppedPlan,
     output: Tensor,
 ) -> None:
-    """Fills the plan's rows of output; stores its states."""
+    """Fill the plan's rows of output; store its states."""
     slots = dict(plan.saves)
     after = state[plan.read_slot : plan.read_slot + 1].float()
     for offset, row in enumerate(range(plan.start, plan.stop), 1):
@@ -196,5 +196,5 @@ def _step(
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    """x [T, heads, ...] by (token, head) pairs: [chunks, heads, CHUNK_TOKENS, ...]."""
+    """Return x [T, heads, ...] by (token, head) pairs: [chunks, heads, CHUNK_TOKENS, ...]."""
     return x.flatten(0, 1).index_select(0, index.flatten()).view(*index.shape, *x.shape[2:])

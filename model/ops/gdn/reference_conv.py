@@ -32,7 +32,7 @@ def plan_conv(
     saves: Sequence[tuple[int, int, int]],
     columns: int,
 ) -> ConvPlan:
-    """saves: (sequence, tokens of this forward, slot)."""
+    """Plan a forward. saves: (sequence, tokens of this forward, slot)."""
     device = read_slots.device
     bases: list[int] = []
     state_rows: list[int] = []

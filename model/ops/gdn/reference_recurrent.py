@@ -23,7 +23,7 @@ def recurrent_step(
 def recurrent_gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """T tokens of one sequence, as `recurrent_step`; leading dimension T, state without N."""
+    """Apply `recurrent_step` to T tokens of one sequence; leading dimension T, state without N."""
     outputs = []
     state = state[None]
     for token in range(q.shape[0]):

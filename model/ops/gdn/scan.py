@@ -59,7 +59,7 @@ def gdn_scan(
 
 @triton.jit
 def _halves(rows, HALF: tl.constexpr, COLUMNS: tl.constexpr):
-    """The upper and the lower half of [2 * HALF, COLUMNS]."""
+    """Return the upper and the lower half of [2 * HALF, COLUMNS]."""
     return tl.split(tl.permute(tl.reshape(rows, [2, HALF, COLUMNS]), (1, 2, 0)))
 
 
@@ -134,7 +134,7 @@ def _scan_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """9B, 4B and 35B-A3B in bfloat16 with float32 state."""
+    """Return the compile specs of 9B, 4B and 35B-A3B in bfloat16 with float32 state."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
     return [
         KernelSpec.of(

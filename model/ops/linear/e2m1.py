@@ -16,8 +16,8 @@ from .fp8_scales import run_sums
 
 @triton.jit
 def halves(packed, dtype: tl.constexpr):
-    """Return (low, high) of packed uint8, at least four per thread in a row, as dtype: values, or
-    2^-126 of them if `group_scales` makes up for it."""
+    """Return (low, high) of packed uint8, at least four per thread in a row, as dtype. They are
+    values, or 2^-126 of them if `group_scales` makes up for it."""
     if HAS_INSTRUCTIONS and dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
             """{
@@ -55,7 +55,7 @@ def halves(packed, dtype: tl.constexpr):
 
 @triton.jit
 def _number(code):
-    """The value of a code, float32."""
+    """Return the value of a code, float32."""
     exponent, mantissa = ((code >> 1) & 3).to(tl.int32), (code & 1).to(tl.float32)
     whole = (2.0 + mantissa) * (1 << exponent).to(tl.float32)
     size = 0.25 * tl.where(exponent == 0, 2.0 * mantissa, whole)
@@ -64,7 +64,7 @@ def _number(code):
 
 @triton.jit
 def group_scales(groups, dtype: tl.constexpr):
-    """Return 2^-7 of the scales, float32, with the power of two that `halves` leaves out."""
+    """Return 2^-7 of the scales, float32, with the power of two missing from `halves`."""
     if HAS_INSTRUCTIONS and dtype == tl.bfloat16:
         return groups.to(tl.float32) * 6.64613997892458e35
     else:
@@ -73,8 +73,8 @@ def group_scales(groups, dtype: tl.constexpr):
 
 @triton.jit
 def grouped_halves(packed, low, high, dtype: tl.constexpr):
-    """packed [64, ROWS] with the scales of low and high groups [4, ROWS] e4m3 -> two tiles [64,
-    ROWS]: value * group * 2^-7."""
+    """Turn packed [64, ROWS], with the scales of low and high groups [4, ROWS] e4m3, into two tiles
+    [64, ROWS]: value * group * 2^-7."""
     ROWS: tl.constexpr = packed.shape[1]
     first, second = halves(packed, dtype)
     low = _each_column(group_scales(low, dtype).to(dtype), ROWS)
@@ -89,7 +89,7 @@ def grouped_halves(packed, low, high, dtype: tl.constexpr):
 
 @triton.jit
 def _each_column(scales, ROWS: tl.constexpr):
-    """[4, ROWS] of groups as [64, ROWS] of columns."""
+    """Return [4, ROWS] of groups as [64, ROWS] of columns."""
     return tl.reshape(tl.broadcast_to(scales[:, None, :], [4, 16, ROWS]), [64, ROWS])
 
 

@@ -1,8 +1,8 @@
 """e4m3 codes as numbers in registers, exactly.
 
-Triton turns e4m3 into bf16 by one conversion per number on a unit of a quarter of the pace (F2F, 16
-per cycle and multiprocessor), slower than memory delivers. Packed instructions turn four at a time,
-two instructions per number, and keep up. Reference: the conversion of the language.
+Triton turns e4m3 into bf16 by one conversion per number (F2F, 16 per cycle and multiprocessor).
+This unit has a quarter of the pace and is slower than memory. Packed instructions turn four at a
+time, two instructions per number, and keep up. Reference: the conversion of the language.
 """
 
 import triton
@@ -13,7 +13,7 @@ from tasuki.utils.triton.instructions import HAS_INSTRUCTIONS
 
 @triton.jit
 def turned(codes, dtype: tl.constexpr):
-    """codes of any shape, at least four a thread in a row, as dtype."""
+    """Return codes of any shape, at least four a thread in a row, as dtype."""
     if HAS_INSTRUCTIONS and dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
             """{

@@ -29,8 +29,8 @@ _WARPS = 4
 
 @dataclass(frozen=True)
 class Fp8Rows:
-    """values [R, columns] e4m3, with `count` valid rows; scales [R, groups] float32, laid out by
-    row or by group."""
+    """Quantised rows. values [R, columns] e4m3, with `count` valid rows; scales [R, groups]
+    float32, laid out by row or by group."""
 
     values: Tensor
     scales: Tensor
@@ -38,7 +38,8 @@ class Fp8Rows:
 
 
 def quantised(x: Tensor) -> Fp8Rows:
-    """x [T, columns], any row stride: a scale for 128 columns, those of a group side by side."""
+    """Quantise x [T, columns], any row stride: a scale for 128 columns; scales of one group are
+    side by side."""
     rows, columns = x.shape
     result = _empty(x, rows, columns)
     _launch(_group_kernel, x, result, columns)
@@ -46,8 +47,8 @@ def quantised(x: Tensor) -> Fp8Rows:
 
 
 def quantised_swiglu(gate_up: Tensor) -> Fp8Rows:
-    """silu(gate) * up of gate_up [T, 2 * columns], gate first, any row stride; else as
-    quantised."""
+    """Quantise silu(gate) * up of gate_up [T, 2 * columns], gate first, any row stride; otherwise
+    like quantised."""
     rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
     result = _empty(gate_up, rows, columns)
     _launch(_coded_swiglu_kernel, gate_up, result, columns)
@@ -55,7 +56,7 @@ def quantised_swiglu(gate_up: Tensor) -> Fp8Rows:
 
 
 def quantised_whole(x: Tensor) -> Fp8Rows:
-    """x [T, columns], any row stride: one scale a row."""
+    """Quantise x [T, columns], any row stride: one scale a row."""
     rows, columns = x.shape
     padded = -(-rows // _ROWS) * _ROWS
     values = torch.empty(padded, columns, dtype=torch.float8_e4m3fn, device=x.device)
@@ -101,7 +102,7 @@ def _launch(kernel: Any, x: Tensor, result: Fp8Rows, columns: int) -> None:
 def _store_groups(
     value, values, scales, row, begin, padded, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """value [BLOCK] float32 of the columns from `begin` on, a scale for each 128."""
+    """Store value [BLOCK] float32 of the columns from `begin` on, a scale for each 128."""
     GROUPS: tl.constexpr = BLOCK // 128
     grouped = tl.reshape(value, [GROUPS, 128])
     scale = tl.div_rn(tl.maximum(tl.max(tl.abs(grouped), axis=1), 1e-10), 448.0)
@@ -178,7 +179,7 @@ def _whole_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shapes of the 9B model."""
+    """Return the compile specs in the shapes of the 9B model."""
 
     def spec(name: str, kernel: Any, columns: int, block: int, warps: int) -> KernelSpec:
         sizes = {"COLUMNS": columns, "BLOCK": block, "DEPENDENT": True}

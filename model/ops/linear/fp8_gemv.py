@@ -1,8 +1,8 @@
-"""Products of a few rows with FP8 weights as stored, with the steps before and after fused in:
-`gemv.py` for weights of a byte, in bf16 or float32 activations (W8A16).
+"""Products of a few rows with FP8 weights as stored, with the steps before and after fused in. Like
+`gemv.py`, for weights of a byte, in bf16 or float32 activations (W8A16).
 
-The same stream and order of work: whole runs of a few weight rows, the first loaded before the
-kernel waits for the one before it. e4m3 is exact in float32, and a scale is folded into the
+The same stream and order of work: whole runs of a few weight rows. The first run is loaded before
+the kernel waits for the one before it. e4m3 is exact in float32. A scale is folded into the
 activations of its 128 columns in float32, so only activations are rounded. Plain rows behind the
 FP8 ones (b and a of in_proj) are programs of the same launch. References: `reference.product` after
 `norm.reference.rms_norm`, and `reference.swiglu`.
@@ -36,7 +36,8 @@ _TAIL_SHARE = 4
 
 
 def fp8_gemv(x: Tensor, weight: Fp8, stream: Stream | None = None) -> Tensor:
-    """[B, rows] in x's dtype; x [B, columns] contiguous; weight [rows, columns] for kernels."""
+    """Return [B, rows] in x's dtype; x [B, columns] contiguous; weight [rows, columns] for
+    kernels."""
     stream = stream or (_SHORT if weight.shape[1] <= _SHORT_COLUMNS else _LONG)
     output = x.new_empty(x.shape[0], weight.shape[0])
     _launch(None, x, None, 0.0, weight, None, output, None, False, stream)
@@ -52,7 +53,7 @@ def norm_fp8_gemv(
     tail: Tensor | None = None,
     stream: Stream | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(product [B, rows + tail rows], next residual [B, columns]), in residual's dtype.
+    """Return (product [B, rows + tail rows], next residual [B, columns]), in residual's dtype.
 
     branch, residual [B, columns] contiguous; without a branch the residual itself is normed, and
     returned. norm [columns] float32, 1 + w; tail [tail rows, columns] contiguous in residual's
@@ -75,7 +76,7 @@ def norm_fp8_gemv_swiglu(
     gate_up: Fp8,
     stream: Stream = _SWIGLU,
 ) -> tuple[Tensor, Tensor]:
-    """(activations [B, width], next residual); gate_up [2 * width, columns]; else as
+    """Return (activations [B, width], next residual); gate_up [2 * width, columns]; else as
     norm_fp8_gemv."""
     output = residual.new_empty(residual.shape[0], gate_up.shape[0] // 2)
     total = residual.new_empty(residual.shape)
@@ -124,7 +125,7 @@ def _launch(
 
 
 def _tail_tile(stream: Stream) -> int:
-    """Rows of a program of the tail."""
+    """Return the rows of a program of the tail."""
     return max(1, stream.rows // _TAIL_SHARE)
 
 
@@ -149,8 +150,8 @@ def _root(branch, residual, norm, item, eps, COLUMNS: tl.constexpr, BLOCK: tl.co
 def _inputs(
     branch, residual, norm, root, total, item, begin, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The product's inputs [BLOCK] float32, rounded as the twin rounds between norm and product.
-    The first program keeps the sum."""
+    """Return the product's inputs [BLOCK] float32, rounded like the reference between norm and
+    product. The first program keeps the sum."""
     stored = residual_sum(branch, residual, item, begin, COLUMNS, BLOCK)
     column = begin + tl.arange(0, BLOCK)
     if branch is not None:  # noqa: SIM102 (decided when the kernel is compiled)
@@ -253,7 +254,7 @@ def _fp8_gemv_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """The shapes of 9B at batch 1, block scales."""
+    """Return the compile specs of the shapes of 9B at batch 1, block scales."""
 
     def spec(name: str, stream: Stream, columns: int, **given: Any) -> KernelSpec:
         sizes = {"COLUMNS": columns, "ROWS": stream.rows, "BLOCK": _block(stream, columns)}

@@ -22,7 +22,7 @@ _LEAST = (8, 9)
 
 
 def has_block_product(weight: Fp8, dtype: torch.dtype) -> bool:
-    """Return true if the library multiplies it, in blocks, by quantised rows of that dtype."""
+    """Return true if the library multiplies it, in blocks, by quantised rows of `dtype`."""
     rows, columns = weight.shape
     return (
         dtype is torch.bfloat16
@@ -34,7 +34,8 @@ def has_block_product(weight: Fp8, dtype: torch.dtype) -> bool:
 
 
 def has_row_product(weight: Fp8, dtype: torch.dtype) -> bool:
-    """Likewise with a scale for each row."""
+    """Return true if the library multiplies it, with a scale for each row, by quantised rows of
+    `dtype`."""
     rows, columns = weight.shape
     return (
         dtype is torch.bfloat16
@@ -46,7 +47,7 @@ def has_row_product(weight: Fp8, dtype: torch.dtype) -> bool:
 
 
 def block_product(x: Fp8Rows, weight: Fp8) -> Tensor:
-    """[T, out] bf16. REQUIRES: has_block_product; x by 128 columns."""
+    """Return [T, out] bf16. REQUIRES: has_block_product; x by 128 columns."""
     return _scaled(x, weight)
 
 

@@ -37,8 +37,8 @@ from .split_sums import joined, joined_swiglu
 
 @dataclass(frozen=True)
 class Tile:
-    """`rows` of the weights and `batch` rows of x per program, over one of `split` shares of the
-    columns, with so many steps of 128 columns in flight."""
+    """Tile of a program: `rows` of the weights and `batch` rows of x, over one of `split` shares of
+    the columns. `stages`: steps of 128 columns in flight."""
 
     rows: int
     batch: int
@@ -47,7 +47,7 @@ class Tile:
     warps: int
 
     def constants(self, columns: int) -> dict[str, int]:
-        """Return the constants of a kernel over a matrix of so many columns."""
+        """Return the constants of a kernel over a matrix of `columns` columns."""
         return {
             "COLUMNS": columns,
             "BATCH": self.batch,
@@ -58,13 +58,13 @@ class Tile:
 
 
 MOST_SECOND = 16
-"""Most rows of x for which weights are the second operand."""
+"""Most rows of x with weights as the second operand."""
 _PROGRAMS = 256
 """Least number of programs: two per multiprocessor, one turning weights while one waits."""
 _LEAST_BLOCKS = 4
 """Least blocks of 128 columns in a share, because a program fills and drains its pipeline once."""
 _TAIL_STAGES = tl.constexpr(4)
-"""Stages of 64 columns of a tail, whose numbers are twice as long: no more memory than tiles of
+"""Stages of 64 columns of a tail. Its numbers are twice as long: no more memory than tiles of
 codes."""
 _TALL = 128
 """Rows of x of the tallest tile."""
@@ -74,8 +74,8 @@ _EXACT = Tile(32, 16, 1, 2, 4)
 
 
 def split_for(tiles: int, columns: int) -> int:
-    """Shares of the columns, a power of two: until there are enough programs, or too few columns a
-    program."""
+    """Return the number of shares of the columns, a power of two. It grows until there are enough
+    programs, or too few columns a program."""
     split = 1
     while tiles * split < _PROGRAMS and columns >= 2 * split * _LEAST_BLOCKS * GROUP:
         split *= 2
@@ -83,8 +83,8 @@ def split_for(tiles: int, columns: int) -> int:
 
 
 def tallest(device: torch.device) -> int:
-    """Return the rows of x of the tallest tile that fits: a multiprocessor of Ada and of the
-    smaller Blackwells has 100 KiB of shared memory."""
+    """Return the rows of x of the tallest tile within shared memory. A multiprocessor of Ada and of
+    the smaller Blackwells has 100 KiB of it."""
     if device.type != "cuda":
         return _TALL
     room = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
@@ -95,11 +95,11 @@ def tallest(device: torch.device) -> int:
 def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype, most: int = _TALL) -> Tile:
     """Choose a tile by shapes alone, so that a captured graph holds one of them.
 
-    Tuned for the layers of 9B in sequence on an H200: the kernel after a wide one begins beside its
-    last programs, so narrow ones, two per multiprocessor, have stages that leave no room for a
-    third. With more than 64 rows a tile has twice as many, and turns weights half as often, if
-    tiles are so few that shares fill the multiprocessors once, or so many that the last ones leave
-    few idle. most: rows of x of a tile, as `tallest`.
+    Tuned for the layers of 9B in sequence on an H200. The kernel after a wide one begins beside its
+    last programs. So narrow ones, two per multiprocessor, have stages that leave no memory for a
+    third. With more than 64 rows a tile has twice as many, and turns weights half as often, in two
+    cases. One case is few tiles: their shares fill the multiprocessors once. The other is many
+    tiles: the last ones leave few multiprocessors idle. most: rows of x of a tile, as `tallest`.
     """
     if dtype is not torch.bfloat16:
         return _EXACT
@@ -119,7 +119,8 @@ def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype, most: int 
 
 
 def _tall_tile(tiles: int, columns: int, is_narrow: bool) -> Tile | None:
-    """tiles: so many of _TALL rows of x. None: they would leave multiprocessors idle."""
+    """Return the tile with _TALL rows of x; None if it would leave multiprocessors idle. tiles:
+    number of such tiles."""
     if is_narrow:
         return Tile(64, _TALL, split_for(tiles, columns), _TALL_STAGES, 4)
     split = 1 if tiles >= 2 * _PROGRAMS else 2
@@ -163,8 +164,8 @@ def multiply(
 
 
 def fp8_product_swiglu(x: Tensor, gate_up: Fp8, tile: Tile | None = None) -> Tensor:
-    """silu(gate) * up [B, width] in x's dtype of x's product with gate_up [2 * width, columns]; no
-    rounding between."""
+    """Return silu(gate) * up [B, width] in x's dtype of x's product with gate_up [2 * width,
+    columns]; no rounding between."""
     rows, columns = gate_up.shape
     tile = tile or tile_for(x.shape[0], rows, columns, x.dtype, tallest(x.device))
     output = x.new_empty(x.shape[0], rows // 2)
@@ -228,7 +229,8 @@ def _are_copied(*matrices: Tensor) -> bool:
 def _tiles(
     x: Tensor, values: Tensor, tile: Tile, *, swiglu: bool
 ) -> tuple[TensorDescriptor, TensorDescriptor]:
-    """x and the weights by tiles of 128 columns; with SwiGLU gate above up in each of weights."""
+    """Return descriptors of x and the weights by tiles of 128 columns; with SwiGLU, each tile of
+    weights has gate above up."""
     of_x, of_values = _boxes(tile, swiglu=swiglu)
     halves = values.unflatten(0, (of_values[0], -1))
     return (
@@ -278,8 +280,8 @@ def _inputs(x, items, batch, stride, column, COLUMNS: tl.constexpr, WEIGHTS_FIRS
 
 @triton.jit
 def _scale(at, ASIDE: tl.constexpr):
-    """Return the scale there. ASIDE: not through the loop's pipeline, which would bring it by
-    shared memory, behind a barrier of its own with copied tiles."""
+    """Return the scale at `at`. ASIDE: load it outside the loop's pipeline. The pipeline would
+    bring it by shared memory, behind a barrier of its own with copied tiles."""
     if ASIDE:
         return tl.inline_asm_elementwise(
             "ld.global.nc.f32 $0, [$1];", "=f,l", [at], dtype=tl.float32, is_pure=True, pack=1
@@ -298,8 +300,8 @@ def _multiplied(weights, inputs, WEIGHTS_FIRST: tl.constexpr):
 
 @triton.jit
 def _store(output, result, row, height, item, batch, stride, WEIGHTS_FIRST: tl.constexpr):
-    """Store the result, of the rows `row` of weights of which `height` exist, in a share's part of
-    output."""
+    """Store the result in a share's part of output, for the rows `row` of `height` rows of
+    weights."""
     line = (tl.program_id(1) * batch + item).to(tl.int64) * stride
     at = _along(row, WEIGHTS_FIRST) + _along(line, not WEIGHTS_FIRST)
     inside = _along(row < height, WEIGHTS_FIRST) & _along(item < batch, not WEIGHTS_FIRST)
@@ -331,7 +333,8 @@ def _fp8_product_kernel(
     SCALE_COLUMNS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """output [batch, rows + tail_rows], or a part for each share; of SWIGLU [batch, rows / 2]."""
+    """Write output [batch, rows + tail_rows], or a part for each share; with SWIGLU [batch, rows /
+    2]."""
     blocks: tl.constexpr = (COLUMNS + 127) // 128
     share: tl.constexpr = (blocks + SPLIT - 1) // SPLIT
     TALL: tl.constexpr = ROWS // 2 if SWIGLU else ROWS
@@ -405,7 +408,8 @@ def _fp8_product_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """out_proj, gate_up and in_proj of 9B, block scales, at each size of batch."""
+    """Return the compile specs of out_proj, gate_up and in_proj of 9B, block scales, at each size
+    of batch."""
 
     def spec(name: str, batch: int, rows: int, columns: int, **absent: object) -> KernelSpec:
         tile = tile_for(batch, rows, columns, torch.bfloat16)

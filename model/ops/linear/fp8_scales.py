@@ -15,11 +15,11 @@ from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.quantised_segments import BLOCK, Fp8
 
 GROUP = BLOCK
-"""Least number of columns that share a scale."""
+"""Least number of columns with a common scale."""
 
 
 def scale_sizes(weight: Fp8) -> dict[str, int]:
-    """Return the constants of a kernel that reads it. REQUIRES: laid out for kernels."""
+    """Return the constants of a kernel for this weight. REQUIRES: laid out for kernels."""
     assert weight.block_rows in (1, BLOCK) and weight.values.is_contiguous()
     # A whole row of 16 columns is no group of NVFP4.
     columns = max(weight.block_columns, GROUP)
@@ -27,13 +27,13 @@ def scale_sizes(weight: Fp8) -> dict[str, int]:
 
 
 FP4_GROUP = 16
-"""Columns that share a scale of NVFP4; it identifies NVFP4 matrices."""
+"""Columns with a common scale of NVFP4; it identifies NVFP4 matrices."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix, or a stack of them, as kernels take any kind: scales None of plain numbers, factors
-    of NVFP4 alone."""
+    """A matrix, or a stack of matrices, in the form taken by kernels for any kind. scales: None for
+    plain numbers. factors: of NVFP4 alone."""
 
     values: Tensor
     scales: Tensor | None
@@ -54,7 +54,7 @@ class Operand:
 
     @property
     def least_columns(self) -> int:
-        """Return the least number of columns that a kernel reads at a time."""
+        """Return the least number of columns read by a kernel at a time."""
         return 1 if self.scales is None else GROUP
 
 
@@ -73,8 +73,8 @@ def scaled_products(
     SCALE_COLUMNS: tl.constexpr,
 ):
     """Return tile [ROWS, BLOCK] e4m3 of the rows from `first` on and the columns from `begin` on,
-    times value [BLOCK] float32, each with its scale unless that is for whole rows. Rows of one tile
-    are in one block of rows; `height` rows exist."""
+    times value [BLOCK] float32. Each product has its scale, except scales for whole rows. Rows of
+    one tile are in one block of rows; `height` rows exist."""
     grid: tl.constexpr = (COLUMNS + 127) // 128
     GROUPS: tl.constexpr = BLOCK // 128
     if SCALE_COLUMNS < COLUMNS:

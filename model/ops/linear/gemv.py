@@ -1,17 +1,17 @@
 """Products of a few rows with a weight matrix, with the steps before and after fused in.
 
-A decode step at batch 1 reads every weight once, so each of these kernels is a stream of weights: a
+A decode step at batch 1 reads every weight once, so each of these kernels is a stream of weights. A
 program loads whole runs of a few weight rows at once. Three forms of one stream, with weights
 [rows, columns] as published:
 
 - `gemv`: x W^T;
 - `norm_gemv`: norm(branch + residual) W^T, the sum kept as the next residual;
-- `norm_gemv_swiglu`: silu(n G^T) * (n U^T) of that norm n, gate rows G above up rows U.
+- `norm_gemv_swiglu`: silu(n G^T) * (n U^T) of the same norm n, gate rows G above up rows U.
 
 References: `torch.nn.functional.linear` after `norm.reference.rms_norm`, and `reference.swiglu`.
 
-The first weights are loaded before the kernel waits for the one before it (instructions.py):
-weights depend on nothing, and a short kernel mostly costs the filling of the memory pipes. Every
+The first weights are loaded before the kernel waits for the one before it (instructions.py).
+Weights depend on nothing, and a short kernel mostly costs the filling of the memory pipes. Every
 program computes the norm again: its inputs are small and stay in the caches. float32 throughout.
 """
 
@@ -32,7 +32,7 @@ two."""
 
 @dataclass(frozen=True)
 class Stream:
-    """How weights are read: `rows` of a matrix a program, `block` columns at a time."""
+    """Order of reading weights: `rows` of a matrix a program, `block` columns at a time."""
 
     rows: int
     block: int
@@ -53,8 +53,8 @@ _WIDE = Stream(2, 8192, 4)
 
 
 def gemv(x: Tensor, weight: Tensor, stream: Stream | None = None) -> Tensor:
-    """[B, rows] in x's dtype; x [B, columns] contiguous, worth it up to MOST_ROWS; weight [rows,
-    columns] contiguous."""
+    """Return [B, rows] in x's dtype; x [B, columns] contiguous, worth it up to MOST_ROWS; weight
+    [rows, columns] contiguous."""
     rows, columns = weight.shape
     stream = stream or (_SHORT if columns <= _SHORT_COLUMNS else _LONG)
     output = x.new_empty(x.shape[0], rows)
@@ -81,7 +81,7 @@ def norm_gemv(
     weight: Tensor,
     stream: Stream | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(product [B, rows], next residual [B, columns]), in residual's dtype.
+    """Return (product [B, rows], next residual [B, columns]), in residual's dtype.
 
     branch, residual [B, columns] contiguous; without a branch the residual itself is normed, and
     returned. norm [columns] float32, 1 + w; weight as for gemv.
@@ -98,8 +98,8 @@ def norm_gemv_swiglu(
     gate_up: Tensor,
     stream: Stream | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(activations [B, width], next residual); gate_up [2 * width, columns] contiguous; else as
-    norm_gemv."""
+    """Return (activations [B, width], next residual); gate_up [2 * width, columns] contiguous; else
+    as norm_gemv."""
     stream = stream or _normed_stream(_SWIGLU, gate_up.shape[1])
     return _normed(branch, residual, norm, eps, gate_up, gate_up.shape[0] // 2, True, stream)
 
@@ -148,7 +148,7 @@ def _block(stream: Stream, columns: int) -> int:
 
 @triton.jit
 def weight_tile(weight, row, rows, begin, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
-    """Weights [ROWS, BLOCK] from column `begin` on; zero past the matrix."""
+    """Return weights [ROWS, BLOCK] from column `begin` on; zero past the matrix."""
     column = begin + tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
     at = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
@@ -187,7 +187,8 @@ def _product_kernel(
 
 @triton.jit
 def residual_sum(branch, residual, item, begin, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
-    """branch + residual of one row's block, rounded to their dtype as the residual stream is."""
+    """Return branch + residual of one row's block, rounded to their dtype like the residual
+    stream."""
     column = begin + tl.arange(0, BLOCK)
     inside = column < COLUMNS
     value = tl.load(residual + item * COLUMNS + column, inside, 0.0)
@@ -256,7 +257,7 @@ def _norm_product_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """The shapes of 9B at batch 1."""
+    """Return the compile specs of the shapes of 9B at batch 1."""
 
     def spec(
         name: str, kernel: Any, stream: Stream, columns: int, fp32: str = "", **more: object

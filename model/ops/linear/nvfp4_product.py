@@ -1,9 +1,9 @@
 """Products with NVFP4 weights in the layout of kernel_layout.py (W4A16), of any number of rows:
 `fp8_product.py` for half the bytes.
 
-Of every 128 columns a program turns two tiles of 64 in registers (e2m1.py), scaled by group,
-exactly, and multiplies each with its columns of x; the sum of all columns gets the tensor's scale
-in float32. Rows of prompts are multiplied so too: no GPU here has e2m1 in its matrix instructions.
+In each 128 columns a program turns two tiles of 64 in registers (e2m1.py), scaled by group,
+exactly. It multiplies each with its columns of x. The sum of all columns gets the tensor's scale in
+float32. Rows of prompts are multiplied so too: no GPU here has e2m1 in its matrix instructions.
 Reference: `reference.product`.
 """
 
@@ -152,7 +152,7 @@ def _nvfp4_product_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """q, k and v of 35B-A3B at each size of batch."""
+    """Return the compile specs of q, k and v of 35B-A3B at each size of batch."""
 
     def spec(batch: int) -> KernelSpec:
         tile = tile_for(batch, 9216, 2048, torch.bfloat16)

@@ -27,7 +27,8 @@ from .swiglu import swiglu
 
 
 def phase_product(x: Tensor, matrix: Matrix, phase: Phase) -> Tensor:
-    """x [T, in] times matrix [out, in] transposed: [T, out] in x's dtype. x: any row stride."""
+    """Return x [T, in] times matrix [out, in] transposed: [T, out] in x's dtype. x: any row
+    stride."""
     if matrix.is_plain:
         return functional.linear(x, matrix.plain)
     if phase is Phase.PROMPT:
@@ -46,7 +47,7 @@ def phase_product(x: Tensor, matrix: Matrix, phase: Phase) -> Tensor:
 
 
 def phase_gate_up(x: Tensor, gate_up: Matrix, phase: Phase) -> Tensor:
-    """silu(gate) * up [T, width] of x's product with gate_up [2 * width, in]."""
+    """Return silu(gate) * up [T, width] of x's product with gate_up [2 * width, in]."""
     match gate_up.segments:
         case [Fp8() as weight] if phase is Phase.STEP:
             return fp8_product_swiglu(x, weight)
@@ -54,7 +55,7 @@ def phase_gate_up(x: Tensor, gate_up: Matrix, phase: Phase) -> Tensor:
 
 
 def phase_swiglu(gate_up: Tensor, down: Matrix, phase: Phase) -> Tensor:
-    """silu(gate) * up of gate_up [T, 2 * in], times down [out, in] transposed: [T, out]."""
+    """Return silu(gate) * up of gate_up [T, 2 * in], times down [out, in] transposed: [T, out]."""
     match down.segments:
         case [Fp8() as weight] if phase is Phase.PROMPT and has_block_product(
             weight, gate_up.dtype
@@ -76,7 +77,7 @@ def _of_prompt(x: Tensor, segment: Segment) -> Tensor:
 
 
 def _of_step(x: Tensor, segment: Segment, output: Tensor) -> None:
-    """Into output [T, out], any row stride."""
+    """Write the product into output [T, out], any row stride."""
     if isinstance(segment, Fp8):
         fp8_product(x, segment, output)
     elif isinstance(segment, NvFp4Halves):

@@ -17,15 +17,15 @@ def product(x: Tensor, matrix: Matrix) -> Tensor:
 
 
 def swiglu(x: Tensor, gate_up: Matrix, down: Matrix) -> Tensor:
-    """x [T, hidden]; gate_up [2 * intermediate, hidden], gate rows first; down [hidden,
-    intermediate]."""
+    """Return the SwiGLU block of x [T, hidden]; gate_up [2 * intermediate, hidden], gate rows
+    first; down [hidden, intermediate]."""
     gate, up = product(x, gate_up).chunk(2, dim=-1)
     return product(functional.silu(gate).mul_(up), down)
 
 
 def quantised_rows(x: Tensor, group: int) -> Tensor:
-    """x [T, columns] as e4m3 codes times their scales say, float32: a scale for each `group`
-    columns of a row. The twin of kernels, and part of no forward."""
+    """Return x [T, columns] rounded to e4m3 codes times their scales, float32: a scale for each
+    `group` columns of a row. Reference of kernels; no forward uses it."""
     rows, columns = x.shape
     padded = functional.pad(x.float(), (0, -columns % group)).view(rows, -1, group)
     scales = padded.abs().amax(-1, keepdim=True).clamp(min=1e-10) / 448

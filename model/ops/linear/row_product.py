@@ -1,8 +1,8 @@
-"""Products of so few rows that they are streams of weights, for every storage of a matrix, with the
-norm before and SwiGLU after them in the same launch if a kernel exists.
+"""Products of few rows, limited by reading weights, for every storage of a matrix. If a kernel
+exists, the norm before and SwiGLU after them are in the same launch.
 
 bf16 goes to gemv.py, FP8 to fp8_gemv.py, a matrix of several kinds to a product for each behind one
-norm. Precision is that of `Phase.STEP`.
+norm. The precision is `Phase.STEP`'s.
 """
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from .swiglu import swiglu
 
 
 def row_product(x: Tensor, matrix: Matrix) -> Tensor:
-    """[B, out] in x's dtype; x [B, in] contiguous."""
+    """Return [B, out] in x's dtype; x [B, in] contiguous."""
     match matrix.segments:
         case [Plain(values)]:
             return gemv(x, values)
@@ -31,7 +31,7 @@ def row_product(x: Tensor, matrix: Matrix) -> Tensor:
 def normed_row_product(
     branch: Tensor | None, residual: Tensor, norm: Tensor, eps: float, matrix: Matrix
 ) -> tuple[Tensor, Tensor]:
-    """(product [B, out], next residual), as `gemv.norm_gemv`; may overwrite residual."""
+    """Return (product [B, out], next residual), as `gemv.norm_gemv`; may overwrite residual."""
     match matrix.segments:
         case [Plain(values)]:
             return norm_gemv(branch, residual, norm, eps, values)
@@ -49,7 +49,7 @@ def normed_row_product(
 def normed_row_swiglu(
     branch: Tensor, residual: Tensor, norm: Tensor, eps: float, gate_up: Matrix
 ) -> tuple[Tensor, Tensor]:
-    """(activations [B, width], next residual), as `gemv.norm_gemv_swiglu`; may overwrite
+    """Return (activations [B, width], next residual), as `gemv.norm_gemv_swiglu`; may overwrite
     residual."""
     match gate_up.segments:
         case [Plain(values)]:

@@ -22,7 +22,8 @@ MOST_ROWS = 16
 
 @dataclass(frozen=True)
 class Tile:
-    """`rows` weight rows a program, `columns` of them a step, so many steps in flight."""
+    """Tile of a program: `rows` weight rows, `columns` of them a step, and the number of steps in
+    flight."""
 
     rows: int
     columns: int
@@ -46,8 +47,8 @@ def is_one_round(weight: Tensor) -> bool:
 
 
 def small_batch(x: Tensor, weight: Tensor, tile: Tile = _TILE) -> Tensor:
-    """[B, rows] in x's dtype; x [B, columns] contiguous, bf16, B at most MOST_ROWS; weight [rows,
-    columns] contiguous, columns a multiple of the tile's."""
+    """Return [B, rows] in x's dtype; x [B, columns] contiguous, bf16, B at most MOST_ROWS; weight
+    [rows, columns] contiguous, columns a multiple of the tile's."""
     batch, columns = x.shape
     rows = weight.shape[0]
     output = x.new_empty(batch, rows)
@@ -103,7 +104,7 @@ def _small_batch_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """out_proj and down of 9B."""
+    """Return the compile specs of out_proj and down of 9B."""
     tile = {"BATCH": MOST_ROWS, "ROWS": _TILE.rows, "BLOCK": _TILE.columns, "STAGES": _TILE.stages}
     constants = tile | {"DEPENDENT": True}
     return [

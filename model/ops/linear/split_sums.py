@@ -1,9 +1,9 @@
 """Joining of a product's sums by several programs, each over its own columns: [SPLIT, B, rows]
-float32, alone or as silu(gate) * up of rows that hold both.
+float32. Alone, or silu(gate) * up of rows with both.
 
 A product with a narrow output is shared out over its inner dimension, so that tiles are tall and
-all multiprocessors read. The parts are added in one order, whatever the batch. References: `sum`
-over the first dimension, and `reference.swiglu`'s activation.
+all multiprocessors read. The parts are added in one order, for any batch. References: `sum` over
+the first dimension, and `reference.swiglu`'s activation.
 """
 
 import triton
@@ -18,12 +18,13 @@ _WARPS = 4
 
 
 def joined(parts: Tensor, output: Tensor) -> None:
-    """output [B, rows], any row stride: the sum of parts."""
+    """Write the sum of parts into output [B, rows], any row stride."""
     _launch(parts, output, swiglu=False)
 
 
 def joined_swiglu(parts: Tensor, output: Tensor) -> None:
-    """output [B, rows / 2], any row stride; gate rows first."""
+    """Write silu(gate) * up of the sum of parts into output [B, rows / 2], any row stride; gate
+    rows first."""
     _launch(parts, output, swiglu=True)
 
 
@@ -79,7 +80,7 @@ def _split_sums_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shapes of the 9B model."""
+    """Return the compile specs in the shapes of the 9B model."""
 
     def spec(name: str, width: int, split: int, swiglu: bool) -> KernelSpec:
         sizes = {"WIDTH": width, "SPLIT": split, "SWIGLU": swiglu, "BLOCK": _BLOCK}

@@ -1,4 +1,4 @@
-"""silu(gate) * up of rows that hold both, as one matrix product leaves them.
+"""silu(gate) * up of rows with both, as one matrix product leaves them.
 
 Reference: `silu(gate) * up` of `reference.swiglu`, here without rounding between the two.
 """
@@ -15,7 +15,7 @@ _WARPS = 4
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """[T, width] in gate_up's dtype; gate_up [T, 2 * width], gate first, any row stride."""
+    """Return [T, width] in gate_up's dtype; gate_up [T, 2 * width], gate first, any row stride."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     output = gate_up.new_empty(rows, width)
     blocks = triton.cdiv(width, _BLOCK)
@@ -53,6 +53,6 @@ def _swiglu_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shape of the 9B model."""
+    """Return the compile specs in the shape of the 9B model."""
     sizes = {"WIDTH": 12288, "BLOCK": _BLOCK, "DEPENDENT": True}
     return [KernelSpec.of("swiglu", _swiglu_kernel, sizes, _WARPS)]

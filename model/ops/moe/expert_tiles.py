@@ -18,7 +18,8 @@ _FEW_PAIRS = 8
 
 @dataclass(frozen=True)
 class Tile:
-    """`rows` of the weights, `pairs` of an expert a program, so many steps in flight."""
+    """Tile of a program: `rows` of the weights, `pairs` of an expert, and the number of steps in
+    flight."""
 
     rows: int
     pairs: int
@@ -26,7 +27,7 @@ class Tile:
     warps: int
 
     def constants(self, experts: int, rows: int, columns: int) -> dict[str, int]:
-        """Return the constants of a kernel over so many matrices [rows, columns]."""
+        """Return the constants of a kernel over `experts` matrices [rows, columns]."""
         return {
             "ALL_ROWS": rows,
             "COLUMNS": columns,
@@ -39,7 +40,7 @@ class Tile:
 
 
 def are_few(pairs: int, experts: int) -> bool:
-    """Return true if an expert has so few pairs that its matrix is a stream of weights."""
+    """Return true if an expert has few pairs, so that reading its matrix takes most of the time."""
     return pairs <= _FEW_PAIRS * experts
 
 

@@ -38,10 +38,11 @@ from .shared_gate import fused_gate_sigmoid_mul_add
 # Where the two paths cross on an H200 with the shapes of 35B-A3B (docs/kernels.md).
 MOST_GEMV_TOKENS = 64
 MOST_FP8_GEMV_TOKENS = 32
-"""On an H100 FP8 is 1.17 times as fast by gemv.py at 16 tokens, 1.24 times as fast by grouped
-products at 64."""
+"""Most tokens for gemv.py in FP8. On an H100 FP8 is 1.17 times as fast by gemv.py at 16 tokens,
+1.24 times as fast by grouped products at 64."""
 MOST_NVFP4_GEMV_TOKENS = 16
-"""At 32 tokens on an H100, gemv.py takes as long as grouped products at 64."""
+"""Most tokens for gemv.py in NVFP4. At 32 tokens on an H100, gemv.py takes as long as grouped
+products at 64."""
 
 
 def moe(
@@ -52,11 +53,11 @@ def moe(
     side: torch.cuda.Stream | None = None,
     phase: Phase = Phase.STEP,
 ) -> Tensor:
-    """Return routed and shared experts of x [T, hidden], row-strided; rows [1] int32. phase: of the
-    tokens.
+    """Return routed and shared experts of x [T, hidden], row-strided; rows [1] int32. phase: use of
+    the tokens.
 
-    With `side`, the shared expert of a large batch runs on that stream, between a fork from the
-    current stream and a join to it; a graph under capture records both.
+    With `side`, the shared expert of a large batch runs on this stream, between a fork from the
+    current stream and a join to it. A graph under capture records both.
     """
     shape = config.feed_forward
     assert isinstance(shape, MoeShape)
@@ -113,7 +114,7 @@ def _routed(x: Tensor, weights: MoeWeights, shape: MoeShape, rows: Tensor, phase
 def _gate_up(
     x: Tensor, matrices: Matrix, permutation: Permutation, rows: Tensor, phase: Phase
 ) -> Tensor:
-    """[T * chosen, 2 * inner] in expert order."""
+    """Return [T * chosen, 2 * inner] in expert order."""
     positions, ends = permutation.positions, permutation.ends
     weight = matrices.only
     if isinstance(weight, NvFp4Halves):
@@ -130,7 +131,7 @@ def _gate_up(
 
 
 def _down(both: Tensor, matrices: Matrix, ends: Tensor, phase: Phase) -> Tensor:
-    """silu(gate) * up of each pair, times its expert's matrix."""
+    """Return silu(gate) * up of each pair, times its expert's matrix."""
     weight = matrices.only
     if isinstance(weight, NvFp4Halves):
         return grouped_nvfp4(swiglu(both), weight, ends)
@@ -144,7 +145,8 @@ def _down(both: Tensor, matrices: Matrix, ends: Tensor, phase: Phase) -> Tensor:
 
 
 def _grouped(pairs: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
-    """Rows of pairs times their expert's matrix [experts, out, in]; ends as `Permutation.ends`."""
+    """Return rows of pairs times their expert's matrix [experts, out, in]; ends as
+    `Permutation.ends`."""
     # The public name of this, torch.nn.functional.grouped_mm, came after torch 2.11.
     grouped: Tensor = torch._grouped_mm(pairs, matrices.transpose(-1, -2), offs=ends)
     return grouped

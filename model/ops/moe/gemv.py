@@ -5,11 +5,11 @@ Shapes: x [T, hidden] row-strided; weights as in `MoeWeights`, rows contiguous. 
 
 Four launches: router logits and the shared expert's inner vector; router.py; the chosen experts'
 inner vectors; their down projections, weighed, summed and joined with the gated shared expert. Each
-(token, choice) pair reads its expert's weights once, so bytes and time grow with the tokens: right
-while they choose mostly different experts. Weights are plain or FP8, each matrix for itself: e4m3
-and its scale are exact (W8A16). All arithmetic is float32 on the weights' values, without tensor
-cores and in an order that other tokens do not change, so this is also the exact path of a float32
-model. Tokens past rows[0] are neither read nor written.
+(token, choice) pair reads its expert's weights once, so bytes and time grow with the tokens. This
+is right while tokens choose mostly different experts. Weights are plain or FP8, each matrix for
+itself: e4m3 and its scale are exact (W8A16). All arithmetic is float32 on the weights' values,
+without tensor cores. Other tokens do not change its order. So this is also the exact path of a
+float32 model. Tokens past rows[0] are neither read nor written.
 """
 
 from dataclasses import replace
@@ -221,7 +221,8 @@ def _swiglu_rows(
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
 ):
-    """silu(gate rows . vector) * (up rows . vector), [ROWS]; up rows follow `inner` gate rows."""
+    """Return silu(gate rows . vector) * (up rows . vector), [ROWS]; up rows follow `inner` gate
+    rows."""
     row = first + tl.arange(0, ROWS)
     gate = tl.sum(
         _products(
@@ -351,7 +352,8 @@ def _of_pair(
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
 ):
-    """Products of those rows of the expert's matrix with the pair's inner vector, weighed."""
+    """Return products of those rows of the expert's matrix with the pair's inner vector,
+    weighed."""
     matrix = matrices + expert * (HIDDEN * elements_of_row(INNER, SCALE_COLUMNS))
     of_expert = scales
     if scales is not None:
@@ -431,7 +433,7 @@ _STORED = {"bf16": (_PLAIN, None), "fp8": (_CODES, GROUP), "nvfp4": (_FOUR_BITS,
 
 
 def compile_specs() -> list[KernelSpec]:
-    """35B-A3B, plain, in FP8 blocks and in NVFP4."""
+    """Return the compile specs of 35B-A3B, plain, in FP8 blocks and in NVFP4."""
     return [spec for stored in _STORED for spec in _specs(stored)]
 
 

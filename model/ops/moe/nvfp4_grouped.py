@@ -23,8 +23,8 @@ _MANY = Tile(128, 32, 4, 4)
 def grouped_nvfp4(
     pairs: Tensor, weight: NvFp4Halves, ends: Tensor, tile: Tile | None = None
 ) -> Tensor:
-    """[P, rows] bf16. pairs [P, columns] bf16 contiguous; weight [experts, rows, columns]; ends
-    [experts] int32, ascending. Rows past the last end are not written."""
+    """Return [P, rows] bf16. pairs [P, columns] bf16 contiguous; weight [experts, rows, columns];
+    ends [experts] int32, ascending. Rows past the last end are not written."""
     tile = tile or (_FEW if are_few(len(pairs), weight.shape[0]) else _MANY)
     operands = (weight.packed, weight.groups, weight.factors)
     return multiply(_nvfp4_grouped_kernel, pairs, operands, ends, weight.shape, tile)
@@ -86,7 +86,8 @@ def _nvfp4_grouped_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """gate_up and down of 35B-A3B: a step of 128 requests, a chunk of 8192 tokens."""
+    """Return the compile specs of gate_up and down of 35B-A3B: a step of 128 requests, a chunk of
+    8192 tokens."""
 
     def spec(name: str, size: tuple[int, int], few: bool) -> KernelSpec:
         tile = _FEW if few else _MANY

@@ -1,6 +1,6 @@
-"""Carries rows into expert order and back: permute before the experts, unpermute after.
+"""Moves of rows into expert order and back: permute before the experts, unpermute after.
 
-Shapes: x [T, hidden]; positions, weights [T, chosen]; pairs [T * chosen, hidden]. Twins:
+Shapes: x [T, hidden]; positions, weights [T, chosen]; pairs [T * chosen, hidden]. References:
 `naive_permute`, `naive_unpermute` in reference.py. Weights apply on the way back, so the way there
 scales nothing; a pair of weight 0 is not read. The sum over choices has a fixed order and is kept
 in float32: a token's result does not depend on the other tokens. Tokens past rows[0] are neither
@@ -18,7 +18,8 @@ _WARPS = 2
 
 
 def permute(x: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-    """Row positions[t, j] of the result is row t of x. x is row-strided."""
+    """Return the permuted rows: row positions[t, j] of the result is row t of x. x is
+    row-strided."""
     tokens, hidden = x.shape
     chosen = positions.shape[1]
     pairs = torch.empty(tokens * chosen, hidden, dtype=x.dtype, device=x.device)
@@ -37,7 +38,8 @@ def permute(x: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
 
 
 def unpermute(pairs: Tensor, positions: Tensor, weights: Tensor, rows: Tensor) -> Tensor:
-    """Row t of the result is the sum over j of weights[t, j] times row positions[t, j] of pairs."""
+    """Return the weighted sums: row t of the result is the sum over j of weights[t, j] times row
+    positions[t, j] of pairs."""
     tokens, chosen = positions.shape
     hidden = pairs.shape[1]
     out = torch.empty(tokens, hidden, dtype=pairs.dtype, device=pairs.device)
@@ -104,7 +106,7 @@ def _unpermute(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """35B-A3B and 397B-A17B."""
+    """Return the compile specs of 35B-A3B and 397B-A17B."""
     return [
         KernelSpec.of(
             f"moe_{name}_{hidden}_{chosen}",

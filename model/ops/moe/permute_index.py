@@ -28,14 +28,15 @@ _WARPS = 8
 
 @dataclass(frozen=True)
 class Permutation:
-    """positions [T, chosen] int32; ends [count] int32, ascending."""
+    """An order of rows. positions [T, chosen] int32; ends [count] int32, ascending."""
 
     positions: Tensor
     ends: Tensor
 
 
 def permute_index(experts: Tensor, count: int, rows: Tensor) -> Permutation:
-    """experts: ids below `count`. Pairs of tokens past rows[0] get undefined positions."""
+    """Return the index. experts: ids below `count`. Pairs of tokens past rows[0] get undefined
+    positions."""
     tokens, chosen = experts.shape
     pairs = tokens * chosen
     steps = triton.cdiv(triton.cdiv(pairs, _STEP), _MOST_RUNS)
@@ -130,7 +131,7 @@ def _index(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """The published numbers of experts."""
+    """Return the compile specs for the published numbers of experts."""
     specs = []
     for count, chosen in ((256, 8), (512, 10)):
         sizes = {"EXPERTS": count, "PADDED": count, "CHOSEN": chosen, "STEP": _STEP}

@@ -12,7 +12,7 @@ from tasuki.model.weights.matrix import Matrix
 
 
 def route(x: Tensor, router: Tensor, chosen: int) -> tuple[Tensor, Tensor]:
-    """Weights [T, chosen] float32, renormalised to sum 1, and expert ids [T, chosen] int64.
+    """Return weights [T, chosen] float32, renormalised to sum 1, and expert ids [T, chosen] int64.
 
     x [T, hidden]; router [experts, hidden].
     """
@@ -24,7 +24,7 @@ def route(x: Tensor, router: Tensor, chosen: int) -> tuple[Tensor, Tensor]:
 def mixture(
     x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor, experts: Tensor, first: int = 0
 ) -> Tensor:
-    """Return the weighted sum of the chosen experts that are here, [T, hidden].
+    """Return the weighted sum of the chosen experts held by this rank, [T, hidden].
 
     x [T, hidden]; gate_up [held, 2 * intermediate, hidden]; down [held, hidden, intermediate]: of
     experts from `first` on; weights, experts [T, chosen].
@@ -51,7 +51,7 @@ def mixture(
 
 
 def gated_shared(x: Tensor, gate_up: Matrix, down: Matrix, gate: Tensor) -> Tensor:
-    """sigmoid(gate . x) times the shared expert, [T, hidden]; gate [1, hidden]."""
+    """Return sigmoid(gate . x) times the shared expert, [T, hidden]; gate [1, hidden]."""
     return functional.linear(x, gate).sigmoid() * swiglu(x, gate_up, down)
 
 
@@ -64,18 +64,18 @@ def naive_permute_index(experts: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def naive_permute(x: Tensor, positions: Tensor) -> Tensor:
-    """Permute as permute.py, with every token counting."""
+    """Permute like permute.py; every token counts."""
     pairs = torch.empty(positions.numel(), x.shape[1], dtype=x.dtype, device=x.device)
     pairs[positions.flatten().long()] = x.repeat_interleave(positions.shape[1], dim=0)
     return pairs
 
 
 def naive_unpermute(pairs: Tensor, positions: Tensor, weights: Tensor) -> Tensor:
-    """Unpermute as permute.py, with every token counting."""
+    """Unpermute like permute.py; every token counts."""
     gathered = pairs[positions.long()].float()
     return (gathered * weights[..., None]).sum(dim=1).to(pairs.dtype)
 
 
 def naive_gate_sigmoid_mul_add(x: Tensor, gate: Tensor, shared: Tensor, routed: Tensor) -> Tensor:
-    """routed + sigmoid(gate . x) * shared: all [T, hidden] but gate [1, hidden]."""
+    """Return routed + sigmoid(gate . x) * shared: all [T, hidden] but gate [1, hidden]."""
     return routed + functional.linear(x, gate).sigmoid() * shared

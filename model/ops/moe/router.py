@@ -27,7 +27,7 @@ _FEW_TOKENS = 512
 
 @dataclass(frozen=True)
 class Choice:
-    """weights [T, chosen] float32; experts [T, chosen] int32."""
+    """The chosen experts. weights [T, chosen] float32; experts [T, chosen] int32."""
 
     weights: Tensor
     experts: Tensor
@@ -144,7 +144,8 @@ def _choose(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """256 experts top 8 and 512 top 10, bf16 logits, one token and many; float32 for goldens."""
+    """Return the compile specs: 256 experts top 8 and 512 top 10, bf16 logits, one token and many;
+    float32 for goldens."""
     return [
         KernelSpec.of(
             f"moe_choose_{experts}_{chosen}_{'bf16' if narrow else 'fp32'}_tile{tile}",

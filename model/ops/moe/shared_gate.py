@@ -1,6 +1,6 @@
-"""Adds the shared expert to the routed ones: routed + sigmoid(gate . x) * shared.
+"""Sum of the shared expert and the routed ones: routed + sigmoid(gate . x) * shared.
 
-Shapes: x, shared, routed [T, hidden], one dtype, row-strided; gate [1, hidden]. Twin:
+Shapes: x, shared, routed [T, hidden], one dtype, row-strided; gate [1, hidden]. Reference:
 `naive_gate_sigmoid_mul_add` in reference.py. The dot product, the sigmoid and the sum are float32
 throughout. Tokens past rows[0] are neither read nor written.
 """
@@ -18,7 +18,7 @@ _WARPS = 8
 def fused_gate_sigmoid_mul_add(
     x: Tensor, gate: Tensor, shared: Tensor, routed: Tensor, rows: Tensor
 ) -> Tensor:
-    """A new tensor [T, hidden]."""
+    """Return the sum as a new tensor [T, hidden]."""
     tokens, hidden = x.shape
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     _gate_sigmoid_mul_add[(tokens,)](
@@ -67,7 +67,7 @@ def _gate_sigmoid_mul_add(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """35B-A3B and 397B-A17B."""
+    """Return the compile specs of 35B-A3B and 397B-A17B."""
     return [
         KernelSpec.of(
             f"moe_gate_sigmoid_mul_add_{hidden}",

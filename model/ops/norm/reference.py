@@ -12,11 +12,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """rms_norm(x) * silu(gate) in gate's dtype; x, gate [..., n]; weight [n] float32, plain."""
+    """Return rms_norm(x) * silu(gate) in gate's dtype; x, gate [..., n]; weight [n] float32,
+    plain."""
     normed = functional.rms_norm(x.float(), weight.shape, weight, eps)
     return normed.mul_(functional.silu(gate.float())).to(gate.dtype)
 
 
 def l2_norm(x: Tensor) -> Tensor:
-    """x [..., n] float32 to unit length; eps stands inside the root, as the model was trained."""
+    """Bring x [..., n] float32 to unit length; eps is inside the root, as in the model's
+    training."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)

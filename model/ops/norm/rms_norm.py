@@ -1,6 +1,6 @@
 """Root-mean-square norm of rows, alone or with the residual sum before it.
 
-A program owns one row, keeps it in registers and touches memory once per operand. Twin:
+A program owns one row, keeps it in registers and touches memory once per operand. Reference:
 `norm.reference.rms_norm`, applied to x or to x + residual rounded to their dtype.
 """
 
@@ -17,14 +17,15 @@ _WITH_SUM = 8
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """[T, hidden] in x's dtype; x [T, hidden], any row stride; weight [hidden] float32, 1 + w."""
+    """Return [T, hidden] in x's dtype; x [T, hidden], any row stride; weight [hidden] float32, 1 +
+    w."""
     return _launched(x, None, weight, eps, _ALONE)
 
 
 def add_rms_norm(
     branch: Tensor, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """(norm of the sum, the sum), both [T, hidden]; the sum overwrites `residual`.
+    """Return (norm of the sum, the sum), both [T, hidden]; the sum overwrites `residual`.
 
     branch [T, hidden], any row stride; residual [T, hidden] contiguous, of the same dtype; weight
     [hidden] float32, 1 + w.
@@ -35,7 +36,7 @@ def add_rms_norm(
 def _launched(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, elements: int
 ) -> Tensor:
-    """elements: a thread."""
+    """Launch the kernel. elements: number of elements a thread."""
     rows, hidden = x.shape
     normed = x.new_empty(rows, hidden)
     _norm_kernel[(rows,)](
@@ -54,7 +55,7 @@ def _launched(
 
 
 def _warps(hidden: int, elements: int) -> int:
-    """Return the warps with which a thread holds so many elements, within the limit."""
+    """Return the number of warps, within the limit, at which a thread holds `elements` elements."""
     warps: int = triton.next_power_of_2(hidden) // (32 * elements)
     return min(max(warps, 1), 16)
 
@@ -71,7 +72,7 @@ def _norm_kernel(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Norm x, or x + residual, and overwrite the residual with that sum."""
+    """Norm x, or x + residual; the residual is overwritten by the sum."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
@@ -89,7 +90,7 @@ def _norm_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shape of the 9B model."""
+    """Return the compile specs in the shape of the 9B model."""
     sizes = {"HIDDEN": 4096, "BLOCK": 4096, "DEPENDENT": True}
     alone, summed = _warps(4096, _ALONE), _warps(4096, _WITH_SUM)
     return [

@@ -27,13 +27,13 @@ class BudgetedThought:
         self._left = budget.most
         """Remaining tokens of the thought."""
         self._forced = 0
-        """How many of the closing tokens were drawn, once none is left."""
+        """Number of closing tokens already sampled, once none is left."""
         self._is_over = False
         for token in output:
             self.append(token)
 
     def append(self, token: int) -> None:
-        """The answer's next token."""
+        """Append the answer's next token."""
         if self._is_over:
             return
         if self._may_open:
@@ -48,14 +48,14 @@ class BudgetedThought:
 
     @property
     def forced(self) -> int | None:
-        """Return the token that has to come; None: the model chooses."""
+        """Return the forced next token; None: the model chooses."""
         if self._is_over or self._may_open or self._left:
             return None
         return self._budget.closing[self._forced]
 
     @property
     def mask(self) -> Mask | None:
-        """Return the mask of tokens that leave no character unfinished, if the thought has to end;
+        """Return the mask of tokens that leave no character unfinished, if the thought must end;
         None: every token. Read-only."""
         if self._is_over or self._may_open or not self._left or self._unfinished is None:
             return None

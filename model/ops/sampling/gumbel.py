@@ -42,7 +42,7 @@ def gumbel(key: tuple[int, int], position: int, vocab: int) -> Tensor:
 
 
 def _mix(words: Tensor) -> Tensor:
-    """words: int64 holding 32 bits each, as the result."""
+    """Mix the words: int64 with 32 bits each, like the result."""
     for shift, factor in zip(SHIFTS, FACTORS, strict=False):
         words = ((words ^ (words >> shift)) * factor) & _MASK
     return words ^ (words >> SHIFTS[-1])

@@ -1,22 +1,24 @@
-"""What a request asks to be done to its logits before a token is drawn from them.
+"""Adjustments of a request's logits before a token is sampled from them.
 
-Everything is a function of (the request's fields, its prompt, its output so far), so that any node
-that has these draws the same token. In this order, as vLLM:
-1. a token that the thinking budget forces is the only one. Else grammar and allowed_token_ids:
-   every other token is ruled out, as are those that complete one of bad_words in the output, what
-   would end the answer while the output has fewer than min_tokens, and tokens inside a character at
-   the end of the thinking budget. A ruled out token has a logit of -inf.
+Everything is a function of (the request's fields, its prompt, its output so far). So any node with
+the same three samples the same token. The order is vLLM's:
+
+1. A token forced by the thinking budget is the only one. Otherwise four kinds of tokens are ruled
+   out: those outside the grammar and allowed_token_ids; those that complete one of bad_words in the
+   output; those that would end the answer while the output has fewer than min_tokens; those inside
+   a character at the end of the thinking budget. A ruled out token has a logit of -inf.
 2. logit_bias is added.
-3. repetition_penalty, of each token of the prompt or the output: a logit above 0 is divided by it,
-   any other is multiplied. frequency_penalty times its count in the output is taken off, then
-   presence_penalty where the count is not 0.
+3. repetition_penalty applies to each token of the prompt or the output: a logit above 0 is divided
+   by it, any other is multiplied. frequency_penalty times the token's count in the output is
+   subtracted, then presence_penalty if the count is not 0.
 4. min_p: a token less likely, at the temperature, than min_p times the likeliest is ruled out.
-Where the last three would leave no token they rule out none, and where none of allowed_token_ids is
-the grammar's, the grammar's tokens are allowed.
 
-All arithmetic is float32, an operation at a time, so that CPU and GPU agree in every bit; the bound
-of min_p is float64. Sparse: only the tokens that a row names or has seen are read and written.
-Naive twin: tests/kernels/adjustments_twin.py.
+If the last three of the four kinds would leave no token, they rule out none. If the grammar has
+none of allowed_token_ids, the grammar's tokens are allowed.
+
+All arithmetic is float32, an operation at a time, so CPU and GPU agree in every bit; the bound of
+min_p is float64. Sparse: only tokens named or seen by a row are read and written. Reference
+implementation: tests/kernels/adjustments_twin.py.
 """
 
 import math
@@ -40,9 +42,9 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class TokensBefore:
-    """Earlier tokens on which an adjustment depends, int32. prompt: each id once, ascending.
-    output: all of it, in order. Both are empty if nothing depends on them. begins: position of the
-    answer's first token."""
+    """Earlier tokens used by adjustments, int32. prompt: each id once, ascending. output: all of
+    it, in order. Both are empty if nothing depends on them. begins: position of the answer's first
+    token."""
 
     prompt: Ints
     output: Ints
@@ -102,7 +104,7 @@ class LogitAdjuster:
                 self._count(token, 1)
 
     def append(self, token: int) -> None:
-        """The sequence's next token."""
+        """Append the sequence's next token."""
         if not self.params.follows_output:
             return
         self._output.append(token)
@@ -130,7 +132,7 @@ class LogitAdjuster:
 
     @property
     def counts(self) -> NDArray[np.float32]:
-        """How often each of the seen is in the output."""
+        """Return the count in the output of each seen token."""
         return self._counts[: len(self._places)]
 
     @property
@@ -177,7 +179,7 @@ class LogitAdjuster:
 
     @property
     def reach(self) -> float:
-        """How far below the highest logit min_p still keeps one."""
+        """Return the distance below the highest logit up to which min_p keeps a token."""
         params = self.params
         if not (params.min_p and params.temperature):
             return -math.inf
@@ -209,7 +211,7 @@ class AdjustedRows:
 
     @staticmethod
     def of(adjusters: Sequence[LogitAdjuster]) -> "AdjustedRows":
-        """Row i is adjusters[i]'s, on the CPU."""
+        """Return the rows on the CPU; row i is adjusters[i]'s."""
         params = [item.params for item in adjusters]
         masks = [item.mask() for item in adjusters]
         free = [mask is None for mask in masks]
@@ -263,7 +265,7 @@ class AdjustedRows:
 
 
 def _masks(masks: Sequence[Mask | None]) -> Tensor:
-    """[n, bytes] uint8: bit t % 8 of byte t // 8 is token t's."""
+    """Return [n, bytes] uint8: bit t % 8 of byte t // 8 is token t's."""
     words = next((len(mask) for mask in masks if mask is not None), 0)
     if not words:
         return torch.empty(0, 0, dtype=torch.uint8)
@@ -282,7 +284,7 @@ def _reaches(adjusters: Sequence[LogitAdjuster]) -> Tensor:
 
 
 def _rows(lists: Sequence[Sequence[int] | NDArray[np.int64]]) -> Tensor:
-    """The row of every entry of the lists."""
+    """Return the row of every entry of the lists."""
     lengths = [len(items) for items in lists]
     return torch.from_numpy(np.repeat(np.arange(len(lists), dtype=np.int64), lengths))
 
@@ -318,7 +320,7 @@ def adjusted(logits: Tensor, rows: AdjustedRows) -> Tensor:
 
 
 def _masked_out(masks: Tensor, vocab: int) -> Tensor:
-    """[n, vocab] bool. It takes a byte a logit (engine/assembly/memory_plan.py)."""
+    """Return [n, vocab] bool. It takes a byte a logit (engine/assembly/memory_plan.py)."""
     bits = masks[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=masks.device)
     bits = bits.bitwise_and_(1).bitwise_xor_(1)
     return bits.view(torch.bool).view(len(masks), -1)[:, :vocab]

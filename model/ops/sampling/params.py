@@ -1,7 +1,7 @@
 """Sampling parameters of a request.
 
 Owns the fields and their bounds in a batch's row (engine/runner/device_batch.py: 32 bits a number).
-Invariant: every instance fits a row, so no runner meets a value that it cannot store. Pure values.
+Invariant: every instance fits a row, so a runner can store every value. Pure values.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from .thinking_budget import ThinkingBudget
 
 MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-5
-"""Temperature below which sampling is greedy for all logits that differ in float32."""
+"""At a lower temperature, sampling is greedy for all logits that differ in float32."""
 MAX_TEMPERATURE = 100.0
-"""Above it float32 loses the logit in the noise."""
+"""Highest temperature. Above it float32 loses the logit in the noise."""
 MIN_TOP_P = 1e-6
-"""Below it one token is left of any vocabulary of at most a million, as at it."""
+"""Least top_p. At or below it, one token is left of any vocabulary of at most a million."""
 MAX_PENALTY = 2.0
 """Largest presence and frequency penalty, either sign: OpenAI's and vLLM's."""
 MIN_REPETITION_PENALTY = 1e-3
 MAX_REPETITION_PENALTY = 1e3
-"""Within both a float32 logit stays a number."""
+"""Bound of repetition penalties. Between both bounds a float32 logit stays a number."""
 MAX_BIASES = 300
 MAX_BIAS = 100.0
 MAX_BAD_WORDS = 256
@@ -140,7 +140,7 @@ class SamplingParams:
 
     @property
     def named_tokens(self) -> dict[str, tuple[int, ...]]:
-        """Return ids that must be of the vocabulary, because logits are changed at them, by
+        """Return the ids that must be in the vocabulary, because logits are changed at them, by
         field."""
         return {
             "logit_bias": tuple(token for token, _ in self.logit_bias),

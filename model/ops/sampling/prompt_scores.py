@@ -39,7 +39,7 @@ class PromptScores:
         return len(self.logprobs)
 
     def behind(self, count: int) -> "PromptScores":
-        """Without the first `count`."""
+        """Return the scores without the first `count`."""
         return PromptScores(
             self.logprobs[count:],
             self.ranks[count:],
@@ -50,7 +50,7 @@ class PromptScores:
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """The same as tensors [n] and [n, k], on the device or on their way to the host."""
+    """Prompt scores as tensors [n] and [n, k], on the device or on their way to the host."""
 
     logprobs: Tensor
     ranks: Tensor
@@ -62,7 +62,7 @@ class ScoredRows:
         return ScoredRows(*(_read(part) for part in self._parts))
 
     def values(self) -> PromptScores:
-        """REQUIRES: they are on the host."""
+        """Return the values. REQUIRES: they are on the host."""
         logprobs, ranks, tokens, tops = (part.numpy() for part in self._parts)
         return PromptScores(
             logprobs.astype(np.float64),

@@ -27,7 +27,7 @@ class Cut:
 
 @triton.jit
 def key_of(logit, NARROW: tl.constexpr):
-    """uint32 keys of logits of any float type."""
+    """Return uint32 keys of logits of any float type."""
     # A negative zero becomes a positive one.
     value = logit.to(tl.float32) + 0.0
     value = tl.where(value == value, value, -3.4028235e38)
@@ -40,7 +40,7 @@ def key_of(logit, NARROW: tl.constexpr):
 
 @triton.jit
 def value_of(key, NARROW: tl.constexpr):
-    """The float32 logit of a key."""
+    """Return the float32 logit of a key."""
     if NARROW:
         key = key << 16
     ordered = key.to(tl.int32, bitcast=True) ^ -0x80000000

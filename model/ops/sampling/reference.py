@@ -17,11 +17,11 @@ from .top_logprobs import top_logprobs
 
 
 class Sampled(NamedTuple):
-    """logprob: natural, of the token under the unmodified distribution (temperature 1, no cut, no
-    adjustment). margin: distance of the choice from a tie, in units of a logit: best minus
-    second-best score. A score is the adjusted logit plus the noise scaled by the temperature, if
-    there is one. The margin is infinite with one token to choose from. top: of the same
-    distribution as logprob, as many as requested."""
+    """A sampled token. logprob: natural, of the token under the unmodified distribution
+    (temperature 1, no cut, no adjustment). margin: distance of the choice from a tie, in units of a
+    logit: best minus second-best score. A score is the adjusted logit plus the noise scaled by the
+    temperature, if there is one. The margin is infinite with one token to choose from. top: the
+    likeliest tokens of the same distribution as logprob, as many as requested."""
 
     token: int
     logprob: float
@@ -68,15 +68,15 @@ def stop_ids(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
 
 
 def _best(scores: Tensor) -> tuple[int, float]:
-    """(index, margin) of the highest of the scores [vocab], the first of equals."""
+    """Return (index, margin) of the highest of the scores [vocab], the first of equals."""
     values = scores.topk(min(2, len(scores))).values.tolist()
     margin = values[0] - values[1] if len(values) == 2 else float("inf")
     return int(scores.argmax()), margin
 
 
 def _draw(logits: Tensor, params: SamplingParams, position: int) -> tuple[int, float]:
-    """(token, margin) by the Gumbel-max trick: argmax of scaled logits plus noise is a draw from
-    their softmax."""
+    """Return (token, margin) by the Gumbel-max trick: the argmax of scaled logits plus noise is a
+    sample from their softmax."""
     scaled = _restrict(logits.double().cpu() / params.temperature, params)
     noise = gumbel(noise_key(params.seed), position, len(scaled))
     token, margin = _best(scaled + noise)
@@ -84,7 +84,8 @@ def _draw(logits: Tensor, params: SamplingParams, position: int) -> tuple[int, f
 
 
 def _restrict(scaled: Tensor, params: SamplingParams) -> Tensor:
-    """-inf for tokens outside the top_k likeliest, then outside the smallest set of mass top_p."""
+    """Return the scores with -inf for tokens outside the top_k likeliest, then outside the smallest
+    set of mass top_p."""
     if params.top_k == 0 and params.top_p == 1:
         return scaled
     # Stable, so that equal logits are cut in the order of their ids.

@@ -49,7 +49,7 @@ class Draws:
 
     @staticmethod
     def empty(batch: int, device: torch.device | str) -> "Draws":
-        """Greedy rows at position 0; the results are undefined until `sample` runs."""
+        """Return greedy rows at position 0; the results are undefined until `sample` runs."""
         integers = torch.zeros(batch, dtype=torch.int32, device=device)
         floats = torch.zeros(batch, dtype=torch.float32, device=device)
         return Draws(
@@ -127,7 +127,7 @@ def sample(
 
 
 def _apart(found: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(best [3, places, runs], mass [2, places, runs], token [places, runs] int32)."""
+    """Return (best [3, places, runs], mass [2, places, runs], token [places, runs] int32)."""
     return found[:3], found[3:5], found[5].view(torch.int32)
 
 
@@ -140,7 +140,7 @@ def _mix(word):
 
 @triton.jit
 def _gumbel(key_0, key_1, position, token):
-    """The noise of model/ops/sampling/gumbel.py; key_0, key_1, position, token: uint32."""
+    """Return the noise of model/ops/sampling/gumbel.py; key_0, key_1, position, token: uint32."""
     first = _mix(position ^ key_0)
     second = _mix(first + key_1)
     hashed = _mix(_mix(token ^ first) + second)
@@ -178,8 +178,8 @@ def _best_of_run(
     RUN: tl.constexpr,
     RUNS: tl.constexpr,
 ):
-    """best [3, B, runs]: best score, second score, logit of the best; mass [2, B, runs]: largest
-    logit, sum of exp(logit - largest)."""
+    """Find the best two scores of a run. best [3, B, runs]: best score, second score, logit of the
+    best; mass [2, B, runs]: largest logit, sum of exp(logit - largest)."""
     run = tl.program_id(0)
     row = tl.program_id(1)
     if row >= tl.load(rows):
@@ -263,7 +263,8 @@ def _join_runs(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """The published vocabulary, with and without a cut, and under a mask."""
+    """Return the compile specs of the published vocabulary, with and without a cut, and under a
+    mask."""
     width = {"RUNS": triton.next_power_of_2(triton.cdiv(248320, RUN))}
     cuts = "cut_keys cut_left cut_equals"
 

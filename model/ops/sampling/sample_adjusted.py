@@ -14,7 +14,7 @@ from .top_k_top_p import cut
 # this instead, which no draw takes while there is any other: noise is too little to change it.
 _RULED_OUT = -1e30
 _NO_SECOND = 1e29
-"""A margin above it is to an excluded token."""
+"""Bound of margins. A larger margin is the distance to an excluded token."""
 
 
 def sample_adjusted(

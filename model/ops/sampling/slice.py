@@ -1,4 +1,4 @@
-"""Part of a vocabulary whose logits one rank computes."""
+"""Part of a vocabulary with logits computed by one rank."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Slice:
-    """Ids from `first` on. gather: lays all ranks' [..., columns of one] side by side in rank
+    """Token ids from `first` on. gather: lays all ranks' [..., columns of one] side by side in rank
     order, with the same bits on every rank."""
 
     first: int

@@ -1,4 +1,4 @@
-"""How long an answer may think, as a request and a hand-over carry it. Pure values."""
+"""The thinking budget of an answer, as requests and hand-overs carry it. Pure values."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ MAX_CLOSING_TOKENS = 32
 
 @dataclass(frozen=True)
 class ThinkingBudget:
-    """most: tokens of the thought. closing: tokens forced after so many. tag: the one of these with
-    which the model itself closes a thought. opening: the token by which the answer may begin its
-    thought; None: the prompt has begun it.
+    """Budget of an answer's thought. most: tokens of the thought. closing: tokens forced after
+    `most` tokens. tag: the closing token with which the model itself ends a thought. opening: the
+    token by which the answer may begin its thought; None: the prompt has begun it.
 
     Raises ValueError that begins with `thinking`.
     """
@@ -37,12 +37,12 @@ class ThinkingBudget:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Return the ids that it names."""
+        """Return the token ids in its fields."""
         return self.closing if self.opening is None else (*self.closing, self.opening)
 
     @property
     def rules(self) -> range:
-        """Return the numbers of the answer's tokens at which it may change a draw."""
+        """Return the numbers of the answer's tokens at which it may change the sampled token."""
         opened = 0 if self.opening is None else 1
         first = max(0, self.most - MOST_LACKING)
         return range(first, opened + self.most + len(self.closing))

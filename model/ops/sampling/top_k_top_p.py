@@ -62,8 +62,8 @@ def cut(logits: Tensor, draws: Draws) -> Cut:
 
 @triton.jit
 def _next_digit(sums, found, above, target, plane, RUNS: tl.constexpr):
-    """Return (key digits, sum above them) one digit after those of `plane`, whose sums are
-    complete."""
+    """Return (key digits, sum above them) one digit after those of `plane`. REQUIRES: the sums of
+    `plane` are complete."""
     row, rows, runs = tl.program_id(1), tl.num_programs(1), tl.num_programs(0)
     digit = tl.arange(0, 16)
     run = tl.arange(0, RUNS)
@@ -80,7 +80,8 @@ def _next_digit(sums, found, above, target, plane, RUNS: tl.constexpr):
 
 @triton.jit
 def _begin(sums, found, above, target, first_plane, number, RUNS: tl.constexpr):
-    """(key digits, sum above them) before digit `number` of a search, kept for the next launch."""
+    """Return (key digits, sum above them) before digit `number` of a search, kept for the next
+    launch."""
     key = tl.full([], 0, tl.int32)
     higher = tl.full([], 0, tl.float32)
     plane = first_plane + number
@@ -175,7 +176,7 @@ def _largest(of_runs, row, runs, RUNS: tl.constexpr):
 
 @triton.jit
 def _target(top_p, of_runs, of_top_k, row, runs, largest, heat, NARROW, RUNS: tl.constexpr):
-    """Return top_p of the mass that top_k left."""
+    """Return top_p of the mass left by top_k."""
     run = tl.arange(0, RUNS)
     rows = tl.num_programs(1)
     masses = tl.load(of_runs + (rows + row) * runs + run, run < runs, 0.0)
@@ -261,7 +262,7 @@ def _settle(
     RUNS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """The later of the two cuts, and how many tokens of each run are at it."""
+    """Return the later of the two cuts, and the number of tokens of each run at it."""
     wait_for_inputs(DEPENDENT)
     run, row = tl.program_id(0), tl.program_id(1)
     NARROW: tl.constexpr = DIGITS == 4
@@ -291,7 +292,7 @@ def _settle(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """The published vocabulary, both kinds of logits."""
+    """Return the compile specs of the published vocabulary, both kinds of logits."""
     runs = triton.next_power_of_2(triton.cdiv(248320, RUN))
 
     def spec(name: str, kernel: Any, dtype: str, results: str = "", **more: int) -> KernelSpec:

@@ -5,8 +5,9 @@ from torch import Tensor
 
 
 def top_logprobs(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(tokens int64, logprobs float32), each [n, min(count, vocab)], the likeliest first, the lower
-    id first of equals. logits [n, vocab] of any float type. Waits for nothing on the host."""
+    """Return (tokens int64, logprobs float32), each [n, min(count, vocab)], the likeliest first,
+    the lower id first of equals. logits [n, vocab] of any float type. Waits for nothing on the
+    host."""
     scores = logits.float()
     # Of equal values a device's topk takes any: a key is the value's order above the id's.
     bits = (scores + 0.0).view(torch.int32)

@@ -1,7 +1,7 @@
-"""States behind the accepted tokens of rows with drafts, from the kept inputs of those tokens: all
+"""States behind the accepted tokens of rows with drafts, from the kept inputs of these tokens: all
 layers of many rows in two launches.
 
-A program owns one value head of one row and layer: it reads the head's state, takes the tokens one
+A program owns one value head of one row and layer. It reads the head's state, takes the tokens one
 after another by the arithmetic of `gdn_verify`, and stores it once. One kernel serves every count,
 so a fold of n tokens is bit for bit n folds of one. Convolutions' columns are a launch of their
 own. Reference: `TorchOperators.gdn` of the same tokens, `stepped`, storing the state.
@@ -110,7 +110,7 @@ def fold_states(
 
 
 def _step_of(views: Sequence[Tensor]) -> int:
-    """Elements from one layer's view to the next one's."""
+    """Return the number of elements from one layer's view to the next one's."""
     offsets = [int(view.storage_offset()) for view in views]
     steps = {after - before for before, after in pairwise(offsets)}
     if len(steps) > 1 or len({view.untyped_storage().data_ptr() for view in views}) > 1:
@@ -222,7 +222,8 @@ def _states_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """9B, 4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with float32 state."""
+    """Return the compile specs of 9B, 4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16
+    with float32 state."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "LINE": 32}
     sizes = {"CHANNELS": 8192, "COLUMNS": 3, "PADDED": 4, "BLOCK": _CHANNELS}
     tables = "places counts read_slots write_slots"

@@ -23,8 +23,8 @@ def gated_rows(
     """Return norm(read) * silu(z), [B * T, value_heads * value_dim] in projected's dtype, as in
     `gdn_verify`.
 
-    projected: as there. read [B * T, value_heads * value_dim] float32, undefined for tokens from
-    counts[r] on; norm [value_dim] float32.
+    projected: see `gdn_verify`. read [B * T, value_heads * value_dim] float32, undefined for tokens
+    from counts[r] on; norm [value_dim] float32.
     """
     batch, heads, dim = len(counts), config.value_heads, config.value_dim
     output = projected.new_empty(read.shape)
@@ -85,7 +85,7 @@ def _gated_rows_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """9B, 4B and 35B-A3B in bfloat16."""
+    """Return the compile specs of 9B, 4B and 35B-A3B in bfloat16."""
     sizes = {"VALUE_HEADS": 32, "VALUE_DIM": 128, "HEADS": _HEADS, "DEPENDENT": True}
     return [
         KernelSpec.of(

@@ -2,9 +2,9 @@
 the inputs of a later fold.
 
 A program owns heads of a row, of q, k or v, and goes through its tokens. With few rows a program
-has one token, and reads the tokens before it anew. Each window is summed as `gdn_step_inputs` sums
-it, whatever the number of a row's tokens. No slot is written. Slots and counts are read before the
-kernel ahead has ended; it may not write them. Reference: the same steps of `TorchOperators.gdn`.
+has one token, and reads the tokens before it anew. Each window is summed as in `gdn_step_inputs`,
+for any number of a row's tokens. No slot is written. Slots and counts are read before the kernel
+ahead has ended; it may not write them. Reference: the same steps of `TorchOperators.gdn`.
 """
 
 import triton
@@ -23,7 +23,7 @@ from .kept_inputs import LayerInputs
 _HEADS = 2
 _WARPS = 2
 _FEW_ROWS = 8
-"""Up to so many, a program has one token."""
+"""Largest number of rows for which a program has one token."""
 
 
 def verify_inputs(
@@ -37,7 +37,7 @@ def verify_inputs(
     kept: LayerInputs,
     turn: Tensor,
 ) -> None:
-    """Fill the first counts[r] tokens of place r of that turn of `kept`, for each of the first
+    """Fill the first counts[r] tokens of place r of the set `turn` of `kept`, for each of the first
     rows[0] rows.
 
     projected [B * T, ...]: T tokens per row; other arguments as in `gdn_verify`.
@@ -175,7 +175,8 @@ def _gdn_verify_inputs_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """9B, 4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16."""
+    """Return the compile specs of 9B, 4B and 35B-A3B: 16 key and 32 value heads of 128,
+    bfloat16."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "DIM": 128}
     return [
         KernelSpec.of(

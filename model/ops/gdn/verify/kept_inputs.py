@@ -1,10 +1,10 @@
 """Inputs of the recurrence of rows with drafts, kept on the device from their forward to their
-fold: the rows write no slot, because the number of accepted tokens shows later.
+fold. The rows write no slot, because the number of accepted tokens is known later.
 
-Owns the buffers; knows no lane. Inputs are kept, never updates: a fold computes these again from
-the state, so that its error does not grow with every token. Launches that share it share a stream.
-There are two sets, and forwards alternate: one folds the other's set while it keeps its own.
-Invariant: place r of a set holds row r of the last forward of its turn.
+Owns the buffers; does not know batch indices. Inputs are kept, never updates: a fold computes these
+again from the state. So its error does not grow with every token. Launches that share it share a
+stream. There are two sets, and forwards alternate: one folds the other's set while it keeps its
+own. Invariant: place r of a set holds row r of the last forward of its turn.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,8 @@ from tasuki.model.config import ModelConfig
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """One layer's part of both sets: as `KeptInputs`, the first dimension is the turn."""
+    """One layer's part of both sets, with the fields of `KeptInputs`. The first dimension is the
+    turn."""
 
     raw: Tensor
     mixed: Tensor
@@ -65,7 +66,7 @@ class KeptInputs:
 
 @dataclass(frozen=True)
 class KeptTurns:
-    """Both sets: as `KeptInputs`, behind a first dimension of 2."""
+    """Both sets, with the fields of `KeptInputs` behind a first dimension of 2."""
 
     raw: Tensor
     mixed: Tensor
@@ -87,7 +88,7 @@ class KeptTurns:
         )
 
     def of(self, turn: int) -> KeptInputs:
-        """turn: 0 or 1."""
+        """Return one set. turn: 0 or 1."""
         return KeptInputs(self.raw[turn], self.mixed[turn], self.scalars[turn])
 
     def layer(self, index: int) -> LayerInputs:

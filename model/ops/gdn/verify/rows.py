@@ -1,15 +1,15 @@
-"""Rows with drafts through a GDN layer, from in_proj's output to out_proj's input: as many decode
-steps as a row has tokens, without writing the state behind them.
+"""Rows with drafts through a GDN layer, from in_proj's output to out_proj's input. A row with n
+tokens is like n decode steps, without writing the state behind them.
 
 Three launches. `verify_inputs` makes the recurrence's inputs and keeps them for a fold. Then a
-program owns half of one value head of one row: it reads that half of the state once and takes the
-row's tokens one after another, the state in registers. Accepted tokens of the row's last step are
-folded on the way: the read state is then the one before those tokens, and the one behind them is
+program owns half of one value head of one row. It reads its half of the state once and takes the
+row's tokens one after another, with the state in registers. Accepted tokens of the row's last step
+are folded on the way. The read state is then the one before those tokens. The one behind them is
 stored in the row's usual read slot. `gated_rows` norms the read-outs. Reference:
-`TorchOperators.gdn` of `stepped` sequences that store nothing, after that of the folded ones, which
-store.
+`TorchOperators.gdn` of `stepped` sequences without stored states, after `TorchOperators.gdn` of the
+folded ones with stored states.
 
-No row may read a slot that another row writes. The kernel before these in the stream may not write
+No row may read a slot written by another row. The kernel before these in the stream may not write
 slots, counts or rows: they are read while it still runs.
 """
 
@@ -62,15 +62,15 @@ def gdn_verify(
     turn: Tensor,
     folds: RowFolds,
 ) -> Tensor:
-    """Return [B * T, value_heads * value_dim] in projected's dtype. Of the first rows[0] rows,
+    """Return [B * T, value_heads * value_dim] in projected's dtype. In the first rows[0] rows,
     tokens from counts[r] on give zeros; later rows are unwritten.
 
     projected [B * T, conv_channels | value_heads * value_dim (z) | value_heads (b) | value_heads
     (a)]: row r has the T from r * T on; any stride. conv [slots, channels, width - 1] and ssm
     [slots, value_heads, value_dim, key_dim] are views of the arena: dense but for the slot stride.
-    read_slots, counts [B] (1 to T), rows [1] and turn [1], 0 or 1: int32, on the device. kept: of
-    at least B places and T tokens; this step keeps inputs in its turn and folds the other one's.
-    Head dimensions are powers of two.
+    read_slots, counts [B] (1 to T), rows [1] and turn [1], 0 or 1: int32, on the device. kept: at
+    least B places and T tokens; this step keeps inputs in its turn and folds the other one's. Head
+    dimensions are powers of two.
     """
     verify_inputs(projected, weights, config, conv, read_slots, counts, rows, kept, turn)
     batch, heads = len(counts), config.value_heads
@@ -107,8 +107,8 @@ def gdn_verify(
 
 
 def _warps_of(rows: int, key_dim: int) -> int:
-    """Return the warps; for small heads, absent from published models, as many as folds have, so
-    that sums have the same order."""
+    """Return the warps. Small heads, absent from published models, have as many as folds, so that
+    sums have the same order."""
     is_whole = rows * key_dim >= _ROWS * _KEYS
     return _WARPS if is_whole else warps_of(FOLD_WARPS, rows, key_dim)
 
@@ -209,7 +209,8 @@ def _gdn_verify_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """9B, 4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with float32 state."""
+    """Return the compile specs of 9B, 4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16
+    with float32 state."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
     return [
         KernelSpec.of(

@@ -1,5 +1,5 @@
-"""One token of the recurrence, on a head's state in registers: shared by rows with drafts and by
-folds, so that both use the same arithmetic.
+"""One token of the recurrence, on a head's state in registers. Rows with drafts and folds share it,
+so both use the same arithmetic.
 
 Rows of a head's state [value_dim, key_dim] are held as [rows, lines, line], a line of 128 bytes, as
 in `gdn_decode`, with the same arithmetic.
@@ -10,9 +10,9 @@ import triton.language as tl
 
 
 def warps_of(most: int, rows: int, key_dim: int) -> int:
-    """Return the warps of a program with so many rows of a state: at most `most`, and so few that
-    every thread holds four keys of a line, as those of large heads do. A thread sums its own keys
-    first, so fewer keys would give another order."""
+    """Return the warps of a program with `rows` rows of a state, at most `most`. They are few
+    enough for every thread to hold four keys of a line, as with large heads. A thread sums its own
+    keys first, so fewer keys would give another order."""
     return max(1, min(most, rows * key_dim // (32 * 4)))
 
 
@@ -29,8 +29,8 @@ def inputs_of(
     VALUE_DIM: tl.constexpr,
     LINE: tl.constexpr,
 ):
-    """q, k [lines, line], v [ROWS] from value `first` on, decay and beta of one head of the token
-    kept there."""
+    """Return q, k [lines, line], v [ROWS] from value `first` on, decay and beta of one head of the
+    kept token."""
     LINES: tl.constexpr = KEY_DIM // LINE
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
     key_head = head // (VALUE_HEADS // KEY_HEADS)
@@ -50,7 +50,7 @@ def inputs_of(
 
 @triton.jit
 def step(state, k, v, decay, beta):
-    """(The state [rows, lines, line] behind the token, its update [rows])."""
+    """Return (the state [rows, lines, line] behind the token, its update [rows])."""
     read = tl.sum(tl.sum(state * k[None, :, :], axis=1), axis=1)
     delta = beta * (v - decay * read)
     return state * decay + delta[:, None, None] * k[None, :, :], delta
@@ -58,7 +58,7 @@ def step(state, k, v, decay, beta):
 
 @triton.jit
 def places_of_state(KEY_DIM: tl.constexpr, ROWS: tl.constexpr, LINE: tl.constexpr):
-    """Return the offsets of the elements of so many rows of a head's state, [rows, lines, line]."""
+    """Return the offsets of the elements of ROWS rows of a head's state, [rows, lines, line]."""
     row = tl.arange(0, ROWS)[:, None, None] * KEY_DIM
     line = tl.arange(0, KEY_DIM // LINE)[None, :, None] * LINE
     return row + line + tl.arange(0, LINE)[None, None, :]
