@@ -1,7 +1,8 @@
-"""`tasuki chat`: a conversation in a terminal, and under each answer the cached tokens of its turn.
+"""`tasuki chat`: a conversation in a terminal, with the cached tokens of each turn under its
+answer.
 
-Owns the daemon that it starts where --target names none, and one session at a time. Reads lines
-until their end; `/help` lists its commands.
+Owns one session at a time, and the daemon it starts when --target is not given. Reads lines until
+the input ends; `/help` lists its commands.
 """
 
 import sys

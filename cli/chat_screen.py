@@ -1,6 +1,6 @@
-"""A conversation on a screen: a turn a line, and what was cached under each answer.
+"""A conversation on a screen: one line a turn, with the cached tokens under each answer.
 
-Owns one session at a time, and those that it was forked from. One thread.
+Owns one session at a time, and the sessions it was forked from. Used by one thread.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,8 @@ HELP = """/new    forget the conversation and begin another
 
 
 class Chat:
-    """run() once. Raises ClientError where the node is gone before the first turn."""
+    """A chat on one client; call run() once. run() raises ClientError if the node is gone before
+    the first turn."""
 
     def __init__(self, client: Client, system: str, sampling: SamplingOptions, out: TextIO) -> None:
         """system: a message to begin every conversation with; empty for none."""
@@ -42,7 +43,7 @@ class Chat:
             session.close()
 
     def _obey(self, line: str) -> None:
-        """A command, or what the user says."""
+        """Run a command, or send any other line to the model."""
         match line:
             case "":
                 pass

@@ -1,26 +1,23 @@
 """`tasuki demo`: ten turns of an agent through two daemons and through one process, compared.
 
-Both are played at the same time: on two cores each has its own, for a daemon computes on one.
+Both run at the same time: with two cores each has its own, because a daemon computes on one.
 
-The daemons draft answers by the model's own draft layer, where it has one and as long as that
-gains; the process does not.
+The daemons draft answers with the model's own draft layer, if it has one and while drafting gains.
+The process drafts nothing.
 
 Owns the daemons while they run; leaves no process and no file behind.
 
-The demonstration's conversation: ten turns of an assistant that reads letters through a tool.
+The conversation has ten turns of an assistant reading letters through a tool. The first turn sets
+the scene. Each later turn adds a tool result or the user's next request. Every turn adds several
+hundred tokens, so the context grows like an agent's. The last turn is then sent again with other
+endings, like a user editing a message. The texts are in demo_letters.txt: paragraphs under the
+names of their parts, two to a letter.
 
-The first turn sets the scene, each later one brings what a tool returned or what the person asks
-next; every turn adds several hundred tokens, so that the context grows as an agent's does. The last
-turn is then asked anew with other endings, as by somebody who edits what he sent. The texts are
-demo_letters.txt: paragraphs under the names of their parts, two to a letter.
+The session's table has one row a turn, built from the usage reported by the server. It measures
+nothing: pure functions of usage objects.
 
-The table of a session, a row a turn, from the usage that the server reported.
-
-Pure functions of usage objects: the table prints the client's usages and measures nothing.
-
-Whether two runs of one session gave the same tokens.
-
-Pure. The oracle's margins show where a choice was so near a tie that rounding may decide it.
+The verdict compares the tokens of two runs of one session. Pure. The oracle's margins mark near
+ties, because rounding may decide such a choice.
 """
 
 import sys
@@ -58,13 +55,13 @@ def scripted_turns() -> list[Turn]:
 
 
 def edited_turns() -> list[Turn]:
-    """The last of turns() anew, each time with another end: what they begin with is the same."""
+    """Return the last of turns() again, each time with another end. All share the same prefix."""
     parts = _parts()
     return [_turn(parts, len(parts["requests"]), ending) for ending in parts["endings"]]
 
 
 def _turn(parts: Mapping[str, list[str]], number: int, end: str) -> Turn:
-    """The person's, with what the tool returned; end: its last paragraph."""
+    """Return a user turn with the tool's result. end: its last paragraph."""
     (opening,) = parts["opening"]
     pairs = iter(parts["letters"])
     letters = list(zip(pairs, pairs, strict=True))
@@ -87,7 +84,7 @@ def _parts() -> dict[str, list[str]]:
 
 
 def _found(letters: Sequence[tuple[str, str]], number: int, end: str) -> str:
-    """What the tool returns: a letter, another beside it, and the end."""
+    """Return the tool's result: a letter, another letter, and the end."""
     first, second = letters[number]
     beside = " ".join(letters[(number + 4) % len(letters)])
     return (
@@ -100,7 +97,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 NEW = "new"
-"""The cause of tokens that nobody computed before: they are not lost."""
+"""The miss reason of tokens never computed before: they are not lost."""
 COLUMNS = {
     "turn": 4,
     "prompt": 7,
@@ -124,7 +121,7 @@ def header() -> str:
 
 
 def row(turn: str, usage: Usage) -> str:
-    """One turn. A dash stands where nothing was measured."""
+    """Return the table row of one turn. A dash marks an unmeasured value."""
     hit = usage.hit
     texts = (
         turn,
@@ -144,7 +141,8 @@ def row(turn: str, usage: Usage) -> str:
 
 
 def lost(usage: Usage) -> str:
-    """Prompt tokens that were computed again, by cause, most first; flags a lost hand-over."""
+    """Return the recomputed prompt tokens by miss reason, largest first. Also marks a lost
+    transfer."""
     causes = {} if usage.hit is None else usage.hit.causes
     parts = [
         f"{cause} {count}"
@@ -167,14 +165,16 @@ def handed_over(transfer: TransferReport | None) -> str:
 
 
 def pages_sent(usage: Usage) -> str:
-    """Of the prompt's pages those that the hand-over brought: the others were there."""
+    """Return the pages sent by the transfer, of all pages of the prompt. The other pages were
+    already there."""
     if usage.transfer is None:
         return "-"
     return f"{usage.transfer.pages} of {_pages(usage)}"
 
 
 def hidden_share(transfer: TransferReport | None) -> str:
-    """Which part of the transfer ran beside the forward, or a dash where none took time."""
+    """Return the share of the transfer's time overlapped with the forward. Returns a dash if the
+    transfer took no time."""
     if transfer is None:
         return "-"
     whole = transfer.hidden_seconds + transfer.exposed_seconds
@@ -190,7 +190,7 @@ def decode_rate(usage: Usage) -> str:
 
 
 def drafts_held(usage: Usage) -> str:
-    """Drafts that were the answer's, of all that were verified, or a dash without any."""
+    """Return the accepted drafts, of all verified drafts, or a dash if there were none."""
     if not usage.drafted_tokens:
         return "-"
     return f"{usage.accepted_tokens} of {usage.drafted_tokens}"
@@ -210,7 +210,8 @@ def drafts(usages: Sequence[Usage]) -> str:
 
 
 def hand_overs(usages: Sequence[Usage]) -> str:
-    """Sentences on the hand-overs of a whole session: what they brought, and what they saved."""
+    """Return sentences on the transfers of a whole session: prompts, computed tokens, and pages
+    sent."""
     handed = [(usage, usage.transfer) for usage in usages if usage.transfer is not None]
     if not handed:
         return "Nothing was handed over."
@@ -237,10 +238,9 @@ TIE_SHARE = 1e-3
 
 @dataclass(frozen=True)
 class Verdict:
-    """tokens: compared. ties: (turn, position) where the runs part at a near tie; what follows
-    such a position is another text, and not compared. difference: the first place where they part
-    without one.
-    """
+    """The comparison of two runs. tokens: number compared. ties: (turn, position) of each
+    divergence at a near tie; tokens after it are another text, and not compared. difference: the
+    first divergence without a near tie."""
 
     tokens: int
     ties: tuple[tuple[int, int], ...]

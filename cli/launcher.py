@@ -1,7 +1,7 @@
-"""Starts daemons as child processes and stops them, whatever happens to the caller.
+"""A launcher of daemons as child processes; it stops them even if the caller dies.
 
-Owns the children that it started and no others. A child reads stdin and stops when it ends
-(--exit-with-parent), so even a killed caller leaves none behind.
+Owns its own children and no others. A child reads stdin and stops at its end (--exit-with-parent).
+So even a killed caller leaves no child behind.
 """
 
 import json
@@ -25,13 +25,12 @@ _TAIL_LINES = 40
 
 
 class Daemon:
-    """One child. `wait_ready` once, then `stop` once; both from the thread that started it."""
+    """One child. Call `wait_ready` once, then `stop` once, both from the thread that started it."""
 
     _tail_lines = _TAIL_LINES
 
     def __init__(self, command: str, flags: Sequence[str], bind: str = "127.0.0.1:0") -> None:
-        """Starts `tasuki COMMAND FLAGS`; bind: HOST:PORT, a free loopback port where none is
-        given."""
+        """Start `tasuki COMMAND FLAGS`. bind: HOST:PORT; default: a free loopback port."""
         self._command = command
         self._process = self._spawn([command, *_http_off(command, flags), *flags, "--bind", bind])
         self._http: str | None = None
@@ -72,13 +71,13 @@ class Daemon:
 
     @property
     def handover_address(self) -> str | None:
-        """HOST:PORT for decode nodes, where it is not the one of wait_ready. REQUIRES:
+        """Return HOST:PORT for decode nodes, or None if it is the address of wait_ready. REQUIRES:
         wait_ready."""
         return self._handover
 
     @property
     def last_words(self) -> tuple[str, ...]:
-        """The end of what it has written to stderr so far, in lines."""
+        """Return the last lines written to stderr so far."""
         return tuple(self._tail)
 
     def wait_ready(self, timeout: float = READY_SECONDS) -> str:
@@ -165,7 +164,8 @@ def disaggregated(
 
 
 def _http_off(command: str, flags: Sequence[str]) -> list[str]:
-    """`serve` has an HTTP server unless it is given `--no-http`; a child has one where asked."""
+    """Return `--no-http` for a `serve` without HTTP flags. `serve` has an HTTP server by default; a
+    child has one only if its flags ask for it."""
     asking = ("--config", "--http-bind", "--host", "--port")
     asked = any(flag.startswith(asking) for flag in flags)
     return ["--no-http"] if command == "serve" and not asked else []

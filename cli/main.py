@@ -1,6 +1,6 @@
 """The `tasuki` command: a table of subcommands, each a module with `main(argv) -> int`.
 
-Commands are imported by name and only when asked for, so that this file depends on none of them.
+Commands are imported by name and only when run, so this file depends on none of them.
 """
 
 import difflib
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _meant(command: str) -> str:
-    """The command that is near, or where all of them are listed."""
+    """Return a hint: the nearest command, or the command that lists all."""
     known = [*COMMANDS, "version"]
     begun = [name for name in known if command and name.startswith(command)]
     close = begun[:1] or difflib.get_close_matches(command, known, n=1)

@@ -1,4 +1,4 @@
-"""Answers to prompts that are asked all at once, and how they are shown."""
+"""Answers to prompts sent all at once, and their output."""
 
 import time
 from collections.abc import Sequence
@@ -51,7 +51,8 @@ def as_json(answer: Answer) -> dict[str, Any]:
 
 
 def count_predictions(answers: Sequence[dict[str, Any]]) -> None:
-    """Of an empty prediction, which a node takes for none, no token was accepted or rejected."""
+    """Set missing counts of predicted tokens to 0. A node treats an empty prediction as none, so it
+    accepts and rejects no tokens."""
     for answer in answers:
         for field in ("accepted_prediction_tokens", "rejected_prediction_tokens"):
             answer["usage"][field] = answer["usage"][field] or 0

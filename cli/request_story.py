@@ -1,8 +1,8 @@
-"""One request's report, in lines: where its prompt matched, what was lost to whom, its hand-over's
-timeline, its seconds by state. Pure.
+"""One request's report, in lines: its prompt's match, its lost tokens and their takers, its
+transfer's timeline, and its seconds by state. Pure.
 
-Timelines of a hand-over and of a pull as lines of text: two tracks, each on its own clock. Pure
-functions.
+Also shows timelines of a transfer and of a pull as lines of text: two tracks, each on its own
+clock. Pure functions.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def pull_chart(timeline: HandoverTimeline) -> list[str]:
 def _sender(
     name: str, track: SenderTrack, ticks: Sequence[Sequence[float]], meaning: str
 ) -> list[str]:
-    """ticks: what to mark in each window's bar."""
+    """Return the sender's track. ticks: times to mark in the bar of each layer chunk."""
     if not track.windows:
         return []
     end = max([window.flushed_at for window in track.windows] + [m.at for m in track.phases])
@@ -186,7 +186,7 @@ def _route(route: m.RouteReport) -> list[str]:
 
 
 def _prefill_choice(choice: m.PrefillChoice) -> list[str]:
-    """A line a node that was weighed, cheapest first."""
+    """Return one line for each weighed node, cheapest first."""
     why = _CHOSEN.get(choice.reason, choice.reason)
     moved = f", {choice.moved_from} had it before" if choice.moved_from else ""
     head = f"  node     {why}, of {choice.weighed}{moved}"
@@ -247,7 +247,7 @@ def _transfer(report: m.TransferReport) -> list[str]:
 
 
 def _lost(lost: m.EvictedCheckpoint) -> list[str]:
-    """The evicted state that the prompt needed, and the request that took its place."""
+    """Return the evicted state needed by the prompt, and the request that took its place."""
     taken = "what took it is forgotten"
     if lost.eviction is not None:
         taken = f"taken by {lost.eviction.taken_by or 'a flush, or a request that is gone'}"

@@ -28,14 +28,14 @@ class EndpointError(Exception):
 
 @dataclass(frozen=True)
 class Event:
-    """One server-sent event. name: empty where it has none."""
+    """One server-sent event. name: empty if it has none."""
 
     name: str
     data: str
 
     @cached_property
     def json(self) -> Any:
-        """Raises Departure where the data is no JSON."""
+        """Return the data, parsed. Raises Departure if it is not JSON."""
         return _json_of("an event's data", self.data)
 
 
@@ -47,12 +47,13 @@ class Reply:
 
     @property
     def json(self) -> Any:
-        """Raises Departure where the body is no JSON."""
+        """Return the body, parsed. Raises Departure if it is not JSON."""
         return _json_of("the body", self.body.decode(errors="replace"))
 
     @property
     def events(self) -> list[Event]:
-        """Those of a stream, without comments. Raises Departure where it is no stream of events."""
+        """Return the stream's events, without comments. Raises Departure if the reply is not a
+        stream of events."""
         if self.content_type != "text/event-stream":
             raise Departure("content type of a stream", "text/event-stream", self.content_type)
         text = self.body.decode(errors="replace").replace("\r\n", "\n")
@@ -86,7 +87,8 @@ def _json_of(what: str, text: str) -> Any:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """url: without a path, or with one before /v1. seconds: of one request."""
+    """An HTTP endpoint. url: without a path, or with a path before /v1. seconds: timeout of one
+    request."""
 
     url: str
     seconds: float
@@ -128,8 +130,8 @@ class Endpoint:
 async def open_endpoint(
     url: str, key: str = "", seconds: float = 120.0, ca: str = ""
 ) -> AsyncIterator[Endpoint]:
-    """key: borne to the server; empty for none. ca: PEM file that it is checked against; empty: the
-    system's authorities. Raises EndpointError where the file cannot be used."""
+    """Open an endpoint. key: sent to the server; empty for none. ca: PEM file for checking the
+    server; empty for the system's authorities. Raises EndpointError if the file cannot be used."""
     headers = {"anthropic-version": ANTHROPIC_VERSION}
     if key:
         headers |= {"Authorization": f"Bearer {key}", "x-api-key": key}

@@ -1,7 +1,7 @@
-"""The settings of `tasuki dashboard`, and how nodes are asked for their metrics.
+"""The settings of `tasuki dashboard`, and of requests for nodes' metrics.
 
-`PollLimits`, `Credentials`: how often nodes are asked, for how long, and by which key. Addresses of
-nodes' HTTP servers may come from another host. Pure.
+`PollLimits`, `Credentials`: poll interval, timeout, and key. Addresses of nodes' HTTP servers may
+come from another host. Pure.
 """
 
 import re
@@ -45,11 +45,11 @@ _ADDRESS = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})|\[[0-9A-Fa-f:.]{2,
 
 
 class AddressError(ValueError):
-    """An address that is not fetched; the message names it and the mend."""
+    """An address is rejected and not fetched; the message names it and the fix."""
 
 
 def check_address(address: str) -> str:
-    """`address` itself. Raises AddressError where it is not HOST:PORT: a URL made of anything else
+    """Return `address` unchanged. Raises AddressError if it is not HOST:PORT, because any other URL
     could lead elsewhere."""
     match = _ADDRESS.fullmatch(address)
     if match is None or not 0 < int(match[2]) <= 65535:
@@ -58,12 +58,12 @@ def check_address(address: str) -> str:
 
 
 def is_here(address: str) -> bool:
-    """Whether it is loopback. REQUIRES: check_address()."""
+    """Return True if the address is loopback. REQUIRES: check_address()."""
     return is_loopback(address.rpartition(":")[0].strip("[]"))
 
 
 class FleetConfigError(ValueError):
-    """A file that a setting names cannot be used; the message names it and the mend."""
+    """A file named by a setting cannot be used; the message names it and the fix."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class FleetConfig:
         )
 
     async def members(self) -> AsyncGenerator[tuple[str, ...], None]:
-        """The nodes' addresses, now and whenever they change; those that are none are left out."""
+        """Yield the nodes' addresses, now and after each change. Invalid addresses are left out."""
         async for addresses in self._membership.changes():
             yield tuple(filter(_is_address, addresses))
 

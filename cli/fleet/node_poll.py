@@ -1,8 +1,8 @@
-"""Asks each node of a fleet for its metrics, again and again.
+"""A poller of the metrics of each node in a fleet.
 
-Owns one HTTP session and a task for each node. One event loop's thread. Invariants: only members
-are asked, redirects are not followed, and an answer costs bounded time and memory, so that no node
-keeps the page from the others. A node that does not answer is asked less often.
+Owns one HTTP session and one task for each node. Used on one event loop's thread. Invariants: only
+members are polled, and redirects are not followed. An answer costs bounded time and memory, so one
+node cannot delay the others. A node is polled less often while it does not answer.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _PATH = "/metrics"
 _CHUNK = 1 << 16
 _CANCEL_SECONDS = 1.0
 _SLOWEST_SECONDS = 60.0
-"""How seldom a node that never answers is asked."""
+"""Longest interval between polls of a node without answers."""
 
 _REFUSALS = {
     401: "it wants a key: give --api-key-file",
@@ -37,7 +37,7 @@ class NodeRefused(Exception):
 
 
 class Polled(Protocol):
-    """Whoever wants nodes' answers. now: seconds since 1970. clock: monotonic seconds."""
+    """A receiver of nodes' answers. now: seconds since 1970. clock: monotonic seconds."""
 
     def set_members(self, addresses: Iterable[str]) -> None: ...
 
@@ -56,7 +56,7 @@ class NodePoll:
         limits: PollLimits,
         wanted: frozenset[str] = WANTED,
     ) -> None:
-        """wanted: names of the samples that are kept."""
+        """Set up a poller. wanted: names of the samples to keep."""
         self._fleet = fleet
         self._wanted = wanted
         self._credentials = credentials
@@ -83,7 +83,7 @@ class NodePoll:
         await self._session.close()
 
     async def follow(self, members: AsyncIterator[tuple[str, ...]]) -> None:
-        """Ask the members, as they come and go. Returns where `members` ends."""
+        """Poll the members as they come and go. Returns when `members` ends."""
         async for addresses in members:
             await self.ask_these(addresses)
 

@@ -1,4 +1,4 @@
-"""`tasuki ray`: reads its flags and runs the fleet, whose modules need Ray."""
+"""`tasuki ray`: its flags, and the start of the fleet in modules that need Ray."""
 
 import importlib.util
 from collections.abc import Sequence

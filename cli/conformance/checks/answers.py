@@ -1,11 +1,11 @@
 """Checks of answers and tool calls: whole and streamed, their ends, counts and formats.
 
-Whole answers, their streams, ids and usage; their ends by length and by stop strings; tokens of a
-Messages prompt, counted without an answer; answers that are to follow a JSON schema. Calls that are
-chosen, forced, cut at every length, and their results.
+Covers whole answers, their streams, ids and usage, and ends by length and by stop strings. Covers
+tokens of a Messages prompt counted without an answer, and answers in a JSON schema. Tool calls are
+chosen, forced, cut at every length, and followed by their results.
 
-Options of OpenAI's chats and completions: several answers to one prompt, streams with and without
-usage, log-probabilities: one entry a token, whole and streamed.
+Covers options of OpenAI's chats and completions: several answers to one prompt, and streams with
+and without usage. Log-probabilities have one entry a token, whole and streamed.
 """
 
 import json
@@ -48,8 +48,8 @@ async def stream_is_whole(caller: Caller) -> None:
 
 
 async def must_stream_alike(caller: Caller, question: Question, *features: str) -> Answer:
-    """Return the whole answer, trimmed. Raises Departure where the stream makes another one but for
-    white space around its texts, Unserved where two whole answers differ too."""
+    """Return the whole answer, trimmed. Raises Departure if the stream gives another answer,
+    ignoring white space around its texts. Raises Unserved if two whole answers differ too."""
     whole = (await caller.whole(question, *features)).trimmed
     streamed = (await caller.streamed(question, *features)).trimmed
     if whole.parts != streamed.parts:
@@ -132,7 +132,8 @@ async def end_by_stop(caller: Caller) -> None:
 
 
 def _inner_word(answer: Answer) -> str:
-    """Some letters that come first in the midst of the text. Raises Unserved."""
+    """Return a few letters with their first occurrence in the middle of the text. Raises Unserved
+    if there are none."""
     text = answer.text
     for start in range(max(1, len(text) // 3), len(text) - _STOP_LETTERS):
         word = text[start : start + _STOP_LETTERS]
@@ -220,7 +221,7 @@ async def two_streamed_choices(caller: Caller) -> None:
 
 
 async def usage_chunk(caller: Caller) -> None:
-    """Asked for, usage stands in the last chunk alone. That chunk has no choice."""
+    """Check a stream with usage requested: only the last chunk has usage, and it has no choices."""
     openai_api.must_end_with_usage(
         openai_api.chunks_of(await caller.events(_SHORT, "include_usage"))
     )
@@ -325,7 +326,8 @@ async def named(caller: Caller) -> None:
 
 
 def _must_be_calls(answer: Answer) -> None:
-    """Of calls that are whole: they may be run."""
+    """Check complete calls: each names a known tool and has its required arguments, so it can be
+    run."""
     must_equal("end", End.CALLS.value, answer.end.value)
     tools = {tool.name: tool for tool in CALL.tools}
     for call in answer.calls:
@@ -361,15 +363,16 @@ class CutCalls:
                     _must_be_calls(replace(answer, end=End.CALLS))
 
     async def parse(self, caller: Caller) -> None:
-        """Arguments of a call that was cut off are an object, or there is no call."""
+        """Check the arguments of a call cut off at each bound: an object, unless there is no
+        call."""
         async for bound, answer in self._cuts(caller):
             for call in answer.calls:
                 what = f"arguments at a bound of {bound}"
                 must(call.parses, what, "a JSON object", call.arguments)
 
     async def _cuts(self, caller: Caller) -> AsyncIterator[tuple[int, Answer]]:
-        """Raises Departure where a stream differs from its whole answer, Unserved where the model
-        calls nothing or no bound is taken."""
+        """Yield each bound and the answer cut there. Raises Departure if a stream differs from its
+        whole answer. Raises Unserved if the model calls nothing, or no bound is accepted."""
         if self._called is None:
             self._called = await _called(caller)
         question, whole = self._called

@@ -1,12 +1,10 @@
-"""What an endpoint serves beside answers: APIs, models, stored responses, refusals.
+"""Checks of the rest of an endpoint: APIs, models, stored responses, refusals.
 
-Whether an API is there at all.
+Covers whether an API exists, and the list of models.
 
-The list of models.
+Refusals are checked for their status and their shape.
 
-Refusals: their status and their shape.
-
-Stored responses: asked for again, gone on from, deleted.
+Stored responses are read again, continued, and deleted.
 """
 
 from dataclasses import replace
@@ -129,7 +127,7 @@ async def stored_is_deleted(caller: Caller) -> None:
 
 
 async def _stored(caller: Caller) -> Any:
-    """Raises Unserved where responses are not kept."""
+    """Create and return a stored response. Raises Unserved if responses are not kept."""
     response: Any = await caller.whole_json(_STORED, "store")
     reply = await caller.endpoint.get(_path(caller, response))
     if reply.status in (404, 405, 501):
