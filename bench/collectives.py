@@ -1,4 +1,4 @@
-"""`tasuki bench collectives`: what ranks on GPUs exchange, beside NCCL and symmetric memory."""
+"""`tasuki bench collectives`: exchanges between ranks on GPUs, beside NCCL and symmetric memory."""
 
 import json
 import math
@@ -40,16 +40,18 @@ _OFF = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
 
 
 def captured(graph: torch.cuda.CUDAGraph) -> AbstractContextManager[None]:
-    """NCCL's own thread asks after events meanwhile, which ends any stricter capture."""
+    """Capture a graph in thread-local mode. NCCL's own thread queries events meanwhile, and a
+    stricter capture would fail."""
     found: AbstractContextManager[None] = torch.cuda.graph(graph, capture_error_mode="thread_local")
     return found
 
 
 class ExchangeRank:
-    """One rank of several that exchange tensors on GPUs, for as long as a bench asks.
+    """One of several ranks exchanging tensors on GPUs during a bench.
 
     Owns its mailboxes and, beside them, NCCL and PyTorch's symmetric memory over the same ranks.
-    Every rank calls the same methods in the same order. Multicast stays off, as in the engine."""
+    Every rank calls the same methods in the same order. Multicast stays off, like in the engine.
+    """
 
     def __init__(self, meeting: Path, rank: int, ranks: int) -> None:
         """meeting: a file to be used once; another one beside it is NCCL's."""
@@ -95,7 +97,8 @@ class ExchangeRank:
         return equal
 
     def seconds(self, kind: str, elements: int) -> float:
-        """Of one all-reduce of so many bf16 numbers; inf where the kind cannot be had here."""
+        """Return the seconds of one all-reduce of `elements` bf16 numbers, or inf if the kind is
+        unavailable here."""
         try:
             call = getattr(self, f"_{kind}")(elements)
         except (RuntimeError, AttributeError, ImportError) as error:
@@ -157,10 +160,10 @@ class ExchangeRank:
         return median(found)
 
     def differences(self, replays: int, sizes: list[int], seconds: float) -> tuple[int, int]:
-        """How many of the replayed sums were wrong somewhere, of how many: as many as asked, or as
-        all ranks did within so many seconds. Each rank is delayed by random times before. Numbers
-        are whole and change each time, so that a sum is exact, and what is left of another round
-        shows. sizes: elements of float32, of which each replay takes one."""
+        """Replay sums, and return the number of wrong results and of replays. Stops after
+        `replays`, or when all ranks reach `seconds`. Each rank is delayed by random times before
+        each replay. Numbers are whole and change each time, so a sum is exact and data of another
+        round shows. sizes: elements of float32; each replay uses one size."""
         wrong = torch.zeros(1, dtype=torch.int64, device=self.device)
         graphs = []
         for size in sizes:
@@ -279,7 +282,7 @@ def _others(config: CollectivesConfig, meeting: Path) -> Iterator[None]:
 def _follow(
     config: CollectivesConfig, meeting: Path, number: int, connection: socket.socket
 ) -> int:
-    """As another rank does: the same calls, in the same order."""
+    """Run as another rank: the same calls, in the same order."""
     rank = ExchangeRank(meeting, number, config.ranks)
     wrong = _compare(rank)
     for size in config.sizes():

@@ -1,6 +1,5 @@
-"""`tasuki bench decode`: the time of a decode step of a whole model, batch by batch, and what
-drafts, grammars and thinking budgets add to it.
-"""
+"""`tasuki bench decode`: the time of a decode step of a whole model, batch by batch, and the cost
+of drafts, grammars and thinking budgets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +47,7 @@ from .workload import (
 
 _BUDGET_SEED = 3
 _CLOSING, _TAG = (198, 248069, 271), 248069
-"""As Qwen3.5 closes a thought; where the vocabulary is smaller, tokens of it."""
+"""The end of a thought in Qwen3.5. A smaller vocabulary uses these tokens modulo its size."""
 _FAR = 1 << 20
 _STEPS_BETWEEN = 4
 """Two closings: 64 rows then think 256 tokens each."""
@@ -219,7 +218,7 @@ def _drafted_form(
     form: StoredForm,
     plain: dict[str, float],
 ) -> None:
-    """plain: seconds of plain rows, which are added, by their names."""
+    """Measure one form with drafts. plain: seconds of plain rows by name; new ones are added."""
     engine = config.engine_config(form, speculate=own.speculate, draft_tokens=own.draft_tokens)
     model = config.drafting_model(engine)
     script = Script.parse(own.accept, own.draft_tokens)
@@ -285,7 +284,7 @@ def _drafted_row(
 def _add_constrained(
     report: Report, rig: Rig, point: Point, own: DecodeConfig, plain: float
 ) -> None:
-    """plain: mean seconds of a step in which no answer follows a grammar."""
+    """Add a row with grammars. plain: mean seconds of a step without grammars."""
     count = round(own.constrained * point.batch)
     answers = _start(rig, point, count)
     # The mean: short and long steps take turns.
@@ -332,9 +331,9 @@ def _start(
     temperature: float = 0.0,
     budgets: Sequence[int] = (),
 ) -> list[Answer]:
-    """Requests that all decode, the first `constrained` of them by a grammar; the first ones answer
-    while the last ones are prefilled. tokens: of an answer at most; as long as its prompt where
-    nobody says. budgets: tokens of each one's thought; none without."""
+    """Start requests and decode all of them, the first `constrained` with a grammar. The first ones
+    decode while the last ones are prefilled. tokens: limit of an answer; default: its prompt's
+    length. budgets: thinking tokens of each answer; empty: no budgets."""
     vocab = rig.model.vocab
     closing, tag = tuple(token % vocab for token in _CLOSING), _TAG % vocab
     answers = [

@@ -1,5 +1,5 @@
-"""`tasuki bench grammar`: what grammars cost the host at a decode step, beside a vocabulary of the
-model's size: masks of the rows that follow one, and what is drawn taken over by them."""
+"""`tasuki bench grammar`: the host's cost of grammars in a decode step, with a vocabulary of the
+model's size. Measures the masks of constrained rows, and the acceptance of sampled tokens."""
 
 import json
 import time

@@ -27,7 +27,8 @@ _DESCRIBE = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Raises BenchError where a file holds no runs, or none that have a page made here."""
+    """Write the page. Raises BenchError if a file holds no runs, or only runs without a page made
+    here."""
     parser = FlagParser("tasuki bench page", "The page of a file of runs.")
     parser.add_argument("file", type=Path, help="TOPIC.jsonl; TOPIC.md is its page")
     parser.add_argument(

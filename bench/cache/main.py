@@ -60,7 +60,8 @@ def _run(*command: str) -> None:
 
 
 def command(peer: Peer, folder: Path) -> list[str]:
-    """How to run its script, after making what is missing. Raises CannotInstall."""
+    """Return the command for a peer's script, after installing missing parts. Raises
+    CannotInstall."""
     home = folder / peer.name
     python = home / "bin" / "python"
     ready = home / "ready"

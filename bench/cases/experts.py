@@ -55,7 +55,7 @@ def _placing(stage: Stage, experts: int, chosen: int, tokens: int) -> Case:
 
 
 def _unfused_placing(logits: Tensor, chosen: int) -> tuple[Tensor, ...]:
-    """What the kernels do as PyTorch operators that wait for nothing on the host."""
+    """Compute the kernels' results with PyTorch operators, without waiting for the host."""
     tokens, experts = logits.shape
     weights, ids = logits.float().softmax(dim=-1).topk(chosen, dim=-1)
     weights = weights / weights.sum(dim=-1, keepdim=True)

@@ -112,7 +112,7 @@ def _finish(transport: Transport, transfer: Transfer) -> None:
 
 
 def _check(memory: torch.Tensor, pieces: Pieces, peer: ReceivingPeer) -> None:
-    """Some blocks of the last window are what was sent. Raises BenchError."""
+    """Check that some blocks of the last layer chunk equal the sent ones. Raises BenchError."""
     words = memory.view(torch.int64)
     for local, remote, length in (pieces[:: BLOCKS // 8] // 8).tolist():
         sent = int(words[local : local + length].sum().item())

@@ -29,7 +29,7 @@ _REQUESTS = 20
 _SLABS = 8
 _LEASE_SECONDS = 2.0
 _OF_A_CONNECTION = {"Heartbeat", "Usable"}
-"""Calls that no request makes."""
+"""Calls not made by any request."""
 _LAYOUT = CacheLayout(
     layer_kinds=(LayerKind.GDN, LayerKind.FULL),
     kv_heads=1,

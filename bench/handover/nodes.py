@@ -1,7 +1,7 @@
-"""A whole pair over random weights: a prefill node in a process of its own, a decode node here.
+"""A whole pair over random weights: a prefill node in a separate process, a decode node here.
 
-Everything is as `tasuki prefill` and `tasuki decode` build it, but for weights and tokenizer. Has
-no clients: requests enter where the fronts' do.
+Everything is built like in `tasuki prefill` and `tasuki decode`, except weights and tokenizer.
+There are no clients: requests enter at the API server's interface.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ def run_prefill_node(
 def _built(
     model: ModelConfig, config: EngineConfig, kind: str, role: Role
 ) -> tuple[EngineParts, DataPlane]:
-    """Of as many ranks as the config asks for."""
+    """Build the parts of a node with the config's number of ranks."""
     torch.set_num_threads(config.threads)
     name = f"bench-{role.value}"
     several = config.tensor_parallel > 1
@@ -106,7 +106,8 @@ class NodePair:
         self._node.near.post_observed(m.PeersChanged(prefill_available=True))
 
     async def ask(self, prompt: Sequence[int], new_tokens: int = 2) -> FirstToken:
-        """Raises BenchError where the answer has no token."""
+        """Submit a prompt and return its first token's time and usage. Raises BenchError if the
+        answer has no token."""
         sampling = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
         ids = np.asarray(prompt, dtype=np.int32)
         submit = m.Submit(m.RequestId(f"bench-{next(self._names)}"), ids, sampling)

@@ -26,14 +26,14 @@ _IDLE_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node of a pair is, and how it is written to."""
+    """A node's device and its transport."""
 
     device: str
     transport: str
 
 
 class Receiving:
-    """What is asked of the process; its receiver starts with the first room that it expects."""
+    """The calls to the process; its receiver starts with the first room expected."""
 
     def __init__(self, layout: CacheLayout, slabs: int, place: Place) -> None:
         device = torch.device(place.device)
@@ -71,8 +71,8 @@ class Receiving:
             taken += len(self._transport.notifications())
 
     def idle(self, channel: Connection) -> None:
-        """Until something is asked. Without a receiver peers' bytes may be moved meanwhile, seldom
-        enough to take nothing from what is measured elsewhere."""
+        """Wait for the next call. Without a receiver, polls the transport meanwhile to move peers'
+        bytes, rarely enough not to disturb other measurements."""
         while self._receiver is None and not channel.poll(_IDLE_SECONDS):
             self._transport.notifications()
 
@@ -105,7 +105,8 @@ Answer = TypeVar("Answer")
 
 
 class ReceivingPeer:
-    """The first process's handle on the second one. Owns that process. Thread rule: one thread."""
+    """The first process's handle on the second one. Owns the second process. Thread rule: one
+    thread."""
 
     def __init__(self, process: Spawned) -> None:
         self._process = process

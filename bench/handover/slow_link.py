@@ -1,4 +1,4 @@
-"""What a slow link gains by an early start, and by a wire of fewer bytes, within one process.
+"""The gain on a slow link of an early start and of fewer bytes on the wire, within one process.
 
 Hop is a sender and a receiver over a loopback wire of a chosen rate; the throttle is in the
 sender's transport.
@@ -52,7 +52,8 @@ class Hop:
         bytes_per_second: float,
         wire: WireSettings | None = None,
     ) -> None:
-        """source, target: bytes, uint8 [slabs * slab_bytes]. steps: count what fills the source."""
+        """Set up a hop. source, target: bytes, uint8 [slabs * slab_bytes]. steps: counter of the
+        steps filling the source."""
         fabric = LoopbackFabric()
         link, landing = (LoopbackTransport(fabric, name) for name in ("sender", "receiver"))
         link.bytes_per_second = bytes_per_second
@@ -84,7 +85,8 @@ class Hop:
 
 
 def sent_whole(ended: SimpleQueue[RoomEnd]) -> RoomSent:
-    """The end that a sender put there. Raises BenchError where there is none, or a broken one."""
+    """Return the end reported by a sender. Raises BenchError if there is none, or the transfer
+    failed."""
     try:
         end = ended.get(timeout=_SECONDS)
     except Empty as error:
@@ -237,7 +239,7 @@ class _Pair:
 
 
 def _sent(outbox: list[m.Outbox], kind: type[Sent]) -> Sent:
-    """The last of its kind. Raises BenchError where there is none."""
+    """Return the last message of its kind. Raises BenchError if there is none."""
     for message in reversed(outbox):
         if isinstance(message, kind):
             return message
@@ -270,9 +272,9 @@ _WIRES = {
 
 
 def wire_rows() -> Iterator[Row | str]:
-    """The gain of a wire of fewer bytes: a prefix handed over as it lies, and in fp8, in turns in
-    one run: from the plan to every digest equal, encoding and decoding included. No model: the
-    arena's numbers are random, of the shapes of four layers of 9B."""
+    """Measure the gain of fewer bytes on the wire: a prefix sent unchanged and in fp8, in turns in
+    one run. Times run from the plan to the last equal digest, including encoding and decoding. Uses
+    no model: the arena's numbers are random, in the shapes of four layers of 9B."""
     hops = {
         name: Hop(
             *(_random_arena(), _random_arena(), _LAYOUT, StepCounter(), _WIRE_RATE),

@@ -1,6 +1,6 @@
-"""A vocabulary in which a client reads token ids back from an answer's text.
+"""A vocabulary from which a client can recover token ids of an answer's text.
 
-Token i is a space and the four letters that spell i. Pure but for the file that it writes.
+Token i is a space and four letters spelling i. Pure except for writing its file.
 """
 
 import json
@@ -23,13 +23,13 @@ def word(token: int) -> str:
 
 
 class Words:
-    """Of one vocabulary. Immutable, any thread."""
+    """The words of one vocabulary. Immutable; any thread."""
 
     def __init__(self, vocabulary: int) -> None:
         self._tokens = {word(token): token for token in range(vocabulary)}
 
     def tokens(self, text: str) -> list[int]:
-        """The ids that the text was made of. Raises KeyError for a word of another vocabulary."""
+        """Return the text's token ids. Raises KeyError for a word outside the vocabulary."""
         return [self._tokens[item] for item in text.split()]
 
 

@@ -81,7 +81,7 @@ class HttpStream(asyncio.Protocol):
             self._transport.abort()
 
     def _read_head(self) -> bool:
-        """Whether the body has begun, which is chunked."""
+        """Read the response head. Returns True once the chunked body has begun."""
         head, found, rest = self._received.partition(_END_OF_HEAD)
         if not found:
             return False
@@ -94,7 +94,7 @@ class HttpStream(asyncio.Protocol):
         return True
 
     def _take_chunks(self) -> bytes:
-        """The content of all chunks that are here whole."""
+        """Return the content of all complete chunks."""
         received, at, content = self._received, 0, []
         while (line_end := received.find(b"\r\n", at)) >= 0:
             begin = line_end + 2
