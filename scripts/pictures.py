@@ -2,9 +2,10 @@
 
 python -m scripts.pictures docs/images [--seconds 330]
 
-A prefill and a decode node, and a node by itself with tiers below its arena, answer conversations
-of three tenants over HTTP, with less memory than these want. Then headless Chromium looks at the
-decode node's page, at the tiers, and at the fleet's page of all three and a fourth, which is dead.
+A prefill and a decode node, and a lone node with tiers below its arena, answer conversations of
+three tenants over HTTP. Their memory is smaller than the conversations need. Then headless Chromium
+opens the decode node's page, the tiers, and the fleet's page with all three nodes and a fourth,
+dead one.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""`python -m scripts.sanitize`: the C++ part under ASan and UBSan, in a build of its own.
+"""`python -m scripts.sanitize`: the C++ part under ASan and UBSan, in a separate build.
 
-Its unit tests first; then, in Python, random calls at the binding and random lives of the tree
-against its oracle, each round a seed of its own. Exit status 1 on the first report. The seed is
-drawn and printed.
+Its unit tests run first. Then, in Python, random calls to the binding and random lives of the tree
+against its oracle, each round with its own seed. Exit status 1 on the first report. The seed is
+random and printed.
 """
 
 import argparse

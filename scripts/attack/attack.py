@@ -1,8 +1,8 @@
-"""An attack: a name, and a function that tries things until its time is up.
+"""An attack: a name, and a function trying things until its time is up.
 
-Pure. A function notes each try and how it ended in the tally, and calls what must not be a finding;
-what holds for all attacks (the nodes live, answer /health, come to rest, give the same tokens) is
-judged by the world behind it. Invariant: everything an attack asks has a deadline.
+Pure. A function records each try and its end in the tally, and names forbidden results as findings.
+The world checks afterwards the rules common to all attacks: the nodes live, answer /health, come to
+rest, give the same tokens. Invariant: every request of an attack has a deadline.
 """
 
 import random
@@ -31,8 +31,8 @@ class Attempt:
             yield
 
     def at_once(self, callers: int, calls: Sequence[Callable[[], object]]) -> None:
-        """Each call by some caller; what is not begun when the time is up is left, but for every
-        caller's first. An attack's own failure is raised."""
+        """Make each call by one of the callers. Calls not begun when the time is up are left out,
+        except each caller's first. An attack's own error is raised."""
 
         def unless_over(number: int) -> None:
             if number < callers or time.monotonic() < self.until:

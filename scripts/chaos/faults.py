@@ -1,6 +1,6 @@
-"""What may befall the nodes of a pair and the link between them, and when, drawn from a seed.
+"""The faults of a pair's nodes and of their link, and their times, derived from a seed.
 
-Pure. Invariant: equal seeds give equal disturbances; only the moments at which things meet differ
+Pure. Invariant: equal seeds give equal disturbances; only their coincidence with requests differs
 from run to run.
 """
 
@@ -21,7 +21,7 @@ class Fault(Enum):
     FREEZE_PREFILL = "freeze-prefill"
     FREEZE_DECODE = "freeze-decode"
     STOP_PREFILL = "stop-prefill"
-    """SIGTERM, and what it drains."""
+    """SIGTERM to the prefill node, with its drain."""
     STOP_DECODE = "stop-decode"
     CUT = "cut"
     """The link's connections are reset, and can be made anew."""
@@ -46,8 +46,8 @@ def fault_option() -> Any:
 
 
 def chosen(names: str, known: Sequence[Fault]) -> tuple[Fault, ...]:
-    """Those whose names begin with one of these; all that are known where there are none. Raises
-    UnknownFault."""
+    """Return the faults with names starting with one of these, or all known ones if `names` is
+    empty. Raises UnknownFault."""
     beginnings = tuple(names.split(",")) if names else ("",)
     for beginning in beginnings:
         if not any(fault.value.startswith(beginning) for fault in known):

@@ -33,12 +33,12 @@ OUTCOMES = HANDED_OVER, PULLED, LOST, HERE = (
 _CONVERSATIONS = 6
 _NEW_TOKENS = 4
 _ANSWER_SECONDS = 60.0
-"""A request that has no end by then is one that is never answered."""
+"""Time limit of a request; without an end by then it counts as unanswered."""
 _REST_SECONDS = 20.0
 _TOLD_EVERY = 500
 _LOOK_SECONDS = 0.02
 _LASTS = (0.05, 0.4, 1.2, 1.6)
-"""Some are shorter than what counts as silence, so that a link is only nearly lost."""
+"""Durations of link loss. Some are shorter than the heartbeat timeout, so the link survives."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class StreamSettings:
 
 @dataclass(frozen=True)
 class Ask:
-    """conversation: which of them, under a salt that no other request has. returns: whether its
-    client asks a second turn too, which a prefill node fetches the first answer for."""
+    """One request. conversation: index, under a salt no other request has. returns: its client also
+    asks a second turn; a prefill node fetches the first answer for it."""
 
     number: int
     conversation: int
@@ -82,7 +82,7 @@ def disturbances(settings: StreamSettings) -> Iterator[tuple[int, Disturbance]]:
 
 
 def _conversations(oracle: Client) -> list[tuple[Question, Question]]:
-    """Of two turns each, no token of which is a near tie."""
+    """Return conversations of two turns each, without near ties."""
     found: list[tuple[Question, Question]] = []
     for seed in range(20 * _CONVERSATIONS):
         rng = random.Random(f"{seed}/prompts")
@@ -103,7 +103,8 @@ def _question(oracle: Client, prompt: tuple[int, ...]) -> Question | None:
 
 
 def stream(settings: StreamSettings, say: Callable[[str], None]) -> Tally:
-    """Ask all of them while links are lost, then look that nothing is held. Raises UnknownFault."""
+    """Send all requests while links are lost, then check that nothing is held. Raises
+    UnknownFault."""
     tally = Tally()
     shared = (*flags(arena_mib=128), "--pull-tokens", "1")
     decode = (*shared, "--local-prefill-tokens", "8", "--http-bind", "127.0.0.1:0")

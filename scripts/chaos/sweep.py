@@ -38,14 +38,15 @@ class SweepSettings:
 
 @dataclass(frozen=True)
 class Point:
-    """window: the sequence number at which it dies; None where the place is not one of windows."""
+    """A point of death. window: the sequence number of the layer chunk; None if the place is not
+    tied to chunks."""
 
     place: Place
     window: int | None
 
     @property
     def sends(self) -> bool:
-        """Whether it is the sender that dies."""
+        """Return True if the sender dies."""
         return self.place.value.startswith("sender.")
 
     def __str__(self) -> str:
@@ -54,8 +55,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Death:
-    """noticed: seconds from the death until the survivor knew. rested: until it held nothing.
-    fell_back: whether the answer was prefilled anew."""
+    """One death. noticed: seconds until the survivor noticed. rested: seconds until it held
+    nothing. fell_back: the answer was prefilled again."""
 
     point: Point
     noticed: float
@@ -90,7 +91,7 @@ def sample(points: tuple[Point, ...], seed: int | None, more: int) -> tuple[Poin
 
 
 def _phase(place: Place) -> str:
-    """As sender.ready, whether before or after it."""
+    """Return the phase, for example sender.ready, without before or after."""
     side, _, moment = place.value.partition(".")
     return f"{side}.{moment.partition('_')[2]}"
 
@@ -103,7 +104,7 @@ def run(settings: SweepSettings, say: Callable[[str], None]) -> Tally:
 
 
 def sweep(settings: SweepSettings, tally: Tally) -> list[Death]:
-    """Every point after the other. Raises ValueError where no place is meant."""
+    """Test every point in turn. Raises ValueError if the settings select no place."""
     deaths = []
     (question,) = questions((_PROMPT_TOKENS,))
     # A few tokens: the answer is not what dies here, and the death after Done comes at its start.
@@ -149,8 +150,8 @@ def _windows_of(nodes: Victims, question: Question) -> int:
 def _sender_dies(
     nodes: Victims, question: Question, point: Point, salt: bytes, seconds: float
 ) -> Death:
-    """salt: of no request before. seconds: in which it must be noticed. Raises AssertionError where
-    something is not as promised."""
+    """Let the sender die at the point. salt: not used by an earlier request. seconds: time limit to
+    notice the death. Raises AssertionError if a promise is broken."""
     victim, survivor = nodes.mortal_sender, nodes.receiver
     victim.reborn(str(point))
     nodes.met(survivor)
@@ -168,7 +169,7 @@ def _sender_dies(
 def _receiver_dies(
     nodes: Victims, question: Question, point: Point, salt: bytes, seconds: float
 ) -> Death:
-    """As _sender_dies."""
+    """Let the receiver die at the point. Arguments and errors are those of _sender_dies."""
     victim, survivor = nodes.mortal_receiver, nodes.sender
     victim.reborn(str(point))
     nodes.met(victim)

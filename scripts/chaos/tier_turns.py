@@ -1,7 +1,7 @@
-"""Turns of conversations without a model: the cache, the tier and its copies, and memory in which
-every page and state says which tokens it is of.
+"""Turns of conversations without a model: the cache, the tier and its copies, and marked memory.
+Every page and state in memory names its own tokens.
 
-Whatever a turn starts from is compared, word for word, with what its own tokens say.
+The data a turn starts from is compared, word for word, with the marks of its own tokens.
 """
 
 import threading
@@ -43,7 +43,7 @@ _ABORTED, _LATE = 150, 400
 """One load of so many."""
 _MOST_AT_ONCE = 4
 _MOST_UNWRITTEN = 16
-"""Writes that wait: turns that outrun the thread of copies would find nothing below."""
+"""Most waiting writes. If turns outran the copy thread, they would find nothing below."""
 _SAID = 10_000
 
 
@@ -185,7 +185,7 @@ class Turns:
             self.cache.release(allocation)
 
     def _compute(self, allocation: Allocation, tokens: Tokens) -> None:
-        """Check what it starts from; then the rest is as if computed."""
+        """Check the data a turn starts from, then fill the rest as if computed."""
         cached, pages = allocation.cached_tokens, allocation.pages.tolist()
         slots = allocation.working_slots
         ends = list(range(PAGE_TOKENS, cached + 1, PAGE_TOKENS))
@@ -223,13 +223,13 @@ class Turns:
 
 
 def _sign(tokens: Tokens, end: int) -> int:
-    """Of the tokens before `end`."""
+    """Return the mark of the tokens before `end`."""
     # The same in every process.
     return xxhash.xxh3_64_intdigest(tokens[:end].tobytes()) >> 1
 
 
 def _signs(tokens: Tokens, ends: list[int]) -> NDArray[np.int64]:
-    """Of each page, which says all that its tokens and those before it are."""
+    """Return the mark of each page, covering its own tokens and all before them."""
     return np.array([_sign(tokens, end) for end in ends], np.int64)
 
 

@@ -1,8 +1,8 @@
-"""The daemons that a workload asks: a disturbed pair, and an undisturbed fused oracle.
+"""The daemons of a workload: a disturbed pair, and an undisturbed fused oracle.
 
-Owns the oracle, the proxy between the two nodes where their link may be lost, and storms of aborts.
-Thread rule: one thread disturbs and mends; any may read. Invariant: what disturb() broke it has
-mended when it returns; after mend() both nodes run, unfrozen, connected over a whole link.
+Owns the oracle, the proxy between the two nodes if their link may be lost, and storms of aborts.
+Thread rule: one thread disturbs and mends; any may read. Invariants: disturb() has repaired its
+fault when it returns. After mend() both nodes run, not frozen, connected over a working link.
 """
 
 import os
@@ -37,10 +37,10 @@ class World(Pair):
         patience: float = 1.0,
         storm_clients: int = 0,
     ) -> None:
-        """prefill, decode, oracle: flags of the nodes; there is no oracle without them. faults:
-        that disturb() may be asked for; any is nodes' own, and the link's need a proxy. patience:
-        factor on what is waited for. storm_clients: how many ask and leave at once in an abort
-        storm."""
+        """Start the daemons. prefill, decode, oracle: flags of the nodes; without oracle flags
+        there is no oracle. faults: those disturb() may inject. Node faults are always possible;
+        link faults need a proxy, started if one is named. patience: factor on timeouts.
+        storm_clients: number that ask and leave at once in an abort storm."""
         self.patience = patience
         self._proxy: TcpProxy | None = None
         self._has_proxy = any(fault.is_of_link for fault in faults)
@@ -128,7 +128,8 @@ class World(Pair):
         return leave
 
     def wait_for_decode(self, seconds: float) -> int:
-        """Until the decode node takes calls, or `seconds`; its deaths before that moment."""
+        """Wait until the decode node takes calls, or for `seconds`. Returns its deaths before that
+        moment."""
         deadline = time.monotonic() + seconds
         while True:
             # Read in this order: a death that this count misses is one of the caller's own time.
@@ -164,7 +165,7 @@ class World(Pair):
 
 
 def undisturbed(client: Client, prompt: tuple[int, ...], salt: bytes, new_tokens: int) -> Answer:
-    """What the oracle answers."""
+    """Return the oracle's answer."""
     asked = Prompt(token_ids=prompt)
     return client.generate(
         asked, max_new_tokens=new_tokens, ignore_eos=True, cache_salt=salt

@@ -1,7 +1,7 @@
-"""Clients that agents are written with: what of each works, a row a client and a column a feature.
+"""Clients for writing agents, and their working features: a row a client and a column a feature.
 
-Each is driven by a script of `agents/`, run by the client's own interpreter, which asks a model
-that calls what it is asked to call (tests/tool_caller), by a published chat template.
+Each is driven by a script of `agents/`, run by the client's own interpreter. It asks a model
+trained to make the requested calls (tests/tool_caller), by a published chat template.
 """
 
 import json
@@ -129,9 +129,9 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "clients.md"
 
 
 def record(name: str, order: Sequence[str], rows: Mapping[str, str]) -> None:
-    """name: of the table. order: all clients, as their rows stand. rows: client to its line, with
-    the client and its version in the first cell. Raises ValueError where the document has no such
-    table."""
+    """Write rows into the document. name: of the table. order: all clients, in row order. rows:
+    client to its line, with the client and its version in the first cell. Raises ValueError if the
+    document has no such table."""
     text = DOCUMENT.read_text(encoding="utf-8")
     DOCUMENT.write_text(with_rows(text, name, order, rows), encoding="utf-8")
 

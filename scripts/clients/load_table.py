@@ -1,7 +1,7 @@
-"""Clients that put load on a pair, and what they counted beside what the server did.
+"""Clients putting load on a pair, and their counts beside the server's.
 
-A row holds where no request failed and the client's sum of cached tokens equals the server's count;
-of a client that keeps no count the server's is shown alone. Traffic stays on loopback.
+A row holds if no request failed and the client's sum of cached tokens equals the server's count. If
+a client keeps no count, only the server's is shown. Traffic stays on loopback.
 """
 
 import json
@@ -28,8 +28,8 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 @dataclass(frozen=True)
 class ClientCounts:
-    """cached_tokens: their sum over all answers; None where the client keeps no such count; 0
-    where it keeps none either, and its prompts share nothing."""
+    """The counts of a client. cached_tokens: sum over all answers; None: the client keeps no such
+    count. It is 0 if the client keeps none and its prompts share nothing."""
 
     requests: int
     failed: int
@@ -47,8 +47,8 @@ class Run:
 
 
 def runs(url: str, tokenizer: Path, folder: Path) -> dict[str, Run]:
-    """url: of the HTTP server, without /v1; tokenizer: a folder in Hugging Face layout; folder:
-    theirs to write in."""
+    """Return the run of each client. url: of the HTTP server, without /v1. tokenizer: a folder in
+    Hugging Face layout. folder: where clients write."""
     hub = _hub(tokenizer, folder / "hub")
     return {
         "aiperf": Run(
@@ -140,9 +140,9 @@ def runs(url: str, tokenizer: Path, folder: Path) -> dict[str, Run]:
 
 
 def _inference_perf_settings(url: str, tokenizer: Path, folder: Path) -> Path:
-    """Write its settings, a file of YAML, which JSON is.
+    """Write its settings to a YAML file, in the form of JSON.
 
-    None of its own prompts of a chosen length are chats, so it gets a file of them.
+    Its own prompts of a chosen length are not chats, so it gets a file of chats.
     """
     chats, config = folder / "chats.json", folder / "config.yml"
     text = " ".join(
@@ -170,7 +170,8 @@ def _inference_perf_settings(url: str, tokenizer: Path, folder: Path) -> Path:
 
 
 def _hub(tokenizer: Path, home: Path) -> dict[str, str]:
-    """Some clients take names of a hub only: a cache that has the folder under one."""
+    """Build a cache containing the tokenizer folder under a hub name, because some clients accept
+    only hub names."""
     model = home / "hub" / f"models--{_HUB_NAME.replace('/', '--')}"
     snapshot = model / "snapshots" / "0"
     snapshot.mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""The daemons that a script is about.
+"""The daemons of a script.
 
-Owns their processes. Invariant: each node of a pair keeps its address over its lives, so that
-clients and the other node find it again.
+Owns their processes. Invariant: each node of a pair keeps its address over its lives, so clients
+and the other node find it again.
 """
 
 import subprocess
@@ -15,11 +15,12 @@ from tests.harness.waiting import HANG_SECONDS, until
 
 
 class Daemons:
-    """`with` it: at the end every node stops, and where nothing was raised it must stop well."""
+    """Daemons for a `with` block: at the end every node stops. If nothing was raised it must stop
+    well."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """In the order in which they are to stop."""
+        """Return the nodes in the order of stopping them."""
         raise NotImplementedError
 
     def assert_at_rest(self, seconds: float = HANG_SECONDS) -> None:
@@ -57,7 +58,7 @@ class Pair(Daemons):
         return self.decode, self.prefill
 
     def _link(self, address: str) -> str:
-        """Where the decode node is to look for the prefill node at `address`."""
+        """Return the address the decode node dials for the prefill node at `address`."""
         return address
 
     def meet(self) -> None:
@@ -78,8 +79,8 @@ class ModuleDaemon(Daemon):
         *,
         between: Sequence[str] = (),
     ) -> None:
-        """program: a module and what it takes before the command. between: what it takes between
-        the command and its flags."""
+        """Start a module. program: a module and its arguments before the command. between: its
+        arguments between the command and its flags."""
         self._program = program
         self._between = between
         super().__init__(command, flags, bind)

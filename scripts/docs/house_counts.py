@@ -29,8 +29,8 @@ Sources = Mapping[str, str]
 
 
 def sources(commit: str) -> Sources:
-    """The Python files of a commit, or of the working tree where it is `.`; generated ones are left
-    out."""
+    """Return the Python files of a commit, or of the working tree if it is `.`; generated ones are
+    left out."""
     if commit == ".":
         listed = _git("ls-files", "-co", "--exclude-standard").splitlines()
         paths = [path for path in listed if _is_counted(path) and (ROOT / path).exists()]
@@ -120,7 +120,8 @@ def _module(path: str) -> str:
 
 
 def _imported(path: str, tree: ast.Module) -> set[str]:
-    """Names that a file imports of this package, those behind `from` also with what they hold."""
+    """Return the names a file imports from this package. A name after `from` counts with its module
+    too."""
     package = PurePosixPath(path).parts[:-1]
     found: set[str] = set()
     for node in ast.walk(tree):
@@ -135,7 +136,7 @@ def _imported(path: str, tree: ast.Module) -> set[str]:
 
 
 def code_lines(text: str) -> int:
-    """Lines that hold code: neither blank nor a comment, a docstring or an import."""
+    """Return the number of code lines: neither blank nor a comment, a docstring or an import."""
     lines = text.splitlines()
     left_out: set[int] = set()
     for node in ast.walk(ast.parse(text)):

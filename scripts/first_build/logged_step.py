@@ -1,8 +1,8 @@
-"""Runs a command, keeps its output in a file, and shows it where the command fails.
+"""Runs a command, keeps its output in a file, and shows it if the command fails.
 
     python3 -m scripts.first_build.logged_step build/install.log "torch" -- pip install torch
 
-A terminal has a line meanwhile with the newest of the output. The file keeps earlier steps.
+A terminal shows one line meanwhile with the newest output. The file keeps earlier steps.
 """
 
 from __future__ import annotations

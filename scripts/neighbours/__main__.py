@@ -1,9 +1,9 @@
-"""`python -m scripts.neighbours`: a quiet caller beside two that send the worst that is let in.
+"""`python -m scripts.neighbours`: a quiet caller beside two that send the worst allowed requests.
 
 Starts a node of its own with three keys. Two keys send eight requests at once, each left after five
 seconds; the third chats once a second. Prints the quiet caller's first tokens alone, beside as many
-plain streams, and beside the worst; /health; and what is left of the work afterwards. Exit status 1
-where a bound is passed. The bounds are for a machine with nothing else on it.
+plain streams, and beside the worst. Also prints /health and the work left over afterwards. Exit
+status 1 if a bound is passed. The bounds are for a machine with nothing else on it.
 """
 
 import argparse
@@ -31,7 +31,7 @@ KEYS = ("ann", "bob", "cat")
 QUIET = "cat"
 AT_ONCE = 8
 CONTEXT_TOKENS = 262_144
-"""As Qwen3.5 has."""
+"""The context length of Qwen3.5."""
 LEAVE_SECONDS = 5.0
 MOST_SLOWER = 2.0
 MOST_HEALTH_SECONDS = 0.100
@@ -107,8 +107,8 @@ def _chats(address: str, seconds: float) -> tuple[list[float], int]:
 
 @contextmanager
 def _noise(crowd: Crowd) -> "Iterator[Counter[tuple[str, str]]]":
-    """Send the crowd's bodies until it exits. The counts that it yields, of how each body ended,
-    are filled at the exit."""
+    """Send the crowd's bodies until the block ends. Yields counts of each body's end, filled at the
+    exit."""
     sent: Counter[tuple[str, str]] = Counter()
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=crowd.run, args=(theirs,))

@@ -1,6 +1,6 @@
 """Splits a text into sentences of plain words.
 
-Code, addresses and markup become one word or nothing, so that only English is measured.
+Code, addresses and markup become one word or nothing, so only English is measured.
 
 Pure functions, without I/O.
 """
@@ -24,7 +24,7 @@ _ITEM = re.compile(r"^ *(?:[-*+]|\d+[.)]) +")
 _LABEL = re.compile(r"^[`\w][^.!?:]{0,60}: ")
 _UNDERLINE = re.compile(r"^ *[|:\-\s=]+$")
 CODE = "Identifier"
-"""The word that takes the place of a code span."""
+"""The word replacing a code span."""
 
 
 @dataclass(frozen=True)

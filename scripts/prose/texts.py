@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SUBJECTS = 50
-"""Commits whose subjects count."""
+"""Number of commits with counted subjects."""
 _GENERATED = ("_pb2", "docs/results/")
 _DIRECTIVE = re.compile(r"#\s*(noqa|type:|ruff|pragma|fmt:|mypy|pyright|!)")
 _C_COMMENT = re.compile(r"//[/!]?<? ?(.*)$")
@@ -116,7 +116,7 @@ def _literal(node: ast.expr) -> str:
 
 
 def _help() -> Iterator[Text]:
-    """What `--help` prints of each command and each flag."""
+    """Yield the `--help` texts of each command and each flag."""
     from tasuki.cli.completion import described
     from tasuki.utils.program import COMMANDS
 

@@ -1,8 +1,8 @@
 """Nodes restarted in turn behind a reverse proxy: python -m scripts.rolling_restart --proxy nginx
 
-Two nodes behind the proxy of deploy/proxies, requests at a fixed pace, and one node after the other
-is stopped and started again. Requests come until the last restart is over. Exit status 1 where
-an answer is lost or not whole.
+Two nodes run behind the proxy of deploy/proxies, with requests at a fixed pace. One node after the
+other is stopped and started again. Requests continue until the last restart is over. Exit status 1
+if an answer is lost or not whole.
 """
 
 import asyncio
@@ -48,8 +48,8 @@ class Nodes(Daemons):
     """Two nodes of the free or of the embedded model. Each keeps its addresses over its lives."""
 
     def __init__(self, folder: Path, model: str, grace: float, step_ms: float) -> None:
-        """model: free or embedded. grace: the nodes' drain_grace. step_ms: of the free model's
-        forwards."""
+        """Start two nodes. model: free or embedded. grace: the nodes' drain_grace. step_ms: of the
+        free model's forwards."""
         program = (f"{PACKAGE}.bench.load.node_main",)
         forwards = ("--weights", "free", "--step-ms", f"{step_ms:g}", "--")
         free = partial(ModuleDaemon, program, between=forwards)

@@ -1,7 +1,7 @@
-"""What clients ask while nodes are restarted, and whether each answer is whole.
+"""The clients' requests while nodes are restarted, and checks of each answer's completeness.
 
-One event loop's thread. Requests come at a fixed pace, whatever becomes of those before. Clients
-keep connections open and use them again.
+Runs on one event loop's thread. Requests come at a fixed pace, independent of earlier ones. Clients
+keep connections open and reuse them.
 """
 
 import asyncio
@@ -40,7 +40,8 @@ class Load:
 
 @dataclass
 class Outcome:
-    """lost: why, of each request without a whole answer. longest_seconds: of a whole answer."""
+    """The outcome of a load. lost: the reason for each request without a whole answer.
+    longest_seconds: of a whole answer."""
 
     sent: int = 0
     whole: int = 0
@@ -82,8 +83,8 @@ def asks(load: Load) -> Iterator[Ask]:
 
 
 async def asked_at_a_pace(address: str, load: Load, over: Callable[[], bool]) -> Outcome:
-    """Returns once every answer has ended. address: HOST:PORT. over: whether no more than the
-    load's requests are wanted."""
+    """Send requests at a fixed pace; returns once every answer has ended. address: HOST:PORT. over:
+    returns True if requests beyond the load's number are not wanted."""
     outcome = Outcome()
     words = Words(VOCABULARY)
     loop = asyncio.get_running_loop()
@@ -130,7 +131,7 @@ async def _ask(
 async def _trouble(
     session: aiohttp.ClientSession, address: str, ask: Ask, known: bool, words: Words
 ) -> str:
-    """Why an answer is not whole; empty where it is."""
+    """Return the reason an answer is not whole, or an empty string if it is."""
     headers = {"x-session-id": ask.session} if ask.session else {}
     url = f"http://{address}/v1/completions"
     async with session.post(url, json=ask.body, headers=headers) as reply:

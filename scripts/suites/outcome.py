@@ -1,4 +1,4 @@
-"""What one test of a suite gave."""
+"""The outcome of one test of a suite."""
 
 import json
 from collections.abc import Iterable
@@ -20,9 +20,9 @@ class Outcome:
 
 
 def read_lines(suite: str, file: Path) -> list[Outcome]:
-    """Read what the plugin outcome_lines wrote; nothing where there is no file.
+    """Read the output of the plugin outcome_lines; empty if there is no file.
 
-    A test that is noted twice, by its set-up and its call, counts by the later line.
+    If a test is recorded twice, by its set-up and its call, the later line counts.
     """
     if not file.exists():
         return []
@@ -34,5 +34,5 @@ def read_lines(suite: str, file: Path) -> list[Outcome]:
 
 
 def failures(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Return those that failed, in their order."""
+    """Return the failed outcomes, in order."""
     return [each for each in outcomes if each.verdict == "failed"]

@@ -1,4 +1,4 @@
-"""smg's `e2e_test`, which carries SGLang's server tests: a copy whose backend is a plain node."""
+"""smg's `e2e_test`, including SGLang's server tests: a copy with a plain node as backend."""
 
 import shutil
 

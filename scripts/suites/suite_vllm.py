@@ -1,4 +1,4 @@
-"""vLLM's `tests/entrypoints`: a copy whose server fixture starts a real `tasuki serve`."""
+"""vLLM's `tests/entrypoints`: a copy with a server fixture starting a real `tasuki serve`."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Requests of every HTTP route in valid shapes, with odd values where they hurt."""
+"""Requests of every HTTP route in valid shapes, with odd values in sensitive places."""
 
 import json
 import random

@@ -1,4 +1,5 @@
-"""Keys on surfaces that they are not for: forged ones anywhere, tenants' on the operator's."""
+"""Keys on surfaces outside their scope: forged keys anywhere, tenants' keys on the operator's
+surfaces."""
 
 from functools import partial
 
@@ -57,7 +58,8 @@ def forged_keys(attempt: Attempt) -> None:
 
 
 def scope_walk(attempt: Attempt) -> None:
-    """What is the operator's is refused to every other key, and changes nothing."""
+    """Call the operator's surfaces with every other key. Each call must be refused and change
+    nothing."""
     tally, world = attempt.tally, attempt.world
     admin = service(pb, "CacheAdmin").values()
     for _ in attempt.rounds():

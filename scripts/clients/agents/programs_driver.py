@@ -1,7 +1,8 @@
-"""qwen-code, opencode, codex and Claude Code: programs that answer one request and end.
+"""qwen-code, opencode, codex and Claude Code: programs for one request, with an exit after its
+answer.
 
-`python programs_driver.py URL MODEL PROGRAM NAME`, in a folder of their own: their homes and
-settings lie there.
+`python programs_driver.py URL MODEL PROGRAM NAME`, in a separate folder for their homes and
+settings.
 """
 
 import json

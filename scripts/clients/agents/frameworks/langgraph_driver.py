@@ -1,5 +1,5 @@
 """langgraph and langchain-anthropic: Messages, and agents with a tool over Messages, chats and
-Responses, whose second question goes on from a checkpoint of LangGraph's."""
+Responses. An agent's second question continues from a checkpoint of LangGraph."""
 
 from itertools import pairwise
 
