@@ -1,8 +1,8 @@
-"""Chapters as token sequences: a novel's own text, now plain, now in turns of a chat.
+"""Chapters as token sequences: a novel's own text, either plain or in turns of a chat.
 
-Owns where turns are cut and how long they are. A user gives a passage, the assistant goes on with
-the sentences that follow, so the format teaches when to answer and when to stop without any text
-but the novels'. Randomness comes from the caller's generator only.
+Owns the cuts of turns and their lengths. A user gives a passage, and the assistant continues with
+the following sentences. So the format teaches to answer and to stop, with no text except the
+novels'. Randomness comes from the caller's generator only.
 """
 
 import math
@@ -71,7 +71,8 @@ class ConversationMaker:
         return sum(len(sentence.following) for sentence in self._sentences)
 
     def epoch(self, length: int, chooser: random.Random) -> list[list[int]]:
-        """Sequences of `length` tokens that pass over all text about once, from a random start."""
+        """Return sequences of `length` tokens that cover all text about once, from a random
+        start."""
         found = []
         at = chooser.randrange(len(self._sentences))
         left = len(self._sentences)
@@ -116,9 +117,9 @@ class ConversationMaker:
         return tokens[:length], used
 
     def _turns(self, chooser: random.Random) -> Iterator[tuple[str, int]]:
-        """Roles and the tokens after which a turn ends at its next sentence end. Users' lengths
-        are spread evenly over orders of magnitude; answers are short and much alike, so that even
-        greedy decoding learns to stop."""
+        """Yield roles and token counts; after so many tokens a turn ends at its next sentence end.
+        Users' lengths are spread evenly over orders of magnitude. Answers are short and similar in
+        length, so even greedy decoding learns to stop."""
         if chooser.random() < _SYSTEM_SHARE:
             yield "system", 0
         low, high = (math.log(tokens) for tokens in _USER_TOKENS)

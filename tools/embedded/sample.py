@@ -1,6 +1,6 @@
-"""Answers of a trained folder to a few fixed chats, so that a reader can judge it.
+"""Answers of a trained folder to a few fixed chats, for a reader to judge.
 
-Uses transformers, not this project's engine: what is judged here is the training.
+Uses transformers, not this project's engine, because this judges only the training.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""What the frozen model computes of texts: its hidden states behind the final norm.
+"""The frozen model's hidden states of texts, after the final norm.
 
-By the product's own forward, on a CPU or a GPU, in an arena that nobody else uses.
+Computed by the product's own forward, on a CPU or a GPU, in a separate arena.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Batches of the tool caller's training: what is in them, and from when on."""
+"""Batches of the tool caller's training: their content, and the stage of each kind."""
 
 import random
 import re
@@ -21,14 +21,14 @@ _TEMPLATES = _ROOT / "tests" / "harness" / "qwen_templates"
 
 
 def texts() -> list[str]:
-    """Prose and code: what words are learnt from."""
+    """Return prose and code, the sources of learnt words."""
     files = (_TEMPLATES / "LICENSE", _ROOT / "model" / "embedded" / "held_out.txt")
     prose = [path.read_text(encoding="utf-8") for path in files]
     return [*prose, *map(template_source, XML_TEMPLATES)]
 
 
 def passages() -> list[str]:
-    """The same texts, without what begins and ends a turn."""
+    """Return the same texts, without the marks at the start and end of a turn."""
     return [text.replace(TURN_START, "").replace(TURN_END, "") for text in texts()]
 
 
@@ -84,7 +84,8 @@ _FILLERS = {
     4: (20, 60, 150, 350, 650),
 }
 _TURNS = {1: 1, 2: 1, 3: 6, 4: 6}
-"""By stage. So many requests follow a prompt of the third, whose tokens cost too much for one."""
+"""Number of requests after a prompt, by stage. In the third stage a prompt's tokens cost too much
+for one request."""
 _SHARED_NAMES = 12
 """In a prompt of the fourth stage: tools and their arguments are named with these, its prose names
 them, and so do its requests."""
@@ -110,10 +111,10 @@ class Pair:
 
 class BatchMaker:
     def __init__(self, tokenizer: Tokenizer, seed: int, steps: int, room: int, stage: int) -> None:
-        """steps: of this stage; room: tokens of a batch, padded. stage: prompts of the second are
-        as agents' are: thousands of tokens, much of them prose and code; those of the third
-        have up to tens of thousands, and values of the same words; those of the fourth twice as
-        many, and names that stand in many places of a prompt."""
+        """Set up the batches. steps: of this stage. room: tokens of a batch, padded. stage: sets
+        the prompts. Second stage: like agents' prompts, with thousands of tokens, much of them
+        prose and code. Third: up to tens of thousands of tokens, and values of the same words.
+        Fourth: twice as many, and names that occur in many places of a prompt."""
         self._tokenizer = tokenizer
         self._words = word_pieces(tokenizer)
         self._templates = tuple(map(by_template, XML_TEMPLATES))
@@ -147,7 +148,7 @@ class BatchMaker:
             pairs.append(pair)
 
     def held_out(self, kind: str) -> list[Pair]:
-        """Pairs that no batch has."""
+        """Return pairs in no batch."""
         among = passages() if kind in ("long", "longer", "longest") else []
         chooser = random.Random("held out")
         if kind in ("longer", "longest"):

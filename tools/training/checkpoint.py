@@ -22,7 +22,7 @@ SUMS = "SHA256SUMS"
 DRAFT_HEAD = "mtp.safetensors"
 DRAFT_RECORD = "draft_head.json"
 FLOAT32 = (".A_log", ".linear_attn.norm.weight")
-"""Endings of what published checkpoints keep in float32; the rest is bfloat16."""
+"""Name endings of tensors kept in float32 by published checkpoints; the rest is bfloat16."""
 END_OF_TEXT, TURN_START, TURN_END = SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _WEIGHTS = "model.safetensors"
 
@@ -61,8 +61,8 @@ def generation_config(end_of_text: int, turn_end: int, **sampling: Any) -> Any:
 def byte_bpe(
     texts: Iterable[str], vocabulary: int, split: Any = None, tags: Sequence[str] = ()
 ) -> Tokenizer:
-    """Learn merges from `texts`; tags and specials take the last ids, as published models have
-    them. split: what cuts texts before bytes; GPT-2's own pattern where there is none."""
+    """Learn merges from `texts`. Tags and specials take the last ids, like in published models.
+    split: cuts texts before bytes; default: GPT-2's own pattern."""
     tokenizer = Tokenizer(models.BPE())
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
     tokenizer.pre_tokenizer = level if split is None else pre_tokenizers.Sequence([split, level])
@@ -80,7 +80,7 @@ def byte_bpe(
 
 
 def special_id(tokenizer: Tokenizer, name: str) -> int:
-    """Raises KeyError where the tokenizer has no such token."""
+    """Return the id of a special token. Raises KeyError if the tokenizer lacks it."""
     found = tokenizer.token_to_id(name)
     if found is None:
         raise KeyError(f"the tokenizer lacks {name}; train it with this script")
@@ -90,8 +90,8 @@ def special_id(tokenizer: Tokenizer, name: str) -> int:
 def save_tokenizer(
     tokenizer: Tokenizer, directory: Path, max_tokens: int, chat_template: str = ""
 ) -> None:
-    """Write tokenizer.json, tokenizer_config.json and, where one is given, chat_template.jinja in
-    Hugging Face layout."""
+    """Write tokenizer.json, tokenizer_config.json and, if given, chat_template.jinja in Hugging
+    Face layout."""
     tokenizer.save(str(directory / "tokenizer.json"))
     if chat_template:
         (directory / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
@@ -131,8 +131,8 @@ def save_weights(tensors: dict[str, Tensor], directory: Path) -> None:
 
 
 def add_draft_head(directory: Path, trained: Path) -> None:
-    """Put a trained draft layer into the weights of the folder, in the place of one that is there,
-    and its record beside them."""
+    """Put a trained draft layer into the folder's weights, replacing any earlier one, and its
+    record beside them."""
     kept = {
         name: tensor
         for name, tensor in load_file(directory / _WEIGHTS).items()

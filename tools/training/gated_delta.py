@@ -1,9 +1,9 @@
 """Differentiable gated delta rule and convolution, fast enough to train with plain PyTorch.
 
-Stands in for transformers' reference operators during training. Everything within a chunk is
-batched; the state passes from chunk to chunk as S' = M S + B with M and B known beforehand, so the
-only loop is one matrix product a chunk. (fla's backward refuses Hopper GPUs with Triton 3.4 to
-3.7.0, which it says computes wrong gradients there.)
+Replaces transformers' reference operators during training. Everything within a chunk is batched.
+The state passes from chunk to chunk as S' = M S + B with M and B known in advance, so the only loop
+is one matrix product a chunk. (fla's backward refuses Hopper GPUs with Triton 3.4 to 3.7.0,
+reporting wrong gradients there.)
 """
 
 from typing import Any
@@ -99,7 +99,8 @@ def _pass_on(transition: Tensor, added: Tensor, initial: Tensor | None) -> tuple
 
 
 def _chunked(tensor: Tensor) -> Tensor:
-    """[B, T, H, ...] -> [B, N, H, 64, ...], padded with zeros, which neither decay nor write."""
+    """Reshape [B, T, H, ...] to [B, N, H, 64, ...], padded with zeros; zeros neither decay nor
+    write."""
     missing = -tensor.shape[1] % _CHUNK
     padded = functional.pad(tensor, (0, 0) * (tensor.ndim - 2) + (0, missing))
     return padded.unflatten(1, (-1, _CHUNK)).transpose(2, 3)

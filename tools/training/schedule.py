@@ -1,4 +1,5 @@
-"""What trainings share: the learning rate at each step, the optimiser's groups, the record."""
+"""The shared parts of trainings: the learning rate at each step, the optimiser's groups, the
+record."""
 
 import json
 import math
