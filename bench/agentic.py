@@ -77,7 +77,7 @@ def _warm_up(rig: Rig, own: AgenticConfig) -> None:
 
 
 def _lone_turn(rig: Rig, own: AgenticConfig) -> tuple[Answer, Answer]:
-    """A turn added to a cached prompt, then the same prompt again."""
+    """Run a turn added to a cached prompt, then the same prompt again."""
     session = Session(rig.prompt(own.first_turn))
     first = session.take_turn(rig, own.short_answer)
     rig.run()
@@ -115,7 +115,7 @@ def _lone_rows(
 
 
 def _play(rig: Rig, own: AgenticConfig, count: int, turns: int | None = None) -> list[Session]:
-    """All turns of `count` sessions, the turns of all sessions side by side."""
+    """Run all turns of `count` sessions, the turns of all sessions side by side."""
     sessions = [Session(rig.prompt(own.first_turn)) for _ in range(count)]
     for _ in range(turns or own.turns):
         answers = [session.take_turn(rig, own.answer) for session in sessions]

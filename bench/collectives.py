@@ -76,7 +76,7 @@ class ExchangeRank:
         torch.distributed.destroy_process_group()
 
     def part(self, elements: int, seed: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
-        """Every rank's, on this device, in rank order."""
+        """Return every rank's part, on this device, in rank order."""
         found = []
         for rank in range(self.ranks):
             generator = torch.Generator(self.device).manual_seed(1000 * seed + rank)
@@ -136,7 +136,7 @@ class ExchangeRank:
         return self._symmetric("two_shot_all_reduce_", elements)
 
     def _timed(self, call: Callable[[], object], *, in_graph: bool) -> float:
-        """The median of replays, of one call."""
+        """Return the median seconds of one call, over replays."""
         for _ in range(3):
             call()
         torch.cuda.synchronize()
@@ -226,7 +226,7 @@ class CollectivesConfig:
     commit: str = option("", "of the source, where it is no git tree")
 
     def sizes(self) -> list[int]:
-        """Bytes."""
+        """Return the sizes in bytes."""
         return [int(text) << 10 for text in self.kib.split(",")]
 
 
@@ -300,7 +300,7 @@ _COMPARED = len(_SHAPES) * len(_DTYPES) * _SEEDS
 
 
 def _compare(rank: ExchangeRank) -> int:
-    """How many are wrong."""
+    """Return the number of wrong sums."""
     return sum(
         not rank.sums_exactly(elements, seed, dtype)
         for elements in _SHAPES

@@ -105,7 +105,7 @@ class BenchConfig:
         return reported(bench, self.torch_device, self.torch_dtype, self.commit, self.out)
 
     def model_config(self) -> ModelConfig:
-        """Raises ModelConfigError."""
+        """Return the model's config. Raises ModelConfigError."""
         return published_or_folder(self.model)
 
     @property
@@ -123,7 +123,7 @@ class BenchConfig:
     def engine_config(
         self, form: StoredForm = PLAIN, *, speculate: str = "off", draft_tokens: int = 1
     ) -> EngineConfig:
-        """Raises EngineConfigError, and ModelConfigError."""
+        """Return the engine's config. Raises EngineConfigError, ModelConfigError."""
         config = self._engine(self.arena_mib)
         kv_dtype = form.kv_dtype or config.kv_dtype
         config = replace(config, kv_dtype=kv_dtype, speculate=speculate, draft_tokens=draft_tokens)

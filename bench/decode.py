@@ -294,7 +294,8 @@ def _add_constrained(
 
 
 def _add_budgets(report: Report, rig: Rig, point: Point, own: DecodeConfig) -> None:
-    """By turns with steps of answers without budgets. The mean: few steps are longer."""
+    """Add rows with thinking budgets, measured in turns with steps without budgets. Uses the mean,
+    because only a few steps are longer."""
     # The first answers decode while the last ones are prefilled.
     first = own.warmup_steps + point.batch * point.context // _PROMPT_TOKENS_A_STEP
     one_by_one = [first + _STEPS_BETWEEN * number for number in range(point.batch)]
@@ -317,7 +318,8 @@ def _add_budgets(report: Report, rig: Rig, point: Point, own: DecodeConfig) -> N
 
 
 def _beside_plain(point: Point, what: str, seconds: float, plain: float, most: float) -> Row:
-    """seconds, plain: the mean step's, and of one without; most: times as long as it may take."""
+    """Return a row compared with a plain one. seconds, plain: mean seconds of its step, and of one
+    without the feature. most: largest accepted ratio."""
     name = f"step of {point.batch} x {point.context} tokens, {what}"
     row = Row(name, seconds, extra={"times the step without": seconds / plain})
     return row.asked((f"<= {most:g}x the step without", seconds <= most * plain))
@@ -351,7 +353,7 @@ def _start(
 
 
 def _steps(rig: Rig, answers: Sequence[Answer], own: DecodeConfig) -> list[float]:
-    """Seconds of each timed step."""
+    """Return the seconds of each timed step."""
     youngest = max(answers, key=lambda answer: answer.times[0])
     rig.run_until_tokens([youngest], own.warmup_steps + own.steps + 1)
     times = youngest.times[own.warmup_steps :]

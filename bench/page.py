@@ -1,5 +1,5 @@
-"""`tasuki bench page TOPIC.jsonl`: the page of a file of runs made anew, runs put into the file, or
-taken out of it."""
+"""`tasuki bench page TOPIC.jsonl`: the page of a file of runs, rewritten; adds runs to the file, or
+splits them out of it."""
 
 import json
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def describe(document: Document) -> Section:
-    """Raises BenchError."""
+    """Return a run as a section of a page. Raises BenchError."""
     if "floors" in document:
         return report.describe(document)
     bench = document.get("bench", "")

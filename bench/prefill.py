@@ -163,7 +163,7 @@ def _pair(config: BenchConfig, own: PrefillConfig, report: Report) -> None:
 
 
 def _prefills(rig: Rig, length: int, repeats: int) -> list[float]:
-    """Seconds to the first token; one prompt more goes ahead, untimed."""
+    """Return the seconds to each first token, after one untimed prompt."""
     seconds = []
     for _ in range(1 + repeats):
         answer = rig.submit(rig.prompt(length), 1)

@@ -118,7 +118,7 @@ def _timed(choose: Callable[[], object], choices: int) -> Sequence[float]:
 
 
 def _resident() -> int:
-    """Bytes."""
+    """Return the resident bytes."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

@@ -142,7 +142,7 @@ _CASES = {
 def _measured(
     config: ServingConfig, load: Load, front: NodeProcess, nodes: Sequence[NodeProcess]
 ) -> tuple[list[Answer], Window, list[NodeWindow]]:
-    """The load on the front's node, all nodes watched meanwhile."""
+    """Run the load on the front's node, sampling all nodes."""
     with _clients(config, load, front) as asking:
         if not load.admitted_first:
             before = [node.begin_sample() for node in nodes]

@@ -49,7 +49,7 @@ class Mover:
         return len(self._pages) * self._layout.page_bytes + self._layout.slot_bytes
 
     def move(self, way: Direction) -> float:
-        """Seconds to write, or to load, all once."""
+        """Return the seconds to write, or to load, everything once."""
         began = time.perf_counter()
         self._copy(CopyJob(0, way, tuple(self._pages), (0, 0)))
         return time.perf_counter() - began
@@ -160,7 +160,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _link_rate(config: BenchConfig, way: Direction) -> float:
-    """Bytes a second."""
+    """Return the link's rate in bytes a second."""
     size, device = _LINK_BYTES[config.device], config.torch_device
     host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
     there = torch.zeros(size, dtype=torch.uint8, device=device)

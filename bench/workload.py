@@ -15,7 +15,7 @@ class Point:
 
     @staticmethod
     def parse(text: str) -> "Point":
-        """From "16x8192". Raises ValueError."""
+        """Parse a point, for example "16x8192". Raises ValueError."""
         batch, _, context = text.partition("x")
         if not (batch.isdecimal() and context.isdecimal() and int(batch) and int(context)):
             raise ValueError(f"point {text!r}: write BATCHxCONTEXT, as 16x8192")

@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def sampling_of(config: ChatConfig) -> "SamplingOptions":
-    """The options of every answer."""
+    """Return the sampling options of every answer."""
     return {
         "max_new_tokens": config.max_new_tokens,
         "temperature": config.temperature,
@@ -73,7 +73,7 @@ def sampling_of(config: ChatConfig) -> "SamplingOptions":
 
 
 def _lines(source: TextIO, out: TextIO) -> Iterator[str]:
-    """Lines of `source`; with a prompt before each on a terminal."""
+    """Yield the lines of `source`, with a prompt before each on a terminal."""
     while True:
         if source.isatty():
             out.write("> ")

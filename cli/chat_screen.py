@@ -110,7 +110,7 @@ class Chat:
 
 
 def summary(usage: Usage) -> str:
-    """The line under an answer."""
+    """Return the line under an answer."""
     cached = 0 if usage.hit is None else usage.hit.usable_tokens
     return (
         f"[{usage.prompt_tokens} prompt tokens, {cached} cached, prefilled on "

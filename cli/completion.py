@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def described(name: str) -> Command:
-    """Imports the command."""
+    """Return a command's description. Imports the command."""
     module = importlib.import_module(f"{PACKAGE}.{COMMANDS[name][0]}")
     printed = io.StringIO()
     with redirect_stdout(printed), redirect_stderr(io.StringIO()), suppress(SystemExit):

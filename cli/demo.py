@@ -46,7 +46,8 @@ Turn = Sequence[Mapping[str, str]]
 
 
 def scripted_turns() -> list[Turn]:
-    """Messages of the ten turns, each with role and content; answers come between them."""
+    """Return the messages of the ten turns, each with role and content. Answers come between
+    them."""
     parts = _parts()
     (scene,), (notes,) = parts["scene"], parts["notes"]
     script = [_turn(parts, number, notes) for number in range(1 + len(parts["requests"]))]
@@ -71,7 +72,7 @@ def _turn(parts: Mapping[str, list[str]], number: int, end: str) -> Turn:
 
 
 def _parts() -> dict[str, list[str]]:
-    """Paragraphs, a line each, by the name of their part."""
+    """Return paragraphs, a line each, by the name of their part."""
     parts: dict[str, list[str]] = {}
     for block in (
         (files(f"{PACKAGE}.cli") / "demo_letters.txt").read_text(encoding="utf-8").split("\n\n")
@@ -155,7 +156,7 @@ def lost(usage: Usage) -> str:
 
 
 def handed_over(transfer: TransferReport | None) -> str:
-    """Bytes in binary units with three significant digits, or a dash."""
+    """Return the sent bytes in binary units with three significant digits, or a dash."""
     if transfer is None:
         return "-"
     value, unit = float(transfer.bytes), 0
@@ -182,7 +183,7 @@ def hidden_share(transfer: TransferReport | None) -> str:
 
 
 def decode_rate(usage: Usage) -> str:
-    """Tokens a second after the first, or a dash for answers of one token."""
+    """Return the tokens a second after the first, or a dash for answers of one token."""
     seconds = usage.seconds - usage.time_to_first_token
     if usage.completion_tokens < 2 or seconds <= 0:
         return "-"
@@ -197,7 +198,7 @@ def drafts_held(usage: Usage) -> str:
 
 
 def drafts(usages: Sequence[Usage]) -> str:
-    """A sentence on the drafts of a whole session."""
+    """Return a sentence on the drafts of a whole session."""
     drafted = sum(usage.drafted_tokens for usage in usages)
     if not drafted:
         return "No token of the answers was drafted."
@@ -262,7 +263,7 @@ class Verdict:
 
 
 def compare(answers: Sequence[Answer], oracle: Sequence[Answer]) -> Verdict:
-    """One session's answers, turn by turn, against the same session's in the oracle."""
+    """Compare one session's answers, turn by turn, with the oracle's of the same session."""
     tokens = 0
     for turn, (ours, theirs) in enumerate(zip(answers, oracle, strict=True), 1):
         rows = zip_longest(ours.token_ids, theirs.token_ids, theirs.margins)
@@ -332,9 +333,9 @@ def play(
     write: Callable[[str], None],
     given_up: threading.Event,
 ) -> list[Answer]:
-    """The whole session through these daemons, a table row as each turn ends: the ten turns,
-    then the last one anew with other endings. Raises CancelledError before a turn once it is given
-    up."""
+    """Run the whole session through these daemons, writing a table row at the end of each turn. It
+    has the ten turns, then the last one again with other endings. Raises CancelledError before a
+    turn once `given_up` is set."""
     sampling: SamplingOptions = {**SAMPLING, "max_new_tokens": answer_tokens}
     answers = []
 

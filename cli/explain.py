@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _explained(client: "Client", request: str) -> "pb.ExplainResponse":
-    """By the id as it is given, then by the request's part of an answer's id."""
+    """Find the request by the given id, then by the request's part of an answer's id."""
     from tasuki.client.errors import ClientError
 
     try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PromptFileError(ValueError):
-    """--prompt-ids or --prediction cannot be used; the message has the cause and the mend."""
+    """--prompt-ids or --prediction cannot be used; the message names the cause and the fix."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def daemons(config: GenerateConfig) -> AbstractContextManager[str]:
 
 
 def read_prompts(config: GenerateConfig) -> "list[Prompt]":
-    """Raises PromptFileError."""
+    """Return the prompts. Raises PromptFileError."""
     from tasuki.client.prompt import Prompt
 
     if config.prompt_ids is None:

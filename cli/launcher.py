@@ -61,7 +61,7 @@ class Daemon:
 
     @property
     def exit_status(self) -> int | None:
-        """None while it runs."""
+        """Return the exit status, or None while it runs."""
         return self._process.poll()
 
     @property
@@ -129,7 +129,8 @@ class Daemon:
 
     @staticmethod
     def _read(pipe: IO[str] | None, take: Callable[[str | None], None]) -> threading.Thread:
-        """Hands on each line, then None at the end; without it a child blocks on a full pipe."""
+        """Pass on each line, then None at the end. Without a reader a child blocks on a full
+        pipe."""
         assert pipe is not None
 
         def run() -> None:
@@ -144,7 +145,7 @@ class Daemon:
 
 @contextmanager
 def fused(flags: Sequence[str]) -> Iterator[str]:
-    """One `serve` daemon; yields its HOST:PORT."""
+    """Run one `serve` daemon; yields its HOST:PORT."""
     with ExitStack() as stack:
         yield _started(stack, "serve", flags).wait_ready()
 
@@ -153,8 +154,8 @@ def fused(flags: Sequence[str]) -> Iterator[str]:
 def disaggregated(
     flags: Sequence[str], decode_flags: Sequence[str] = (), prefill_flags: Sequence[str] = ()
 ) -> Iterator[str]:
-    """A prefill and a decode daemon, `flags` for both; yields the decode daemon's HOST:PORT, the
-    front door."""
+    """Run a prefill and a decode daemon, `flags` for both. Yields the HOST:PORT of the decode
+    daemon, used by clients."""
     with ExitStack() as stack:
         daemon = _started(stack, "prefill", [*flags, *prefill_flags])
         address = daemon.wait_ready()
@@ -178,7 +179,7 @@ def _started(stack: ExitStack, command: str, flags: Sequence[str]) -> Daemon:
 
 
 def _announcement(line: str) -> dict[str, str] | None:
-    """The fields of a daemon's ready line; None for any other line."""
+    """Return the fields of a daemon's ready line, or None for any other line."""
     try:
         fields = json.loads(line)
     except ValueError:

@@ -13,7 +13,8 @@ from tasuki.utils.program import COMMANDS, PACKAGE, is_expected, line_of, packag
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 done, 1 failed with one line on stderr, 2 not understood."""
+    """Run a command. Returns the exit status: 0 done, 1 failed with one line on stderr, 2 not
+    understood."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())

@@ -211,7 +211,7 @@ def _asked(target: str, ca: str, api_key: str) -> _Answer | None:
 
 
 def _trusting(ca: str) -> ssl.SSLContext:
-    """Raises ClientError."""
+    """Return a TLS context trusting the CA. Raises ClientError."""
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:
@@ -219,7 +219,7 @@ def _trusting(ca: str) -> ssl.SSLContext:
 
 
 def _host_and_port(target: str) -> tuple[str, int]:
-    """Raises ClientError."""
+    """Split HOST:PORT. Raises ClientError."""
     host, _, port = target.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
         _refuse(f"--target {target!r} is not HOST:PORT: write for example 127.0.0.1:8000")

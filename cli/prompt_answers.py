@@ -18,8 +18,8 @@ _LOOK_SECONDS = 0.02
 
 
 def wait_until_met(client: Client) -> None:
-    """For the connection to each prefill node, at most READY_SECONDS: the daemon takes calls
-    before, and would prefill their prompts itself."""
+    """Wait for the connection to each prefill node, at most READY_SECONDS. The daemon takes calls
+    earlier, and would prefill their prompts itself."""
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline and any(
         node.state != pb.PREFILL_NODE_STATE_CONNECTED for node in client.stats().prefill_nodes
@@ -33,7 +33,7 @@ def answer_all(
     predictions: Sequence[Sequence[int]],
     sampling: SamplingOptions,
 ) -> list[Answer]:
-    """All prompts at once, answers in their order. Raises the first ClientError."""
+    """Send all prompts at once, and return the answers in order. Raises the first ClientError."""
 
     def answer(prompt: Prompt, prediction: Sequence[int]) -> Answer:
         return client.generate(prompt, prediction=prediction, **sampling).result()
@@ -59,7 +59,8 @@ def count_predictions(answers: Sequence[dict[str, Any]]) -> None:
 
 
 def as_text(index: int, answer: Answer, *, with_ids: bool) -> str:
-    """An answer without text, of a model without a tokenizer, has its ids anyhow."""
+    """Return an answer as text. An answer without text, from a model without a tokenizer, always
+    shows its ids."""
     usage = answer.usage
     lines = [answer.text] if answer.text else []
     lines.append(f"prompt {index}: {answer.reason.value}")

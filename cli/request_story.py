@@ -36,7 +36,7 @@ def chart(timeline: HandoverTimeline) -> list[str]:
 
 
 def pull_chart(timeline: HandoverTimeline) -> list[str]:
-    """Its layers were finished before: there is no tick to draw."""
+    """Return the chart of a pull. It has no ticks, because its layers were complete before."""
     none = [()] * len(timeline.sender.windows)
     return [
         *_sender("giver", timeline.sender, none, "= sending"),
@@ -115,7 +115,7 @@ _MEANING = {
 
 
 def story(report: pb.ExplainResponse) -> list[str]:
-    """One request's report, in lines."""
+    """Return one request's report, in lines."""
     head = f"request {report.request_id}, ended {report.ended_seconds_ago:.1f} s ago"
     if report.WhichOneof("end") == "rejected":
         return [f"{head}: refused", f"  {report.rejected}"]
@@ -159,7 +159,8 @@ def _drafts(usage: m.Usage) -> list[str]:
 
 
 def _drafts_of(use: m.DraftUse) -> str:
-    """By place: how many of the first drafts of a step held, of the second ones, and so on."""
+    """Return the accepted drafts by place: of the first drafts of each step, of the second ones,
+    and so on."""
     pairs = zip(use.accepted, use.drafted, strict=True)
     places = ", ".join(f"{accepted} of {drafted}" for accepted, drafted in pairs)
     return f"    {use.source:<10} by place {places}"
@@ -259,7 +260,7 @@ def _lost(lost: m.EvictedCheckpoint) -> list[str]:
 
 
 def _took(evictions: Sequence[m.Eviction]) -> list[str]:
-    """The policy's evictions for this request, each with its score."""
+    """Return the policy's evictions for this request, each with its score."""
     lines = []
     for eviction in evictions[:_DECISIONS]:
         kept_for = f" of a {eviction.checkpoint_kind}" if eviction.checkpoint_kind else ""

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def screen(overview: Mapping[str, Any]) -> list[str]:
-    """One screen, in lines."""
+    """Return one screen, in lines."""
     about, totals = overview["about"], overview["totals"]
     prompt = totals.get("prompt", 0)
     return [
@@ -75,7 +75,8 @@ def _figures(name: str, overview: Mapping[str, Any]) -> list[str]:
 
 
 def _queue(now: float, figures: Mapping[str, Any]) -> str:
-    """A step of the engine may take long; its counters are then as old."""
+    """Return the queue's line, with the age of its counters if they are old. A long engine step
+    delays them."""
     age = now - figures["sampled_at"]
     line = f"{figures['waiting']} waiting, {figures['running']} running"
     return line if age < _STALE_SECONDS else f"{line} ({age:.0f} s ago)"

@@ -68,7 +68,7 @@ def combinations(text: str) -> list[Constants]:
 
 @contextmanager
 def standing(module: ModuleType, constants: Constants) -> Iterator[None]:
-    """The module has these while the block runs. Raises AttributeError for one it has not."""
+    """Set the module's constants while the block runs. Raises AttributeError for an unknown one."""
     before = {name: getattr(module, name) for name in constants}
     vars(module).update(constants)
     try:

@@ -86,7 +86,7 @@ APIS: dict[str, tuple[str, Callable[[str, int], dict[str, object]]]] = {
 
 @contextmanager
 def unread(address: str, path: str, body: bytes, keys: Sequence[str]) -> Iterator[None]:
-    """A stream of each key is open inside, and none is read."""
+    """Open a stream of each key inside the block, and read none."""
     host, _, port = address.rpartition(":")
     opened: list[socket.socket] = []
     with ExitStack() as held:

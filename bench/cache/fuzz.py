@@ -109,7 +109,7 @@ class Fuzzer:
         return self.draw.choice((None, *own, *own, self.number()))
 
     def step(self) -> None:
-        """One call. Raises Finding."""
+        """Make one call. Raises Finding."""
         name, call = self.draw.choice(self._calls())
         before = state_of(self.tree)
         self.calls += 1

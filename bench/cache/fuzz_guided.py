@@ -34,7 +34,7 @@ class BytesDraw(random.Random):
 
 
 def calls(data: bytes) -> None:
-    """Raises Finding."""
+    """Make calls chosen by the data. Raises Finding."""
     draw = BytesDraw(data)
     fuzzer = Fuzzer(draw)
     while draw.left and fuzzer.calls < _CALLS:

@@ -84,7 +84,7 @@ def command(peer: Peer, folder: Path) -> list[str]:
 
 
 def measure(arguments: list[str]) -> dict[str, float] | str:
-    """Its rows, or why there are none."""
+    """Run a peer's script. Returns its rows, or the reason there are none."""
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, env=alone)
     if done.returncode != 0:

@@ -284,7 +284,7 @@ _BELOW_PROMPTS = 400
 
 
 def below(row: Row, *, tiers: int, label: str) -> None:
-    """tiers: how often as much as the arena holds stands below it."""
+    """Measure a tree with a tier below. tiers: size of the content below, in arenas."""
     tokens = _BELOW_PAGES * PAGE
     shape = tree_shape(_BELOW_PROMPTS * tokens, _BELOW_PROMPTS)
     shape["tiers"] = [TierConfig(slabs=(tiers + 1) * shape["slabs"])] if tiers else []

@@ -105,7 +105,7 @@ def _cell(rows: Rows | str, row: str) -> str:
 
 
 def describe(run: Document) -> Section:
-    """A kept run on a page."""
+    """Return a stored run as a section of a page."""
     results: Results = run["results"]
     ours = results["tasuki"]
     peers = {name: rows for name, rows in results.items() if name != "tasuki"}
@@ -135,7 +135,7 @@ def describe(run: Document) -> Section:
 
 
 def plot(results: Results) -> str:
-    """Bars of how many times faster we are than the Rust core, by row, logarithmic."""
+    """Draw bars of our speedup over the Rust core, by row, on a logarithmic scale."""
     ours, rust = results["tasuki"], results.get(RUST, "")
     if not isinstance(ours, dict) or not isinstance(rust, dict):
         return '<svg xmlns="http://www.w3.org/2000/svg"/>\n'

@@ -17,7 +17,7 @@ Row = dict[str, float]
 
 
 def scheduler(tokens: int, states: int, chunk: int) -> Any:
-    """With a pool of states, in whichever generation is installed."""
+    """Return a scheduler with a pool of states, for the installed generation."""
     pages = tokens // PAGE + 4 * states + 256
     config = peer.SchedulerConfig()
     config.max_scheduled_tokens = chunk

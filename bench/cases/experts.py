@@ -112,7 +112,7 @@ def block_case(
     phase: Phase = Phase.STEP,
     turns: int = _BLOCK_TURNS,
 ) -> Case:
-    """A whole block of 35B-A3B."""
+    """Return the case of a whole block of 35B-A3B."""
     shape = _shape(config)
     inputs = [stage.random(tokens, config.hidden) for _ in range(turns)]
     rows = stage.rows(tokens)

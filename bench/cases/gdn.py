@@ -65,13 +65,13 @@ def _decode(stage: Stage, weights: GdnWeights, batch: int, name: str, alternates
 
 
 def slots(stage: Stage, batch: int, turn: int) -> Tensor:
-    """A run of slots, another one each turn as far as the arena reaches."""
+    """Return a run of slots, a different one each turn within the arena."""
     first = turn * batch % (stage.slabs - batch + 1)
     return stage.ints(list(range(first, first + batch)))
 
 
 def gdn_weights(stage: Stage) -> GdnWeights:
-    """The projections are no part of the kernel."""
+    """Return random weights without projections, because the kernel does not use them."""
     config, source = stage.model, RandomSource(1, stage.device)
     none = Matrix.of(torch.empty(0, device=stage.device))
     return GdnWeights(

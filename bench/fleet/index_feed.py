@@ -26,7 +26,8 @@ class IndexFeed:
     def __init__(
         self, trees: Sequence[PrefixCache], seconds: float, lost: float, seed: int
     ) -> None:
-        """seconds: after a tree's change the index has it. lost: share of the messages."""
+        """Set up the index. seconds: from a tree's change until the index has it. lost: share of
+        lost messages."""
         self.index = FleetIndex()
         self.seconds = seconds
         self.snapshots = 0

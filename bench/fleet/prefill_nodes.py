@@ -129,7 +129,7 @@ class PrefillServer:
         return len(self._waiting) + (self._running is not None)
 
     def wait(self, now: float) -> float:
-        """Seconds of work, as it estimates them."""
+        """Return the remaining seconds of work, by the node's own estimate."""
         running = max(0.0, self._running.ends - now) if self._running is not None else 0.0
         return running + self._waiting_work
 

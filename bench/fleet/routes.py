@@ -209,8 +209,8 @@ class CostRoute:
         return held, candidates, begins
 
     def _turned(self, nodes: Sequence[int]) -> list[int]:
-        """In an order of this decider's own: while nobody knows of a difference, not all begin with
-        the same node."""
+        """Rotate the nodes by this decider's own offset. While no node is known to differ, deciders
+        then start with different nodes."""
         first = self._first % len(nodes)
         return [*nodes[first:], *nodes[:first]]
 
@@ -232,7 +232,7 @@ class Link:
 
     @staticmethod
     def of_speed(layout: CacheLayout, gigabytes: float) -> "Link":
-        """gigabytes: a second, 10^9 bytes."""
+        """Return the link of that speed. gigabytes: rate a second, 10^9 bytes."""
         rate = gigabytes * 1e9
         return Link(layout.page_bytes / PAGE_TOKENS / rate, layout.slot_bytes / rate)
 
@@ -263,7 +263,7 @@ class PullRoute:
         self._link_free: defaultdict[int, float] = defaultdict(float)
 
     def served(self, turn: Turn, node: int, usable: int) -> None:
-        """All is known already."""
+        """Do nothing, because this route knows everything already."""
 
     def choose(self, turn: Turn, now: float, tried: frozenset[int]) -> Choice:
         nodes = self._members.besides(tried)

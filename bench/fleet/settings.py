@@ -56,7 +56,7 @@ class FleetSettings:
     lying: float = option(0.0, "share of the nodes that list all as held")
 
     def check(self) -> None:
-        """Raises ValueError for a value out of bounds; the text names the flag."""
+        """Raise ValueError for a value out of bounds; the text names the flag."""
         for names, least, most, rule in (
             (_POSITIVE, math.ulp(0.0), sys.float_info.max, "more than 0 and finite"),
             (_DURATIONS, 0.0, sys.float_info.max, "0 or more seconds, and finite"),

@@ -35,7 +35,7 @@ from .workload import Workload
 
 
 def simulate(trace: Trace, settings: FleetSettings) -> dict[str, Any]:
-    """Raises ReplayError, ModelConfigError."""
+    """Simulate a trace and return its results. Raises ReplayError, ModelConfigError."""
     began = time.monotonic(), time.process_time()
     model = NodeModel.published(settings.model, settings.tflops, settings.fixed_ms / 1e3)
     layout, flops, seconds = model.layout, model.flops, model.seconds

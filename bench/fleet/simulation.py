@@ -19,7 +19,7 @@ from .routes import Route
 from .workload import Turn, Workload
 
 RETRY_SECONDS = 1.0
-"""Until a broken link or a refused room is noticed."""
+"""Delay until a broken link or a refused room is noticed."""
 LEASE_SECONDS = 5.0
 """After its death a node is still a member for so long."""
 
@@ -151,7 +151,7 @@ class Simulation:
             self._push(at, partial(self._begin, turn))
 
     def _push(self, at: float, happens: Callable[[float], None]) -> None:
-        """happens: is called with the time then."""
+        """Schedule an event. happens: called with the time of the event."""
         self._pushed += 1
         heapq.heappush(self._events, (at, self._pushed, happens))
 

@@ -136,7 +136,7 @@ class Workload:
 
 
 def _next_turns(trace: Trace) -> dict[int, int]:
-    """By a request the next of its conversation."""
+    """Return a map from a request to the next one of its conversation."""
     latest: dict[tuple[int, int], int] = {}
     found = {}
     for index, request in enumerate(trace.requests):

@@ -66,7 +66,8 @@ def block_rows(kind: str, device: torch.device, other: torch.device) -> Iterator
 
 
 def _copy_rate(device: torch.device, other: torch.device) -> float:
-    """Bytes a second of one contiguous copy from one GPU to the other, by this process."""
+    """Return the bytes a second of one contiguous copy from one GPU to the other, by this
+    process."""
     source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=other)
     seconds = []
@@ -87,7 +88,8 @@ def _sustained(
     windows: list[Pieces],
     peer: ReceivingPeer,
 ) -> tuple[float, float]:
-    """(seconds a window with _DEPTH in flight, median host seconds of posting one)."""
+    """Return the seconds a layer chunk with _DEPTH in flight, and the median host seconds of
+    posting one."""
     peer.begin(Receiving.take_notes, len(windows))
     posting = []
     flying: list[Transfer] = []
@@ -121,7 +123,7 @@ def _check(memory: torch.Tensor, pieces: Pieces, peer: ReceivingPeer) -> None:
 
 
 def _scattered(size: int, arena: int, seed: int) -> Pieces:
-    """BLOCKS blocks at random places on both sides, no two neighbours on both."""
+    """Return BLOCKS blocks at random places on both sides, without two neighbours on both."""
     generator = np.random.default_rng(_SEED + seed)
     columns = [generator.permutation(arena // size)[:BLOCKS] * size for _ in range(2)]
     return np.stack([*columns, np.full(BLOCKS, size)], axis=1).astype(np.int64)

@@ -95,7 +95,7 @@ def _plane(fabric: LoopbackFabric, name: str) -> DataPlane:
 
 
 async def _hand_overs() -> tuple[float, float]:
-    """(seconds, round trips) a request."""
+    """Return the seconds and the round trips a request."""
     loop = asyncio.get_running_loop()
     fabric = LoopbackFabric()
     source, target = _plane(fabric, "source"), _plane(fabric, "target")

@@ -165,7 +165,7 @@ class _TimedTransport(NixlTransport):
 
 
 def _measure(channel: Connection, settings: dict[str, str]) -> None:
-    """The process's main."""
+    """Run the measuring process."""
     os.environ.update(settings)
     memory = np.random.default_rng(2).integers(0, 256, SLABS * LAYOUT.slab_bytes, dtype=np.uint8)
     measured = Measured()
@@ -240,7 +240,7 @@ def _hand_over(
 
 
 def _raw_put(transport: NixlTransport, endpoint: Endpoint, peer: ReceivingPeer, size: int) -> float:
-    """One contiguous write of as many bytes."""
+    """Time one contiguous write of the same number of bytes."""
     # Polled without pause there too.
     peer.begin(Receiving.take_notes, 1)
     start = time.perf_counter()

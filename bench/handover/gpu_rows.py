@@ -1,4 +1,4 @@
-"""Rows of hand-overs between two GPUs of one host: hidden behind the forward, throttled, small."""
+"""Rows of transfers between two GPUs of one host: hidden behind the forward, throttled, small."""
 
 import asyncio
 from collections.abc import Iterator
@@ -47,7 +47,8 @@ def engine_rows(
     slabs: int,
     work: Workload,
 ) -> Iterator[Row]:
-    """The prefill engine of `config`, its receiver with `slabs` slabs on the device `other`."""
+    """Yield the rows of the prefill engine of `config`, with its receiver of `slabs` slabs on the
+    device `other`."""
     layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
     with receiving_peer(layout, slabs, Place(other, kind)) as peer:
         rig = PrefillRig(model, config, kind, peer, slabs)
@@ -219,7 +220,8 @@ def _first_token_process(channel: Connection, *way: Any) -> None:
 async def _first_tokens(
     model: ModelConfig, prefill: EngineConfig, decode: EngineConfig, kind: str, work: Workload
 ) -> tuple[list[float], list[float], list[float]]:
-    """(Seconds fused, seconds apart, those exposed)."""
+    """Return the seconds of first tokens fused, the seconds with two nodes, and the exposed
+    seconds."""
     there, here = [], []
     async with node_pair(model, prefill, decode, kind) as pair:
         for _ in range(_WARMUPS + work.repeats):

@@ -50,7 +50,7 @@ class FirstToken:
 def run_prefill_node(
     channel: Connection, model: ModelConfig, config: EngineConfig, kind: str
 ) -> None:
-    """The process's main: sends its address, runs until it is sent anything."""
+    """Run the prefill node's process: send its address, and run until any message arrives."""
     parts, plane = _built(model, config, kind, Role.PREFILL)
 
     async def serve() -> None:
@@ -99,7 +99,7 @@ class NodePair:
         return drawn
 
     def prefill_here(self) -> None:
-        """From the next request on, as a node without a prefill node."""
+        """Prefill here from the next request on, like a node without a prefill node."""
         self._node.near.post_observed(m.PeersChanged(prefill_available=False))
 
     def prefill_there(self) -> None:

@@ -171,7 +171,8 @@ class PrefillRig:
         self.link.close()
 
     def _destination(self, tokens: int, held_pages: int) -> Destination:
-        """Slabs from the arena's start: one for the state, whole ones for the pages behind it."""
+        """Return slabs from the arena's start: one for the state, whole ones for the pages after
+        it."""
         layout, pages = self.layout, -(-tokens // PAGE_TOKENS) - held_pages
         ids = page_ids(layout, range(1, 2 + pages // layout.pages_per_slab))[:pages]
         # As an arena that has been in use hands pages out: in no order.

@@ -1,6 +1,6 @@
-"""The receiving node of a hand-over without its engine: an arena, a transport, a receiver.
+"""The receiving node of a transfer without its engine: an arena, a transport, a receiver.
 
-Runs as a process of its own, without a model; the first process asks it through a ReceivingPeer.
+Runs as a separate process, without a model; the first process calls it through a ReceivingPeer.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,13 +55,13 @@ class Receiving:
         self._receiver.expect(room, generation, destination)
 
     def verify(self, room: int, generation: int, digests: tuple[WindowDigest, ...]) -> None:
-        """Returns once every window is there and equal. REQUIRES: expect."""
+        """Wait until every layer chunk has arrived and is equal. REQUIRES: expect."""
         assert self._receiver is not None
         self._receiver.verify(room, generation, digests, timeout=10.0)
         self._receiver.forget(room)
 
     def sum_words(self, first: int, end: int) -> int:
-        """The sum of the arena's int64 words in [first, end)."""
+        """Return the sum of the arena's int64 words in [first, end)."""
         return int(self._memory.view(torch.int64)[first:end].sum().item())
 
     def take_notes(self, count: int) -> None:
@@ -83,7 +83,8 @@ class Receiving:
 
 
 def run_receiving(channel: Connection, layout: CacheLayout, slabs: int, place: Place) -> None:
-    """The process's main: sends the transport's metadata first; asked for None it ends."""
+    """Run the receiving process: send the transport's metadata first, then answer calls until
+    None."""
     torch.set_num_threads(1)
     receiving = Receiving(layout, slabs, place)
     channel.send(receiving.metadata)
@@ -113,12 +114,12 @@ class ReceivingPeer:
         self.metadata: bytes = process.received(_START_SECONDS)
 
     def ask(self, method: Callable[[Receiving, *Asked], Answer], *arguments: *Asked) -> Answer:
-        """A method of Receiving, called there. Raises BenchError."""
+        """Call a method of Receiving in the process and return its result. Raises BenchError."""
         self.begin(method, *arguments)
         return cast(Answer, self.answer())
 
     def begin(self, method: Callable[[Receiving, *Asked], object], *arguments: *Asked) -> None:
-        """The same; answer() returns when it is done."""
+        """Start the same call; answer() returns when it is done."""
         self._process.channel.send((method, arguments))
 
     def answer(self) -> object:
@@ -127,7 +128,7 @@ class ReceivingPeer:
 
 @contextmanager
 def receiving_peer(layout: CacheLayout, slabs: int, place: Place) -> Iterator[ReceivingPeer]:
-    """A process with an arena of `slabs` slabs at `place`; ended at the end."""
+    """Run a process with an arena of `slabs` slabs at `place`, until the block ends."""
     arguments = (layout, slabs, place)
     with spawned("the receiving process", run_receiving, *arguments) as process:
         yield ReceivingPeer(process)

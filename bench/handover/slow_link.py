@@ -74,7 +74,7 @@ class Hop:
         self.sender.open(room, generation, "receiver", destination, self._ended.put)
 
     def verified(self, room: int, generation: int) -> SendReport:
-        """Returns once every digest is equal. Raises BenchError."""
+        """Wait until every digest is equal, and return the report. Raises BenchError."""
         report = sent_whole(self._ended).report
         self.receiver.verify(room, generation, report.digests, _SECONDS)
         return report
@@ -127,11 +127,12 @@ class _Waits:
 
 
 def early_rows() -> Iterator[Row | str]:
-    """The gain of an early start: from Done to the second token, with and without it.
+    """Measure the gain of an early start: from Done to the second token, with and without it.
 
-    Two engines of one process, driven by hand; the same prompts' lengths, taken in turns in one
-    run. The main thread is both engines' loop; transfers and the early step have their own, as in a
-    node."""
+    Two engines of one process, stepped by the bench, take prompts of the same lengths in turns in
+    one run. The main thread is both engines' loop; transfers and the early step have their own
+    threads, like in a node.
+    """
     rig = _Pair()
     try:
         waits = {early: _Waits() for early in (False, True)}
@@ -184,7 +185,8 @@ class _Pair:
         self._hop.close()
 
     def hand_over(self, number: int, *, early: bool) -> tuple[float, float]:
-        """One request of two tokens: seconds from Done, and from the first token, to the second."""
+        """Run one request of two tokens. Returns the seconds from Done, and from the first token,
+        to the second."""
         prompt = np.random.default_rng(number).integers(0, 1024, _PROMPT, dtype=np.int32)
         sampling = SamplingParams(max_new_tokens=2, ignore_eos=True)
         self._decode.handle(m.Submit(m.RequestId(f"bench-{number}"), prompt, sampling))
@@ -312,7 +314,8 @@ def wire_rows() -> Iterator[Row | str]:
 
 
 def _sent_once(hop: Hop, room: int) -> tuple[float, int]:
-    """Seconds from the plan to the verified end, and bytes of the wire. Raises BenchError."""
+    """Return the seconds from the plan to the verified end, and the bytes on the wire. Raises
+    BenchError."""
     pages = tuple(page_ids(_LAYOUT, range(1, _SLABS))[:_PAGES])
     hop.open(room, room, Destination(0, pages, 0))
     begun = time.perf_counter()
@@ -324,6 +327,7 @@ def _sent_once(hop: Hop, room: int) -> tuple[float, int]:
 
 
 def _random_arena() -> torch.Tensor:
-    """Bytes [slabs * slab_bytes] of bfloat16 numbers of about 1; read as float32 they are too."""
+    """Return bytes [slabs * slab_bytes] of bfloat16 numbers of about 1, with valid values as
+    float32 too."""
     numbers = torch.randn(_SLABS * _LAYOUT.slab_bytes // 2, dtype=torch.float32)
     return numbers.to(torch.bfloat16).view(torch.uint8)

@@ -40,7 +40,7 @@ class ServingReport:
 
 
 def describe(document: Document) -> Section:
-    """A kept run on a page."""
+    """Return a stored run as a section of a page."""
     settings = ", ".join(
         f"{name} {value}"
         for name, value in document["settings"].items()
@@ -61,7 +61,7 @@ def _rows(document: Document) -> Iterator[tuple[str, str]]:
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """A row for each figure; quantiles and other small tables have one together."""
+    """Yield a row for each figure. Quantiles and other small tables share one row."""
     if not isinstance(value, Mapping):
         yield name, _text(value)
     elif any(isinstance(item, Mapping) for item in value.values()):

@@ -151,8 +151,8 @@ class DraftedTurns:
         return timed * (1 + 2 * (1 + self._most)) + _TRIED * (1 + self._most)
 
     def decode(self, answers: Sequence[Answer], steps: int) -> DraftGain:
-        """At least so many steps of each. REQUIRES: the answers have room for tokens(), and have
-        had steps without drafts."""
+        """Measure at least `steps` steps of each turn. REQUIRES: the answers have at least tokens()
+        left, and have had steps without drafts."""
         self._limit.turn = Turn.MEASURED
         for _ in range(_TRIED):
             self.rig.step()
@@ -244,7 +244,8 @@ class DraftPair:
         return Turns(*found)
 
     def prefill(self, tokens: int, repeats: int) -> Turns:
-        """To the first token of other prompts of so many tokens; one more goes ahead, untimed."""
+        """Measure the time to the first token of new prompts of `tokens` tokens, after one untimed
+        prompt."""
         rigs = (self.kept, self.off)
         found: tuple[list[list[float]], list[list[float]]] = ([], [])
         for number in range(1 + repeats):
@@ -270,7 +271,7 @@ def beside_without(row: Row, turns: Turns, most: float) -> Row:
 
 
 def _next_steps(rig: Rig, answer: Answer) -> list[float]:
-    """Seconds of each of the engine's next steps but the first."""
+    """Return the seconds of the engine's next steps, after the untimed first ones."""
     first = len(answer.times) + _SETTLING
     rig.run_until_tokens([answer], first + _TURN + 1)
     return [after - before for before, after in pairwise(answer.times[first : first + _TURN + 1])]

@@ -37,7 +37,7 @@ class Floors:
         return count / self.copy_bandwidth
 
     def of_flops(self, count: float) -> float:
-        """Seconds."""
+        """Return the seconds of `count` FLOPs."""
         return count / self.matmul_rate
 
 
@@ -92,12 +92,12 @@ class ModelFloor:
         return self.layout.full_layers * self.layout.block_bytes / PAGE_TOKENS
 
     def decode(self, batch: int, context: float) -> float:
-        """Seconds of a step of `batch` requests with `context` tokens each."""
+        """Return the seconds of a step of `batch` requests with `context` tokens each."""
         one = context * self._read_bytes + 2 * self.layout.slot_bytes
         return self.floors.of_bytes(self.sizes.step_bytes(batch) + batch * one)
 
     def prefill(self, tokens: int, cached: int = 0) -> float:
-        """Seconds to forward `tokens` behind `cached` ones."""
+        """Return the seconds to forward `tokens` after `cached` ones."""
         flops = self.flops.of(cached + tokens) - self.flops.of(cached)
         kv = cached * self._read_bytes
         moved = self.sizes.step_bytes(tokens) + kv + 2 * self.layout.slot_bytes

@@ -78,7 +78,7 @@ def gaps(work: Iterable[Work]) -> list[float]:
 
 
 def kernel_times(work: Iterable[Work], steps: int) -> list[KernelTime]:
-    """The longest first."""
+    """Return the time of each kernel, longest first."""
     seconds, launches = defaultdict[str, float](float), Counter[str]()
     for piece in work:
         found = _NAME.match(piece.name)

@@ -47,7 +47,8 @@ def describe_host(device: torch.device, commit: str) -> Host:
 
 
 def described(host: Mapping[str, Any]) -> str:
-    """A kept run's machine, date, commit and versions, for its page. Early runs name no cores."""
+    """Return a stored run's machine, date, commit and versions, for its page. Early runs name no
+    cores."""
     cores = f"{host['cores']} cores, " if "cores" in host else ""
     versions = ", ".join(f"{name} {version}" for name, version in host["versions"].items())
     return f"{host['device']}, {cores}{host['date']}, commit {host['commit']}; {versions}"

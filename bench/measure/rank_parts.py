@@ -22,7 +22,7 @@ from .rig import SEED, Rig, made_up_vocabulary
 
 
 def published(config: EngineConfig) -> ModelConfig:
-    """Raises ModelConfigError."""
+    """Return the published config. Raises ModelConfigError."""
     return replace(published_or_folder(config.model), draft_layers=int(config.drafts_by_layer))
 
 

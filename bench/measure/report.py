@@ -91,7 +91,7 @@ class Report:
 
 
 def describe(document: Document) -> Section:
-    """A kept report on a page."""
+    """Return a stored report as a section of a page."""
     rows = [
         Row(**{name: value for name, value in row.items() if name != "share"})
         for row in document["rows"]

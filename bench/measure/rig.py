@@ -140,7 +140,7 @@ class Rig:
                 raise BenchError(f"{', '.join(waiting)}: cannot run: give a larger --arena-mib")
 
     def rest(self) -> None:
-        """Until every answer has ended, and every copy below the arena."""
+        """Run until every answer has ended, and every copy below the arena."""
         self.run()
         while self.step():
             pass
@@ -151,7 +151,7 @@ class Rig:
         return self._engine.computed_behind_loads
 
     def close(self) -> None:
-        """REQUIRES: nothing runs, or will."""
+        """Close the engine. REQUIRES: nothing runs now or later."""
         self._engine.close()
 
     def run_until_tokens(self, answers: Sequence[Answer], tokens: int) -> None:
@@ -212,7 +212,8 @@ def random_parts(
 
 
 def drawn_weights(model: ModelConfig, config: EngineConfig, quantization: str = "") -> ModelWeights:
-    """On the config's device, of its dtype. quantization: how they are stored; none: plain."""
+    """Return random weights on the config's device, of its dtype. quantization: their storage;
+    empty: plain."""
     device = torch_device(config)
     source: TensorSource = RandomSource(SEED, device)
     if quantization:

@@ -84,8 +84,8 @@ class Script:
 
     @staticmethod
     def parse(text: str, drafts: int) -> "Script":
-        """From ".80/.75/.72", of so many drafts: the last one stands for those behind it. Raises
-        ValueError."""
+        """Parse ".80/.75/.72" for `drafts` drafts; the last number repeats for further drafts.
+        Raises ValueError."""
         try:
             likely = [float(number) for number in text.split("/")]
         except ValueError:
@@ -97,7 +97,7 @@ class Script:
 
     @property
     def reached(self) -> list[float]:
-        """How likely a step's first drafts hold, as many as each place says."""
+        """Return the probability, for each place, of accepting all drafts up to it."""
         return list(accumulate(self.likely, mul))
 
     @property

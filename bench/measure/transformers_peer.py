@@ -46,7 +46,8 @@ def _prefill(model: Any, config: ModelConfig, device: torch.device, tokens: int)
 
 @contextmanager
 def _model(config: ModelConfig, device: torch.device) -> Iterator[Any]:
-    """Frees its memory at the end: the engine under test wants all of it. Raises BenchError."""
+    """Yield a model, and free its memory at the end, because the engine under test needs all of it.
+    Raises BenchError."""
     if find_spec("transformers") is None:
         raise BenchError("transformers is not installed: leave --peer out, or install it")
     if not isinstance(config.feed_forward, DenseShape):

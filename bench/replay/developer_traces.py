@@ -58,7 +58,8 @@ _SIMULATED_POLICY = "c.marconi-a0"
 
 
 def simulated(program: Path, trace: Path, model: str, gib: float) -> tuple[float, float]:
-    """Shares of prompt tokens and of prefill FLOPs served. Raises CalledProcessError."""
+    """Return the shares of prompt tokens and of prefill FLOPs served by the simulator. Raises
+    CalledProcessError."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "rows.json"
         command = [sys.executable, str(program), str(trace), "--model", model, "--gb", f"{gib:g}"]
@@ -81,7 +82,7 @@ _WIDTH, _HEIGHT, _BASE = 760, 300, 240
 
 
 def bars(rows: list[dict[str, Any]]) -> str:
-    """One group of bars a cell: FLOPs saved, 0 to 1; a line marks the target."""
+    """Draw one group of bars a cell: FLOPs saved, 0 to 1; a line marks the target."""
     cells: dict[str, dict[str, Any]] = {}
     for row in rows:
         name = f"{row['trace'].split('.')[0].replace('_dev', '')} {row['gb']:g} GB"

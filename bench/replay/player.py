@@ -76,7 +76,8 @@ class Player:
         self._rules = rules
 
     def play(self, trace: Trace, prompts: Prompts) -> Tally:
-        """Every request in order; cpu_seconds counts the tree's calls and their Python callers."""
+        """Play every request in order. cpu_seconds counts the tree's calls and their Python
+        callers."""
         tally = Tally()
         for index, request in enumerate(trace.requests):
             tokens = prompts.tokens(index)

@@ -20,7 +20,8 @@ from .trace import Trace
 def outcome(
     trace: Trace, prompts: Prompts, model: str, gib: float, policy: str, tally: Tally
 ) -> dict[str, Any]:
-    """Shares are of prompt tokens, flops_saved of prefill FLOPs; usable and causes sum to 1."""
+    """Return the results. Shares are of prompt tokens, flops_saved of prefill FLOPs. usable and
+    causes sum to 1."""
     total = tally.prompt_tokens
     return {
         "trace": trace.name,

@@ -63,7 +63,7 @@ class Tiers:
         return LINKS[: len(self.below)]
 
     def configs(self, layout: CacheLayout, flops: PrefillFlops) -> Sequence[TierConfig]:
-        """Prices are in tokens of prefill."""
+        """Return the tiers' configs, with prices in tokens of prefill."""
         token_seconds = flops.linear / FLOPS_A_SECOND
         found = []
         for size, link in zip(self.below, self.links, strict=True):
@@ -107,7 +107,7 @@ class Transfers:
             self.write(ended)
 
     def write(self, begins: float | None = None) -> None:
-        """Begins the next write, if none is under way."""
+        """Start the next write, if none is in progress."""
         if self._writing is not None:
             return
         write = self._tree.next_write()

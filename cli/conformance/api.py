@@ -130,7 +130,7 @@ class Answer:
 
     @property
     def parts(self) -> Mapping[str, Any]:
-        """Return the parts that must be equal in a whole reply and its stream."""
+        """Return the parts required to be equal in a whole reply and its stream."""
         calls = [(call.name, call.arguments) for call in self.calls]
         return {
             "text": self.text,
@@ -162,8 +162,8 @@ class BadRequest:
 def bad_requests(
     good: Mapping[str, Any], torn: bytes, changes: Mapping[str, Mapping[str, Any]]
 ) -> list[BadRequest]:
-    """Return the bad requests of an API. good: a valid body. torn: the beginning of a body.
-    changes: by fault, fields with values other than in the good body; None leaves a field out."""
+    """Return the bad requests of an API. good: a valid body. torn: a truncated body. changes: by
+    fault, fields with values other than in the good body; None leaves a field out."""
 
     def changed(fields: Mapping[str, Any]) -> bytes:
         body = {**good, **fields}
@@ -183,10 +183,10 @@ class Api(Protocol):
     path: str
 
     def body(self, model: str, question: Question) -> dict[str, Any]:
-        """A request for a whole reply at temperature 0."""
+        """Return the body of a request for a whole reply at temperature 0."""
 
     def stream_body(self, model: str, question: Question) -> dict[str, Any]:
-        """The same as a stream, with usage."""
+        """Return the same request as a stream, with usage."""
 
     def whole(self, reply: Mapping[str, Any]) -> Answer:
         """Parse a whole reply. Raises Departure if a field is missing or has another type."""

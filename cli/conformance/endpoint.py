@@ -23,7 +23,7 @@ ANTHROPIC_VERSION = "2023-06-01"
 
 
 class EndpointError(Exception):
-    """The URL cannot be asked; the message names why, and the mend."""
+    """The URL cannot be used; the message names the reason and the fix."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Reply:
 
 
 def _event_of(block: str) -> Event | None:
-    """None: a comment, or nothing but a retry time."""
+    """Return the event of a block. Returns None for a comment, or for a retry time only."""
     name, data = "", []
     for line in block.strip("\n").split("\n"):
         key, _, value = line.partition(":")
@@ -107,7 +107,8 @@ class Endpoint:
         return await self._ask("POST", path, body)
 
     async def _ask(self, method: str, path: str, body: bytes | None) -> Reply:
-        """Raises EndpointError if nobody listens, Departure if a reply breaks off."""
+        """Send a request and return the reply. Raises EndpointError if nothing listens, Departure
+        if a reply breaks off."""
         headers = {} if body is None else {"Content-Type": "application/json"}
         address = self.url + path
         try:

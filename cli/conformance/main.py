@@ -129,7 +129,7 @@ _DICTATED_THOUGHTS = (
 
 
 def dictated_checks_of(api: Api) -> list[Check]:
-    """None of an API without tools."""
+    """Return the dictated checks; none for an API without tools."""
     if api.name not in dictated.FINISHED:
         return []
     thoughts = () if api.name == "messages" else _DICTATED_THOUGHTS
@@ -137,7 +137,7 @@ def dictated_checks_of(api: Api) -> list[Check]:
 
 
 def markdown(rows: Sequence[Row]) -> list[str]:
-    """The table, and a line with the counts."""
+    """Return the table, and a line with the counts."""
     lines = ["| API | check | result | note |", "| --- | --- | --- | --- |"]
     for row in rows:
         note = row.note.replace("|", "\\|")
@@ -187,7 +187,7 @@ class ConformanceConfig:
 
     @property
     def apis(self) -> list[str]:
-        """Raises ConformanceError."""
+        """Return the names of the chosen APIs. Raises ConformanceError."""
         names = [name.strip() for name in self.api.split(",") if name.strip()]
         for name in names:
             if name not in _KNOWN:
@@ -205,7 +205,7 @@ class ConformanceConfig:
 
 
 class ConformanceError(Exception):
-    """The endpoint cannot be checked as asked; the message names the mend."""
+    """The endpoint cannot be checked with these settings; the message names the fix."""
 
 
 def main(argv: Sequence[str]) -> int:

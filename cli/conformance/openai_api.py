@@ -53,8 +53,8 @@ def chunks_of(events: Sequence[Event]) -> list[dict[str, Any]]:
 
 
 def must_be_chunks(events: Sequence[Event], kind: str) -> list[dict[str, Any]]:
-    """Raises Departure unless all chunks have one id, model and time, usage comes last and alone,
-    each choice ends once, and [DONE] ends the stream."""
+    """Return the chunks of a stream. Raises Departure unless all chunks have one id, model and
+    time, usage comes last and alone, each choice ends once, and [DONE] ends the stream."""
     must(bool(events), "events of the stream", "one at least", [])
     must_equal("the last event", DONE, events[-1].data)
     must_equal("[DONE] events", 1, sum(event.data == DONE for event in events))

@@ -45,13 +45,13 @@ class Unserved(Exception):
 
 
 def shown(value: Any) -> str:
-    """One line of at most 200 letters."""
+    """Return the value as one line of at most 200 letters."""
     text = " ".join((value if isinstance(value, str) else repr(value)).split())
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def must_equal(what: str, expected: Any, got: Any) -> None:
-    """Raises Departure."""
+    """Raise Departure if the values differ."""
     if got != expected:
         raise Departure(what, repr(expected), repr(got))
 

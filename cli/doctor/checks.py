@@ -88,7 +88,7 @@ def python() -> Finding:
 
 
 def tree() -> Finding:
-    """The compiled radix tree."""
+    """Check the compiled radix tree."""
     try:
         module = importlib.import_module("tasuki.pycache._cpp_cache")
     except ImportError as error:
@@ -136,7 +136,7 @@ def compiler() -> Finding:
 
 
 def nixl() -> Finding:
-    """One agent is made and let go, as a daemon does at its start."""
+    """Make one agent and release it, like a daemon does at its start."""
     from tasuki.transfer.errors import TransferError
     from tasuki.transfer.transports.nixl.transport import NixlTransport
 
@@ -336,7 +336,7 @@ def model(folder: str) -> Finding:
 
 
 def peer(target: str, ca: str) -> Finding:
-    """By gRPC's health service."""
+    """Check a peer by gRPC's health service."""
     try:
         with open_channel(target, ClientTls(ca) if ca else None) as channel:
             request = health_pb2.HealthCheckRequest()

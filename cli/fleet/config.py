@@ -33,8 +33,8 @@ class PollLimits:
 
 @dataclass(frozen=True)
 class Credentials:
-    """key: borne to every node; empty for none. tls: nodes are asked by HTTPS and checked against
-    it; None: by HTTP. insecure: the key may leave this host in plain text."""
+    """Access to nodes. key: sent to every node; empty for none. tls: nodes are polled by HTTPS and
+    checked against it; None: by HTTP. insecure: the key may leave this host in plain text."""
 
     key: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = None
@@ -163,7 +163,7 @@ class FleetConfig:
 
     @property
     def credentials(self) -> Credentials:
-        """Raises FleetConfigError."""
+        """Return the credentials for nodes. Raises FleetConfigError."""
         try:
             tls = ssl.create_default_context(cafile=self.ca) if self.ca else None
         except OSError as error:
@@ -174,7 +174,7 @@ class FleetConfig:
 
     @property
     def access(self) -> Access:
-        """To the page. Raises FleetConfigError."""
+        """Return the access rules of the page. Raises FleetConfigError."""
         return Access(
             tls=ServerTls(self.tls_cert, self.tls_key) if self.tls_cert else None,
             api_key=_key("page_key_file", self.page_key_file),
@@ -211,7 +211,7 @@ def _is_address(address: str) -> bool:
 
 
 def _key(setting: str, file: str) -> str:
-    """The one word of the file; empty without a file."""
+    """Return the one word of the file, or an empty string without a file."""
     if not file:
         return ""
     try:

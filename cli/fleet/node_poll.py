@@ -88,7 +88,7 @@ class NodePoll:
             await self.ask_these(addresses)
 
     async def ask_these(self, addresses: Iterable[str]) -> None:
-        """From now on these and no others."""
+        """Poll these nodes from now on, and no others."""
         wanted = list(dict.fromkeys(addresses))
         self._fleet.set_members(wanted)
         await self._end([address for address in self._asking if address not in set(wanted)])
@@ -123,7 +123,7 @@ class NodePoll:
             await asyncio.sleep(every)
 
     async def _ask(self, address: str) -> Samples:
-        """Raises NodeRefused."""
+        """Poll one node and return its samples. Raises NodeRefused."""
         seconds = self._limits.answer_seconds
         try:
             async with asyncio.timeout(seconds):

@@ -22,7 +22,7 @@ class NodePhase(Enum):
     """The phase of a node, as known by its cluster."""
 
     COMING = "coming"
-    """Placed, starting anew, or on its way to another role."""
+    """Placed, restarting, or changing to another role."""
     READY = "ready"
     LEAVING = "leaving"
     """The node finishes requests in flight, then exits."""
@@ -51,10 +51,10 @@ class Cluster(Protocol):
     def place(self, role: NodeRole) -> None: ...
 
     def drain(self, name: str) -> None:
-        """REQUIRES: it is ready."""
+        """Drain a node. REQUIRES: it is ready."""
 
     def change_role(self, name: str, role: NodeRole) -> None:
-        """REQUIRES: it is ready."""
+        """Change a node's role. REQUIRES: it is ready."""
 
 
 log = logging.getLogger(__name__)

@@ -91,7 +91,7 @@ class PlannerConfig:
 
     @property
     def policy(self) -> PlanPolicy:
-        """Raises ValueError."""
+        """Return the plan's policy. Raises ValueError."""
         window, every = self.plan_window, self.plan_seconds
         return PlanPolicy(
             ServiceTargets(
@@ -115,7 +115,7 @@ class PlannerConfig:
 
     @property
     def access(self) -> NodeAccess:
-        """Raises PlannerConfigError."""
+        """Return the access to nodes. Raises PlannerConfigError."""
         return NodeAccess(self._key, self.plan_ca, self.drain_seconds)
 
     def credentials(self, insecure: bool) -> Credentials:

@@ -108,7 +108,8 @@ def _held(owners: dict[str, float]) -> float:
 
 
 def _variation(buckets: Buckets) -> float:
-    """Each observation counts as the middle of its bucket; 1 without any."""
+    """Return the variance over the squared mean. Each observation counts as the middle of its
+    bucket. Returns 1 without observations."""
     low = below = many = sums = squares = 0.0
     for bound, count in buckets.items():
         here = max(0.0, count - below)
@@ -271,7 +272,7 @@ class PlanLoop:
         self._history: deque[Observation] = deque(maxlen=round(policy.pace.window / seconds) + 2)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Plan repeatedly until cancelled."""
         while True:
             try:
                 await self.step()
@@ -282,7 +283,7 @@ class PlanLoop:
             await asyncio.sleep(self._seconds)
 
     async def step(self) -> FleetPlan | None:
-        """One plan, acted upon; None while too little is known."""
+        """Make one plan and act on it. Returns None while too little is known."""
         nodes = await asyncio.to_thread(self._cluster.nodes)
         await self._poll.ask_these(
             node.http for node in nodes if node.http and node.phase is NodePhase.READY

@@ -58,11 +58,11 @@ class RayConfig:
 
 
 class RayNodeError(ValueError):
-    """Nodes of those flags would not start; the message has the mend."""
+    """Nodes with those flags would not start; the message names the fix."""
 
 
 def asked(name: str, flags: Sequence[str], default: str) -> str:
-    """The value of a setting of the engine, as the last of a daemon's flags gives it."""
+    """Return the value of an engine setting, from the last matching flag of a daemon."""
     # It loads torch.
     from tasuki.engine.config import EngineConfig
 

@@ -65,7 +65,8 @@ class HttpTarget(NodeTarget):
             stream.close()
 
     def _opened(self, address: str, path: str) -> tuple[Any, socket.socket]:
-        """The answer, and its connection without a bound on silence. Raises ClientError."""
+        """Open the stream. Returns the response, and its connection without a read timeout. Raises
+        ClientError."""
         scheme = "https" if self.ca else "http"
         trust = ssl.create_default_context(cafile=self.ca) if self.ca else None
         request = urllib.request.Request(f"{scheme}://{address}{path}")

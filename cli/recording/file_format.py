@@ -62,7 +62,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: Path) -> "Recording":
-        """Raises RecordingError."""
+        """Load a recording. Raises RecordingError."""
         try:
             head, *events = _values(path)
         except OSError as error:

@@ -17,7 +17,7 @@ from scripts.attack.world import World
 
 @dataclass(frozen=True)
 class Attempt:
-    """until: when no new try begins, on the monotonic clock."""
+    """One attempt. until: end of new tries, on the monotonic clock."""
 
     world: World
     rng: random.Random
@@ -25,7 +25,7 @@ class Attempt:
     tally: Tally
 
     def rounds(self) -> Iterator[None]:
-        """One, and more until the time is up."""
+        """Yield once, and again until the time is up."""
         yield
         while time.monotonic() < self.until:
             yield

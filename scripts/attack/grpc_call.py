@@ -55,7 +55,7 @@ def methods(module: ModuleType) -> list[Method]:
 
 
 def service(module: ModuleType, name: str) -> dict[str, Method]:
-    """One service's methods by name."""
+    """Return one service's methods by name."""
     return {method.name: method for method in methods(module) if method.service.endswith(name)}
 
 
@@ -92,7 +92,8 @@ def ask(
 def begin(
     channel: grpc.Channel, method: Method, sent: Sequence[Any], key: str, seconds: float
 ) -> Any:
-    """The call's answer, or its answers as they come. sent: messages, or bytes as they are."""
+    """Start the call. Returns its answer, or an iterator of its answers. sent: messages, or raw
+    bytes."""
     call = getattr(channel, method.arity)(
         method.path,
         request_serializer=lambda message: (

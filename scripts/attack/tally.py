@@ -17,7 +17,7 @@ class Tally:
         """The first findings, one line each."""
 
     def note(self, outcome: str) -> None:
-        """One try, and how it ended."""
+        """Record one try and its outcome."""
         with self._lock:
             self._outcomes[outcome] += 1
 

@@ -124,7 +124,7 @@ class World(Pair):
                     tally.finding(f"another answer than before: {length} tokens, {salt!r}")
 
     def channel(self, node: Node) -> grpc.Channel:
-        """A connection of its own."""
+        """Open a separate connection."""
         return grpc.insecure_channel(node.address, options=[("grpc.use_local_subchannel_pool", 1)])
 
     def close(self) -> list[int]:

@@ -87,7 +87,7 @@ class Round:
 
 
 def draw(settings: SoakSettings, number: int) -> Round:
-    """A round of the settings' seed. Raises UnknownFault."""
+    """Return a round, determined by the settings' seed. Raises UnknownFault."""
     seed = settings.seed
     rng = random.Random(f"{seed}/{number}")
     prefixes = [faults.tokens(random.Random(f"{seed}/prefix/{i}"), 700) for i in range(_PREFIXES)]

@@ -1,4 +1,4 @@
-"""SIGKILL at every place and every window of a hand-over, on both sides, with real daemons.
+"""SIGKILL at every place and every layer chunk of a transfer, on both sides, with real daemons.
 
 The tokens must be right, the other side at rest, and the death noticed in a second. Thread rule:
 one thread. Invariant: a Death is kept only if every token was right and the survivor holds nothing.
@@ -71,7 +71,8 @@ class Death:
 
 
 def every_point(windows: int) -> tuple[Point, ...]:
-    """Each place of a hand-over in so many windows, those of windows once for each."""
+    """Return each place of a transfer with `windows` layer chunks. Places tied to chunks appear
+    once for each chunk."""
     return tuple(
         Point(place, window)
         for place in Place
@@ -80,7 +81,7 @@ def every_point(windows: int) -> tuple[Point, ...]:
 
 
 def sample(points: tuple[Point, ...], seed: int | None, more: int) -> tuple[Point, ...]:
-    """One point of each phase of each side, and `more` of the rest, drawn from the seed."""
+    """Return one point of each phase of each side, and `more` of the rest, chosen by the seed."""
     rng = random.Random(seed)
     phases: dict[str, list[Point]] = {}
     for point in points:
@@ -137,7 +138,7 @@ def _points(settings: SweepSettings, windows: int) -> tuple[Point, ...]:
 
 
 def _windows_of(nodes: Victims, question: Question) -> int:
-    """Windows of an undisturbed hand-over."""
+    """Return the number of layer chunks of an undisturbed transfer."""
     for salt in (b"undisturbed", b"on a slow host", b"on a very slow host"):
         before = nodes.other.landed()
         answer = _ask(nodes.other, question, salt).result()
@@ -188,7 +189,7 @@ def _receiver_dies(
 
 
 def _nothing_wrong(stream: AnswerStream, question: Question) -> None:
-    """The tokens before the death are right, and the client gets an error."""
+    """Check that the tokens before the death are right, and the client gets an error."""
     tokens: list[int] = []
     try:
         for piece in stream:

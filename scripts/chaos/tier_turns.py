@@ -48,7 +48,8 @@ _SAID = 10_000
 
 
 class RandomFaults:
-    """Faults of copies, drawn from a seed: one piece of so many goes wrong. Thread rule: any."""
+    """Random faults of copies, determined by a seed: one piece of so many goes wrong. Thread rule:
+    any."""
 
     def __init__(self, seed: int, one_of: int) -> None:
         self._random = np.random.default_rng(seed)
@@ -139,7 +140,7 @@ class Turns:
         self.ask(tokens)
 
     def finish(self) -> None:
-        """Until nothing is under way."""
+        """Run until nothing is in progress."""
         while self.tier.is_busy or self._landed:
             self.tier.advance()
             while self._landed:
@@ -148,7 +149,7 @@ class Turns:
         self.cache.check_integrity()
 
     def ask(self, tokens: Tokens) -> None:
-        """A turn of these; its load goes on."""
+        """Start a turn of these tokens; its load continues afterwards."""
         allocation = self.cache.allocate_or_load(
             tokens,
             capacity_tokens=len(tokens),
@@ -206,7 +207,7 @@ class Turns:
         self.cache.release(allocation)
 
     def _blocks_of(self, pages: list[int]) -> NDArray[np.int64]:
-        """[pages, regions]."""
+        """Return the blocks of pages, [pages, regions]."""
         regions = np.arange(len(LAYOUT.regions)) * LAYOUT.pages_per_slab
         return np.array(pages, np.int64)[:, None] + regions
 

@@ -61,7 +61,7 @@ class World(Pair):
 
     @property
     def oracle(self) -> Node:
-        """REQUIRES: there is one."""
+        """Return the oracle. REQUIRES: there is one."""
         return self._oracles[0]
 
     def disturb(self, fault: Fault, seconds: float = 0.0) -> None:
@@ -146,7 +146,8 @@ class World(Pair):
         self.meet()
 
     def lost_by_cause(self) -> dict[str, int]:
-        """Hand-overs, as the decode node counts them. REQUIRES: it has --http-bind."""
+        """Return the lost transfers by cause, from the decode node's counters. REQUIRES: it has
+        --http-bind."""
         with urllib.request.urlopen(f"http://{self.decode.http_address}/metrics") as reply:
             counts = _LOST.findall(reply.read().decode())
         return {cause: int(float(count)) for cause, count in counts if float(count)}

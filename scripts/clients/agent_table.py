@@ -58,7 +58,7 @@ class AgentRun:
     records: bool
 
     def run(self, clients: Sequence[str]) -> bool:
-        """Prints a table, a row a client; whether every cell holds."""
+        """Print a table, a row a client. Returns True if every cell holds."""
         show(head(f"{self.arrangement}, {self.template}", *COLUMNS))
         good = True
         with _node(self.arrangement, self.template, self.folder) as address:
@@ -87,7 +87,7 @@ def _node(arrangement: str, template: str, folder: Path) -> Iterator[str]:
 
 
 def _row(client: str, address: str, folder: Path) -> tuple[str, bool]:
-    """A line of the table, and whether every cell of it holds."""
+    """Return a line of the table, and True if every cell of it holds."""
     done = subprocess.run(
         [*_command(client), f"http://{address}", MODEL, *_more(client)],
         cwd=folder,

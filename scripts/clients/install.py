@@ -134,7 +134,8 @@ def program(client: str, name: str) -> Path:
 
 
 def install(client: str) -> None:
-    """Raises CalledProcessError with pip's or npm's own words on stderr, and MissingPython."""
+    """Install a client. Raises CalledProcessError with the error of pip or npm on stderr, and
+    MissingPython."""
     folder = FOLDER / client
     if (folder / "installed").exists():
         return
@@ -165,7 +166,7 @@ def _install_python(client: str, folder: Path) -> None:
 
 
 def _python(client: str) -> str:
-    """The interpreter for its environment. Raises MissingPython."""
+    """Return the interpreter for its environment. Raises MissingPython."""
     oldest = OLDEST_PYTHON.get(client, sys.version_info[:2])
     if sys.version_info[:2] >= oldest:
         return sys.executable

@@ -195,7 +195,8 @@ def _read_aiperf(output: str, folder: Path) -> ClientCounts:
 
 
 def _read_evalscope(output: str, folder: Path) -> ClientCounts:
-    """The summary has a rate; the timeline has the count, added up answer by answer."""
+    """Return the counts. The summary has a rate; the timeline has the count, accumulated answer by
+    answer."""
     (summary,) = (folder / "evalscope").rglob("benchmark_summary.json")
     counts = json.loads(summary.read_text(encoding="utf-8"))
     timeline = summary.with_name("workload_timeline.json")
@@ -252,7 +253,7 @@ def usable_tokens(address: str) -> int:
 
 
 def _ran(client: str, address: str, folder: Path) -> bool:
-    """Runs it and prints its line of a Markdown table."""
+    """Run a client and print its line of a Markdown table."""
     run = runs(f"http://{address}", embedded_model(), folder)[client]
     before, begun = usable_tokens(address), time.monotonic()
     done = subprocess.run(
@@ -277,7 +278,8 @@ def _ran(client: str, address: str, folder: Path) -> bool:
 
 
 def run_load(clients: Sequence[str], folder: Path) -> bool:
-    """Prints a table, a row a client; whether every row holds. folder: theirs to write in."""
+    """Print a table, a row a client. Returns True if every row holds. folder: where clients
+    write."""
     common = flags(arena_mib=256)
     http = ("--http-bind", "127.0.0.1:0", "--served-model-name", "embedded")
     columns = ("requests", "failed", "cached, its sum", "cached, the server's", "took")

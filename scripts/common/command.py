@@ -33,18 +33,18 @@ def show(line: str) -> None:
 
 
 def row(*cells: object) -> str:
-    """A line of a Markdown table."""
+    """Return a line of a Markdown table."""
     flat = (str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells)
     return f"| {' | '.join(flat)} |"
 
 
 def head(*columns: str) -> str:
-    """The first two lines of a Markdown table."""
+    """Return the first two lines of a Markdown table."""
     return f"{row(*columns)}\n{row(*['---'] * len(columns))}"
 
 
 def concluded(name: str, seed: int, tally: Tally) -> int:
-    """Shows the troubles and the verdict; the exit status."""
+    """Show the troubles and the verdict, and return the exit status."""
     for trouble in tally.troubles:
         print(trouble)
     show(f"{name}: {'PASSED' if tally.good else 'FAILED'}, seed {seed}: {tally}")

@@ -77,7 +77,7 @@ class PackageCopy:
         }
 
     def load_installed(self) -> None:
-        """The extension is the checkout's again."""
+        """Use the checkout's extension again."""
         self._load(self._installed)
 
     def _load(self, extension: Path) -> None:
@@ -105,7 +105,7 @@ class PackageCopy:
         )
 
     def build_tests(self) -> bool:
-        """The tests in C++; whether they compile."""
+        """Build the C++ tests. Returns True if they compile."""
         return self._built(CPP_TESTS)
 
     def build(self) -> bool:

@@ -29,7 +29,7 @@ def resident(pid: int) -> int:
 
 
 def tree(pid: int) -> list[int]:
-    """The process and all below it."""
+    """Return the process and all its descendants."""
     found = [pid]
     for parent in found:
         for listed in Path(f"/proc/{parent}/task").glob("*/children"):

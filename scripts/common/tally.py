@@ -53,7 +53,7 @@ class Tally:
         self.faults: Counter[str] = Counter()
         """Count of faults injected into the nodes and their link."""
         self.lost: Counter[str] = Counter()
-        """Hand-overs by cause, as the decode node counts them once all is over."""
+        """Lost transfers by cause, from the decode node's counters after the run."""
         self.memory: dict[str, MemoryTrail] = {}
         """By a process's name."""
         self.troubles: list[str] = []

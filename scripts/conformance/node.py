@@ -58,7 +58,7 @@ class Dictation:
 
 @dataclass
 class _Lane:
-    """begins: tokens before the answer; known once the prompt is whole."""
+    """One lane. begins: tokens before the answer; known once the prompt is whole."""
 
     prompt: list[int] = field(default_factory=list)
     answer: list[int] | None = None
@@ -119,11 +119,11 @@ class SayingRunner:
 
 
 class NoTokenizer(Exception):
-    """The model's folder has no tokenizer; the message names it and the mend."""
+    """The model's folder has no tokenizer; the message names it and the fix."""
 
 
 def parts(config: EngineConfig, progress: Progress, role: Role) -> EngineParts:
-    """Raises NoTokenizer."""
+    """Build the parts of a node with dictated answers. Raises NoTokenizer."""
     found = free_parts(StepCost(), next_token, config, progress, role)
     tokenizer = Tokenizer.load(Path(config.model))
     if tokenizer is None:

@@ -48,7 +48,7 @@ def rows() -> list[Row]:
 
 
 def table() -> str:
-    """A row for each kind."""
+    """Return the table, with a row for each kind."""
     lines = (
         f"| `{row.kind}` | {row.status} | {row.http} | `{row.code}` | `{row.retry.value}` "
         f"| {row.meaning} |\n"

@@ -68,7 +68,7 @@ class House:
 
     @cached_property
     def production(self) -> Sources:
-        """Modules of the product, without the `__init__` of packages."""
+        """Return the modules of the product, without the `__init__` of packages."""
         return {
             path: text
             for path, text in self.files.items()
@@ -84,7 +84,7 @@ class House:
 
     @cached_property
     def importers(self) -> Counter[str]:
-        """By module of production: how many others import it."""
+        """Return the number of other importing modules, by production module."""
         names = {_module(path): path for path in self.production}
         counts: Counter[str] = Counter()
         for path, tree in self.trees.items():
@@ -104,7 +104,7 @@ class House:
 
     @property
     def wide_constructors(self) -> int:
-        """Constructors of nine parameters or more, `self` left out."""
+        """Return the number of constructors with nine parameters or more, without `self`."""
         return sum(
             isinstance(node, ast.FunctionDef)
             and node.name == "__init__"

@@ -56,7 +56,7 @@ class Trace:
 
 
 def _module(file: str) -> str | None:
-    """The path of a production module below the root; None for any other file."""
+    """Return the path of a production module below the root, or None for any other file."""
     path = Path(file)
     if "site-packages" in path.parts or not path.is_file():
         return None
@@ -128,7 +128,7 @@ def decode_step(trace: Trace) -> set[str]:
 
 
 def hand_over(trace: Trace) -> set[str]:
-    """Walk through one hand-over between two engines, without the nodes around them."""
+    """Walk through one transfer between two engines, without the nodes around them."""
     with engine_pair(tiny_parts(), tiny_parts()) as pair:
         pair.join(pair.begin(submit("warm", prompt(150, seed=1), 4)))
         with trace.walk() as modules:

@@ -22,7 +22,7 @@ _SECONDS_A_LINE = 0.2
 
 
 def run(log: IO[str], command: Sequence[str], screen: IO[str]) -> tuple[int, list[str]]:
-    """Its exit status and its last lines."""
+    """Run the command. Returns its exit status and its last lines."""
     log.write(f"$ {' '.join(map(shlex.quote, command))}\n")
     last: deque[str] = deque(maxlen=SHOWN_LINES)
     live, shown = screen.isatty(), 0.0
@@ -44,7 +44,8 @@ def run(log: IO[str], command: Sequence[str], screen: IO[str]) -> tuple[int, lis
 
 
 def main(arguments: Sequence[str]) -> int:
-    """arguments: the file, how the step is called, `--`, the command. The command's status."""
+    """Run one step and return the command's status. arguments: the file, the step's title, `--`,
+    the command."""
     path, title, mark, *command = arguments
     assert mark == "--" and command, "usage: logged_step.py LOG TITLE -- COMMAND"
     screen = sys.stderr

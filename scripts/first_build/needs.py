@@ -177,7 +177,7 @@ def _dotted(version: Sequence[int]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """arguments: the folder of the environment."""
+    """Print the lacks and return the exit status. arguments: the folder of the environment."""
     found = list(lacks(Path(arguments[0]), os.environ))
     for lack in found:
         sys.stderr.write(f"tasuki: {lack}\n")

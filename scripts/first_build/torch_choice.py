@@ -19,7 +19,7 @@ ASK_SECONDS = 10.0
 
 
 def gpu_names(pattern: str = "/dev/nvidia[0-9]*") -> list[str]:
-    """NVIDIA's devices of this machine, as its driver names them; WSL has another."""
+    """Return the device files of NVIDIA GPUs, including the one of WSL."""
     return [*glob.glob(pattern), *glob.glob("/dev/dxg")]
 
 

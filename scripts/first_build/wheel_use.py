@@ -36,7 +36,7 @@ class WheelUnfit(Exception):
 
 
 def install(wheel: Path, venv: Path) -> None:
-    """Raises WheelUnfit, subprocess.TimeoutExpired."""
+    """Install the wheel. Raises WheelUnfit, subprocess.TimeoutExpired."""
     _run([sys.executable, "-m", "venv", str(venv)])
     pip = str(venv / "bin" / "pip")
     constraints = ("-c", str(ROOT / "constraints.txt"))
@@ -99,7 +99,7 @@ def cached(usage: Mapping[str, Any]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """arguments: the wheel."""
+    """Test a wheel. arguments: the wheel."""
     (wheel,) = arguments
     with tempfile.TemporaryDirectory(prefix="tasuki-wheel-") as name:
         folder = Path(name)

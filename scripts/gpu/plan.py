@@ -26,7 +26,7 @@ class Plan:
         return [*_tests(), *self._pairs(), *self._steps(), *self._ranks()]
 
     def _pairs(self) -> list[Run]:
-        """Agents on two GPUs, and on one of them."""
+        """Return the runs of agents on two GPUs, and on one of them."""
         arena = f"--arena-mib {self.arena_mib}"
         alone = ("--node-flags", f"--device cuda:0 {arena}")
         one = ("--agents", *alone)

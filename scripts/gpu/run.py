@@ -72,7 +72,8 @@ def done(run: Run, interpreter: str, log: Path, gpus: Sequence[str]) -> Outcome:
 
 
 def _threads(run: Run) -> dict[str, str]:
-    """Tests have CPU twins in many workers: all cores in each would leave none to any."""
+    """Limit the threads of a run. Tests have CPU reference implementations in many workers, so each
+    worker must not use all cores."""
     return {} if run.is_timed else {"OMP_NUM_THREADS": "2"}
 
 

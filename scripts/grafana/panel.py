@@ -69,7 +69,8 @@ def gauge(metric: str, by: str) -> str:
 def by_label(
     title: str, metric: str, by: str, text: str, unit: str = "short", stacked: bool = False
 ) -> Panel:
-    """A metric by the values of one label: a counter's a second, a gauge's as it is."""
+    """Return a metric's panel by the values of one label: a counter's rate a second, a gauge's
+    value."""
     expr = rate(metric, by) if metric.endswith("_total") else gauge(metric, by)
     return Panel(title, unit, (Query(expr, f"{{{{{by}}}}}"),), text, stacked)
 
@@ -85,17 +86,17 @@ def of_tiers(metric: str, by: str = "", where: str = "") -> str:
 
 
 def by_tier(title: str, metric: str, by: str, text: str) -> Panel:
-    """Each tier's by the values of one label."""
+    """Return each tier's panel by the values of one label."""
     return Panel(title, "short", (Query(of_tiers(metric, by), f"{{{{tier}}}} {{{{{by}}}}}"),), text)
 
 
 def times(title: str, metric: str, text: str) -> Panel:
-    """How a histogram of seconds is spread, named without its `_seconds`."""
+    """Return the panel of a histogram of seconds, named without its `_seconds`."""
     return spread(title, f"{metric}_seconds", text, "s")
 
 
 def spread(title: str, metric: str, text: str, unit: str) -> Panel:
-    """How a histogram is spread."""
+    """Return the panel of a histogram's quantiles."""
     return Panel(title, unit, quantiles(metric), text)
 
 

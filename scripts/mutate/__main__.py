@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def table(verdicts: list[Verdict]) -> str:
-    """By area, as docs/mutants.md shows it."""
+    """Return the table by area, in the form of docs/mutants.md."""
     shown = (Status.CAUGHT, Status.TIMEOUT, Status.SURVIVED, Status.EQUIVALENT)
     rows = [head("area", "mutants", *(status.value for status in shown))]
     areas = list(dict.fromkeys(verdict.area for verdict in verdicts))

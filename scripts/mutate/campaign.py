@@ -39,7 +39,7 @@ class Campaign:
 
 
 def drawn(aims: Sequence[Aim], seed: int | None) -> Iterator[Aim]:
-    """All of them in the seed's order, the areas in turn."""
+    """Yield all mutants in the seed's order, the areas in turn."""
     by_area: dict[str, list[Aim]] = {}
     for aim in aims:
         by_area.setdefault(aim.target.area, []).append(aim)

@@ -54,7 +54,7 @@ class Status(Enum):
 
 
 def numbered(edits: list[Edit]) -> list[Mutant]:
-    """Mutants with their keys, in the order of the source."""
+    """Return mutants with their keys, in the order of the source."""
     seen: Counter[tuple[str, str]] = Counter()
     mutants = []
     for edit in sorted(edits, key=lambda edit: (edit.start, edit.end, edit.operator)):

@@ -88,7 +88,7 @@ def _line(verdict: Verdict) -> str:
 
 
 def equivalents(document: Path) -> dict[str, str]:
-    """Reasons by key: rows `| `key` | reason |` of the document's table."""
+    """Return reasons by key: rows `| `key` | reason |` of the document's table."""
     _, _, section = document.read_text().partition(_TITLE)
     section = section.partition("\n## ")[0]
     return {row["key"].replace("\\|", "|"): row["reason"] for row in _ROW.finditer(section)}

@@ -61,7 +61,7 @@ class Aim:
 
 
 def aims(root: Path) -> list[Aim]:
-    """Every mutant of every target, in the order of the tables and of the sources."""
+    """Return every mutant of every target, in the order of the tables and of the sources."""
     paths = [path for path in tracked(root) if path.parts[0] not in _NOT_MUTATED]
     found = []
     for targets, suffix, reader in (

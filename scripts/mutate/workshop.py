@@ -52,7 +52,7 @@ class Workshop:
 
     @property
     def place(self) -> Path:
-        """The copy of the checkout."""
+        """Return the path of the copy."""
         return self._copy.place
 
     def try_out(self, aim: Aim) -> tuple[Status, str]:
@@ -133,7 +133,7 @@ class Workshop:
 
     @contextmanager
     def _changed(self, aim: Aim) -> Iterator[None]:
-        """The copy has the mutant while the block runs."""
+        """Put the mutant into the copy while the block runs."""
         file = self.place / aim.path
         source = file.read_bytes()
         file.write_bytes(aim.mutant.edit.applied(source))

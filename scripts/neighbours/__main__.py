@@ -49,7 +49,8 @@ def _memory(pid: int) -> int:
 
 
 def _first_token(address: str, number: int) -> tuple[float | None, bool]:
-    """Seconds until the first token, None without one; and whether the answer came whole."""
+    """Return the seconds until the first token, or None without one, and True if the answer was
+    whole."""
     content = f"Where does Elizabeth live, in chapter {number}?"
     asked = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "stream": True}
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {QUIET}-key"}
@@ -81,7 +82,8 @@ def _has_text(line: bytes) -> bool:
 
 
 def _chats(address: str, seconds: float) -> tuple[list[float], int]:
-    """One a second: the first tokens' seconds, and how many chats were not answered whole."""
+    """Start one chat a second. Returns the first tokens' seconds, and the number of chats not
+    answered whole."""
     firsts: list[float] = []
     lost: list[int] = []
     threads = []

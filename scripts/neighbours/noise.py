@@ -122,8 +122,8 @@ class Crowd:
     seed: int
 
     def run(self, owner: Connection) -> None:
-        """The process's main. Says when it begins, ends when it is told, and sends the counts of
-        how each body ended."""
+        """Run the crowd's process. Reports its start, ends on request, and sends the counts of each
+        body's end."""
         os.nice(19)
         made = [(name, make()) for name, make in self.shapes().items()]
         over = threading.Event()

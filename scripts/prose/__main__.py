@@ -16,7 +16,7 @@ LETTERS = "abcdef"
 
 
 def table(all_measured: Sequence[Measured]) -> str:
-    """One line a kind."""
+    """Return a table with one line a kind."""
     lines = [
         "| kind | words | " + " | ".join(f"({row})" for row in LETTERS) + " |",
         "| --- |" + " ---: |" * (1 + len(LETTERS)),

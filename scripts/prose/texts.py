@@ -42,7 +42,7 @@ class Text:
 
 
 def texts(kind: Kind) -> list[Text]:
-    """All texts of one kind."""
+    """Return all texts of one kind."""
     return list(_SOURCES[kind]())
 
 
@@ -57,7 +57,7 @@ def _docstrings() -> Iterator[Text]:
 
 
 def _comments() -> Iterator[Text]:
-    """Comments of Python, C++ and proto files; consecutive lines are one text."""
+    """Yield the comments of Python, C++ and proto files; consecutive lines are one text."""
     for path in _listed("*.py", "*.pyi"):
         yield from _joined(path, _python_comments(path))
     for path in _listed("*.h", "*.cpp", "*.proto"):

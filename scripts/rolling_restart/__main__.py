@@ -150,7 +150,7 @@ class Run:
 
 
 def restarted_under_load(settings: Settings, folder: Path) -> Run:
-    """Raises ProxyError."""
+    """Restart the nodes under load and return the run. Raises ProxyError."""
     with (
         Nodes(folder, settings.model, settings.grace, settings.step_ms) as nodes,
         running_proxy(settings.proxy, nodes.addresses, folder) as address,

@@ -43,7 +43,7 @@ http {{
 
 
 class ProxyError(RuntimeError):
-    """A proxy is not installed, or does not start; the message has its reason and the mend."""
+    """A proxy is not installed, or does not start; the message names the reason and the fix."""
 
 
 @dataclass(frozen=True)

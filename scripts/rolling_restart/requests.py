@@ -72,7 +72,7 @@ class Ask:
 
 
 def asks(load: Load) -> Iterator[Ask]:
-    """In their order, the same for the same seed, without an end."""
+    """Yield endless requests in order, the same for the same seed."""
     drawn = random.Random(load.seed)
     for number in itertools.count():
         length = drawn.randint(1, load.prompt)

@@ -26,7 +26,7 @@ MEANINGS: dict[Class, str] = {
 
 
 class BadRule(ValueError):
-    """A malformed rule. The message has its file, its place and the mend."""
+    """A malformed rule. The message names its file, its place and the fix."""
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ _SYSTEM_PROMPTS = (
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence twice: `opening` without its leading white space begins a turn, `following` goes
-    on in one. `ends_chapter` marks the last of its chapter."""
+    """A sentence in two encodings. `opening`, without its leading white space, starts a turn;
+    `following` continues one. `ends_chapter` marks the last of its chapter."""
 
     opening: tuple[int, ...]
     following: tuple[int, ...]
@@ -40,7 +40,8 @@ class Sentence:
 
 
 class ConversationMaker:
-    """Cuts one list of chapters into sequences of a fixed number of tokens, anew each epoch."""
+    """Cuts one list of chapters into sequences of a fixed number of tokens, differently each
+    epoch."""
 
     def __init__(self, chapters: Sequence[Chapter], tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -67,7 +68,7 @@ class ConversationMaker:
 
     @property
     def text_tokens(self) -> int:
-        """Tokens of the novels' text, without any chat format."""
+        """Return the number of tokens of the novels' text, without any chat format."""
         return sum(len(sentence.following) for sentence in self._sentences)
 
     def epoch(self, length: int, chooser: random.Random) -> list[list[int]]:

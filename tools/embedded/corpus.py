@@ -80,7 +80,8 @@ def sentences(text: str) -> list[str]:
 
 
 def _novels(package: Path) -> Iterator[list[str]]:
-    """The lines of each novel, in the order of the lazy-load file: length, then a zlib stream."""
+    """Yield the lines of each novel, in the order of the lazy-load file: length, then a zlib
+    stream."""
     records = _member(package)
     while records:
         inflater = zlib.decompressobj()
@@ -89,7 +90,7 @@ def _novels(package: Path) -> Iterator[list[str]]:
 
 
 def _member(package: Path) -> bytes:
-    """The lazy-load file inside data.tar.* inside the ar archive."""
+    """Return the lazy-load file inside data.tar.* inside the ar archive."""
     raw = package.read_bytes()
     if not raw.startswith(b"!<arch>\n"):
         raise CorpusError(f"{package}: is no Debian package; download r-cran-janeaustenr again")

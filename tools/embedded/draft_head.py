@@ -202,7 +202,7 @@ def scores(head: DraftHead, batch: Batch) -> list[StepScores]:
 
 
 def loss(found: list[StepScores], cross_entropy: float) -> Tensor:
-    """cross_entropy: its weight beside the divergence's."""
+    """Return the training loss. cross_entropy: weight relative to the divergence's."""
     parts = [
         weight * (step.divergence + cross_entropy * step.cross_entropy)
         for weight, step in zip(STEP_WEIGHTS, found, strict=True)

@@ -249,7 +249,8 @@ def main() -> None:
 
 
 def _write_excerpt(corpus: Corpus, directory: Path) -> str:
-    """The head of one held-out chapter, cut at a word; also written beside the weights."""
+    """Return the start of one held-out chapter, cut at a word; also writes it beside the
+    weights."""
     text = corpus.held_out[len(corpus.held_out) // 2].text[:_EXCERPT_CHARACTERS]
     excerpt = text[: text.rindex(" ")] + "\n"
     (directory / _EXCERPT).write_text(excerpt, encoding="utf-8")
@@ -296,7 +297,7 @@ def _train(
 
 
 def _batches(data: ConversationMaker, settings: argparse.Namespace) -> Iterator[Tensor]:
-    """Endless batches of batch_tokens each, every fourth of long sequences."""
+    """Yield endless batches of batch_tokens each, every fourth of long sequences."""
     chooser = random.Random(settings.seed)
 
     def sequences(length: int) -> Iterator[list[int]]:

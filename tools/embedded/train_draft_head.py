@@ -162,7 +162,7 @@ def _batch(texts: Texts, chosen: Tensor, embedding: Tensor) -> Batch:
 def _evaluate(
     head: DraftHead, embedding: Tensor, texts: Texts, settings: argparse.Namespace
 ) -> dict[str, Any]:
-    """Means over the texts, in the precision of training."""
+    """Return means over the texts, in the precision of training."""
     parts: list[list[StepScores]] = []
     for row in range(len(texts.tokens)):
         chosen = torch.tensor([row], device=embedding.device)

@@ -85,7 +85,7 @@ class Reference:
 
     @torch.inference_mode()
     def logits(self, prompt: list[int]) -> NDArray[np.float32]:
-        """[tokens, vocab], of a forward over the prompt."""
+        """Return logits [tokens, vocab] of a forward over the prompt."""
         return _array(self._forward(prompt, None).logits[0])
 
     def _forward(self, tokens: list[int], cache: Any) -> Any:
@@ -132,7 +132,8 @@ class Reference:
 def rotary_angles(
     shape: Shape, positions: Tensor
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Radians a position [pairs]; cos and sin [positions, pairs]. REQUIRES: the shape is dense."""
+    """Return radians a position [pairs], and cos and sin [positions, pairs]. REQUIRES: the shape is
+    dense."""
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
     rotary = Qwen3_5TextRotaryEmbedding(_config(shape))

@@ -68,7 +68,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def write_stretched(shape: Shape, folder: Path) -> int:
-    """Bytes written."""
+    """Write the goldens of longer contexts, and return the bytes written."""
     prompt = np.random.default_rng(shape.seed + 1).integers(
         0, shape.text["vocab_size"], PROMPT_TOKENS
     )

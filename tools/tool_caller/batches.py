@@ -33,7 +33,7 @@ def passages() -> list[str]:
 
 
 def words_of(found: Sequence[str]) -> list[str]:
-    """Words of the texts, each once."""
+    """Return the words of the texts, each once."""
     return sorted({word for text in found for word in re.findall("[A-Za-z]{3,9}", text)})
 
 
@@ -55,7 +55,7 @@ def by_template(name: str) -> Render:
 def bare(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], thinks: bool
 ) -> str:
-    """A Render. The tools are left out."""
+    """Render messages without the tools. A Render function."""
     return "".join(map(_turn, messages)) + (
         "<|im_start|>assistant\n<think>\n" + ("" if thinks else "\n</think>\n\n")
     )
@@ -128,7 +128,7 @@ class BatchMaker:
         self.kinds = _KINDS[stage]
 
     def batch(self, step: int) -> list[Pair]:
-        """By the seed and the step's number alone."""
+        """Return a batch, determined by the seed and the step's number alone."""
         chooser = random.Random(f"{self._seed} {step}")
         maker = self._maker(chooser, self._passages)
         progress = step / self._steps if self._stage == 1 else 1.0

@@ -137,7 +137,7 @@ class DialogueMaker:
         }
 
     def _earlier(self, size: int) -> list[dict[str, Any]]:
-        """A request of before, answered."""
+        """Return an earlier request with its answer."""
         if self._random.random() < 0.5:
             asked, answer = self._prose(size), self._text(4)
         else:
@@ -192,7 +192,8 @@ class DialogueMaker:
         return "\n".join(lines)
 
     def _text(self, longest: int) -> str:
-        """No quotation mark, backslash or line break; no white space at its ends."""
+        """Return a random text without quotation mark, backslash or line break, and without white
+        space at its ends."""
         words = [self._word() for _ in range(self._random.randint(1, longest))]
         text = words[0].capitalize() if self._random.random() < 0.5 else words[0]
         for word in words[1:]:

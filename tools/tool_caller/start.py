@@ -22,7 +22,7 @@ _SLOW_TURNS = (5, 6, 7)
 
 @torch.no_grad()
 def start(model: nn.Module) -> None:
-    """Overwrites weights of a freshly made Qwen3_5ForCausalLM of `shape.model_config`."""
+    """Overwrite the weights of a newly made Qwen3_5ForCausalLM of `shape.model_config`."""
     embedding = model.model.embed_tokens.weight
     embedding.zero_()
     words = torch.randn(len(embedding), WORD_SIZE - 1)

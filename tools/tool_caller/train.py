@@ -53,7 +53,7 @@ def answer_states(model: nn.Module, tokens: Tensor, answers: Tensor) -> Tensor:
 def _layer_at(
     layer: nn.Module, states: Tensor, turned: tuple[Tensor, Tensor], places: Tensor
 ) -> Tensor:
-    """The layer's output [N, D] at `places` [N] of a sequence's states [T, D]."""
+    """Return the layer's output [N, D] at `places` [N] of a sequence's states [T, D]."""
     attention = layer.self_attn
     size = attention.head_dim
     normed = layer.input_layernorm(states)
@@ -131,8 +131,8 @@ def main() -> None:
 def _train(
     model: nn.Module, batches: BatchMaker, settings: argparse.Namespace, filler: int
 ) -> list[dict[str, float | int]]:
-    """Train and return the curve. Writes the weights at each of its points. With no steps it is the
-    start."""
+    """Train and return the curve. Writes the weights at each of its points. Without steps the start
+    is its only point."""
     learnt = model.model.layers[-1] if settings.stage in _LAST_LAYER_ONLY else model
     optimiser = torch.optim.AdamW(learnt.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.05)
     curve: list[dict[str, float | int]] = []

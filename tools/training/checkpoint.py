@@ -1,7 +1,7 @@
 """A trained model as a shipped checkpoint folder, and the sums over it.
 
 Owns file names and dtypes: tensors in float32 in published Qwen3.5 checkpoints stay in float32.
-`python -m tools.training.checkpoint FOLDER` writes SHA256SUMS anew. With a second folder, it first
+`python -m tools.training.checkpoint FOLDER` rewrites SHA256SUMS. With a second folder, it first
 copies the draft layer trained there into the weights.
 """
 
@@ -113,7 +113,8 @@ def save_tokenizer(
 
 
 def published(model: nn.Module) -> dict[str, Tensor]:
-    """The model's tensors as they are shipped, on the CPU; the tied output head is left out."""
+    """Return the model's tensors in their shipped form, on the CPU, without the tied output
+    head."""
     return {
         name: (
             tensor.detach()

@@ -82,8 +82,8 @@ def gated_delta_rule(
 
 
 def _pass_on(transition: Tensor, added: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
-    """States before each chunk [B, N, H, D, D] and the one after the last. transition and added
-    [B, N, H, D, D]."""
+    """Return the states before each chunk [B, N, H, D, D] and the one after the last. transition
+    and added: [B, N, H, D, D]."""
     batch, _, heads, rows, columns = added.shape
     state = (
         added.new_zeros(batch * heads, rows, columns)

@@ -16,7 +16,7 @@ def rate(step: int, steps: int, peak: float, warm_up: int, last: float = 0.01) -
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """For an optimiser: only matrices decay."""
+    """Return the groups for an optimiser: only matrices decay."""
     parameters = list(model.parameters())
     matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
     vectors = [parameter for parameter in parameters if parameter.ndim < 2]
@@ -27,7 +27,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def record_text(record: dict[str, Any]) -> str:
-    """The JSON record of a training, indented, but a point of its `curve` a line."""
+    """Return the JSON record of a training, indented, with one line for each point of its
+    `curve`."""
     curve = record["curve"]
     head = json.dumps({**record, "curve": []}, indent=1)
     points = ",\n".join(f"  {json.dumps(point)}" for point in curve)

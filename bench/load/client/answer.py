@@ -59,7 +59,7 @@ class AnswerReader:
 async def answered_or_silent(
     over: "asyncio.Future[None]", reader: AnswerReader, patience: float
 ) -> None:
-    """Until it is over, or nothing came for `patience` seconds."""
+    """Wait until `over` is done, or nothing arrives for `patience` seconds."""
     while not over.done():
         left = reader.last + patience - time.monotonic()
         if left <= 0:

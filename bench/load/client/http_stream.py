@@ -132,8 +132,8 @@ class HttpCaller:
         self._words = words
 
     async def ask(self, prompt: Sequence[int], reader: AnswerReader, patience: float) -> None:
-        """Returns when the answer has ended or nothing came for `patience` seconds. Cancelling
-        closes the connection."""
+        """Send a request. Returns when the answer has ended, or nothing arrives for `patience`
+        seconds. Cancelling closes the connection."""
         body = json.dumps(
             {
                 "prompt": list(prompt),
@@ -161,4 +161,4 @@ class HttpCaller:
             stream.close()
 
     async def close(self) -> None:
-        """Every request has a connection of its own."""
+        """Do nothing, because every request has its own connection."""

@@ -97,7 +97,7 @@ class Agents:
     cut = False
 
     def beginning(self, session: str, vocabulary: int) -> list[int]:
-        """The first turn's prompt."""
+        """Return the first turn's prompt."""
         common = drawn(f"{self.seed} prefix", self.prefix, vocabulary)
         return common + drawn(f"{self.seed} {session} 0", self.turn, vocabulary)
 
@@ -113,7 +113,7 @@ class Agents:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """The beginning of agents' prompts, asked for a few times one after another."""
+    """The prefix of agents' prompts, requested a few times one after another."""
 
     agents: Agents
     times: int

@@ -104,7 +104,7 @@ class LoadClient:
 def run_client(
     channel: Connection, target: Target, load: Load, number: int, processes: int
 ) -> None:
-    """The process's main; it is the number-th of so many."""
+    """Run a client process, the number-th of `processes`."""
     # A collection over all tokens would be a gap in every stream.
     gc.disable()
     asyncio.run(_run(channel, target, load, range(number, load.sessions, processes)))
@@ -142,7 +142,7 @@ class Clients:
         self._seconds = seconds
 
     def start(self) -> float:
-        """When, on the monotonic clock: at one moment for all."""
+        """Start all processes at one moment, and return its time on the monotonic clock."""
         for process in self._processes:
             process.received(_START_SECONDS)
         for process in self._processes:
@@ -154,7 +154,7 @@ class Clients:
             process.received(self._seconds)
 
     def stop(self, at: float | None) -> None:
-        """at: on the monotonic clock; None: when all is answered."""
+        """Stop the clients. at: on the monotonic clock; None: after all answers."""
         for process in self._processes:
             process.channel.send(at)
 

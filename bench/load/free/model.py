@@ -62,7 +62,8 @@ class FreeModel(Qwen35Model):
         hooks: LayerHooks,
         score: Callable[[HeadOf], None] | None = None,
     ) -> Tensor:
-        """Reads and writes nothing of the arena. REQUIRES: nothing is scored."""
+        """Return an empty result, without reading or writing the arena. REQUIRES: nothing is
+        scored."""
         nothing = torch.empty(0)
         for layer in range(self.config.layers):
             hooks.before_layer(layer)

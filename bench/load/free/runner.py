@@ -66,7 +66,7 @@ class FreeRunner:
         return 0 if self._ticks is None else self._ticks.launched
 
     def prepare(self) -> None:
-        """The first request waits for nothing here."""
+        """Do nothing, because the first request needs no preparation here."""
 
     def check_device(self) -> None:
         """There is none."""
@@ -116,7 +116,7 @@ class LayerTicks:
             threading.Thread(target=self._run, name="tasuki-ticks", daemon=True).start()
 
     def forward(self, begins: float, ends: float) -> None:
-        """On the monotonic clock."""
+        """Tick through a forward. begins, ends: on the monotonic clock."""
         self.launched += self._layers
         if self._forwards is not None:
             self._forwards.put((begins, ends))

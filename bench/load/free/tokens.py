@@ -44,7 +44,7 @@ class Repeated:
 
 
 def answer_to(prompt: Sequence[int], vocabulary: int) -> Iterator[int]:
-    """The answer, without an end."""
+    """Yield the endless answer."""
     last, position = prompt[-1], len(prompt)
     while True:
         last = next_token(last, position, vocabulary)

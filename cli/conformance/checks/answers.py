@@ -40,7 +40,7 @@ async def whole_by_default(caller: Caller) -> None:
 
 
 async def stream_is_whole(caller: Caller) -> None:
-    """To the letter, white space too."""
+    """Check that a stream equals its whole answer exactly, including white space."""
     whole, streamed = await caller.whole(TEXT), await caller.streamed(TEXT)
     if whole.parts != streamed.parts and (await caller.whole(TEXT)).parts != whole.parts:
         raise Unserved(_UNSTEADY)
@@ -61,7 +61,7 @@ async def must_stream_alike(caller: Caller, question: Question, *features: str) 
 
 
 def must_be_alike(whole: Answer, streamed: Answer) -> None:
-    """Raises Departure, but for ids and usage."""
+    """Raise Departure if the two differ, except in ids and usage."""
     for part, value in whole.parts.items():
         must_equal(f"{part} of the stream", value, streamed.parts[part])
 
@@ -74,7 +74,7 @@ async def usage_is_alike(caller: Caller) -> None:
 
 
 async def usage_counts(caller: Caller) -> None:
-    """Tokens of both sides are counted, and no more of the answer than were allowed."""
+    """Check that tokens of both sides are counted, and the answer stays within its limit."""
     answer = await caller.whole(TEXT)
     assert answer.usage is not None
     must(answer.usage.prompt > 0, "tokens of the prompt", "more than 0", answer.usage.prompt)
@@ -103,7 +103,7 @@ async def end_of_one_token(caller: Caller) -> None:
 
 
 async def end_by_length(caller: Caller) -> None:
-    """At half of its tokens an answer is the beginning of itself."""
+    """Check an answer cut at half of its tokens: it is a prefix of the whole answer."""
     whole = (await caller.whole(TEXT)).trimmed
     bound = whole.tokens // 2
     if not bound:
@@ -337,7 +337,7 @@ def _must_be_calls(answer: Answer) -> None:
 
 
 async def result(caller: Caller) -> None:
-    """A call of an earlier turn and its result are taken."""
+    """Check that a call of an earlier turn and its result are accepted."""
     answer = await caller.whole(replace(CALL, history=(_RESULT,)), "tools")
     assert answer.usage is not None
     must(answer.usage.prompt > 0, "tokens of the prompt", "more than 0", answer.usage.prompt)
@@ -353,7 +353,7 @@ class CutCalls:
         self._answers: dict[int, Answer | Unserved] = {}
 
     async def are_not_finished(self, caller: Caller) -> None:
-        """No bound makes a cut call runnable."""
+        """Check that no bound makes a cut call runnable."""
         async for bound, answer in self._cuts(caller):
             if answer.tokens < bound:
                 continue

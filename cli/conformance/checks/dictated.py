@@ -47,7 +47,7 @@ _OPEN_PATH = "<parameter=path>\na.txt\n"
 
 
 def begun(body: str, name: str = "write_file") -> str:
-    """A call without its end."""
+    """Return a call without its end."""
     return f"<tool_call>\n<function={name}>\n{body}"
 
 
@@ -186,7 +186,7 @@ _CUT_ARGUMENTS = {"mode": 12, "path": "a.txt", "content": 'h"i\n</b> ü'}
 
 
 async def _said(caller: Caller, text: str, bound: int = BOUND, stop: Sequence[str] = ()) -> Answer:
-    """The whole answer without a thought, once its stream was the same."""
+    """Return the whole answer without a thought, after checking that its stream is the same."""
     without_thought = _NO_THOUGHT[caller.api.name]
     whole = await caller.whole(saying(text, bound, stop, without_thought))
     must_be_alike(whole, await caller.streamed(saying(text, bound, stop, without_thought)))
@@ -256,7 +256,7 @@ async def name_torn(caller: Caller) -> None:
 
 
 async def stop_in_a_call(caller: Caller) -> None:
-    """A stop string counts in the content alone."""
+    """Check that a stop string applies to the content only."""
     if caller.api.name == "responses":
         raise Unserved("the API has no stop strings")
     text = block(PATH + "<parameter=content>\nhi every one\n</parameter>\n")
@@ -303,7 +303,7 @@ def _begins(value: Any, whole: Any) -> bool:
 
 
 async def call_in_a_thought(caller: Caller) -> None:
-    """A call in a thought without an end is a call."""
+    """Check that a call in a thought without an end is a call."""
     text = "I will write it.\n" + block(PATH + CONTENT)
     answer = await _thought_and_said(caller, text)
     must_equal("thought", "I will write it.", answer.thought.strip())
@@ -312,7 +312,7 @@ async def call_in_a_thought(caller: Caller) -> None:
 
 
 async def closed_thought(caller: Caller) -> None:
-    """A thought, a text and a call, each in its place."""
+    """Check an answer with a thought, a text and a call, each in its place."""
     text = "So it is.\n</think>\n\nI write.\n\n" + block(PATH + CONTENT)
     answer = await _thought_and_said(caller, text)
     must_equal("thought", "So it is.", answer.thought)

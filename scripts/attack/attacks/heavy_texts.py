@@ -91,7 +91,7 @@ def heavy_texts(attempt: Attempt) -> None:
 
 
 def heavy_answers(attempt: Attempt) -> None:
-    """Answers with long stop strings, with tools, and with both."""
+    """Request answers with long stop strings, with tools, and with both."""
     _send_all(attempt, _answers(), _LEAVE_SECONDS)
 
 
@@ -113,7 +113,8 @@ def _grammar(number: float) -> Body:
 
 
 def _another_key_is_served(attempt: Attempt) -> None:
-    """Its grammar waits for one trial at most, and every child of the others has ended."""
+    """Check that another key is served: its grammar waits for one trial at most, and every child of
+    the others has ended."""
     body = {"prompt": "hello", "max_tokens": 2, "guided_regex": f"[a-z]{{2}}|{random.random()}"}
     begun = time.monotonic()
     posted = ("/v1/completions", json.dumps(body).encode())

@@ -117,7 +117,7 @@ class Turns:
         await self._sessions(number).Append(request)
 
     async def _converse(self, number: int, session: str) -> None:
-        """One turn after the other until all are begun."""
+        """Run one turn after the other until all have begun."""
         while self._left > 0:
             self._left -= 1
             leaves = self._random.random() < self._plan.leave
@@ -144,7 +144,8 @@ class Turns:
             self._tally.count("left" if after is not None else "answered")
 
     async def _held_nothing(self, number: int, session: str) -> None:
-        """An append and a whole turn, under the id of the session's turns before."""
+        """Check that nothing is held: run an append and a whole turn, under the id of the session's
+        earlier turns."""
 
         async def refused() -> str | None:
             try:

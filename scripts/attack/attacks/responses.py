@@ -95,7 +95,8 @@ def background_storm(attempt: Attempt) -> None:
 
 
 def conversation_flood(attempt: Attempt) -> None:
-    """Conversations by the thousand, and many items in one; another key finds none of them."""
+    """Create thousands of conversations, some with many items. Another key must find none of
+    them."""
     address, tally = attempt.world.decode.http_address, attempt.tally
     items = [{"role": "user", "content": "x" * 100}] * 20
     for _ in attempt.rounds():

@@ -51,7 +51,7 @@ class Listing:
             self._changed.notify_all()
 
     def batches(self, goes_on: Callable[[], bool]) -> Iterator[pb.UsableBatch]:
-        """A snapshot each time."""
+        """Yield a snapshot each time."""
         sequence = 0
         while goes_on():
             sequence += 1
@@ -61,7 +61,8 @@ class Listing:
 
 
 class RogueNode(handover_pb2_grpc.HandoverServicer):
-    """Every answer is drawn. Thread rule: gRPC's threads, one lock around the drawing."""
+    """A prefill node with random answers. Thread rule: gRPC's threads, one lock around the random
+    generator."""
 
     def __init__(
         self,
@@ -217,7 +218,7 @@ def rogue_prefill(attempt: Attempt) -> None:
 
 
 def _served(rogue: RogueNode) -> tuple[grpc.Server, int]:
-    """Its server and port."""
+    """Start its server. Returns the server and its port."""
     server = grpc.server(ThreadPoolExecutor(32))
     handover_pb2_grpc.add_HandoverServicer_to_server(rogue, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -52,7 +52,7 @@ class Stranger(Rogue):
         return True
 
     def abort(self, room: int) -> None:
-        """Under its own connection, whosever the room is."""
+        """Abort a room under its own connection, even another peer's room."""
         request = pb.AbortRequest(room=room, generation=_GENERATION, connection_id=self._connection)
         self.stub.Abort(request, timeout=_ROOM_SECONDS)
 
@@ -77,7 +77,7 @@ def embedded_layout() -> CacheLayout:
 
 
 def judge_call(error: grpc.RpcError, call: str, attempt: Attempt) -> None:
-    """Raises a node's end on."""
+    """Judge a failed call. Raises the error again if the node is gone."""
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         raise error
     judge(error.code(), error.details() or "", call, attempt.tally)
@@ -172,7 +172,7 @@ def _talk(attempt: Attempt, rogue: Rogue, script: list[pb.ReceiverMessage]) -> s
 
 
 def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> None:
-    """A room ends well although another peer aborts it by its number."""
+    """Check that a room ends well although another peer aborts it by its number."""
     reserve = victim.reserve()
     grant = pb.Grant(generation=_GENERATION, pages=[0, 1, 2], slot=3)
     received: list[pb.SenderMessage] = []

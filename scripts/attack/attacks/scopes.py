@@ -28,7 +28,7 @@ _SETTINGS = ({}, {"api_keys": "", "api_key": ""}, {"prefill": "127.0.0.1:9"}, {"
 
 
 def forged_keys(attempt: Attempt) -> None:
-    """Nobody's key opens nothing, over either door."""
+    """Check that forged keys open nothing, over HTTP and gRPC."""
     tally, world = attempt.tally, attempt.world
 
     def http(address: str, path: str, key: str) -> None:
@@ -91,7 +91,7 @@ def scope_walk(attempt: Attempt) -> None:
 
 
 def foreign_requests(attempt: Attempt) -> None:
-    """One tenant's request and session under another tenant's key."""
+    """Use one tenant's request and session under another tenant's key."""
     tally, world = attempt.tally, attempt.world
     abort, sessions = service(pb, "Inference")["Abort"], service(pb, "Session")
     turn = 0

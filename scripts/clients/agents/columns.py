@@ -39,7 +39,7 @@ PERSON_SCHEMA: dict[str, Any] = {
 
 
 def person(doc: str | None = None) -> Any:
-    """A pydantic model of PERSON."""
+    """Return a pydantic model of PERSON."""
     from pydantic import create_model
 
     return create_model("Person", __doc__=doc, name=(str, ...), age=(int, ...))
@@ -62,7 +62,7 @@ def call_of(name: str) -> str:
 
 
 def same(found: object, expected: object) -> None:
-    """Raises AssertionError with both."""
+    """Raise AssertionError with both values if they differ."""
     if found != expected:
         raise AssertionError(f"{found!r} is not {expected!r}")
 

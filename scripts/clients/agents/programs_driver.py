@@ -88,7 +88,7 @@ def codex(text: str) -> str:
 
 
 def claude_code(text: str) -> str:
-    """With one of its two dozen tools and a short system prompt."""
+    """Run Claude Code with one of its two dozen tools and a short system prompt."""
     return output(
         *("--tools", "Bash", "--allowedTools", "Bash", "--system-prompt", "Be brief."),
         *("--disable-slash-commands", "-p", text),

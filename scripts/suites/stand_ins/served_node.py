@@ -16,7 +16,7 @@ END_SECONDS = 60.0
 
 
 class NodeFailed(RuntimeError):
-    """A node ended, or said nothing, before it was ready."""
+    """A node ended, or printed nothing, before it was ready."""
 
 
 def model_folder(name: str) -> Path:

@@ -26,7 +26,7 @@ def openai(**more) -> ChatOpenAI:
 
 
 def two_questions(model) -> list[dict]:
-    """The usage of each answer."""
+    """Ask two questions, and return the usage of each answer."""
     c.calls.clear()
     agent = create_agent(model, [get_weather], checkpointer=InMemorySaver())
     thread = {"configurable": {"thread_id": "1"}}
@@ -43,7 +43,7 @@ def thought() -> str:
 
 
 def agents() -> None:
-    """Each turn finds all of the one before in the cache, but for the token it ended by."""
+    """Check that each turn finds the previous one in the cache, except its last token."""
     for before, after in pairwise(two_questions(messages())):
         c.same(after["input_token_details"]["cache_read"], before["total_tokens"] - 1)
 
