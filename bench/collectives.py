@@ -31,11 +31,11 @@ from .errors import BenchError
 
 _LIMIT_SECONDS = 30.0
 _CALLS = 40
-"""In a graph: its own launch must not show."""
+"""Calls in one graph, enough to hide the graph's own launch."""
 _REPLAYS = 9
 _MOST_DELAY_CYCLES = 40_000
 _TOGETHER = 1000
-"""Replays between looks at the clock."""
+"""Replays between checks of the clock."""
 _OFF = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
 
 
@@ -54,7 +54,7 @@ class ExchangeRank:
     """
 
     def __init__(self, meeting: Path, rank: int, ranks: int) -> None:
-        """meeting: a file to be used once; another one beside it is NCCL's."""
+        """Join the ranks. meeting: a file for one use; NCCL uses another one beside it."""
         os.environ.update(_OFF)
         self.rank, self.ranks = rank, ranks
         self.device = torch.device("cuda", rank)

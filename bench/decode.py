@@ -50,7 +50,7 @@ _CLOSING, _TAG = (198, 248069, 271), 248069
 """The end of a thought in Qwen3.5. A smaller vocabulary uses these tokens modulo its size."""
 _FAR = 1 << 20
 _STEPS_BETWEEN = 4
-"""Two closings: 64 rows then think 256 tokens each."""
+"""Steps between two closings of thoughts: 64 rows then think 256 tokens each."""
 _PROFILED_STEPS = 16
 _BUDGET_TURNS = 3
 _PROMPT_TOKENS_A_STEP = 8192
@@ -173,7 +173,7 @@ def main(argv: Sequence[str]) -> int:
 def _ranks(
     config: BenchConfig, own: DecodeConfig, report: Report, alone: Mapping[Point, float]
 ) -> None:
-    """alone: seconds of a step of one rank."""
+    """Measure several ranks. alone: seconds of a step of one rank."""
     with rank_rig(config.of_ranks()) as (rig, part):
         floor = ModelFloor.of(part, rig.parts.layout, report.floors)
         for point in own.parsed():

@@ -42,7 +42,7 @@ SCHEMA = {
     "required": ["name", "age", "kind", "parts"],
     "additionalProperties": False,
 }
-"""No answer to it ends within a measurement."""
+"""A schema long enough that no answer ends within a measurement."""
 GRAMMAR = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
 
 
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _steps(grammars: GrammarCompiler, vocab: int, rows: int, steps: int) -> list[float]:
-    """Processor time of each step. Rows without a grammar cost nothing here."""
+    """Return the processor time of each step. Rows without a grammar cost nothing here."""
     params = SamplingParams(grammar=GRAMMAR)
     before = TokensBefore.of(params, np.zeros(1, dtype=np.int32), ())
     adjusters = [

@@ -142,7 +142,7 @@ def main(argv: Sequence[str]) -> int:
 def _ranks(
     config: BenchConfig, own: PrefillConfig, report: Report, alone: Mapping[int, float]
 ) -> None:
-    """alone: seconds of a prompt on one rank."""
+    """Measure several ranks. alone: seconds of a prompt on one rank."""
     with rank_rig(config.of_ranks()) as (rig, part):
         floor = ModelFloor.of(part, rig.parts.layout, report.floors)
         for length in own.lengths():

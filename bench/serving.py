@@ -196,7 +196,7 @@ def _clients(config: ServingConfig, load: Load, front: NodeProcess) -> Iterator[
 
 @contextmanager
 def _node(config: ServingConfig, role: str, folder: Path, *more: str) -> Iterator[NodeProcess]:
-    """more: flags of this one."""
+    """Start one node. more: flags of this node."""
     model = folder / "model"
     if not model.exists():
         write_model_folder(model, _shape(config))

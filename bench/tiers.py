@@ -102,13 +102,13 @@ class Mover:
 LEAST_SHARE = 0.8
 """Share of the link's own rate required of copies with digests."""
 MOST_OF_A_RETURN = 1.3
-"""Times the longer one of load and prefill."""
+"""Largest accepted ratio to the longer one of load and prefill."""
 MOST_SLOWED = 0.02
 _LINK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
 _SPARE_SLABS = 8
-"""Beside a session's pages: working slots, states, the suffix."""
+"""Slabs beside a session's pages: working slots, states, the suffix."""
 _SESSIONS = 4
-"""In host memory."""
+"""Number of sessions in host memory."""
 _ROUNDS = 6
 _LONGER = 8192
 
@@ -181,7 +181,7 @@ def _rig(
 
 
 def _returns(rig: Rig, own: TiersConfig, report: Report, load: float) -> None:
-    """Two sessions by turns: each puts the other one out of the arena."""
+    """Measure two sessions in turns: each evicts the other one from the arena."""
     sessions = [_session(rig, own), _session(rig, own)]
     standing = [_first_token(rig, own, sessions[1])[0] for _ in range(1 + own.repeats)][1:]
     before = rig.computed_behind_loads

@@ -49,7 +49,7 @@ RANK_DECODE_TARGETS = {
     ("27b", Point(1, 50_000)): 1.6,
     ("35b-a3b", Point(1, 50_000)): 1.2,
 }
-"""Steps a second of two ranks to those of one, in the same run."""
+"""Ratio of steps a second of two ranks to those of one, in the same run."""
 RANK_PREFILL_TARGETS = {("27b", 50_000): 1.7}
 PREFILL_TARGETS = {("9b", 8_192): 0.216, ("9b", 50_000): 1.50}
 # At 50K cached: 64 tokens answered and 800 new; then the same prompt again.

@@ -23,7 +23,7 @@ class Chat:
     the first turn."""
 
     def __init__(self, client: Client, system: str, sampling: SamplingOptions, out: TextIO) -> None:
-        """system: a message to begin every conversation with; empty for none."""
+        """Open the chat. system: message at the start of every conversation; empty for none."""
         self._client = client
         self._system = system
         self._sampling = sampling

@@ -112,7 +112,7 @@ COLUMNS = {
     "tokens/s": 8,
     "drafts held": 11,
 }
-"""Widths by title."""
+"""Column widths by title."""
 LAST_TITLE = "lost and why"
 
 
@@ -295,7 +295,7 @@ class DemoConfig:
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 only if both runs gave equal tokens."""
+    """Run the command. Returns 0 only if both runs gave equal tokens."""
     config = parse_config("tasuki demo", "Ten turns of an agent.", argv, DemoConfig)
     model = config.model or str(embedded_model())
     flags = ["--model", model, "--dtype", "float32", "--arena-mib", str(config.arena_mib)]

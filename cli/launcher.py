@@ -66,7 +66,7 @@ class Daemon:
 
     @property
     def http_address(self) -> str | None:
-        """HOST:PORT of its HTTP server, if it has one. REQUIRES: wait_ready."""
+        """Return HOST:PORT of its HTTP server, if it has one. REQUIRES: wait_ready."""
         return self._http
 
     @property
@@ -81,7 +81,8 @@ class Daemon:
         return tuple(self._tail)
 
     def wait_ready(self, timeout: float = READY_SECONDS) -> str:
-        """HOST:PORT, once the child takes calls. Raises LaunchError with the end of its stderr."""
+        """Wait until the child takes calls, and return its HOST:PORT. Raises LaunchError with the
+        end of its stderr."""
         deadline = time.monotonic() + timeout
         while True:
             try:
@@ -99,13 +100,13 @@ class Daemon:
                 return announced["ready"]
 
     def ask_to_stop(self) -> None:
-        """SIGTERM, once: the child drains and ends. A second one would end it at once."""
+        """Send SIGTERM once: the child drains and ends. A second one would end it at once."""
         if not self._asked and self._process.poll() is None:
             self._process.terminate()
         self._asked = True
 
     def stop(self, timeout: float = STOP_SECONDS) -> int:
-        """ask_to_stop, then SIGKILL after `timeout` seconds. Returns the exit status."""
+        """Call ask_to_stop, then send SIGKILL after `timeout` seconds. Returns the exit status."""
         self.ask_to_stop()
         try:
             self._process.wait(timeout)

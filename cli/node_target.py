@@ -61,11 +61,11 @@ class NodeTarget:
     api_key: str = option("", "the node's key, where it requires one")
 
     def grpc_address(self) -> str:
-        """HOST:PORT. Raises ClientError."""
+        """Return HOST:PORT of gRPC. Raises ClientError."""
         return grpc_address(self.target or _usual(), self.ca, self.api_key)
 
     def http_address(self) -> str:
-        """HOST:PORT. Raises ClientError."""
+        """Return HOST:PORT of HTTP. Raises ClientError."""
         return http_address(self.target or _usual(), self.ca, self.api_key)
 
 

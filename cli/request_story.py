@@ -24,7 +24,8 @@ from tasuki.transfer.reports import (
 _Drawn = tuple[SentWindow, Sequence[float]]
 _WIDTH = 60
 _ROWS = 12
-"""A track of more windows shows every so many-th; the first and the last always."""
+"""Most rows of a track. With more layer chunks only every n-th is shown, and always the first and
+the last."""
 
 
 def chart(timeline: HandoverTimeline) -> list[str]:

@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.1
 
 
 class RoleNotTaken(RuntimeError):
-    """The node accepted, and was not back in its new role in time."""
+    """The node accepted, but was not ready in its new role in time."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ _CONVERSATIONS = 3
 _ARENA_MIB = 160
 _PAUSE_SECONDS = 5.0
 _TURNS = 6
-"""More of the demonstration's do not fit into the embedded model's context."""
+"""Turns of the demonstration; more do not fit into the embedded model's context."""
 _DESK = {"width": 1280, "height": 760}
 _TELEPHONE = {"width": 390, "height": 844}
 

@@ -54,7 +54,8 @@ def main() -> int:
 
 
 def _preloaded() -> dict[str, str]:
-    """Python itself is not sanitized: the runtimes come before it, and its leaks are not ours."""
+    """Return the environment for preloading. Python itself is not sanitized: the runtimes are
+    loaded before it, and its leaks are ignored."""
     libraries = [_library(name) for name in ("libasan.so", "libubsan.so", "libstdc++.so")]
     return {
         "LD_PRELOAD": " ".join(libraries),

@@ -132,7 +132,7 @@ def free_node(streams: int, folder: Path) -> Iterator[NodeProcess]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes of a process: before the streams, at most while they were open, after them."""
+    """Bytes of a process: before the streams, the peak while they were open, after them."""
 
     before: int
     peak: int

@@ -26,7 +26,8 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 @dataclass(frozen=True)
 class Peer:
-    """`packages` go into its environment; of `wheel` only the members under `members` are kept."""
+    """One peer. `packages` go into its environment. Only the members of `wheel` under `members` are
+    kept."""
 
     name: str
     script: str
@@ -49,7 +50,7 @@ PEERS = (
 
 
 class CannotInstall(Exception):
-    """The message is the installer's last line."""
+    """A peer cannot be installed; the message is the installer's last line."""
 
 
 def _run(*command: str) -> None:

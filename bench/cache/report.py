@@ -13,8 +13,8 @@ RUST = "sglang-0.5.23"
 
 @dataclass(frozen=True)
 class Target:
-    """`limit` in the row's own unit; `ratio` over SGLang's Rust core, `lead` over the fastest peer;
-    `growth` over our own row `of`. None: not asked."""
+    """One target. `limit`: in the row's own unit. `ratio`: over SGLang's Rust core. `lead`: over
+    the fastest peer. `growth`: over our own row `of`. None: not required."""
 
     row: str
     limit: float | None = None
@@ -25,7 +25,8 @@ class Target:
 
 
 def _crowds() -> list[Target]:
-    """Ten thousand times as many cost a few times as much: deeper paths, colder memory."""
+    """Return the targets of crowds. Ten thousand times as many cost a few times as much, because
+    paths are deeper and memory is colder."""
     works = [
         f"{hanging} on one node{policy}{work}"
         for hanging in ("tails", "children")

@@ -1,4 +1,4 @@
-"""Thread CPU time of single calls, and percentiles of many. Has no part in caches."""
+"""Thread CPU time of single calls, and percentiles of many. Independent of caches."""
 
 import ctypes
 import gc

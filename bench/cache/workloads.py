@@ -31,7 +31,8 @@ def prompt(seed: int, tokens: int) -> Tokens:
 
 @dataclass(frozen=True)
 class Turn:
-    """`prompt` tokens of `log` are asked, `end` are known when the answer is there."""
+    """One turn. The first `prompt` tokens of `log` are the request; `end` tokens are known with the
+    answer."""
 
     session: int
     log: Tokens

@@ -124,7 +124,8 @@ implementation."""
 def beside_twin(
     name: str, turn: Callable[[], Turn], twin: Callable[..., object], moved: float
 ) -> Case:
-    """moved: bytes of a turn, read and written."""
+    """Return a case compared with its reference implementation. moved: bytes of a turn, read and
+    written."""
     turns = [turn() for _ in range(turns_to_overflow(moved, most=_MOST_TURNS))]
     # As a whole or not at all: a twin in pieces would be an easy one to beat.
     fast = torch.compile(twin, dynamic=False, fullgraph=True)

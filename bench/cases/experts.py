@@ -131,7 +131,7 @@ def block_case(
 
 
 def _weights(stage: Stage, config: ModelConfig) -> MoeWeights:
-    """Row-major, as the engine holds them on a GPU."""
+    """Return weights in row-major order, like the engine's on a GPU."""
     shape, hidden = _shape(config), config.hidden
     source = RandomSource(1, stage.device)
 

@@ -19,7 +19,7 @@ _TOKENS = 4
 _HELD = 3
 """Tokens folded in a row, about the number accepted at .80/.75/.72."""
 _MOST = 1.15
-"""Times as long as those of a plain step the states of a step with drafts may take."""
+"""Largest accepted ratio of the state time of a step with drafts to a plain step's."""
 
 
 def cases(stage: Stage) -> Iterator[Case]:

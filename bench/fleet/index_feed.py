@@ -31,7 +31,7 @@ class IndexFeed:
         self.index = FleetIndex()
         self.seconds = seconds
         self.snapshots = 0
-        """Asked for after a gap."""
+        """Number of snapshots requested after a gap."""
         self._trees = trees
         self._lost = lost
         self._random = Random(seed)

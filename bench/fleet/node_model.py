@@ -18,7 +18,7 @@ from tasuki.routing.node_load import PrefillSeconds
 
 @dataclass(frozen=True)
 class MeasuredPrefill:
-    """To the first token, of the tokens first..last, those before them being cached."""
+    """The seconds to the first token, computing the tokens first..last after cached ones."""
 
     first: int
     last: int

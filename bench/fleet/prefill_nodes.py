@@ -38,7 +38,7 @@ class LoadReports:
     """
 
     def __init__(self, period: float, delay: float) -> None:
-        """period: seconds between two reports; delay: until one has come."""
+        """Set up the reports. period: seconds between two reports. delay: until one arrives."""
         self._period = period
         self._delay = delay
         self._changes: deque[Report] = deque([(0.0, 0.0, 0.0)])  # from when, free at, stored

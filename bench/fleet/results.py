@@ -105,8 +105,8 @@ _FIELDS = tuple(field.name for field in fields(FleetSettings))
 
 
 def keep(path: Path, result: dict[str, Any], host: Host) -> None:
-    """path: .json for this row alone, .jsonl for a row a line; the table has its name and .md.
-    host: described before the run, for the tree may get another commit meanwhile."""
+    """Store a row. path: .json for this row alone, .jsonl for a row a line; the table has its name
+    and .md. host: described before the run, because the tree's commit may change meanwhile."""
     row = {"bench": "fleet"} | result | {"host": asdict(host)}
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":

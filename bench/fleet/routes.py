@@ -64,7 +64,7 @@ class ByRule:
         self._seconds = seconds
 
     def served(self, turn: Turn, node: int, usable: int) -> None:
-        """Nothing is learnt of it."""
+        """Do nothing, because this route does not learn."""
 
     def _at(self, node: int, turn: Turn) -> Choice:
         usable = self._members.servers[node].usable(turn)
@@ -73,7 +73,7 @@ class ByRule:
 
 
 class StickyRoute(ByRule):
-    """By rendezvous of the session."""
+    """A route by rendezvous hashing of the session."""
 
     def __init__(self, members: Members, workload: Workload, seconds: PrefillSeconds) -> None:
         super().__init__(members, workload, seconds)

@@ -131,7 +131,7 @@ _STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def half_interval(values: Sequence[float]) -> float:
-    """Half of the 95% interval of the mean. REQUIRES: two values or more."""
+    """Return half of the 95% interval of the mean. REQUIRES: two values or more."""
     student = _STUDENT[min(len(values) - 1, len(_STUDENT)) - 1]
     half: float = student * stdev(values) / len(values) ** 0.5
     return half

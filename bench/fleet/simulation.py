@@ -21,7 +21,7 @@ from .workload import Turn, Workload
 RETRY_SECONDS = 1.0
 """Delay until a broken link or a refused room is noticed."""
 LEASE_SECONDS = 5.0
-"""After its death a node is still a member for so long."""
+"""Time a node remains a member after its death."""
 
 
 @dataclass

@@ -20,12 +20,12 @@ from tasuki.bench.replay.trace import Trace, TraceRequest
 
 ARRIVALS = ("recorded", "closed", "open")
 JITTER_SECONDS = 60.0
-"""By up to so much a conversation of a stream is later than another seed's."""
+"""Largest delay of a stream's conversation against another seed's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request of a stream; `index` is its place in the trace. seconds: when it would come, by the
+    """A request of a stream. `index`: its place in the trace. seconds: its planned time, by the
     fleet's clock."""
 
     stream: int
@@ -70,7 +70,8 @@ class Workload:
         return self.trace.requests[turn.index]
 
     def tokens(self, turn: Turn) -> NDArray[np.int32]:
-        """Prompt and answer, one-dimensional. Read-only: turns of a conversation share memory."""
+        """Return prompt and answer, one-dimensional. Read-only, because turns of a conversation
+        share memory."""
         longest = self._prompts.longest(turn.index)
         text = self._texts.get(longest)
         if text is None:

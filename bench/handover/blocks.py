@@ -1,4 +1,5 @@
-"""Windows of scattered blocks alone, from one process to another, beside one contiguous copy."""
+"""Layer chunks of scattered blocks alone, from one process to another, beside one contiguous
+copy."""
 
 import time
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ _SEED = 7
 
 
 def block_rows(kind: str, device: torch.device, other: torch.device) -> Iterator[Row]:
-    """kind: the transport. Rows of the time of one window of BLOCKS blocks, sustained."""
+    """Yield rows of the time of one layer chunk of BLOCKS blocks, sustained. kind: the
+    transport."""
     rate = _copy_rate(device, other)
     # Any layout: blocks are what is moved here, not pages.
     slabs = _ARENA_BYTES // LAYOUT.slab_bytes

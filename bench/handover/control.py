@@ -1,6 +1,6 @@
-"""How often a request crosses the control connection: counted at a real server of the service.
+"""The number of round trips of a request on the control connection, counted at a real server.
 
-The nodes' two halves talk over gRPC as always; only the engines behind them are scripts.
+The nodes' two halves talk over gRPC as always; only the engines are replaced by scripts.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ _HIT = m.HitBreakdown(64, 0, 0, {"new": 64}, None)
 
 
 class MessageCount(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Counts receivers' messages, by call; answers to them start no round trip."""
+    """A count of receivers' messages, by call. Answers to them start no round trip."""
 
     def __init__(self) -> None:
         self.by_call: Counter[str] = Counter()

@@ -138,7 +138,8 @@ def put_protocols(log: str) -> str:
 
 
 class _TimedTransport(NixlTransport):
-    """measured: gets the host seconds of every post and of its preparation."""
+    """A transport measuring itself. measured: gets the host seconds of every post and of its
+    preparation."""
 
     def __init__(self, measured: Measured) -> None:
         super().__init__("bench-sender")
@@ -256,7 +257,8 @@ def _raw_put(transport: NixlTransport, endpoint: Endpoint, peer: ReceivingPeer, 
 
 
 def _ids(generator: np.random.Generator) -> tuple[tuple[int, ...], int]:
-    """(page ids, slot): slabs in random order, the pages of one in theirs, as a cache leases."""
+    """Return page ids and a slot: slabs in random order, the pages of a slab in order, like a
+    cache's lease."""
     order = generator.permutation(SLABS).tolist()
     return tuple(page_ids(LAYOUT, order[1:])[:PAGES]), order[0]
 

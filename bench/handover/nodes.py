@@ -41,7 +41,8 @@ _FRONT = ServerConfig(bind="127.0.0.1:0")
 
 @dataclass(frozen=True)
 class FirstToken:
-    """seconds: from the request's start to its first token, as a front sees it."""
+    """One answer's start. seconds: from the request's start to its first token, as seen by an API
+    server."""
 
     seconds: float
     usage: m.Usage
@@ -125,7 +126,7 @@ class NodePair:
 async def node_pair(
     model: ModelConfig, prefill: EngineConfig, decode: EngineConfig, kind: str
 ) -> AsyncIterator[NodePair]:
-    """Started and connected; stopped at the end."""
+    """Run a connected pair until the block ends."""
     with spawned("the prefill node", run_prefill_node, model, prefill, kind) as process:
         parts, plane = _built(model, decode, kind, Role.DECODE)
         address = await asyncio.to_thread(process.received, _START_SECONDS)

@@ -100,7 +100,7 @@ class HandedOver:
 
 class PrefillRig:
     """One prefill engine over random weights. REQUIRES: peer has an arena of `slabs` slabs of the
-    same layout. Single-threaded but for the sender's thread."""
+    same layout. Single-threaded except for the sender's thread."""
 
     def __init__(
         self, model: ModelConfig, config: EngineConfig, kind: str, peer: ReceivingPeer, slabs: int
@@ -136,7 +136,8 @@ class PrefillRig:
         return drawn
 
     def hand_over(self, prompt: list[int], held_pages: int = 0) -> HandedOver:
-        """Prefill the prompt; the receiver holds its first `held_pages` pages already."""
+        """Prefill and transfer the prompt. The receiver already holds its first `held_pages`
+        pages."""
         room, generation = m.RoomId(next(self._rooms)), 1
         destination = self._destination(len(prompt), held_pages)
         self._peer.ask(Receiving.expect, room, generation, destination)

@@ -12,7 +12,7 @@ _END_SECONDS = 120.0
 
 
 class Spawned(NamedTuple):
-    """name: in errors."""
+    """A started process. name: used in errors."""
 
     name: str
     channel: Connection

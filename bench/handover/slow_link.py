@@ -41,7 +41,7 @@ _LEASE_SECONDS = 3600.0
 
 
 class Hop:
-    """Between two arenas of one layout. Life: close() at the end."""
+    """A sender and a receiver between two arenas of one layout. Call close() at the end."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""From answers and samples of nodes to the figures of a report. Pure."""
+"""The figures of a report, computed from answers and samples of nodes. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

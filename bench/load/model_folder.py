@@ -15,7 +15,7 @@ from .words import write_tokenizer
 
 
 def write_model_folder(folder: Path, shape: dict[str, Any]) -> None:
-    """shape: the content of config.json."""
+    """Write the folder. shape: the content of config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(shape))
     write_tokenizer(folder, shape["vocab_size"])

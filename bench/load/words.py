@@ -10,11 +10,11 @@ from typing import Any
 
 _LENGTH = 4
 _SPACE = "\u0120"
-"""How byte-level vocabularies write a space."""
+"""The form of a space in byte-level vocabularies."""
 
 
 def word(token: int) -> str:
-    """Four letters. REQUIRES: 0 <= token < 26**4."""
+    """Return the four letters of a token. REQUIRES: 0 <= token < 26**4."""
     letters = ""
     for _ in range(_LENGTH):
         token, letter = divmod(token, len(ascii_lowercase))
@@ -34,7 +34,7 @@ class Words:
 
 
 def write_tokenizer(folder: Path, vocabulary: int) -> None:
-    """folder/tokenizer.json, in Hugging Face layout, as byte-level as a published one."""
+    """Write folder/tokenizer.json in Hugging Face layout, byte-level like a published one."""
     level = {
         "type": "ByteLevel",
         "add_prefix_space": False,

@@ -198,7 +198,7 @@ class Turns:
 
     @property
     def ratio(self) -> float:
-        """Median over turns of the one's median by the other's."""
+        """Return the median, over turns, of kept's median over off's."""
         turns = zip(self.kept, self.off, strict=True)
         return median(median(kept) / median(off) for kept, off in turns)
 

@@ -58,10 +58,10 @@ def work_of(step: Callable[[], object], steps: int) -> list[Work]:
 
 
 def idle_between_steps(step: Callable[[], object], steps: int) -> float:
-    """Median idle seconds from one step's last kernel to the next one's first.
+    """Return the median idle seconds from one step's last kernel to the next one's first.
 
     A step's kernels follow each other far more closely than steps do, so the longest gaps are those
-    between steps. Raises BenchError as work_of().
+    between steps. Raises the errors of work_of().
     """
     return median(sorted(gaps(work_of(step, steps)), reverse=True)[: steps - 1])
 

@@ -33,7 +33,7 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """Floor over measured: 1 is as fast as the hardware allows."""
+        """Return floor over measured time: 1 is as fast as the hardware allows."""
         return None if self.floor is None else self.floor / self.seconds
 
     def asked(self, *bounds: tuple[str, bool]) -> "Row":

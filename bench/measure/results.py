@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 Document = Mapping[str, Any]
-"""A run as JSON has it. "run": its name among those of its topic."""
+"""A run in JSON. "run": its name among those of its topic."""
 
 OUT = "keep the run: NAME.json, or a line of TOPIC.jsonl or TOPIC.jsonl#RUN; a page beside it"
 _MARK = "<!-- runs -->"
@@ -33,7 +33,7 @@ Describe = Callable[[Document], Section]
 
 @dataclass(frozen=True)
 class RunFile:
-    """run: its name in a file of a topic; empty in a file of its own."""
+    """The file of a run. run: its name in a file of a topic; empty in a file of its own."""
 
     path: Path
     run: str = ""

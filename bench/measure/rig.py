@@ -68,7 +68,7 @@ class Answer:
 
     @property
     def token_seconds(self) -> float:
-        """Mean time between tokens after the first. REQUIRES: there are two."""
+        """Return the mean time between tokens after the first. REQUIRES: there are two."""
         return (self.times[-1] - self.times[0]) / (len(self.times) - 1)
 
 
@@ -86,7 +86,7 @@ class Rig:
         self._generator = np.random.default_rng(SEED)
 
     def prompt(self, tokens: int) -> list[int]:
-        """Random ids, another list each time."""
+        """Return random ids, another list each time."""
         drawn: list[int] = self._generator.integers(0, self.model.vocab, tokens).tolist()
         return drawn
 

@@ -73,7 +73,8 @@ def _on_gpu(logits: Tensor, sampling: SamplingParams, positions: Ints) -> Ints:
 
 
 _GOLDEN = (5**0.5 - 1) / 2
-"""Its multiples fill [0, 1) evenly however many there are: few steps hold as often as many."""
+"""The golden ratio. Its multiples modulo 1 fill [0, 1) evenly at any number, so few steps accept
+drafts as often as many."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Script:
 
 
 class _Draws:
-    """Numbers in [0, 1), of all answers together."""
+    """A sequence of numbers in [0, 1), common to all answers."""
 
     def __init__(self) -> None:
         self._count = 0

@@ -1,6 +1,6 @@
-"""Times work on a device: CUDA events and graph replays on a GPU, a monotonic clock on a CPU.
+"""Timers of work on a device: CUDA events and graph replays on a GPU, a monotonic clock on a CPU.
 
-Every figure is the median of repeats after warm-ups, since both clocks have outliers.
+Every figure is the median of repeats after warm-ups, because both clocks have outliers.
 """
 
 import math

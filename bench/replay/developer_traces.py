@@ -49,7 +49,7 @@ CELLS = (
 )
 _POLICIES = ("marconi", "lru", "value", "auto")
 DRAFTING_POLICY = "auto"
-"""Replayed with a draft layer too."""
+"""Policy replayed with a draft layer too."""
 MODEL = "35b-a3b"
 _PLACE = "trace, budget"
 

@@ -62,7 +62,7 @@ def what_if(
 
 
 def what_if_text(found: Sequence[dict[str, float]]) -> str:
-    """Appended to the replay's own table."""
+    """Return text to append to the replay's own table."""
     return "".join(
         f"  +{each['more_host_gib']:g} GiB host would recover {each['flops_points']:.1f} points of "
         f"prefill FLOPs, {each['token_points']:.1f} of prompt tokens\n"

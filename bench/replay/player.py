@@ -60,7 +60,7 @@ class Tally:
 
 
 class Player:
-    """Borrows the tree. Thread rule: one thread."""
+    """A player of one trace. Borrows the tree. Thread rule: one thread."""
 
     def __init__(
         self,

@@ -73,7 +73,7 @@ class Prompts:
         return self._longest[index]
 
     def tokens(self, index: int) -> NDArray[np.int32]:
-        """Prompt and answer of a request: [prompt_tokens + answer_tokens] int32."""
+        """Return the prompt and answer of a request: [prompt_tokens + answer_tokens] int32."""
         turn = self._turns[index]
         starts = (turn.blocks * self._block).astype(np.int32)
         known = (starts[:, None] + self._inside).reshape(-1)[: turn.block_tokens_used]

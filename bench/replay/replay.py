@@ -97,7 +97,7 @@ def tier_outcome(
 
 
 def tier_text(result: dict[str, Any]) -> str:
-    """Appended to the replay's own table."""
+    """Return text to append to the replay's own table."""
     lines = ["  GiB            size      used   written    loaded   written GB/s"]
     for tier, size in result["tiers"].items():
         if tier == "arena":

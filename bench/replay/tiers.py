@@ -20,7 +20,7 @@ FLOPS_A_SECOND = 300e12
 
 @dataclass(frozen=True)
 class Link:
-    """Between a tier and the arena; seconds and bytes a second, either way."""
+    """A link between a tier and the arena: seconds and bytes a second, in either direction."""
 
     tier: str
     fixed_seconds: float

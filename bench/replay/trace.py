@@ -39,7 +39,8 @@ class TraceRequest:
 
 @dataclass(frozen=True)
 class Trace:
-    """Requests in order of arrival; block_tokens is the length of every block but a last one."""
+    """Requests in order of arrival. block_tokens: the length of every block except a partial last
+    one."""
 
     name: str
     block_tokens: int

@@ -46,7 +46,7 @@ class Choice(Enum):
     AUTO = "auto"
     REQUIRED = "required"
     NAMED = "named"
-    """The first of the tools."""
+    """Call the first of the tools."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Question:
 
 
 class End(Enum):
-    """Why an answer ended."""
+    """The reason for an answer's end."""
 
     DONE = "by itself"
     CALLS = "with calls to run"
@@ -141,7 +141,7 @@ class Answer:
 
     @property
     def trimmed(self) -> "Answer":
-        """Without white space around its texts."""
+        """Return the answer without white space around its texts."""
         return replace(self, text=self.text.strip(), thought=self.thought.strip())
 
 

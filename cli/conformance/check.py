@@ -67,7 +67,7 @@ Run = Callable[[Caller], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Check:
-    """name: the rule, as the table shows it."""
+    """One check. name: the rule, in the table's words."""
 
     name: str
     run: Run

@@ -1,8 +1,8 @@
-"""A server at a URL, asked by plain HTTP: whole replies, and their server-sent events.
+"""A server at a URL, called by plain HTTP: whole replies, and their server-sent events.
 
-One event loop's. Each request has a connection of its own, since some servers close theirs behind
-a refusal. A reply has at most MOST_BYTES and comes within the
-deadline. Refusals are replies like any other.
+Used by one event loop. Each request has its own connection, because some servers close theirs after
+a refusal. A reply has at most MOST_BYTES and arrives within the deadline. Refusals are replies like
+any other.
 """
 
 import json

@@ -231,7 +231,7 @@ def _messages(question: Question) -> list[dict[str, Any]]:
 
 
 def _thought(part: Mapping[str, Any]) -> str:
-    """Under either of its names."""
+    """Return the thought, under either of its field names."""
     found = part.get("reasoning_content") or part.get("reasoning") or ""
     if not isinstance(found, str):
         raise Departure("reasoning", "a text", found)

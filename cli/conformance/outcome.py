@@ -33,8 +33,8 @@ class Row:
 
 
 class Departure(Exception):
-    """The server departed from its API. The message has the rule, and the expected and the received
-    value."""
+    """The server departed from its API. The message names the rule, and the expected and the
+    received value."""
 
     def __init__(self, what: str, expected: Any, got: Any) -> None:
         super().__init__(f"{what}: expected {shown(expected)}, got {shown(got)}")

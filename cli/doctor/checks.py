@@ -120,7 +120,8 @@ def gpu() -> Finding:
 
 
 def compiler() -> Finding:
-    """Triton compiles a launcher of each kernel in C, on a GPU's node alone."""
+    """Check the C compiler. Triton compiles a launcher of each kernel in C, only on a node with a
+    GPU."""
     if not torch.cuda.is_available():
         return ok("compiler", "not needed: only a GPU's kernels are compiled at run time")
     asked = os.environ.get("CC")

@@ -22,8 +22,8 @@ from tasuki.utils.tls import ServerTls
 
 @dataclass(frozen=True)
 class PollLimits:
-    """every_seconds: from one answer to the next question. answer_seconds: for an answer, whole.
-    at_a_time: questions in flight."""
+    """every_seconds: from one answer to the next poll. answer_seconds: timeout of a whole answer.
+    at_a_time: polls in flight."""
 
     every_seconds: float = 5.0
     answer_seconds: float = 3.0

@@ -33,7 +33,7 @@ _REFUSALS = {
 
 
 class NodeRefused(Exception):
-    """A node's answer is of no use; the message is why, in words of ours."""
+    """A node's answer is unusable; the message is the reason, in our own words."""
 
 
 class Polled(Protocol):
@@ -47,7 +47,7 @@ class Polled(Protocol):
 
 
 class NodePoll:
-    """`async with` it. REQUIRES: a running event loop."""
+    """A poller; use it with `async with`. REQUIRES: a running event loop."""
 
     def __init__(
         self,

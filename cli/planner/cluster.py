@@ -80,7 +80,7 @@ class NodeHandle(Protocol):
         role. drain() finishes requests in flight."""
 
     def end(self) -> None:
-        """It has drained, or cannot: let go of it."""
+        """Release the node after its drain, or if it cannot drain."""
 
 
 @dataclass
@@ -129,8 +129,8 @@ class PlacedNodes:
         placed.handle.ask("follow", self._members())
 
     def drain_all(self, seconds: float) -> None:
-        """Decode nodes first: they still need the others. Blocks until all have ended, for so long
-        each role."""
+        """Drain all nodes, decode nodes first, because they still need the others. Blocks until all
+        have ended, at most `seconds` for each role."""
         for role in (NodeRole.DECODE, NodeRole.PREFILL):
             deadline = time.monotonic() + seconds
             for name, placed in self._placed.items():
@@ -140,7 +140,7 @@ class PlacedNodes:
                 time.sleep(_POLL_SECONDS)
 
     def end(self) -> None:
-        """Let go of all, as they are."""
+        """Release all nodes in their current state."""
         for placed in self._placed.values():
             placed.handle.end()
         self._placed.clear()

@@ -119,7 +119,8 @@ class PlannerConfig:
         return NodeAccess(self._key, self.plan_ca, self.drain_seconds)
 
     def credentials(self, insecure: bool) -> Credentials:
-        """insecure: the key may leave this host in plain text. Raises PlannerConfigError."""
+        """Return the credentials for nodes. insecure: the key may leave this host in plain text.
+        Raises PlannerConfigError."""
         try:
             tls = ssl.create_default_context(cafile=self.plan_ca) if self.plan_ca else None
         except OSError as error:

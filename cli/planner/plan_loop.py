@@ -127,7 +127,7 @@ class NodesUnseen(Exception):
 
 class FleetObserver:
     def __init__(self, warm: float) -> None:
-        """warm: seconds."""
+        """Set up the observer. warm: seconds."""
         self._warm = warm
         self._latest: dict[str, tuple[float, Samples]] = {}
         self._before: dict[str, tuple[float, Samples]] = {}
@@ -160,7 +160,8 @@ class FleetObserver:
         return sorted(nodes, key=load)
 
     def observe(self, nodes: Sequence[ClusterNode], now: float) -> Observation:
-        """now: monotonic seconds, later than at the last one. Raises NodesUnseen."""
+        """Observe the nodes. now: monotonic seconds, later than at the previous call. Raises
+        NodesUnseen."""
         counts = {role: _count(nodes, role) for role in NodeRole}
         ready = [node for node in nodes if node.phase is NodePhase.READY]
         standing = {(node.name, node.role) for node in ready}

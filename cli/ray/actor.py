@@ -23,7 +23,7 @@ _SHOWN = "CUDA_VISIBLE_DEVICES"
 
 
 class RayNode:
-    """Made an actor by fleet.py. role: prefill or decode."""
+    """One node; fleet.py makes it an actor. role: prefill or decode."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class RayNode:
         return Standing(self._role, address, self._daemon.http_address or "")
 
     def follow(self, members: Sequence[str]) -> None:
-        """(decode) The prefill nodes from now on, HOST:PORT."""
+        """Set the prefill nodes of a decode node from now on, HOST:PORT each."""
         fresh = self._members.with_suffix(".new")
         fresh.write_text("".join(f"{member}\n" for member in members), encoding="utf-8")
         fresh.replace(self._members)

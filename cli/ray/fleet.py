@@ -41,7 +41,7 @@ _FIRST_SECONDS = 180.0
 
 
 class RayFleet:
-    """`with` it; then look() again and again. REQUIRES: ray.init was called."""
+    """A fleet for a `with` block; call look() repeatedly. REQUIRES: ray.init was called."""
 
     def __init__(self, config: RayConfig, flags: Sequence[str]) -> None:
         """Place the nodes. flags: common to all daemons. Blocks until the cluster has resources for
@@ -93,7 +93,7 @@ class RayFleet:
         return self.addresses
 
     def drain(self, timeout: float = 60.0) -> None:
-        """Decode nodes first: they still need the others."""
+        """Drain decode nodes first, because they still need the others."""
         for role in ("decode-", "prefill-"):
             calls = [
                 node.drain.remote(timeout)

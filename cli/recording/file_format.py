@@ -34,7 +34,7 @@ class RecordingWriter:
         self._about = about
         self._lines: IO[str]
         self.count = 0
-        """Events added."""
+        """Number of events added."""
 
     def __enter__(self) -> "RecordingWriter":
         self._lines = gzip.open(self._path, "wt", encoding="utf-8")

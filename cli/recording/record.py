@@ -47,7 +47,8 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclass
 class Recorder:
-    """run() once. count: events kept. gaps: seconds of each time without a connection."""
+    """A recorder; call run() once. count: events kept. gaps: seconds of each time without a
+    connection."""
 
     config: RecordConfig
     writer: RecordingWriter

@@ -1,6 +1,6 @@
 """`tasuki replay FILE`: the page of a recording, without the node.
 
-Fills a history with the recording's events and serves it as a node does; there is no tree to ask.
+Fills a history with the recording's events and serves it like a node does. There is no tree.
 """
 
 import asyncio

@@ -110,7 +110,7 @@ class World(Pair):
         self.meet()
 
     def _ask_again(self, tally: Tally) -> None:
-        """Cached and not, the answers are those of before."""
+        """Ask again, cached and not, and compare with the earlier answers."""
         self._asked_again += 1
         for salt in (b"right", f"anew {self._asked_again}".encode()):
             for question in self.right:

@@ -38,7 +38,7 @@ class Fault(Enum):
 
 
 class UnknownFault(ValueError):
-    """No fault of this workload has such a name; the message lists those it has."""
+    """This workload has no fault of that name; the message lists its faults."""
 
 
 def fault_option() -> Any:
@@ -58,7 +58,7 @@ def chosen(names: str, known: Sequence[Fault]) -> tuple[Fault, ...]:
 
 @dataclass(frozen=True)
 class Disturbance:
-    """after, lasts: seconds before it, and until it is undone."""
+    """One fault. after, lasts: seconds before it, and until it is undone."""
 
     fault: Fault
     after: float
@@ -71,7 +71,7 @@ def disturbances(
     after: tuple[float, float],
     lasts: Sequence[float],
 ) -> Iterator[Disturbance]:
-    """Without end. shares: how often each fault comes."""
+    """Yield endless disturbances. shares: frequency of each fault."""
     while True:
         (fault,) = rng.choices(list(shares), list(shares.values()))
         yield Disturbance(fault, rng.uniform(*after), rng.choice(lasts))

@@ -31,7 +31,7 @@ _TURNS = 4
 _PREAMBLE_TOKENS = 192
 _SAMPLE_SECONDS = 0.5
 _JUDGED_SAMPLES = 120
-"""A shorter life's memory is its warm-up."""
+"""Samples needed to judge a life's memory; a shorter life is all warm-up."""
 _TELL_SECONDS = 15.0
 _FAULT_SECONDS = 1.0
 
@@ -112,7 +112,7 @@ class Users:
 
 
 def nodes(settings: LoadSettings) -> World:
-    """More ask at once than are served in a minute. Raises UnknownFault."""
+    """Start a pair for more concurrent requests than it serves in a minute. Raises UnknownFault."""
     small = tuple(flags(arena_mib=settings.arena_mib))
     return World(small, (*small, "--drain-timeout", "60", "--http-bind", "127.0.0.1:0"))
 

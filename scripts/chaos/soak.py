@@ -39,7 +39,7 @@ SHARES = {
     Fault.THROTTLE: 1,
     Fault.STORM: 2,
 }
-"""How often each fault comes."""
+"""Frequency of each fault."""
 _LASTS = (0.1, 0.5, 1.5, 4.0)
 _REST_SECONDS = 10.0
 _TURN_SECONDS = 120.0
@@ -64,7 +64,7 @@ class SoakSettings:
 
 @dataclass(frozen=True)
 class Turn:
-    """leave_after: seconds until its client leaves; None: it stays to the end."""
+    """One turn. leave_after: seconds until its client leaves; None: it stays to the end."""
 
     tokens: tuple[int, ...]
     answer_tokens: int

@@ -1,4 +1,5 @@
-"""A stream of new requests while links are cut, half-open and silent: each is answered, and right.
+"""A stream of new requests while links are cut, half-open and silent: each must get the right
+answer.
 
 Thread rule: the event loop asks, one thread disturbs. Invariants: equal seeds give equal plans;
 every request is counted once, as answered or as a trouble.
@@ -73,7 +74,8 @@ def asks(seed: int | None, count: int) -> Iterator[Ask]:
 def disturbances(settings: StreamSettings) -> Iterator[tuple[int, Disturbance]]:
     """Yield, without end, a count of prompts and the disturbance after them.
 
-    Prompts are counted, not seconds: a slow host breaks and hands over as much as a fast one.
+    Prompts are counted instead of seconds, so a slow host breaks and transfers as much as a fast
+    one.
     """
     rng = random.Random(f"{settings.seed}/disturbances")
     shares = dict.fromkeys(faults.chosen(settings.fault, FAULTS), 1)

@@ -40,7 +40,7 @@ LAYOUT = CacheLayout(
 )
 Tokens = NDArray[np.int32]
 _ABORTED, _LATE = 150, 400
-"""One load of so many."""
+"""Intervals: one load of so many is aborted, or late."""
 _MOST_AT_ONCE = 4
 _MOST_UNWRITTEN = 16
 """Most waiting writes. If turns outran the copy thread, they would find nothing below."""
@@ -77,7 +77,7 @@ class Turns:
     def __init__(
         self, seed: int, slabs: int = 40, host_slabs: int = 300, disk: FaultyDisk | None = None
     ) -> None:
-        """disk: below host memory."""
+        """Set up the tiers. disk: below host memory."""
         self.arena = Arena(LAYOUT, slabs)
         self.host = Arena(LAYOUT, host_slabs, key=ArenaKey(Place.HOST))
         prices = TierPrices(1.0, 0.1, 0.1, 1e-6)

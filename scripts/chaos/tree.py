@@ -31,7 +31,7 @@ def run(asked: TreeSettings, say: Callable[[str], None]) -> Tally:
     tally = Tally()
 
     class Counted(TreeMachine):
-        """Counts; adds no rule."""
+        """A counting machine; it adds no rule."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,6 +1,6 @@
-"""The daemons of a sweep: victims die at their armed point, the others must go on.
+"""The daemons of a sweep: victims die at their armed point, the others must continue.
 
-Owns processes. Victims are forked, for each point needs a new life. Thread rule: one thread.
+Owns processes. Victims are forked, because each point needs a new life. Thread rule: one thread.
 """
 
 import os

@@ -47,7 +47,7 @@ class World(Pair):
         self._storm_clients = storm_clients
         self._storms = 0
         self.decode_deaths = 0
-        """How often the decode node was about to end so far."""
+        """Number of times so far the decode node was about to end."""
         self._decode_stands = threading.Event()
         self._decode_stands.set()
         self._oracles = [Node("serve", *oracle).wait_ready()] if oracle else []
@@ -65,7 +65,7 @@ class World(Pair):
         return self._oracles[0]
 
     def disturb(self, fault: Fault, seconds: float = 0.0) -> None:
-        """Inject it, and undo it after so long; a stop takes as long as its drain does."""
+        """Inject a fault, and undo it after `seconds`. A stop takes as long as its drain."""
         undo = self._inject(fault)
         try:
             time.sleep(0.0 if fault in (Fault.STOP_PREFILL, Fault.STOP_DECODE) else seconds)

@@ -49,8 +49,8 @@ CLIENTS = (*_DRIVERS, *_PROGRAMS, "ai-sdk")
 
 @dataclass(frozen=True)
 class AgentRun:
-    """template: a published chat template's name. folder: the clients' to write in. records: the
-    document's table gets the rows."""
+    """One table. template: a published chat template's name. folder: where clients write. records:
+    write the rows into the document's table."""
 
     arrangement: str
     template: str

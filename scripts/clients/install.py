@@ -24,7 +24,7 @@ CUDA."""
 
 
 class MissingPython(RuntimeError):
-    """A client wants a newer Python than any on the path: it names both."""
+    """A client needs a newer Python than any on the path; the message names both."""
 
 
 PACKAGES = {
@@ -79,7 +79,7 @@ NODE_PACKAGES = {
         "zod@4.6.7",
     ),
 }
-"""By npm, each into a `node_modules` of its own."""
+"""Clients installed by npm, each into its own `node_modules`."""
 
 
 OLDEST_PYTHON = {"inference-perf": (3, 12)}

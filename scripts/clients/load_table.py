@@ -38,8 +38,8 @@ class ClientCounts:
 
 @dataclass(frozen=True)
 class Run:
-    """A client as its authors ship it. command: run in `folder`; read: its result, from its output
-    and its folder."""
+    """A client, unmodified. command: run in `folder`. read: extracts its result from its output and
+    its folder."""
 
     command: tuple[str, ...]
     read: Callable[[str, Path], ClientCounts]

@@ -24,12 +24,12 @@ class Daemons:
         raise NotImplementedError
 
     def assert_at_rest(self, seconds: float = HANG_SECONDS) -> None:
-        """Nothing is held on any node."""
+        """Check that nothing is held on any node."""
         for node in self.nodes:
             node.assert_at_rest(seconds)
 
     def close(self) -> list[int]:
-        """Exit statuses."""
+        """Stop all nodes and return their exit statuses."""
         return [node.stop() for node in self.nodes]
 
     def __enter__(self) -> Self:
@@ -46,7 +46,7 @@ class Pair(Daemons):
     def __init__(
         self, prefill: Sequence[str], decode: Sequence[str], meet_seconds: float = HANG_SECONDS
     ) -> None:
-        """prefill, decode: their flags. Returns once the two have met."""
+        """Start the pair, and return once the two are connected. prefill, decode: their flags."""
         self._meet_seconds = meet_seconds
         self.prefill = Node("prefill", *prefill, bind=kept_address()).wait_ready()
         target = ("--prefill", self._link(self.prefill.address))
@@ -62,7 +62,7 @@ class Pair(Daemons):
         return address
 
     def meet(self) -> None:
-        """Wait until the two nodes have met."""
+        """Wait until the two nodes are connected."""
         story = "decode and prefill do not find each other"
         until(lambda: has_met(self.decode), story, self._meet_seconds)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pybind11
 
 CPP_TESTS = "cpp_cache_tests"
-"""The doctest program."""
+"""Name of the doctest program."""
 _MADE = {"__pycache__", ".hypothesis"}
 """Folders of caches made by Python and tests."""
 

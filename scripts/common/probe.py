@@ -71,9 +71,9 @@ class Probe:
         self.worst_busy = 0.0
         """Longest processor time of the loop while one probe waited, seconds."""
         self.waits: list[float] = []
-        """How long each probe waited, seconds of the clock."""
+        """Waiting time of each probe, seconds of the clock."""
         self.most_memory = 0
-        """Resident bytes."""
+        """Largest resident bytes."""
 
     def start(self) -> None:
         self._thread.start()

@@ -13,7 +13,7 @@ _MIB = 2**20
 
 
 class MemoryTrail:
-    """Samples of one process's resident bytes in even steps, and whether they stay flat."""
+    """Samples of one process's resident bytes at even intervals, and a test of their growth."""
 
     def __init__(self) -> None:
         self._samples: list[int] = []
@@ -55,9 +55,9 @@ class Tally:
         self.lost: Counter[str] = Counter()
         """Lost transfers by cause, from the decode node's counters after the run."""
         self.memory: dict[str, MemoryTrail] = {}
-        """By a process's name."""
+        """Memory trails by a process's name."""
         self.troubles: list[str] = []
-        """A line each."""
+        """Troubles, one line each."""
 
     def count(self, what: str, times: int = 1) -> None:
         with self._lock:

@@ -72,7 +72,7 @@ class Resources:
 
 
 def compile_spec(spec: KernelSpec, capability: int) -> Resources:
-    """`capability`: 90 for sm_90a, 100 for sm_100a. Raises KernelSpecError."""
+    """Compile a spec. `capability`: 90 for sm_90a, 100 for sm_100a. Raises KernelSpecError."""
     compiled = triton.compile(
         _source(spec),
         target=GPUTarget("cuda", capability, 32),
@@ -132,7 +132,7 @@ def _read(name: str, cubin: bytes, shared_bytes: int) -> Resources:
 
 
 Table = dict[str, dict[str, dict[str, int]]]
-"""Kernel name, then architecture ("sm_90"), then resource name, to its number."""
+"""Numbers by kernel name, then architecture ("sm_90"), then resource name."""
 
 
 def growth(recorded: Table, measured: Table) -> list[str]:

@@ -25,7 +25,7 @@ _MANY_PARAMETERS = 9
 _LEAST_LINES, _MOST_LINES = 80, 400
 
 Sources = Mapping[str, str]
-"""Texts by path."""
+"""Source texts by path."""
 
 
 def sources(commit: str) -> Sources:
@@ -93,7 +93,7 @@ class House:
 
     @property
     def definitions(self) -> Sequence[tuple[str, bool]]:
-        """Public classes and functions, and whether each has a docstring."""
+        """Return the public classes and functions, each with True if it has a docstring."""
         return [
             (node.name, ast.get_docstring(node) is not None)
             for tree in self.trees.values()

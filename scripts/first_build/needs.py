@@ -28,7 +28,7 @@ GIB = 1 << 30
 CPU_BYTES = 4 * GIB
 """Size of an environment with a CPU build of torch, pip's unpacked files, and the compiled part."""
 CUDA_BYTES = 14 * GIB
-"""The same with a CUDA build of torch and its libraries."""
+"""Size of the same with a CUDA build of torch and its libraries."""
 TEMPORARY_BYTES = 1 * GIB
 """Needed size of the folder for temporary files: the largest wheel."""
 COMPILERS = ("c++", "g++", "clang++")

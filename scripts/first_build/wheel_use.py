@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 INSTALL_SECONDS = 1200.0
 READY_SECONDS, ANSWER_SECONDS, STOP_SECONDS = 120.0, 120.0, 60.0
 LEAST_CACHED = 200
-"""Prompt tokens of the second answer."""
+"""Least cached prompt tokens of the second answer."""
 QUESTION = ROOT / "examples" / "letters.json"
 _FIND_MODEL = "from tasuki.model.named_checkpoints import embedded_model; print(embedded_model())"
 

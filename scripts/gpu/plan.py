@@ -59,7 +59,7 @@ class Plan:
         ]
 
     def _steps(self) -> list[Run]:
-        """Whole models on one GPU."""
+        """Return the runs of whole models on one GPU."""
         drafted = "--kernels --points 1x8192,1x50000,16x8192,64x8192"
         both = "--quantization fp8 --kv-dtype fp8"
         large = f"{both} --alone --kernels --arena-mib 8192 --max-batch 4 --points 4x50000"

@@ -22,7 +22,7 @@ NODES = 'instance=~"$node"'
 
 @dataclass(frozen=True)
 class Query:
-    """expr: PromQL. legend: with {{label}} for a label's value."""
+    """One query. expr: PromQL. legend: with {{label}} for a label's value."""
 
     expr: str
     legend: str
@@ -41,8 +41,8 @@ class Panel:
 
 @dataclass(frozen=True)
 class Tile:
-    """A number or two, now, over the curve of the board's time. marks: lower bounds and the colours
-    from there on, the first without a bound."""
+    """One or two current numbers, above their curve over the board's time. marks: lower bounds and
+    the colours above them; the first has no bound."""
 
     title: str
     unit: str

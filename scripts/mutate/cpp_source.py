@@ -34,7 +34,7 @@ def mutants_of(source: bytes, module: str) -> list[Mutant]:
 
 
 def _bodies(text: str, module: str) -> Iterator[tuple[str, int, int]]:
-    """Symbol, start and end of each function's text."""
+    """Yield symbol, start and end of each function's text."""
     start, name, place = -1, "", 0
     for line in text.splitlines(keepends=True):
         fresh = start < 0 and line[0].isalpha() and not line.startswith(("namespace", "using"))
@@ -62,7 +62,7 @@ def _edits(text: str, symbol: str, start: int, end: int) -> Iterator[Edit]:
 
 
 def _of_line(code: str) -> Iterator[tuple[str, int, int, str]]:
-    """Operator, place in the line, and the new text."""
+    """Yield operator, place in the line, and the new text."""
     bare = code.strip()
     if bare.startswith(("throw", "#")):
         return

@@ -45,12 +45,12 @@ class Mutant:
 class Status(Enum):
     CAUGHT = "caught"
     TIMEOUT = "timeout"
-    """The tests did not end: caught too, and slowly."""
+    """The tests did not end: it counts as caught, but is slow."""
     SURVIVED = "survived"
     EQUIVALENT = "equivalent"
-    """It survived, and docs/mutants.md has the reason why no test could notice."""
+    """It survived, and docs/mutants.md explains why no test could notice it."""
     INVALID = "invalid"
-    """It does not compile: no mutant."""
+    """It does not compile, so it is not a mutant."""
 
 
 def numbered(edits: list[Edit]) -> list[Mutant]:

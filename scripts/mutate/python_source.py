@@ -45,7 +45,7 @@ def mutants_of(source: bytes, module: str) -> list[Mutant]:
 
 
 def _functions(node: ast.AST, name: str) -> Iterator[tuple[str, _Function]]:
-    """Outermost functions and methods, with their full names."""
+    """Yield outermost functions and methods, with their full names."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _Function):
             yield f"{name}.{child.name}", child

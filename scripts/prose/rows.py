@@ -16,9 +16,9 @@ from .texts import Kind, Text
 
 MOST_WORDS = 25
 MOST_HELP = 120
-"""Characters of a help text."""
+"""Most characters of a help text."""
 MOST_SUBJECT = 72
-"""Characters of a commit's subject."""
+"""Most characters of a commit's subject."""
 _LISTS: dict[str, list[str]] = {
     name: words.split()
     for name, words in tomllib.loads(Path(__file__).with_name("words.toml").read_text()).items()

@@ -94,7 +94,7 @@ def _joined(path: str, lines: Iterator[tuple[int, str]]) -> Iterator[Text]:
 
 
 def _errors() -> Iterator[Text]:
-    """Literal texts of three words or more in raised errors."""
+    """Yield literal texts of three words or more in raised errors."""
     for path, tree in _modules():
         for node in ast.walk(tree):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):

@@ -37,7 +37,7 @@ _EMBEDDED_ARENA_MIB = 256
 
 @dataclass(frozen=True)
 class Restart:
-    """ended_after, ready_after: seconds from SIGTERM on."""
+    """One restart. ended_after, ready_after: seconds from SIGTERM."""
 
     node: int
     ended_after: float
@@ -73,11 +73,12 @@ class Nodes(Daemons):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """HOST:PORT of HTTP."""
+        """Return HOST:PORT of the nodes' HTTP."""
         return tuple(node.http_address for node in self._nodes)
 
     def restart(self, number: int) -> Restart:
-        """SIGTERM, the grace, the drain, and a new life at the old addresses. Blocks."""
+        """Restart a node: SIGTERM, the grace, the drain, and a new life at the old addresses.
+        Blocks."""
         node = self._nodes[number]
         address = node.http_address
         began = time.monotonic()

@@ -20,15 +20,15 @@ from tasuki.bench.load.words import Words
 
 _LONGEST_SECONDS = 300.0
 _WHOLE_ANSWERS = 8
-"""One in so many is asked for as a whole, the others as streams."""
+"""Interval of whole answers; the other requests are streams."""
 _SESSIONS = 4
-"""One in so many names a conversation."""
+"""Interval of requests naming a conversation."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """requests: at least so many. a_second: requests. tokens: the least and the most of an answer.
-    prompt: the most tokens. known: answers are the free model's, token by token."""
+    """The load. requests: minimal number. a_second: requests a second. tokens: smallest and largest
+    answer. prompt: most tokens. known: answers are the free model's, token by token."""
 
     requests: int
     a_second: float
@@ -154,7 +154,7 @@ async def _trouble(
 
 
 async def _read_stream(reply: aiohttp.ClientResponse) -> tuple[str, int, bool]:
-    """Text, tokens, and whether it ended. Raises ValueError for an error in it."""
+    """Return text, tokens, and True if the stream ended. Raises ValueError for an error in it."""
     parts: list[str] = []
     tokens = 0
     async for line in reply.content:

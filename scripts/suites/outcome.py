@@ -11,7 +11,8 @@ Verdict = Literal["passed", "failed", "skipped"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """test: its name within the suite; message: why it failed or was skipped, else empty."""
+    """One test's outcome. test: its name within the suite. message: reason of a failure or a skip,
+    else empty."""
 
     suite: str
     test: str

@@ -49,7 +49,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Explained:
-    """A failure beside the first rule for it; None: there is no rule."""
+    """A failure with the first rule for it; None: there is no rule."""
 
     outcome: Outcome
     rule: Rule | None

@@ -16,12 +16,12 @@ _PACKAGE = "open-responses"
 _MODELS = ("tool_caller", "tool_caller_quick")
 """Each test is run with both, because a thought's events hide later ones."""
 _WEB_SOCKETS = "--experimental-websocket"
-"""Node 20 has them so; later ones have them without."""
+"""Flag needed by Node 20; later versions have web sockets without it."""
 _SECONDS = 1200.0
 
 
 def run(place: Workplace) -> list[Outcome]:
-    """Run it. Raises MissingSuite."""
+    """Run the suite. Raises MissingSuite."""
     install(_PACKAGE)
     copied = place.copy(place.suite(NAME, ORIGIN), "copy")
     (copied / "node_modules").symlink_to(FOLDER / _PACKAGE / "node_modules")

@@ -26,7 +26,7 @@ _ANSWER_SECONDS = 30.0
 
 
 def run(place: Workplace) -> list[Outcome]:
-    """Run it. It needs no folder: the suite is a package."""
+    """Run the suite. It needs no folder, because the suite is a package."""
     install("suites")
     with place.served(_MODEL) as url:
         schema = f"{url}/openapi.json"

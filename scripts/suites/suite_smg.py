@@ -24,7 +24,7 @@ LEFT_OUT = {
 
 
 def run(place: Workplace) -> list[Outcome]:
-    """Run it. Raises MissingSuite."""
+    """Run the suite. Raises MissingSuite."""
     source = place.suite(NAME, ORIGIN)
     root = place.folder / "copy"
     shutil.copytree(source / "e2e_test", root / "e2e_test")

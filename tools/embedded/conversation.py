@@ -85,7 +85,7 @@ class ConversationMaker:
         return found
 
     def _sequence(self, at: int, length: int, chooser: random.Random) -> tuple[list[int], int]:
-        """`length` tokens from sentence `at` on, and how many sentences they took."""
+        """Return `length` tokens from sentence `at` on, and the number of sentences used."""
         chat = chooser.random() >= _PLAIN_SHARE
         tokens: list[int] = []
         used = 0

@@ -42,14 +42,14 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Every twentieth chapter is held out, so each novel is seen and each is judged."""
+    """All chapters. Every twentieth is held out, so each novel is trained on and each is judged."""
 
     train: tuple[Chapter, ...]
     held_out: tuple[Chapter, ...]
 
     @property
     def sha256(self) -> str:
-        """Over all chapters' UTF-8 text in reading order, training first."""
+        """Return the digest of all chapters' UTF-8 text in reading order, training first."""
         digest = hashlib.sha256()
         for chapter in self.train + self.held_out:
             digest.update(chapter.text.encode() + b"\0")

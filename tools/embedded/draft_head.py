@@ -61,7 +61,7 @@ class DraftHead(nn.Module):
 
 
 class Norm(nn.Module):
-    """Zero-centred, as published."""
+    """A norm with zero-centred weights, like published ones."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class _Attention(nn.Module):
         return self.o_proj(output.flatten(2)), kept
 
     def _attend(self, q: Tensor, steps: Sequence[Keys]) -> Tensor:
-        """q [B, heads, T, dim], of the last of the steps."""
+        """Attend over the keys of all steps. q [B, heads, T, dim]: of the last step."""
         ratio = self._heads // self._kv_heads
         own = [Keys(*(part.repeat_interleave(ratio, 1) for part in step)) for step in steps]
         tokens, last = q.shape[2], len(own) - 1
@@ -155,7 +155,7 @@ class _Attention(nn.Module):
 
 
 def _behind(x: Tensor, by: int, dim: int = 1) -> Tensor:
-    """x moved on by so many tokens; zeros come first."""
+    """Return x shifted by `by` tokens, with zeros first."""
     if not by:
         return x
     rest = x.narrow(dim, 0, x.shape[dim] - by)
@@ -211,7 +211,7 @@ def loss(found: list[StepScores], cross_entropy: float) -> Tensor:
 
 
 def _step(step: int, logits: Tensor, trunk: Tensor, tokens: Tensor) -> StepScores:
-    """trunk: log probabilities [B, T, vocab]."""
+    """Return the scores of one step. trunk: log probabilities [B, T, vocab]."""
     # No draft stands behind the first tokens, no text behind the last.
     rows = slice(step + 1, -1)
     ours, theirs = logits[:, rows].float().log_softmax(-1), trunk[:, rows]

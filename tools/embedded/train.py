@@ -158,13 +158,13 @@ class TrainingStep:
 
 
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Mean cross-entropy (nats a token) of tokens [B, T] after the first."""
+    """Return the mean cross-entropy (nats a token) of tokens [B, T] after the first."""
     logits = model(input_ids=tokens, use_cache=False).logits
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
 def mixed_precision(device: torch.device) -> torch.autocast:
-    """bfloat16 matrix products on a GPU, float32 elsewhere."""
+    """Use bfloat16 matrix products on a GPU, float32 elsewhere."""
     # A cached cast would outlive the graph that made it.
     return torch.autocast(
         device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False
@@ -326,7 +326,8 @@ def _drop_branches(model: nn.Module, share: float) -> None:
 
 @torch.no_grad()
 def _loss(model: nn.Module, tokens: Tensor) -> float:
-    """Mean loss over tokens [N, T] of the model in its own precision, dropout off."""
+    """Return the mean loss over tokens [N, T] of the model in its own precision, without
+    dropout."""
     training = model.training
     model.eval()
     parts = [next_token_loss(model, part).item() * len(part) for part in tokens.split(4)]

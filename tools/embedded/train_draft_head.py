@@ -188,7 +188,7 @@ def _rounded(head: DraftHead) -> DraftHead:
 
 
 def _mixed_precision(device: torch.device) -> torch.autocast:
-    """bfloat16 matrix products on a GPU, float32 elsewhere."""
+    """Use bfloat16 matrix products on a GPU, float32 elsewhere."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 

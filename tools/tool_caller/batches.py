@@ -87,8 +87,8 @@ _TURNS = {1: 1, 2: 1, 3: 6, 4: 6}
 """Number of requests after a prompt, by stage. In the third stage a prompt's tokens cost too much
 for one request."""
 _SHARED_NAMES = 12
-"""In a prompt of the fourth stage: tools and their arguments are named with these, its prose names
-them, and so do its requests."""
+"""Shared names in a prompt of the fourth stage: its tools, their arguments, its prose and its
+requests use them."""
 _KINDS = {
     1: ("bare", "full"),
     2: ("bare", "long"),
@@ -97,13 +97,13 @@ _KINDS = {
 }
 _HELD_OUT_FILLER = {"bare": 0, "full": 10, "long": 60, "longer": 240, "longest": 650}
 _HELD_OUT = {"bare": 24, "full": 24, "long": 24, "longer": 8, "longest": 4}
-"""Prompts of a kind."""
+"""Number of held-out prompts by kind."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """tokens: prompt, answer and the end of its turn, and of further turns alike; answers: the
-    places of each answer's tokens."""
+    """One training text. tokens: prompt, answer and the end of its turn, and the same of further
+    turns. answers: the places of each answer's tokens."""
 
     tokens: list[int]
     answers: tuple[range, ...]

@@ -146,7 +146,7 @@ class DialogueMaker:
         return [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
 
     def _around(self, request: str) -> str:
-        """Other words before the request, at times."""
+        """Return the request, sometimes with other words before it."""
         if self._random.random() < 0.7:
             return request
         before = self._prose(self._random.randint(1, 12))

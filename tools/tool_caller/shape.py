@@ -34,7 +34,7 @@ JOINTS = (
     *('", "', '": "', '"], "', '": [', '": ', '", ', '="', '=["', '"], ', '"].', '".', '"}', '{"'),
     *(" with ", "Call ", "Say ", "Write ", "I call "),
 )
-"""Longer ones before their beginnings."""
+"""Fixed sequences, each one token. Longer ones come before their own prefixes."""
 _SEEN = 1000
 """Number of repeats of each joint in the text for learning merges, so joints are merged before any
 word."""

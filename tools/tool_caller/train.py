@@ -77,7 +77,7 @@ def _layer_at(
 _WARM_UP_STEPS = 20
 _EVALUATE_EVERY = 50
 _LAST_LAYER_ONLY = (3, 4)
-"""Stages."""
+"""Stages training only the last layer."""
 _SHARPER = {3: 1.5, 4: 1.7}
 """Sharpening factor by stage: among more tokens, the unwanted ones together take more attention."""
 _NEARER = {4: 0.5}

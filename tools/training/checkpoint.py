@@ -28,7 +28,7 @@ _WEIGHTS = "model.safetensors"
 
 
 def text_config(mrope_section: Sequence[int], **shape: Any) -> Any:
-    """transformers' config of a small Qwen3.5 with tied embeddings."""
+    """Return transformers' config of a small Qwen3.5 with tied embeddings."""
     from transformers import Qwen3_5TextConfig
 
     return Qwen3_5TextConfig(
@@ -47,7 +47,8 @@ def text_config(mrope_section: Sequence[int], **shape: Any) -> Any:
 
 
 def generation_config(end_of_text: int, turn_end: int, **sampling: Any) -> Any:
-    """transformers': generation stops at the end of a turn and at the end of a text."""
+    """Return transformers' generation config: generation stops at the end of a turn and of a
+    text."""
     from transformers import GenerationConfig
 
     return GenerationConfig(
@@ -144,7 +145,8 @@ def add_draft_head(directory: Path, trained: Path) -> None:
 
 
 def write_sums(directory: Path) -> None:
-    """SHA-256 of every file of the folder but the sums themselves, in sha256sum's format."""
+    """Write SHA-256 of every file of the folder except the sums themselves, in sha256sum's
+    format."""
     files = sorted(path for path in directory.iterdir() if path.is_file() and path.name != SUMS)
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
     (directory / SUMS).write_text("".join(lines), encoding="ascii")

@@ -30,7 +30,8 @@ def install() -> None:
 def causal_convolution(
     x: Tensor, weight: Tensor, bias: None = None, activation: str = "silu", **_: Any
 ) -> Tensor:
-    """SiLU of the depthwise causal convolution. x [B, C, T], weight [C, width] -> [B, C, T]."""
+    """Return SiLU of the depthwise causal convolution. x [B, C, T], weight [C, width] -> [B, C,
+    T]."""
     width = weight.shape[1]
     padded = functional.pad(x, (width - 1, 0))
     taps = weight.to(x.dtype).unsqueeze(-1)
@@ -50,7 +51,8 @@ def gated_delta_rule(
     output_final_state: bool = False,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """query, key, value [B, T, H, D]; g (log decay), beta [B, T, H]; states [B, H, D, D] float32.
+    """Compute the gated delta rule. query, key, value [B, T, H, D]; g (log decay), beta [B, T, H];
+    states [B, H, D, D] float32.
 
     Normalises query and key. Returns (outputs [B, T, H, D] in query's dtype, final state or None).
     """

@@ -9,7 +9,7 @@ from torch import nn
 
 
 def rate(step: int, steps: int, peak: float, warm_up: int, last: float = 0.01) -> float:
-    """Linear warm-up, then a cosine to the share `last` of the peak."""
+    """Return the learning rate: linear warm-up, then a cosine to the share `last` of the peak."""
     warm = min(1.0, (step + 1) / warm_up)
     cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
     return float(peak * warm * (last + (1 - last) * cosine))

@@ -32,7 +32,7 @@ class Answer:
 
 
 class AnswerReader:
-    """Fills an answer. last: when something came last, or the request was sent."""
+    """A reader filling an answer. last: time of the last arrival, or of sending the request."""
 
     def __init__(
         self, answer: Answer, expected: Iterator[int] | None, begun: Callable[[], None]

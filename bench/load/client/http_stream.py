@@ -1,6 +1,6 @@
-"""POST /v1/completions as a stream, over a plain socket: little of a client's work is its own.
+"""POST /v1/completions as a stream, over a plain socket, to keep the client's own work small.
 
-One event loop's thread. A connection carries one request.
+Used on one event loop's thread. A connection carries one request.
 """
 
 import asyncio
@@ -124,7 +124,7 @@ class HttpStream(asyncio.Protocol):
 
 
 class HttpCaller:
-    """address: HOST:PORT."""
+    """An HTTP caller. address: HOST:PORT."""
 
     def __init__(self, address: str, words: Words) -> None:
         self._host, _, port = address.rpartition(":")

@@ -67,7 +67,7 @@ class Streams:
 
 @dataclass(frozen=True)
 class Endless:
-    """Every other session has the short prompt, the others the long one; none ends by itself."""
+    """Endless sessions: every other one has the short prompt, the others the long one."""
 
     sessions: int
     short: int

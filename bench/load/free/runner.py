@@ -24,7 +24,7 @@ from .tokens import NextToken, next_token
 
 @dataclass(frozen=True)
 class FreeForward:
-    """`InFlightForward`. ends_at: on the monotonic clock."""
+    """A forward: an `InFlightForward`. ends_at: on the monotonic clock."""
 
     drawn: DrawnTokens
     idle_seconds: float
@@ -69,7 +69,7 @@ class FreeRunner:
         """Do nothing, because the first request needs no preparation here."""
 
     def check_device(self) -> None:
-        """There is none."""
+        """Do nothing, because there is no device."""
 
     def record_event(self) -> Event:
         ends_at = self._ends_at

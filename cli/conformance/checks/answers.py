@@ -31,7 +31,7 @@ async def ordered_stream(caller: Caller) -> None:
 
 
 async def whole_by_default(caller: Caller) -> None:
-    """Without `stream` a reply is whole."""
+    """Check that a reply without `stream` is whole."""
     body = caller.api.body(caller.model, TEXT)
     del body["stream"]
     reply = await caller.endpoint.post(caller.api.path, body)
@@ -344,9 +344,10 @@ async def result(caller: Caller) -> None:
 
 
 class CutCalls:
-    """A call at each bound below its tokens, asked for once for both of its checks.
+    """A call cut at each bound below its tokens. It is requested once for both of its checks.
 
-    Owns the answers. One caller's."""
+    Owns the answers. Used by one caller.
+    """
 
     def __init__(self) -> None:
         self._called: tuple[Question, Answer] | None = None

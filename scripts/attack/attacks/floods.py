@@ -36,7 +36,7 @@ def session_flood(attempt: Attempt) -> None:
 
 
 def cancel_storm(attempt: Attempt) -> None:
-    """Many streams at once, most of them left at random moments."""
+    """Open many streams at once, and leave most of them at random moments."""
     rng = attempt.rng
 
     def ask_and_leave(number: int, leave_after: float | None, channel: grpc.Channel) -> None:

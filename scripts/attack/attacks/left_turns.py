@@ -33,9 +33,9 @@ workers."""
 _SETTLE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.005
 _MOST_SECONDS = 300.0
-"""For all turns to end."""
+"""Time limit for all turns."""
 _STOP_SECONDS = 1.0
-"""From SIGTERM to the node's end, at most."""
+"""Time limit from SIGTERM to the node's end."""
 _WRONG_WORDS = ("Traceback", "failed", "still in flight", "never retrieved")
 
 

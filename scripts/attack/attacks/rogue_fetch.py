@@ -21,7 +21,7 @@ _PAGES = 2
 """Pages of a rogue's prompt before the state."""
 _AT_ONCE = 100
 _LONGEST = 1 << 20
-"""Bytes, of tokens or of a salt."""
+"""Largest length in bytes, of tokens or of a salt."""
 _ODD_ROOMS = (0, 1, 2**63 - 1, 2**63)
 
 

@@ -116,7 +116,7 @@ RUN: dict[str, Callable[[str], str]] = {
 
 
 def streamed() -> None:
-    """They always stream."""
+    """Check streaming; these programs always stream."""
     out = RUN[NAME](c.SAY)
     assert c.SAID in out.replace(c.SAY, ""), out[-500:]
 

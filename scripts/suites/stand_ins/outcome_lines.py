@@ -29,7 +29,7 @@ def _name(report: Any) -> str:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note a test's call, or its failed set-up."""
+    """Record a test's call, or its failed set-up."""
     if report.when == "call" or (report.when == "setup" and not report.passed):
         outcome = "skipped" if report.skipped else report.outcome
         message = "" if report.passed else _message(report)

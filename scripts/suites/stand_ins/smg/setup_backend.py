@@ -62,7 +62,7 @@ def _nodes(config: pytest.Config) -> _Nodes:
 
 @pytest.fixture(scope="class")
 def setup_backend(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Give the backend's name, its model's, a client and the node as the gateway."""
+    """Yield the backend's name, its model's, a client and the node as the gateway."""
     backend = request.param
     if not isinstance(backend, str) or backend.startswith(("pd_", "epd_")):
         pytest.skip("needs smg's own hand-over between its workers")

@@ -108,7 +108,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _StandInModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run nothing: the module makes its names as they are asked for."""
+        """Run nothing: the module creates its names on access."""
 
 
 sys.meta_path.append(_Finder())

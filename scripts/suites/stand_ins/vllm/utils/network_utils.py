@@ -1,4 +1,4 @@
-"""Ports, as vLLM's tests ask for them."""
+"""Ports, with the interface used by vLLM's tests."""
 
 import socket
 
