@@ -27,9 +27,9 @@ class FleetSettings:
     are not counted. tflops, fixed_ms: of a prefill; tflops None: the measurement, without fixed_ms.
     itl_ms: time of an answer's token. report_seconds: between a node's load reports. report_delay:
     until a report arrives. index_seconds: until a tree's change is in the index. lost: share of a
-    tree's messages that are lost. dead: share of the nodes that die halfway, at least one if above
-    0. lying: share of the nodes that list every prompt as held whole, likewise. link_gb: rate of a
-    node's link, 10^9 bytes a second."""
+    tree's messages that are lost. dead: share of the nodes that die halfway; above 0 at least one.
+    lying: share of the nodes that list every prompt as held whole; above 0 at least one. link_gb:
+    rate of a node's link, 10^9 bytes a second."""
 
     model: str = option("35b-a3b", f"{', '.join(PUBLISHED)} or a checkpoint folder")
     nodes: int = option(4, "prefill nodes")

@@ -1,5 +1,5 @@
 """A decode node breaking the rules, at the prefill node: broken metadata under new names, odd
-tickets and grants, aborts of others' rooms."""
+transfer requests and destinations, aborts of others' rooms."""
 
 import contextlib
 import random
