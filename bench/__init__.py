@@ -1,4 +1,4 @@
-"""`tasuki bench`: how near the hardware floor the engine runs, measured in one run with the floor.
+"""`tasuki bench`: the engine's distance from the hardware floor, both measured in one run.
 
 bench/cache has scripts of its own environments and is no part of this package.
 """

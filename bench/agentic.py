@@ -1,7 +1,7 @@
-"""`tasuki bench agentic`: sessions of an agent whose prompt grows turn by turn.
+"""`tasuki bench agentic`: sessions of an agent with a prompt growing turn by turn.
 
-A turn's prompt is the one before, its answer and new tokens. A token is eligible for a hit when its
-prefix was forwarded before: all of a prompt but what is new in it.
+A turn's prompt is the previous prompt, its answer and new tokens. A token is eligible for a hit if
+its prefix was forwarded before: all of a prompt except its new tokens.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class AgenticConfig:
 
 @dataclass
 class Session:
-    """tokens: of the whole conversation, both sides'. answers: one a turn."""
+    """One conversation. tokens: of both sides. answers: one a turn."""
 
     tokens: list[int]
     answers: list[Answer] = field(default_factory=list)
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _warm_up(rig: Rig, own: AgenticConfig) -> None:
-    """Every shape of a turn once, so that nothing compiles or allocates while the clock runs."""
+    """Run every shape of a turn once, so nothing compiles or allocates during the measurement."""
     _play(rig, own, 1, turns=2)
     rig.flush()
     _lone_turn(rig, own)
@@ -77,7 +77,7 @@ def _warm_up(rig: Rig, own: AgenticConfig) -> None:
 
 
 def _lone_turn(rig: Rig, own: AgenticConfig) -> tuple[Answer, Answer]:
-    """A turn added to a cached prompt, then the same prompt again."""
+    """Run a turn added to a cached prompt, then the same prompt again."""
     session = Session(rig.prompt(own.first_turn))
     first = session.take_turn(rig, own.short_answer)
     rig.run()
@@ -115,7 +115,7 @@ def _lone_rows(
 
 
 def _play(rig: Rig, own: AgenticConfig, count: int, turns: int | None = None) -> list[Session]:
-    """All turns of `count` sessions, the turns of all sessions side by side."""
+    """Run all turns of `count` sessions, the turns of all sessions side by side."""
     sessions = [Session(rig.prompt(own.first_turn)) for _ in range(count)]
     for _ in range(turns or own.turns):
         answers = [session.take_turn(rig, own.answer) for session in sessions]
@@ -171,7 +171,7 @@ def _percentiles(
 
 
 def hit_rate(answers: Sequence[Answer]) -> float:
-    """Share of eligible prompt tokens that were not computed again."""
+    """Return the share of eligible prompt tokens not computed again."""
     usable = eligible = 0
     for answer in answers:
         hit = _hit(answer)

@@ -1,4 +1,4 @@
-"""`tasuki bench collectives`: what ranks on GPUs exchange, beside NCCL and symmetric memory."""
+"""`tasuki bench collectives`: exchanges between ranks on GPUs, beside NCCL and symmetric memory."""
 
 import json
 import math
@@ -31,28 +31,30 @@ from .errors import BenchError
 
 _LIMIT_SECONDS = 30.0
 _CALLS = 40
-"""In a graph: its own launch must not show."""
+"""Calls in one graph, enough to hide the graph's own launch."""
 _REPLAYS = 9
 _MOST_DELAY_CYCLES = 40_000
 _TOGETHER = 1000
-"""Replays between looks at the clock."""
+"""Replays between checks of the clock."""
 _OFF = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
 
 
 def captured(graph: torch.cuda.CUDAGraph) -> AbstractContextManager[None]:
-    """NCCL's own thread asks after events meanwhile, which ends any stricter capture."""
+    """Capture a graph in thread-local mode. NCCL's own thread queries events meanwhile, and a
+    stricter capture would fail."""
     found: AbstractContextManager[None] = torch.cuda.graph(graph, capture_error_mode="thread_local")
     return found
 
 
 class ExchangeRank:
-    """One rank of several that exchange tensors on GPUs, for as long as a bench asks.
+    """One of several ranks exchanging tensors on GPUs during a bench.
 
     Owns its mailboxes and, beside them, NCCL and PyTorch's symmetric memory over the same ranks.
-    Every rank calls the same methods in the same order. Multicast stays off, as in the engine."""
+    Every rank calls the same methods in the same order. Multicast stays off, like in the engine.
+    """
 
     def __init__(self, meeting: Path, rank: int, ranks: int) -> None:
-        """meeting: a file to be used once; another one beside it is NCCL's."""
+        """Join the ranks. meeting: a file for one use; NCCL uses another one beside it."""
         os.environ.update(_OFF)
         self.rank, self.ranks = rank, ranks
         self.device = torch.device("cuda", rank)
@@ -74,7 +76,7 @@ class ExchangeRank:
         torch.distributed.destroy_process_group()
 
     def part(self, elements: int, seed: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
-        """Every rank's, on this device, in rank order."""
+        """Return every rank's part, on this device, in rank order."""
         found = []
         for rank in range(self.ranks):
             generator = torch.Generator(self.device).manual_seed(1000 * seed + rank)
@@ -95,7 +97,8 @@ class ExchangeRank:
         return equal
 
     def seconds(self, kind: str, elements: int) -> float:
-        """Of one all-reduce of so many bf16 numbers; inf where the kind cannot be had here."""
+        """Return the seconds of one all-reduce of `elements` bf16 numbers, or inf if the kind is
+        unavailable here."""
         try:
             call = getattr(self, f"_{kind}")(elements)
         except (RuntimeError, AttributeError, ImportError) as error:
@@ -133,7 +136,7 @@ class ExchangeRank:
         return self._symmetric("two_shot_all_reduce_", elements)
 
     def _timed(self, call: Callable[[], object], *, in_graph: bool) -> float:
-        """The median of replays, of one call."""
+        """Return the median seconds of one call, over replays."""
         for _ in range(3):
             call()
         torch.cuda.synchronize()
@@ -157,10 +160,10 @@ class ExchangeRank:
         return median(found)
 
     def differences(self, replays: int, sizes: list[int], seconds: float) -> tuple[int, int]:
-        """How many of the replayed sums were wrong somewhere, of how many: as many as asked, or as
-        all ranks did within so many seconds. Each rank is delayed by random times before. Numbers
-        are whole and change each time, so that a sum is exact, and what is left of another round
-        shows. sizes: elements of float32, of which each replay takes one."""
+        """Replay sums, and return the number of wrong results and of replays. Stops after
+        `replays`, or when all ranks reach `seconds`. Each rank is delayed by random times before
+        each replay. Numbers are whole and change each time, so a sum is exact and data of another
+        round shows. sizes: elements of float32; each replay uses one size."""
         wrong = torch.zeros(1, dtype=torch.int64, device=self.device)
         graphs = []
         for size in sizes:
@@ -223,7 +226,7 @@ class CollectivesConfig:
     commit: str = option("", "of the source, where it is no git tree")
 
     def sizes(self) -> list[int]:
-        """Bytes."""
+        """Return the sizes in bytes."""
         return [int(text) << 10 for text in self.kib.split(",")]
 
 
@@ -279,7 +282,7 @@ def _others(config: CollectivesConfig, meeting: Path) -> Iterator[None]:
 def _follow(
     config: CollectivesConfig, meeting: Path, number: int, connection: socket.socket
 ) -> int:
-    """As another rank does: the same calls, in the same order."""
+    """Run as another rank: the same calls, in the same order."""
     rank = ExchangeRank(meeting, number, config.ranks)
     wrong = _compare(rank)
     for size in config.sizes():
@@ -297,7 +300,7 @@ _COMPARED = len(_SHAPES) * len(_DTYPES) * _SEEDS
 
 
 def _compare(rank: ExchangeRank) -> int:
-    """How many are wrong."""
+    """Return the number of wrong sums."""
     return sum(
         not rank.sums_exactly(elements, seed, dtype)
         for elements in _SHAPES

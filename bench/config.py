@@ -19,8 +19,8 @@ from .errors import BenchError
 
 @dataclass(frozen=True)
 class StoredForm:
-    """quantization: of weights; kv_dtype: of keys and values, as of `tasuki serve`. "" is plain:
-    of the engine's dtype."""
+    """quantization: of weights. kv_dtype: of keys and values, named like in `tasuki serve`. ""
+    means plain: the engine's dtype."""
 
     quantization: str = ""
     kv_dtype: str = ""
@@ -35,8 +35,8 @@ class StoredForm:
         return self == StoredForm()
 
     def row(self, row: Row, plain: float | None) -> Row:
-        """The row, named after the form and without the targets of plain ones, beside `plain`
-        seconds. Of a plain form as it is."""
+        """Return the row named after the form, without the targets of plain rows, beside `plain`
+        seconds. A plain form's row is returned unchanged."""
         if self.is_plain:
             return row
         others = {} if plain is None else {"plain": plain}
@@ -45,7 +45,7 @@ class StoredForm:
 
 
 def free_memory(device: torch.device) -> None:
-    """What an engine held that nobody names any more."""
+    """Free the memory of an engine with no references left."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -94,8 +94,8 @@ class BenchConfig:
         return dtype
 
     def reported(self, bench: str) -> Report:
-        """Measures the floors and shows the report's head. Raises BenchError where there are fewer
-        GPUs than it asks for."""
+        """Measure the floors and show the report's head. Raises BenchError if there are fewer GPUs
+        than needed."""
         needed = self.tensor_parallel if self.device == "cuda" else 0
         if torch.cuda.device_count() < needed:
             raise BenchError(
@@ -105,7 +105,7 @@ class BenchConfig:
         return reported(bench, self.torch_device, self.torch_dtype, self.commit, self.out)
 
     def model_config(self) -> ModelConfig:
-        """Raises ModelConfigError."""
+        """Return the model's config. Raises ModelConfigError."""
         return published_or_folder(self.model)
 
     @property
@@ -114,7 +114,7 @@ class BenchConfig:
 
     @property
     def forms(self) -> list[StoredForm]:
-        """Of one rank, in the order in which they are measured."""
+        """Return the forms of one rank, in order of measurement."""
         asked = self.asked_form
         if self.alone and self.tensor_parallel > 1:
             return []
@@ -123,7 +123,7 @@ class BenchConfig:
     def engine_config(
         self, form: StoredForm = PLAIN, *, speculate: str = "off", draft_tokens: int = 1
     ) -> EngineConfig:
-        """Raises EngineConfigError, and ModelConfigError."""
+        """Return the engine's config. Raises EngineConfigError, ModelConfigError."""
         config = self._engine(self.arena_mib)
         kv_dtype = form.kv_dtype or config.kv_dtype
         config = replace(config, kv_dtype=kv_dtype, speculate=speculate, draft_tokens=draft_tokens)
@@ -133,18 +133,19 @@ class BenchConfig:
         return replace(config, arena_mib=self._plan(config, form).arena // MIB)
 
     def of_ranks(self) -> EngineConfig:
-        """Of a node of tensor_parallel ranks, of which each plans its own GPU."""
+        """Return the config of a node of tensor_parallel ranks. Each rank plans its own GPU."""
         return replace(
             self._engine(self.arena_mib), speculate="off", tensor_parallel=self.tensor_parallel
         )
 
     def drafting_model(self, engine: EngineConfig) -> ModelConfig:
-        """With the draft layer that its drafts need, if they need one. Raises ModelConfigError."""
+        """Return the model with the draft layer its drafts need, if any. Raises
+        ModelConfigError."""
         return replace(self.model_config(), draft_layers=int(engine.drafts_by_layer))
 
     def engine_config_of_two(self) -> EngineConfig:
-        """Of each of two engines that share a GPU and the weights, one with a draft layer. Raises
-        as engine_config()."""
+        """Return the config for each of two engines sharing a GPU and the weights, one with a draft
+        layer. Raises the errors of engine_config()."""
         if self.device == "cpu" or not isinstance(self.arena_mib, Auto):
             return self._engine(self.arena_mib)
         memory = torch.cuda.get_device_properties(0).total_memory
@@ -154,7 +155,8 @@ class BenchConfig:
         return self._engine((plan.arena - others) // 2 // MIB)
 
     def memory_note(self, engine: EngineConfig, form: StoredForm = PLAIN) -> str:
-        """What the plan foresaw beside the arena, and what is taken now. REQUIRES: a GPU."""
+        """Return a note with the planned memory beside the arena and the memory taken now.
+        REQUIRES: a GPU."""
         plan = self._plan(engine, form)
         free, total = torch.cuda.mem_get_info()
         return (

@@ -1,6 +1,5 @@
-"""`tasuki bench decode`: the time of a decode step of a whole model, batch by batch, and what
-drafts, grammars and thinking budgets add to it.
-"""
+"""`tasuki bench decode`: the time of a decode step of a whole model, batch by batch, and the cost
+of drafts, grammars and thinking budgets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,10 +47,10 @@ from .workload import (
 
 _BUDGET_SEED = 3
 _CLOSING, _TAG = (198, 248069, 271), 248069
-"""As Qwen3.5 closes a thought; where the vocabulary is smaller, tokens of it."""
+"""The end of a thought in Qwen3.5. A smaller vocabulary uses these tokens modulo its size."""
 _FAR = 1 << 20
 _STEPS_BETWEEN = 4
-"""Two closings: 64 rows then think 256 tokens each."""
+"""Steps between two closings of thoughts: 64 rows then think 256 tokens each."""
 _PROFILED_STEPS = 16
 _BUDGET_TURNS = 3
 _PROMPT_TOKENS_A_STEP = 8192
@@ -174,7 +173,7 @@ def main(argv: Sequence[str]) -> int:
 def _ranks(
     config: BenchConfig, own: DecodeConfig, report: Report, alone: Mapping[Point, float]
 ) -> None:
-    """alone: seconds of a step of one rank."""
+    """Measure several ranks. alone: seconds of a step of one rank."""
     with rank_rig(config.of_ranks()) as (rig, part):
         floor = ModelFloor.of(part, rig.parts.layout, report.floors)
         for point in own.parsed():
@@ -219,7 +218,7 @@ def _drafted_form(
     form: StoredForm,
     plain: dict[str, float],
 ) -> None:
-    """plain: seconds of plain rows, which are added, by their names."""
+    """Measure one form with drafts. plain: seconds of plain rows by name; new ones are added."""
     engine = config.engine_config(form, speculate=own.speculate, draft_tokens=own.draft_tokens)
     model = config.drafting_model(engine)
     script = Script.parse(own.accept, own.draft_tokens)
@@ -285,7 +284,7 @@ def _drafted_row(
 def _add_constrained(
     report: Report, rig: Rig, point: Point, own: DecodeConfig, plain: float
 ) -> None:
-    """plain: mean seconds of a step in which no answer follows a grammar."""
+    """Add a row with grammars. plain: mean seconds of a step without grammars."""
     count = round(own.constrained * point.batch)
     answers = _start(rig, point, count)
     # The mean: short and long steps take turns.
@@ -295,7 +294,8 @@ def _add_constrained(
 
 
 def _add_budgets(report: Report, rig: Rig, point: Point, own: DecodeConfig) -> None:
-    """By turns with steps of answers without budgets. The mean: few steps are longer."""
+    """Add rows with thinking budgets, measured in turns with steps without budgets. Uses the mean,
+    because only a few steps are longer."""
     # The first answers decode while the last ones are prefilled.
     first = own.warmup_steps + point.batch * point.context // _PROMPT_TOKENS_A_STEP
     one_by_one = [first + _STEPS_BETWEEN * number for number in range(point.batch)]
@@ -318,7 +318,8 @@ def _add_budgets(report: Report, rig: Rig, point: Point, own: DecodeConfig) -> N
 
 
 def _beside_plain(point: Point, what: str, seconds: float, plain: float, most: float) -> Row:
-    """seconds, plain: the mean step's, and of one without; most: times as long as it may take."""
+    """Return a row compared with a plain one. seconds, plain: mean seconds of its step, and of one
+    without the feature. most: largest accepted ratio."""
     name = f"step of {point.batch} x {point.context} tokens, {what}"
     row = Row(name, seconds, extra={"times the step without": seconds / plain})
     return row.asked((f"<= {most:g}x the step without", seconds <= most * plain))
@@ -332,9 +333,9 @@ def _start(
     temperature: float = 0.0,
     budgets: Sequence[int] = (),
 ) -> list[Answer]:
-    """Requests that all decode, the first `constrained` of them by a grammar; the first ones answer
-    while the last ones are prefilled. tokens: of an answer at most; as long as its prompt where
-    nobody says. budgets: tokens of each one's thought; none without."""
+    """Start requests and decode all of them, the first `constrained` with a grammar. The first ones
+    decode while the last ones are prefilled. tokens: limit of an answer; default: its prompt's
+    length. budgets: thinking tokens of each answer; empty: no budgets."""
     vocab = rig.model.vocab
     closing, tag = tuple(token % vocab for token in _CLOSING), _TAG % vocab
     answers = [
@@ -352,7 +353,7 @@ def _start(
 
 
 def _steps(rig: Rig, answers: Sequence[Answer], own: DecodeConfig) -> list[float]:
-    """Seconds of each timed step."""
+    """Return the seconds of each timed step."""
     youngest = max(answers, key=lambda answer: answer.times[0])
     rig.run_until_tokens([youngest], own.warmup_steps + own.steps + 1)
     times = youngest.times[own.warmup_steps :]

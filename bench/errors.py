@@ -1,9 +1,9 @@
-"""The errors that stop a bench and a replay."""
+"""The errors of a bench and a replay."""
 
 
 class BenchError(Exception):
-    """A measurement that cannot be made; the message names it and what to change."""
+    """A measurement is impossible; the message names it and the fix."""
 
 
 class ReplayError(ValueError):
-    """A trace that cannot be replayed; the message names the file and the mend."""
+    """A trace cannot be replayed; the message names the file and the fix."""

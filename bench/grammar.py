@@ -1,5 +1,5 @@
-"""`tasuki bench grammar`: what grammars cost the host at a decode step, beside a vocabulary of the
-model's size: masks of the rows that follow one, and what is drawn taken over by them."""
+"""`tasuki bench grammar`: the host's cost of grammars in a decode step, with a vocabulary of the
+model's size. Measures the masks of constrained rows, and the acceptance of sampled tokens."""
 
 import json
 import time
@@ -42,7 +42,7 @@ SCHEMA = {
     "required": ["name", "age", "kind", "parts"],
     "additionalProperties": False,
 }
-"""No answer to it ends within a measurement."""
+"""A schema long enough that no answer ends within a measurement."""
 GRAMMAR = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
 
 
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _steps(grammars: GrammarCompiler, vocab: int, rows: int, steps: int) -> list[float]:
-    """Processor time of each step. Rows without a grammar cost nothing here."""
+    """Return the processor time of each step. Rows without a grammar cost nothing here."""
     params = SamplingParams(grammar=GRAMMAR)
     before = TokensBefore.of(params, np.zeros(1, dtype=np.int32), ())
     adjusters = [

@@ -1,5 +1,5 @@
-"""`tasuki bench page TOPIC.jsonl`: the page of a file of runs made anew, runs put into the file, or
-taken out of it."""
+"""`tasuki bench page TOPIC.jsonl`: the page of a file of runs, rewritten; adds runs to the file, or
+splits them out of it."""
 
 import json
 from collections.abc import Sequence
@@ -27,7 +27,8 @@ _DESCRIBE = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Raises BenchError where a file holds no runs, or none that have a page made here."""
+    """Write the page. Raises BenchError if a file holds no runs, or only runs without a page made
+    here."""
     parser = FlagParser("tasuki bench page", "The page of a file of runs.")
     parser.add_argument("file", type=Path, help="TOPIC.jsonl; TOPIC.md is its page")
     parser.add_argument(
@@ -56,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def describe(document: Document) -> Section:
-    """Raises BenchError."""
+    """Return a run as a section of a page. Raises BenchError."""
     if "floors" in document:
         return report.describe(document)
     bench = document.get("bench", "")

@@ -1,6 +1,5 @@
-"""`tasuki bench prefill`: from the Submit of a prompt that nobody has seen to its first token, and
-what ticking the step counter at every layer of a forward costs.
-"""
+"""`tasuki bench prefill`: the time from the Submit of an uncached prompt to its first token, and
+the cost of ticking the step counter at every layer of a forward."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,9 +46,9 @@ class TickCost:
 
 
 def tick_cost(rig: Rig, tokens: int) -> TickCost:
-    """Of a prompt of `tokens` tokens: the same forward with and without ticks, by turns in one run,
-    so that a clock that drifts moves both. REQUIRES: a GPU; nothing in the arena is used or
-    published: its pages are written."""
+    """Measure the ticks of a prompt of `tokens` tokens: the same forward with and without ticks, in
+    turns in one run, so clock drift affects both. REQUIRES: a GPU; the arena has no pages in use or
+    published, because its pages are overwritten."""
     parts = rig.parts
     layout, device = parts.arena.layout, parts.arena.bytes.device
     count = -(-tokens // PAGE_TOKENS)
@@ -143,7 +142,7 @@ def main(argv: Sequence[str]) -> int:
 def _ranks(
     config: BenchConfig, own: PrefillConfig, report: Report, alone: Mapping[int, float]
 ) -> None:
-    """alone: seconds of a prompt on one rank."""
+    """Measure several ranks. alone: seconds of a prompt on one rank."""
     with rank_rig(config.of_ranks()) as (rig, part):
         floor = ModelFloor.of(part, rig.parts.layout, report.floors)
         for length in own.lengths():
@@ -164,7 +163,7 @@ def _pair(config: BenchConfig, own: PrefillConfig, report: Report) -> None:
 
 
 def _prefills(rig: Rig, length: int, repeats: int) -> list[float]:
-    """Seconds to the first token; one prompt more goes ahead, untimed."""
+    """Return the seconds to each first token, after one untimed prompt."""
     seconds = []
     for _ in range(1 + repeats):
         answer = rig.submit(rig.prompt(length), 1)

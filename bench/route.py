@@ -1,7 +1,7 @@
-"""`tasuki bench route`: what choosing a prefill node costs a decode node.
+"""`tasuki bench route`: a decode node's cost of choosing a prefill node.
 
-Processor time of a choice among nodes that each hold as many prefixes, for one long prompt of which
-some of them hold parts, and the index's memory. Prints a JSON object. Nothing is sent.
+Measures processor time of a choice for one long prompt, and the index's memory. All nodes hold the
+same number of prefixes, and some hold parts of the prompt. Prints a JSON object. Sends nothing.
 """
 
 import argparse
@@ -29,12 +29,12 @@ from tasuki.routing.prefix_hints import HintTrust
 
 _SALT = b"salt"
 _HELD = 80
-"""Nodes that hold a part of the prompt."""
+"""Number of nodes with a part of the prompt."""
 
 
 @dataclass
 class _Connection:
-    """As much of a PrefillConnection as a choice reads."""
+    """The fields of a PrefillConnection read by a choice."""
 
     number: int | None = None
     alive: bool = True
@@ -48,7 +48,8 @@ class _Link:
 
 
 def measure(nodes: int, prefixes: int, tokens: int, choices: int) -> dict[str, Any]:
-    """prefixes: of each node. tokens: of the prompt. Times are this thread's processor time."""
+    """Measure choices. prefixes: of each node. tokens: of the prompt. Times are this thread's
+    processor time."""
     random = Random(0)
     router = PrefillRouter("cost", "decode", seed=0, follow=lambda *_: nullcontext())
     prompt = np.random.default_rng(0).integers(0, 50_000, tokens, dtype=np.int32)
@@ -117,7 +118,7 @@ def _timed(choose: Callable[[], object], choices: int) -> Sequence[float]:
 
 
 def _resident() -> int:
-    """Bytes."""
+    """Return the resident bytes."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

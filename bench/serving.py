@@ -1,7 +1,7 @@
-"""`tasuki bench serving`: what a node's host side costs, and how it holds under many clients.
+"""`tasuki bench serving`: the cost of a node's host side, and its behaviour under many clients.
 
-Starts real daemons (one that is fused, or a prefill and a decode node), asks them from client
-processes over real sockets, and measures CPU time by role, tokens a second, first tokens and gaps.
+Starts real daemons (a fused one, or a prefill and a decode node), and asks them from client
+processes over real sockets. Measures CPU time by role, tokens a second, first tokens and gaps.
 """
 
 import json
@@ -41,18 +41,20 @@ from .errors import BenchError
 
 _SETTLE_SECONDS = 1.0
 _PACE = 0.5
-"""Of the tokens a second that a node reaches: at this pace its front follows its engine."""
+"""Share of the node's highest tokens a second. At this pace the API server keeps up with the
+engine."""
 _LIMIT_SECONDS = 5.0
 _MOST_FOR_LIMIT = 256
-"""Streams at which that is measured."""
+"""Most streams in the measurement of that highest rate."""
 _SHOWN_OF_LIMIT = ("tokens_per_second", "front_us_per_token", "gap_ms", "ttft_ms")
-"""Not the engine's: what it makes then reaches clients later than in that window."""
+"""Figures shown of that measurement. The engine's are left out: its tokens reach clients after the
+window."""
 _WORKING = 2
 _SLOTS = 8
-"""Checkpoints that there is room for, beside its working slots, for every session."""
+"""Room for checkpoints of every session, in addition to its working slots."""
 _LEAST_ARENA_MIB = 64
 _AS_ON_A_GPU = ("--engine-process", "process")
-"""Where the free model stands for a GPU's, and its figures for that arrangement."""
+"""The flags for a free model in place of a GPU's, matching that arrangement's figures."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -85,9 +87,9 @@ def _endless(config: ServingConfig, folder: Path) -> Figures:
 def _at_a_pace(
     config: ServingConfig, folder: Path, measure: Callable[[ServingConfig], Figures]
 ) -> Figures:
-    """What `measure` finds. A free model whose steps take no time runs ahead of its front: answers
-    end in the engine before clients have them, and its steps have few rows. So how fast the node
-    is comes first, and then the figures at a pace at which the front follows."""
+    """Return the figures of `measure` at a pace the API server can follow. With zero-time steps a
+    free model runs ahead: answers end in the engine before clients have them, and its steps have
+    few rows. So the node's highest rate is measured first, then the figures at a lower pace."""
     if config.step_ms or not config.free_model:
         return measure(config)
     fastest = replace(
@@ -140,7 +142,7 @@ _CASES = {
 def _measured(
     config: ServingConfig, load: Load, front: NodeProcess, nodes: Sequence[NodeProcess]
 ) -> tuple[list[Answer], Window, list[NodeWindow]]:
-    """The load on the front's node, all nodes watched meanwhile."""
+    """Run the load on the front's node, sampling all nodes."""
     with _clients(config, load, front) as asking:
         if not load.admitted_first:
             before = [node.begin_sample() for node in nodes]
@@ -169,7 +171,7 @@ def _measured(
 
 
 def _warm_up(config: ServingConfig, front: NodeProcess) -> None:
-    """What agents have in common, asked for before and not measured."""
+    """Send the agents' common prefix in advance, unmeasured."""
     if not config.kind.has_agents or not config.warm:
         return
     load = WarmUp(config.agents_load, config.warm)
@@ -194,7 +196,7 @@ def _clients(config: ServingConfig, load: Load, front: NodeProcess) -> Iterator[
 
 @contextmanager
 def _node(config: ServingConfig, role: str, folder: Path, *more: str) -> Iterator[NodeProcess]:
-    """more: flags of this one."""
+    """Start one node. more: flags of this node."""
     model = folder / "model"
     if not model.exists():
         write_model_folder(model, _shape(config))
@@ -219,7 +221,7 @@ def _shape(config: ServingConfig) -> dict[str, Any]:
 
 
 def _free_arena_mib(config: ServingConfig) -> int:
-    """So much that nothing is evicted."""
+    """Return an arena size large enough to avoid evictions, in MiB."""
     layout = ModelConfig.from_dict(_shape(config)).cache_layout("bfloat16", "bfloat16", "float32")
     sessions = config.load.sessions
     # The last page of a session is its own, and so may be that of each of its turns.

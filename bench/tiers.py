@@ -1,6 +1,5 @@
-"""`tasuki bench tiers`: how fast copies below the arena are, when a session that comes back from
-there has its first token, and what copies cost the steps beside them.
-"""
+"""`tasuki bench tiers`: the rate of copies below the arena, the first token of a session loaded
+from there, and the copies' cost to concurrent steps."""
 
 import threading
 import time
@@ -34,11 +33,11 @@ _END_SECONDS = 30.0
 
 
 class Mover:
-    """Copies between two arenas of their own, at a steady rate, beside whatever else runs. Thread
-    rule: who asks for it; while moving() its copies are its own thread's."""
+    """Copies between two arenas of its own, at a steady rate, beside other work. Thread rule: the
+    caller's. During moving() a separate thread copies."""
 
     def __init__(self, copies: PieceCopies, layout: CacheLayout, slabs: int) -> None:
-        """slabs: of both arenas, which nobody else reads or writes."""
+        """Set up the copies. slabs: of both arenas, not used by anything else."""
         self._copies = copies
         self._layout = layout
         self._pages = [(page, page) for page in page_ids(layout, range(1, slabs))]
@@ -46,11 +45,11 @@ class Mover:
 
     @property
     def size(self) -> int:
-        """Bytes of all that is moved by one call below: pages and a slot."""
+        """Return the bytes moved by one call of the methods below: pages and a slot."""
         return len(self._pages) * self._layout.page_bytes + self._layout.slot_bytes
 
     def move(self, way: Direction) -> float:
-        """Seconds to write, or to load, all once."""
+        """Return the seconds to write, or to load, everything once."""
         began = time.perf_counter()
         self._copy(CopyJob(0, way, tuple(self._pages), (0, 0)))
         return time.perf_counter() - began
@@ -65,7 +64,8 @@ class Mover:
 
     @contextmanager
     def moving(self, direction: Direction, bytes_a_second: float) -> Iterator[None]:
-        """That much, that way, until the block ends. Raises BenchError where it was less."""
+        """Copy at that rate in that direction until the block ends. Raises BenchError if the rate
+        was lower."""
         ends = threading.Event()
         self._moved = 0
         thread = threading.Thread(target=self._move, args=(direction, bytes_a_second, ends))
@@ -100,15 +100,15 @@ class Mover:
 
 
 LEAST_SHARE = 0.8
-"""Of the link's own rate, that copies with their digests are to reach."""
+"""Share of the link's own rate required of copies with digests."""
 MOST_OF_A_RETURN = 1.3
-"""Times the longer one of load and prefill."""
+"""Largest accepted ratio to the longer one of load and prefill."""
 MOST_SLOWED = 0.02
 _LINK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
 _SPARE_SLABS = 8
-"""Beside a session's pages: working slots, states, the suffix."""
+"""Slabs beside a session's pages: working slots, states, the suffix."""
 _SESSIONS = 4
-"""In host memory."""
+"""Number of sessions in host memory."""
 _ROUNDS = 6
 _LONGER = 8192
 
@@ -160,7 +160,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _link_rate(config: BenchConfig, way: Direction) -> float:
-    """Bytes a second."""
+    """Return the link's rate in bytes a second."""
     size, device = _LINK_BYTES[config.device], config.torch_device
     host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
     there = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -171,7 +171,7 @@ def _link_rate(config: BenchConfig, way: Direction) -> float:
 def _rig(
     model: ModelConfig, engine: EngineConfig, layout: CacheLayout, slabs: int, device: str
 ) -> Rig:
-    """Whose arena holds one session and hardly more."""
+    """Build a rig with an arena for one session and little more."""
     slabs += _SPARE_SLABS
     engine = replace(engine, arena_mib=-(-slabs * layout.slab_bytes // MIB))
     parts = random_parts(model, engine)
@@ -181,7 +181,7 @@ def _rig(
 
 
 def _returns(rig: Rig, own: TiersConfig, report: Report, load: float) -> None:
-    """Two sessions by turns: each puts the other one out of the arena."""
+    """Measure two sessions in turns: each evicts the other one from the arena."""
     sessions = [_session(rig, own), _session(rig, own)]
     standing = [_first_token(rig, own, sessions[1])[0] for _ in range(1 + own.repeats)][1:]
     before = rig.computed_behind_loads
@@ -213,7 +213,7 @@ def _returns(rig: Rig, own: TiersConfig, report: Report, load: float) -> None:
 
 
 def _session(rig: Rig, own: TiersConfig) -> list[int]:
-    """Tokens of one that was answered, and is below."""
+    """Return the tokens of an answered session, now below the arena."""
     prompt = rig.prompt(own.session_tokens)
     answer = rig.submit(prompt, 1)
     rig.rest()
@@ -221,7 +221,8 @@ def _session(rig: Rig, own: TiersConfig) -> list[int]:
 
 
 def _first_token(rig: Rig, own: TiersConfig, session: list[int]) -> tuple[float, int]:
-    """Seconds, and tokens that were loaded, of another end of the session each time."""
+    """Return the seconds of a first token, and the loaded tokens. Each call continues the session
+    with new tokens."""
     answer = rig.submit(session + rig.prompt(own.suffix_tokens - 1), 1)
     rig.rest()
     assert answer.usage is not None and answer.usage.hit is not None

@@ -1,8 +1,8 @@
-"""`tasuki bench transfer`: how near a hand-over comes to its link, and how much of it is hidden.
+"""`tasuki bench transfer`: a transfer's rate against its link's, and its hidden share.
 
-On a host with two GPUs: windows of scattered blocks, hand-overs during prefill, whole nodes. On a
-CPU: bytes through NIXL beside a raw put of the same bytes, posting cost, control round trips, early
-starts, and a wire of fewer bytes.
+With two GPUs: layer chunks of scattered blocks, transfers during prefill, whole nodes. On a CPU:
+bytes through NIXL beside a raw put of the same bytes, posting cost, control round trips, early
+starts, and fewer bytes on the wire.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The target of each measured point, by which a row is marked as met or missed.
+"""The target of each measured point; rows are marked as met or missed by it.
 
 Targets are for one H200 and the published shapes; elsewhere a row has none.
 """
@@ -15,7 +15,7 @@ class Point:
 
     @staticmethod
     def parse(text: str) -> "Point":
-        """From "16x8192". Raises ValueError."""
+        """Parse a point, for example "16x8192". Raises ValueError."""
         batch, _, context = text.partition("x")
         if not (batch.isdecimal() and context.isdecimal() and int(batch) and int(context)):
             raise ValueError(f"point {text!r}: write BATCHxCONTEXT, as 16x8192")
@@ -37,11 +37,11 @@ DRAFT_TARGETS = {
     ("35b-a3b", Point(1, 8_192)): 1.15,
     ("35b-a3b", Point(64, 8_192)): 2.0,
 }
-"""Tokens a second with drafts to those without, where drafts hold as ACCEPTED says: of
-MOST_DRAFTED answers and more with as many drafts as a node finds, else with DRAFTS."""
+"""Ratio of tokens a second with drafts to those without, at the acceptance of ACCEPTED. For
+MOST_DRAFTED answers and more the node chooses the number of drafts; otherwise it is DRAFTS."""
 DRAFTS, MOST_DRAFTED = 3, 64
 MOST_SLOWER_BY_DRAFTS = 0.01
-"""Where the node finds how many."""
+"""Largest accepted slowdown, as a share, if the node chooses the number of drafts."""
 ACCEPTED = ".80/.75/.72"
 RANK_DECODE_TARGETS = {
     ("9b", Point(1, 50_000)): 1.5,
@@ -49,7 +49,7 @@ RANK_DECODE_TARGETS = {
     ("27b", Point(1, 50_000)): 1.6,
     ("35b-a3b", Point(1, 50_000)): 1.2,
 }
-"""Steps a second of two ranks to those of one, in the same run."""
+"""Ratio of steps a second of two ranks to those of one, in the same run."""
 RANK_PREFILL_TARGETS = {("27b", 50_000): 1.7}
 PREFILL_TARGETS = {("9b", 8_192): 0.216, ("9b", 50_000): 1.50}
 # At 50K cached: 64 tokens answered and 800 new; then the same prompt again.
@@ -57,9 +57,9 @@ TURN_TARGETS = {"9b": (45e-3, 15e-3)}
 # Against transformers with fla in the same run, at one request.
 DECODE_PEER_RATIO = 12.0
 GRAMMAR_RATIO = 1.05
-"""Of a step in which half the answers follow a grammar to one in which none does."""
+"""Ratio of a step with grammars on half of the answers to one without grammars."""
 BUDGET_RATIO = 1.01
-"""Of a step of answers with thinking budgets to one of answers without."""
+"""Ratio of a step of answers with thinking budgets to one without budgets."""
 PREFILL_PEER_RATIO = 1.35
 # Of what a draft layer's entries may cost a step, and a prompt, that draft nothing.
 MOST_ENTRIES_OF_A_STEP, MOST_ENTRIES_OF_A_PROMPT = 0.01, 0.015

@@ -1,7 +1,8 @@
-"""`tasuki chat`: a conversation in a terminal, and under each answer the cached tokens of its turn.
+"""`tasuki chat`: a conversation in a terminal, with the cached tokens of each turn under its
+answer.
 
-Owns the daemon that it starts where --target names none, and one session at a time. Reads lines
-until their end; `/help` lists its commands.
+Owns one session at a time, and the daemon it starts when --target is not given. Reads lines until
+the input ends; `/help` lists its commands.
 """
 
 import sys
@@ -62,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def sampling_of(config: ChatConfig) -> "SamplingOptions":
-    """The options of every answer."""
+    """Return the sampling options of every answer."""
     return {
         "max_new_tokens": config.max_new_tokens,
         "temperature": config.temperature,
@@ -72,7 +73,7 @@ def sampling_of(config: ChatConfig) -> "SamplingOptions":
 
 
 def _lines(source: TextIO, out: TextIO) -> Iterator[str]:
-    """Lines of `source`; with a prompt before each on a terminal."""
+    """Yield the lines of `source`, with a prompt before each on a terminal."""
     while True:
         if source.isatty():
             out.write("> ")

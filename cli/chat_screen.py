@@ -1,6 +1,6 @@
-"""A conversation on a screen: a turn a line, and what was cached under each answer.
+"""A conversation on a screen: one line a turn, with the cached tokens under each answer.
 
-Owns one session at a time, and those that it was forked from. One thread.
+Owns one session at a time, and the sessions it was forked from. Used by one thread.
 """
 
 from collections.abc import Iterator
@@ -19,10 +19,11 @@ HELP = """/new    forget the conversation and begin another
 
 
 class Chat:
-    """run() once. Raises ClientError where the node is gone before the first turn."""
+    """A chat on one client; call run() once. run() raises ClientError if the node is gone before
+    the first turn."""
 
     def __init__(self, client: Client, system: str, sampling: SamplingOptions, out: TextIO) -> None:
-        """system: a message to begin every conversation with; empty for none."""
+        """Open the chat. system: message at the start of every conversation; empty for none."""
         self._client = client
         self._system = system
         self._sampling = sampling
@@ -42,7 +43,7 @@ class Chat:
             session.close()
 
     def _obey(self, line: str) -> None:
-        """A command, or what the user says."""
+        """Run a command, or send any other line to the model."""
         match line:
             case "":
                 pass
@@ -109,7 +110,7 @@ class Chat:
 
 
 def summary(usage: Usage) -> str:
-    """The line under an answer."""
+    """Return the line under an answer."""
     cached = 0 if usage.hit is None else usage.hit.usable_tokens
     return (
         f"[{usage.prompt_tokens} prompt tokens, {cached} cached, prefilled on "

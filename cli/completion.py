@@ -1,7 +1,7 @@
-"""`tasuki completion SHELL`: a script that completes commands, flags and the values of choices.
+"""`tasuki completion SHELL`: a script for completing commands, flags and the values of choices.
 
-Made from each command's own description of its flags, so that it cannot lag behind them. Usage:
-`source <(tasuki completion bash)`, or write it where your shell looks for completions.
+Built from each command's own description of its flags, so it cannot lag behind them. Usage: `source
+<(tasuki completion bash)`, or write the output to your shell's folder of completions.
 """
 
 import importlib
@@ -20,7 +20,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 @dataclass(frozen=True)
 class Command:
-    """flags: as FlagParser describes them."""
+    """One command of the script. flags: in FlagParser's description format."""
 
     name: str
     about: str
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def described(name: str) -> Command:
-    """Imports the command."""
+    """Return a command's description. Imports the command."""
     module = importlib.import_module(f"{PACKAGE}.{COMMANDS[name][0]}")
     printed = io.StringIO()
     with redirect_stdout(printed), redirect_stderr(io.StringIO()), suppress(SystemExit):

@@ -1,26 +1,23 @@
 """`tasuki demo`: ten turns of an agent through two daemons and through one process, compared.
 
-Both are played at the same time: on two cores each has its own, for a daemon computes on one.
+Both run at the same time: with two cores each has its own, because a daemon computes on one.
 
-The daemons draft answers by the model's own draft layer, where it has one and as long as that
-gains; the process does not.
+The daemons draft answers with the model's own draft layer, if it has one and while drafting gains.
+The process drafts nothing.
 
 Owns the daemons while they run; leaves no process and no file behind.
 
-The demonstration's conversation: ten turns of an assistant that reads letters through a tool.
+The conversation has ten turns of an assistant reading letters through a tool. The first turn sets
+the scene. Each later turn adds a tool result or the user's next request. Every turn adds several
+hundred tokens, so the context grows like an agent's. The last turn is then sent again with other
+endings, like a user editing a message. The texts are in demo_letters.txt: paragraphs under the
+names of their parts, two to a letter.
 
-The first turn sets the scene, each later one brings what a tool returned or what the person asks
-next; every turn adds several hundred tokens, so that the context grows as an agent's does. The last
-turn is then asked anew with other endings, as by somebody who edits what he sent. The texts are
-demo_letters.txt: paragraphs under the names of their parts, two to a letter.
+The session's table has one row a turn, built from the usage reported by the server. It measures
+nothing: pure functions of usage objects.
 
-The table of a session, a row a turn, from the usage that the server reported.
-
-Pure functions of usage objects: the table prints the client's usages and measures nothing.
-
-Whether two runs of one session gave the same tokens.
-
-Pure. The oracle's margins show where a choice was so near a tie that rounding may decide it.
+The verdict compares the tokens of two runs of one session. Pure. The oracle's margins mark near
+ties, because rounding may decide such a choice.
 """
 
 import sys
@@ -49,7 +46,8 @@ Turn = Sequence[Mapping[str, str]]
 
 
 def scripted_turns() -> list[Turn]:
-    """Messages of the ten turns, each with role and content; answers come between them."""
+    """Return the messages of the ten turns, each with role and content. Answers come between
+    them."""
     parts = _parts()
     (scene,), (notes,) = parts["scene"], parts["notes"]
     script = [_turn(parts, number, notes) for number in range(1 + len(parts["requests"]))]
@@ -58,13 +56,13 @@ def scripted_turns() -> list[Turn]:
 
 
 def edited_turns() -> list[Turn]:
-    """The last of turns() anew, each time with another end: what they begin with is the same."""
+    """Return the last of turns() again, each time with another end. All share the same prefix."""
     parts = _parts()
     return [_turn(parts, len(parts["requests"]), ending) for ending in parts["endings"]]
 
 
 def _turn(parts: Mapping[str, list[str]], number: int, end: str) -> Turn:
-    """The person's, with what the tool returned; end: its last paragraph."""
+    """Return a user turn with the tool's result. end: its last paragraph."""
     (opening,) = parts["opening"]
     pairs = iter(parts["letters"])
     letters = list(zip(pairs, pairs, strict=True))
@@ -74,7 +72,7 @@ def _turn(parts: Mapping[str, list[str]], number: int, end: str) -> Turn:
 
 
 def _parts() -> dict[str, list[str]]:
-    """Paragraphs, a line each, by the name of their part."""
+    """Return paragraphs, a line each, by the name of their part."""
     parts: dict[str, list[str]] = {}
     for block in (
         (files(f"{PACKAGE}.cli") / "demo_letters.txt").read_text(encoding="utf-8").split("\n\n")
@@ -87,7 +85,7 @@ def _parts() -> dict[str, list[str]]:
 
 
 def _found(letters: Sequence[tuple[str, str]], number: int, end: str) -> str:
-    """What the tool returns: a letter, another beside it, and the end."""
+    """Return the tool's result: a letter, another letter, and the end."""
     first, second = letters[number]
     beside = " ".join(letters[(number + 4) % len(letters)])
     return (
@@ -100,7 +98,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 NEW = "new"
-"""The cause of tokens that nobody computed before: they are not lost."""
+"""The miss reason of tokens never computed before: they are not lost."""
 COLUMNS = {
     "turn": 4,
     "prompt": 7,
@@ -114,7 +112,7 @@ COLUMNS = {
     "tokens/s": 8,
     "drafts held": 11,
 }
-"""Widths by title."""
+"""Column widths by title."""
 LAST_TITLE = "lost and why"
 
 
@@ -124,7 +122,7 @@ def header() -> str:
 
 
 def row(turn: str, usage: Usage) -> str:
-    """One turn. A dash stands where nothing was measured."""
+    """Return the table row of one turn. A dash marks an unmeasured value."""
     hit = usage.hit
     texts = (
         turn,
@@ -144,7 +142,8 @@ def row(turn: str, usage: Usage) -> str:
 
 
 def lost(usage: Usage) -> str:
-    """Prompt tokens that were computed again, by cause, most first; flags a lost hand-over."""
+    """Return the recomputed prompt tokens by miss reason, largest first. Also marks a lost
+    transfer."""
     causes = {} if usage.hit is None else usage.hit.causes
     parts = [
         f"{cause} {count}"
@@ -157,7 +156,7 @@ def lost(usage: Usage) -> str:
 
 
 def handed_over(transfer: TransferReport | None) -> str:
-    """Bytes in binary units with three significant digits, or a dash."""
+    """Return the sent bytes in binary units with three significant digits, or a dash."""
     if transfer is None:
         return "-"
     value, unit = float(transfer.bytes), 0
@@ -167,14 +166,16 @@ def handed_over(transfer: TransferReport | None) -> str:
 
 
 def pages_sent(usage: Usage) -> str:
-    """Of the prompt's pages those that the hand-over brought: the others were there."""
+    """Return the pages sent by the transfer, of all pages of the prompt. The other pages were
+    already there."""
     if usage.transfer is None:
         return "-"
     return f"{usage.transfer.pages} of {_pages(usage)}"
 
 
 def hidden_share(transfer: TransferReport | None) -> str:
-    """Which part of the transfer ran beside the forward, or a dash where none took time."""
+    """Return the share of the transfer's time overlapped with the forward. Returns a dash if the
+    transfer took no time."""
     if transfer is None:
         return "-"
     whole = transfer.hidden_seconds + transfer.exposed_seconds
@@ -182,7 +183,7 @@ def hidden_share(transfer: TransferReport | None) -> str:
 
 
 def decode_rate(usage: Usage) -> str:
-    """Tokens a second after the first, or a dash for answers of one token."""
+    """Return the tokens a second after the first, or a dash for answers of one token."""
     seconds = usage.seconds - usage.time_to_first_token
     if usage.completion_tokens < 2 or seconds <= 0:
         return "-"
@@ -190,14 +191,14 @@ def decode_rate(usage: Usage) -> str:
 
 
 def drafts_held(usage: Usage) -> str:
-    """Drafts that were the answer's, of all that were verified, or a dash without any."""
+    """Return the accepted drafts, of all verified drafts, or a dash if there were none."""
     if not usage.drafted_tokens:
         return "-"
     return f"{usage.accepted_tokens} of {usage.drafted_tokens}"
 
 
 def drafts(usages: Sequence[Usage]) -> str:
-    """A sentence on the drafts of a whole session."""
+    """Return a sentence on the drafts of a whole session."""
     drafted = sum(usage.drafted_tokens for usage in usages)
     if not drafted:
         return "No token of the answers was drafted."
@@ -210,7 +211,8 @@ def drafts(usages: Sequence[Usage]) -> str:
 
 
 def hand_overs(usages: Sequence[Usage]) -> str:
-    """Sentences on the hand-overs of a whole session: what they brought, and what they saved."""
+    """Return sentences on the transfers of a whole session: prompts, computed tokens, and pages
+    sent."""
     handed = [(usage, usage.transfer) for usage in usages if usage.transfer is not None]
     if not handed:
         return "Nothing was handed over."
@@ -237,10 +239,9 @@ TIE_SHARE = 1e-3
 
 @dataclass(frozen=True)
 class Verdict:
-    """tokens: compared. ties: (turn, position) where the runs part at a near tie; what follows
-    such a position is another text, and not compared. difference: the first place where they part
-    without one.
-    """
+    """The comparison of two runs. tokens: number compared. ties: (turn, position) of each
+    divergence at a near tie; tokens after it are another text, and not compared. difference: the
+    first divergence without a near tie."""
 
     tokens: int
     ties: tuple[tuple[int, int], ...]
@@ -262,7 +263,7 @@ class Verdict:
 
 
 def compare(answers: Sequence[Answer], oracle: Sequence[Answer]) -> Verdict:
-    """One session's answers, turn by turn, against the same session's in the oracle."""
+    """Compare one session's answers, turn by turn, with the oracle's of the same session."""
     tokens = 0
     for turn, (ours, theirs) in enumerate(zip(answers, oracle, strict=True), 1):
         rows = zip_longest(ours.token_ids, theirs.token_ids, theirs.margins)
@@ -294,7 +295,7 @@ class DemoConfig:
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 only if both runs gave equal tokens."""
+    """Run the command. Returns 0 only if both runs gave equal tokens."""
     config = parse_config("tasuki demo", "Ten turns of an agent.", argv, DemoConfig)
     model = config.model or str(embedded_model())
     flags = ["--model", model, "--dtype", "float32", "--arena-mib", str(config.arena_mib)]
@@ -332,9 +333,9 @@ def play(
     write: Callable[[str], None],
     given_up: threading.Event,
 ) -> list[Answer]:
-    """The whole session through these daemons, a table row as each turn ends: the ten turns,
-    then the last one anew with other endings. Raises CancelledError before a turn once it is given
-    up."""
+    """Run the whole session through these daemons, writing a table row at the end of each turn. It
+    has the ten turns, then the last one again with other endings. Raises CancelledError before a
+    turn once `given_up` is set."""
     sampling: SamplingOptions = {**SAMPLING, "max_new_tokens": answer_tokens}
     answers = []
 

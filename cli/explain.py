@@ -1,8 +1,8 @@
 """`tasuki explain REQUEST`: how one request ran, on one screen.
 
-Shows where its prompt matched and which state it resumed from, which cached tokens were lost and to
-which request, what the cache evicted for it, its hand-over's timeline, and its seconds by state.
-Prints the node's report and computes nothing.
+Shows the prompt's match, the resumed state, and lost cached tokens with the request that took them.
+Shows the evictions made for it, its transfer's timeline, and its seconds by state. Prints the
+node's report and computes nothing.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tasuki.proto import inference_pb2 as pb
 
 _ANSWERS = ("chatcmpl", "cmpl")
-"""What the ids of answers over HTTP begin with, before the request's own."""
+"""Prefixes of answer ids over HTTP, before the request's own id."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _explained(client: "Client", request: str) -> "pb.ExplainResponse":
-    """By the id as it is given, then by the request's part of an answer's id."""
+    """Find the request by the given id, then by the request's part of an answer's id."""
     from tasuki.client.errors import ClientError
 
     try:

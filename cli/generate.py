@@ -1,4 +1,4 @@
-"""`tasuki generate`: answers prompts through daemons that it starts and stops."""
+"""`tasuki generate`: answers to prompts, computed by daemons it starts and stops."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PromptFileError(ValueError):
-    """--prompt-ids or --prediction cannot be used; the message has the cause and the mend."""
+    """--prompt-ids or --prediction cannot be used; the message names the cause and the fix."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class GenerateConfig:
         return self.tensor_parallel if given is None else given
 
     def rank_flags(self, ranks: int) -> list[str]:
-        """Of a daemon of so many."""
+        """Return the flags of a daemon with `ranks` ranks."""
         by_expert = self.expert_parallel and ranks > 1
         return [
             *("--tensor-parallel", str(ranks)),
@@ -137,8 +137,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def daemons(config: GenerateConfig) -> AbstractContextManager[str]:
-    """The daemons that answer; yields HOST:PORT. Two daemons hand over every prompt, short ones
-    too."""
+    """Start the answering daemons; yields HOST:PORT. With two daemons every prompt is transferred,
+    short ones too."""
     from .launcher import disaggregated, fused
 
     if config.disaggregated:
@@ -155,7 +155,7 @@ def daemons(config: GenerateConfig) -> AbstractContextManager[str]:
 
 
 def read_prompts(config: GenerateConfig) -> "list[Prompt]":
-    """Raises PromptFileError."""
+    """Return the prompts. Raises PromptFileError."""
     from tasuki.client.prompt import Prompt
 
     if config.prompt_ids is None:
@@ -165,7 +165,7 @@ def read_prompts(config: GenerateConfig) -> "list[Prompt]":
 
 
 def read_predictions(config: GenerateConfig, prompts: int) -> list[list[int]]:
-    """One a prompt, empty where none is given. Raises PromptFileError."""
+    """Return one prediction a prompt, all empty if none are given. Raises PromptFileError."""
     if config.prediction is None:
         return [[] for _ in range(prompts)]
     lists = _read_ids("--prediction", config.prediction)

@@ -1,7 +1,7 @@
-"""Starts daemons as child processes and stops them, whatever happens to the caller.
+"""A launcher of daemons as child processes; it stops them even if the caller dies.
 
-Owns the children that it started and no others. A child reads stdin and stops when it ends
-(--exit-with-parent), so even a killed caller leaves none behind.
+Owns its own children and no others. A child reads stdin and stops at its end (--exit-with-parent).
+So even a killed caller leaves no child behind.
 """
 
 import json
@@ -25,13 +25,12 @@ _TAIL_LINES = 40
 
 
 class Daemon:
-    """One child. `wait_ready` once, then `stop` once; both from the thread that started it."""
+    """One child. Call `wait_ready` once, then `stop` once, both from the thread that started it."""
 
     _tail_lines = _TAIL_LINES
 
     def __init__(self, command: str, flags: Sequence[str], bind: str = "127.0.0.1:0") -> None:
-        """Starts `tasuki COMMAND FLAGS`; bind: HOST:PORT, a free loopback port where none is
-        given."""
+        """Start `tasuki COMMAND FLAGS`. bind: HOST:PORT; default: a free loopback port."""
         self._command = command
         self._process = self._spawn([command, *_http_off(command, flags), *flags, "--bind", bind])
         self._http: str | None = None
@@ -62,27 +61,28 @@ class Daemon:
 
     @property
     def exit_status(self) -> int | None:
-        """None while it runs."""
+        """Return the exit status, or None while it runs."""
         return self._process.poll()
 
     @property
     def http_address(self) -> str | None:
-        """HOST:PORT of its HTTP server, if it has one. REQUIRES: wait_ready."""
+        """Return HOST:PORT of its HTTP server, if it has one. REQUIRES: wait_ready."""
         return self._http
 
     @property
     def handover_address(self) -> str | None:
-        """HOST:PORT for decode nodes, where it is not the one of wait_ready. REQUIRES:
+        """Return HOST:PORT for decode nodes, or None if it is the address of wait_ready. REQUIRES:
         wait_ready."""
         return self._handover
 
     @property
     def last_words(self) -> tuple[str, ...]:
-        """The end of what it has written to stderr so far, in lines."""
+        """Return the last lines written to stderr so far."""
         return tuple(self._tail)
 
     def wait_ready(self, timeout: float = READY_SECONDS) -> str:
-        """HOST:PORT, once the child takes calls. Raises LaunchError with the end of its stderr."""
+        """Wait until the child takes calls, and return its HOST:PORT. Raises LaunchError with the
+        end of its stderr."""
         deadline = time.monotonic() + timeout
         while True:
             try:
@@ -100,13 +100,13 @@ class Daemon:
                 return announced["ready"]
 
     def ask_to_stop(self) -> None:
-        """SIGTERM, once: the child drains and ends. A second one would end it at once."""
+        """Send SIGTERM once: the child drains and ends. A second one would end it at once."""
         if not self._asked and self._process.poll() is None:
             self._process.terminate()
         self._asked = True
 
     def stop(self, timeout: float = STOP_SECONDS) -> int:
-        """ask_to_stop, then SIGKILL after `timeout` seconds. Returns the exit status."""
+        """Call ask_to_stop, then send SIGKILL after `timeout` seconds. Returns the exit status."""
         self.ask_to_stop()
         try:
             self._process.wait(timeout)
@@ -130,7 +130,8 @@ class Daemon:
 
     @staticmethod
     def _read(pipe: IO[str] | None, take: Callable[[str | None], None]) -> threading.Thread:
-        """Hands on each line, then None at the end; without it a child blocks on a full pipe."""
+        """Pass on each line, then None at the end. Without a reader a child blocks on a full
+        pipe."""
         assert pipe is not None
 
         def run() -> None:
@@ -145,7 +146,7 @@ class Daemon:
 
 @contextmanager
 def fused(flags: Sequence[str]) -> Iterator[str]:
-    """One `serve` daemon; yields its HOST:PORT."""
+    """Run one `serve` daemon; yields its HOST:PORT."""
     with ExitStack() as stack:
         yield _started(stack, "serve", flags).wait_ready()
 
@@ -154,8 +155,8 @@ def fused(flags: Sequence[str]) -> Iterator[str]:
 def disaggregated(
     flags: Sequence[str], decode_flags: Sequence[str] = (), prefill_flags: Sequence[str] = ()
 ) -> Iterator[str]:
-    """A prefill and a decode daemon, `flags` for both; yields the decode daemon's HOST:PORT, the
-    front door."""
+    """Run a prefill and a decode daemon, `flags` for both. Yields the HOST:PORT of the decode
+    daemon, used by clients."""
     with ExitStack() as stack:
         daemon = _started(stack, "prefill", [*flags, *prefill_flags])
         address = daemon.wait_ready()
@@ -165,7 +166,8 @@ def disaggregated(
 
 
 def _http_off(command: str, flags: Sequence[str]) -> list[str]:
-    """`serve` has an HTTP server unless it is given `--no-http`; a child has one where asked."""
+    """Return `--no-http` for a `serve` without HTTP flags. `serve` has an HTTP server by default; a
+    child has one only if its flags ask for it."""
     asking = ("--config", "--http-bind", "--host", "--port")
     asked = any(flag.startswith(asking) for flag in flags)
     return ["--no-http"] if command == "serve" and not asked else []
@@ -178,7 +180,7 @@ def _started(stack: ExitStack, command: str, flags: Sequence[str]) -> Daemon:
 
 
 def _announcement(line: str) -> dict[str, str] | None:
-    """The fields of a daemon's ready line; None for any other line."""
+    """Return the fields of a daemon's ready line, or None for any other line."""
     try:
         fields = json.loads(line)
     except ValueError:

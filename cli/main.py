@@ -1,6 +1,6 @@
 """The `tasuki` command: a table of subcommands, each a module with `main(argv) -> int`.
 
-Commands are imported by name and only when asked for, so that this file depends on none of them.
+Commands are imported by name and only when run, so this file depends on none of them.
 """
 
 import difflib
@@ -13,7 +13,8 @@ from tasuki.utils.program import COMMANDS, PACKAGE, is_expected, line_of, packag
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 done, 1 failed with one line on stderr, 2 not understood."""
+    """Run a command. Returns the exit status: 0 done, 1 failed with one line on stderr, 2 not
+    understood."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _meant(command: str) -> str:
-    """The command that is near, or where all of them are listed."""
+    """Return a hint: the nearest command, or the command that lists all."""
     known = [*COMMANDS, "version"]
     begun = [name for name in known if command and name.startswith(command)]
     close = begun[:1] or difflib.get_close_matches(command, known, n=1)

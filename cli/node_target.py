@@ -1,9 +1,9 @@
-"""From either port of a node to the one that a command needs: HTTP says where gRPC is, and gRPC
-where HTTP is.
+"""A node's address: from either of its ports to the port needed by a command. HTTP reports the gRPC
+port, and gRPC reports the HTTP port.
 
-Imports gRPC only where it asks by gRPC. Blocks, each wait for at most _SECONDS.
+Imports gRPC only before a gRPC call. Blocks, each wait for at most _SECONDS.
 
-What a command answers where no node does.
+Also builds a command's error when no node answers.
 """
 
 import http.client
@@ -23,8 +23,8 @@ MEND = "give the HOST:PORT of its HTTP or gRPC, as its start shows them, and --c
 
 @contextmanager
 def asking(target: str) -> Iterator[None]:
-    """Inside `with`, a call that reached no node raises a ClientError that has the target and the
-    mend in place of gRPC's words. target: HOST:PORT."""
+    """Convert errors of calls that reached no node. Inside `with`, such a call raises a ClientError
+    naming the target and the fix instead of gRPC's text. target: HOST:PORT."""
     import grpc
 
     from tasuki.client.errors import ClientError
@@ -45,12 +45,12 @@ def asking(target: str) -> Iterator[None]:
 _SECONDS = 5.0
 _MOST_READ = 64 << 10
 _USUAL = ("127.0.0.1:8000", "127.0.0.1:50051")
-"""Where `tasuki serve` has HTTP, and every node gRPC."""
+"""Default addresses: the HTTP of `tasuki serve`, and the gRPC of every node."""
 
 
 @dataclass(frozen=True)
 class NodeTarget:
-    """What a command that asks a running node has of settings."""
+    """The settings of a command for a running node."""
 
     target: str = option(
         "",
@@ -61,16 +61,16 @@ class NodeTarget:
     api_key: str = option("", "key of the node, if it requires one")
 
     def grpc_address(self) -> str:
-        """HOST:PORT. Raises ClientError."""
+        """Return HOST:PORT of gRPC. Raises ClientError."""
         return grpc_address(self.target or _usual(), self.ca, self.api_key)
 
     def http_address(self) -> str:
-        """HOST:PORT. Raises ClientError."""
+        """Return HOST:PORT of HTTP. Raises ClientError."""
         return http_address(self.target or _usual(), self.ca, self.api_key)
 
 
 def grpc_address(target: str, ca: str, api_key: str) -> str:
-    """Of the node that has its HTTP or gRPC at `target`. Raises ClientError."""
+    """Return the gRPC address of the node with HTTP or gRPC at `target`. Raises ClientError."""
     answer = _asked(target, ca, api_key)
     if answer is None:
         # Whether it is gRPC shows at the first call.
@@ -87,7 +87,7 @@ def grpc_address(target: str, ca: str, api_key: str) -> str:
 
 
 def http_address(target: str, ca: str, api_key: str) -> str:
-    """As grpc_address()."""
+    """Return the HTTP address of the node with HTTP or gRPC at `target`. Raises ClientError."""
     if _asked(target, ca, api_key) is not None:
         return target
     known = _http_by_grpc(target, ca, api_key)
@@ -100,7 +100,7 @@ def http_address(target: str, ca: str, api_key: str) -> str:
 
 
 def answers_http(address: str, ca: str, api_key: str) -> bool:
-    """Whether a node lives there."""
+    """Return True if a node answers HTTP there."""
     from tasuki.client.errors import ClientError
 
     try:
@@ -110,7 +110,8 @@ def answers_http(address: str, ca: str, api_key: str) -> bool:
 
 
 def _http_by_grpc(target: str, ca: str, api_key: str) -> str:
-    """HOST:PORT as bound; empty where there is none. Raises ClientError."""
+    """Return the bound HOST:PORT of HTTP, or an empty string if there is none. Raises
+    ClientError."""
     import grpc
 
     from tasuki.client.channel import bearing, open_channel
@@ -129,8 +130,8 @@ def _http_by_grpc(target: str, ca: str, api_key: str) -> str:
 
 
 def _beside(target: str, known: str) -> str:
-    """HOST:PORT of a node's other server. known: as it is bound. By the host that led to the first
-    one, whose name a certificate may have, where that is the same."""
+    """Return HOST:PORT of a node's other server. known: its bound address. Keeps the host used for
+    the first server, because a certificate may name it, if both are the same host."""
     reached, _, _ = target.rpartition(":")
     host, _, port = known.rpartition(":")
     bare = host.strip("[]")
@@ -147,7 +148,7 @@ def _is_unspecified(host: str) -> bool:
 
 
 def _addresses(host: str) -> set[str]:
-    """The host itself, and what its name means."""
+    """Return the host itself and its resolved addresses."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -156,7 +157,7 @@ def _addresses(host: str) -> set[str]:
 
 
 def _usual() -> str:
-    """The first of the usual places where something listens. Raises ClientError."""
+    """Return the first of the usual addresses with a listener. Raises ClientError."""
     for place in _USUAL:
         try:
             socket.create_connection(_host_and_port(place), timeout=_SECONDS).close()
@@ -178,8 +179,8 @@ class _Answer:
 
 
 def _asked(target: str, ca: str, api_key: str) -> _Answer | None:
-    """What HTTP answers there; None where what listens speaks none. Raises ClientError where
-    nothing listens."""
+    """Return the HTTP answer at `target`, or None if the listener speaks no HTTP. Raises
+    ClientError if nothing listens."""
     host, port = _host_and_port(target)
     connection = http.client.HTTPConnection(host, port, timeout=_SECONDS)
     if ca:
@@ -210,7 +211,7 @@ def _asked(target: str, ca: str, api_key: str) -> _Answer | None:
 
 
 def _trusting(ca: str) -> ssl.SSLContext:
-    """Raises ClientError."""
+    """Return a TLS context trusting the CA. Raises ClientError."""
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:
@@ -218,7 +219,7 @@ def _trusting(ca: str) -> ssl.SSLContext:
 
 
 def _host_and_port(target: str) -> tuple[str, int]:
-    """Raises ClientError."""
+    """Split HOST:PORT. Raises ClientError."""
     host, _, port = target.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
         _refuse(f"--target {target!r} is not HOST:PORT: write for example 127.0.0.1:8000")

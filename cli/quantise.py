@@ -1,4 +1,4 @@
-"""`tasuki quantise`: a BF16 checkpoint into a format that others publish."""
+"""`tasuki quantise`: conversion of a BF16 checkpoint to a published format."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""One request's report, in lines: where its prompt matched, what was lost to whom, its hand-over's
-timeline, its seconds by state. Pure.
+"""One request's report, in lines: its prompt's match, its lost tokens and their takers, its
+transfer's timeline, and its seconds by state. Pure.
 
-Timelines of a hand-over and of a pull as lines of text: two tracks, each on its own clock. Pure
-functions.
+Also shows timelines of a transfer and of a pull as lines of text: two tracks, each on its own
+clock. Pure functions.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,8 @@ from tasuki.transfer.reports import (
 _Drawn = tuple[SentWindow, Sequence[float]]
 _WIDTH = 60
 _ROWS = 12
-"""A track of more windows shows every so many-th; the first and the last always."""
+"""Most rows of a track. With more layer chunks only every n-th is shown, and always the first and
+the last."""
 
 
 def chart(timeline: HandoverTimeline) -> list[str]:
@@ -36,7 +37,7 @@ def chart(timeline: HandoverTimeline) -> list[str]:
 
 
 def pull_chart(timeline: HandoverTimeline) -> list[str]:
-    """Its layers were finished before: there is no tick to draw."""
+    """Return the chart of a pull. It has no ticks, because its layers were complete before."""
     none = [()] * len(timeline.sender.windows)
     return [
         *_sender("giver", timeline.sender, none, "= sending"),
@@ -47,7 +48,7 @@ def pull_chart(timeline: HandoverTimeline) -> list[str]:
 def _sender(
     name: str, track: SenderTrack, ticks: Sequence[Sequence[float]], meaning: str
 ) -> list[str]:
-    """ticks: what to mark in each window's bar."""
+    """Return the sender's track. ticks: times to mark in the bar of each layer chunk."""
     if not track.windows:
         return []
     end = max([window.flushed_at for window in track.windows] + [m.at for m in track.phases])
@@ -115,7 +116,7 @@ _MEANING = {
 
 
 def story(report: pb.ExplainResponse) -> list[str]:
-    """One request's report, in lines."""
+    """Return one request's report, in lines."""
     head = f"request {report.request_id}, ended {report.ended_seconds_ago:.1f} s ago"
     if report.WhichOneof("end") == "rejected":
         return [f"{head}: refused", f"  {report.rejected}"]
@@ -159,7 +160,8 @@ def _drafts(usage: m.Usage) -> list[str]:
 
 
 def _drafts_of(use: m.DraftUse) -> str:
-    """By place: how many of the first drafts of a step held, of the second ones, and so on."""
+    """Return the accepted drafts by place: of the first drafts of each step, of the second ones,
+    and so on."""
     pairs = zip(use.accepted, use.drafted, strict=True)
     places = ", ".join(f"{accepted} of {drafted}" for accepted, drafted in pairs)
     return f"    {use.source:<10} by place {places}"
@@ -186,7 +188,7 @@ def _route(route: m.RouteReport) -> list[str]:
 
 
 def _prefill_choice(choice: m.PrefillChoice) -> list[str]:
-    """A line a node that was weighed, cheapest first."""
+    """Return one line for each weighed node, cheapest first."""
     why = _CHOSEN.get(choice.reason, choice.reason)
     moved = f", {choice.moved_from} had it before" if choice.moved_from else ""
     head = f"  node     {why}, of {choice.weighed}{moved}"
@@ -247,7 +249,7 @@ def _transfer(report: m.TransferReport) -> list[str]:
 
 
 def _lost(lost: m.EvictedCheckpoint) -> list[str]:
-    """The evicted state that the prompt needed, and the request that took its place."""
+    """Return the evicted state needed by the prompt, and the request that took its place."""
     taken = "what took it is forgotten"
     if lost.eviction is not None:
         taken = f"taken by {lost.eviction.taken_by or 'a flush, or a request that is gone'}"
@@ -259,7 +261,7 @@ def _lost(lost: m.EvictedCheckpoint) -> list[str]:
 
 
 def _took(evictions: Sequence[m.Eviction]) -> list[str]:
-    """The policy's evictions for this request, each with its score."""
+    """Return the policy's evictions for this request, each with its score."""
     lines = []
     for eviction in evictions[:_DECISIONS]:
         kept_for = f" of a {eviction.checkpoint_kind}" if eviction.checkpoint_kind else ""

@@ -2,9 +2,10 @@
 
 python -m scripts.pictures docs/images [--seconds 330]
 
-A prefill and a decode node, and a node by itself with tiers below its arena, answer conversations
-of three tenants over HTTP, with less memory than these want. Then headless Chromium looks at the
-decode node's page, at the tiers, and at the fleet's page of all three and a fourth, which is dead.
+A prefill and a decode node, and a lone node with tiers below its arena, answer conversations of
+three tenants over HTTP. Their memory is smaller than the conversations need. Then headless Chromium
+opens the decode node's page, the tiers, and the fleet's page with all three nodes and a fourth,
+dead one.
 """
 
 import argparse
@@ -32,7 +33,7 @@ _CONVERSATIONS = 3
 _ARENA_MIB = 160
 _PAUSE_SECONDS = 5.0
 _TURNS = 6
-"""More of the demonstration's do not fit into the embedded model's context."""
+"""Turns of the demonstration; more do not fit into the embedded model's context."""
 _DESK = {"width": 1280, "height": 760}
 _TELEPHONE = {"width": 390, "height": 844}
 

@@ -1,8 +1,8 @@
-"""`python -m scripts.sanitize`: the C++ part under ASan and UBSan, in a build of its own.
+"""`python -m scripts.sanitize`: the C++ part under ASan and UBSan, in a separate build.
 
-Its unit tests first; then, in Python, random calls at the binding and random lives of the tree
-against its oracle, each round a seed of its own. Exit status 1 on the first report. The seed is
-drawn and printed.
+Its unit tests run first. Then, in Python, random calls to the binding and random lives of the tree
+against its oracle, each round with its own seed. Exit status 1 on the first report. The seed is
+random and printed.
 """
 
 import argparse
@@ -54,7 +54,8 @@ def main() -> int:
 
 
 def _preloaded() -> dict[str, str]:
-    """Python itself is not sanitized: the runtimes come before it, and its leaks are not ours."""
+    """Return the environment for preloading. Python itself is not sanitized: the runtimes are
+    loaded before it, and its leaks are ignored."""
     libraries = [_library(name) for name in ("libasan.so", "libubsan.so", "libstdc++.so")]
     return {
         "LD_PRELOAD": " ".join(libraries),

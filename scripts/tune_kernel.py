@@ -1,11 +1,11 @@
-"""`python -m scripts.tune_kernel`: launch constants by measurement, for whoever sets them.
+"""`python -m scripts.tune_kernel`: launch constants by measurement, for their maintainers.
 
     python -m scripts.tune_kernel --module tasuki.model.ops.attention.verify \
         --constants "_STAGES=2,3,4,5 _FEWEST_WARPS=4,8" --family attention --cases drafts
 
-Every combination of the values runs the cases of `tasuki bench kernels` whose names hold that
-text, in a graph and on memory that no cache holds, and is compared with what the constants as they
-stand return: `same` where every bit is, else the largest difference. Needs a GPU. Writes nothing.
+Every combination of the values runs the cases of `tasuki bench kernels` with that text in their
+names, in a graph and on uncached memory. The results are compared with those of the current
+constants: `same` if every bit is equal, else the largest difference. Needs a GPU. Writes nothing.
 """
 
 import ast
@@ -50,14 +50,15 @@ class Settings:
 
 @dataclass(frozen=True)
 class Tried:
-    """seconds, returned: of each case's turn."""
+    """The results of one combination. seconds, returned: of each case's turn."""
 
     seconds: tuple[float, ...]
     returned: tuple[tuple[Tensor, ...], ...]
 
 
 def combinations(text: str) -> list[Constants]:
-    """Of what `--constants` says; values are Python's literals without spaces in them."""
+    """Return the combinations listed in `--constants`. Values are Python literals without
+    spaces."""
     named = [one.partition("=")[::2] for one in text.split()]
     values = [
         [(name, value) for value in ast.literal_eval(f"[{listed}]")] for name, listed in named
@@ -67,7 +68,7 @@ def combinations(text: str) -> list[Constants]:
 
 @contextmanager
 def standing(module: ModuleType, constants: Constants) -> Iterator[None]:
-    """The module has these while the block runs. Raises AttributeError for one it has not."""
+    """Set the module's constants while the block runs. Raises AttributeError for an unknown one."""
     before = {name: getattr(module, name) for name in constants}
     vars(module).update(constants)
     try:

@@ -1,9 +1,9 @@
-"""What a node holds for clients that never read: python -m scripts.unread_streams
+"""The memory a node holds for clients that never read: python -m scripts.unread_streams
 
-Starts a node of its own whose model costs nothing. For each API: 1,000 streams of 4 keys, bodies of
-1 KiB, answers of 1,000 tokens, no byte of which is read. Exits with 1 where a stream takes more
-than 64 KiB of the front's memory. The engine's process is shown and not judged: it holds what it
-holds for streams that are read. Takes some two minutes on two cores.
+Starts a node of its own with a model of no cost. For each API it opens 1,000 streams of 4 keys,
+with bodies of 1 KiB and answers of 1,000 tokens, and reads no byte. Exits with 1 if a stream takes
+more than 64 KiB of the API server's memory. The engine's process is shown and not judged, because
+it holds as much for streams that are read. Takes about two minutes on two cores.
 """
 
 import json
@@ -33,9 +33,10 @@ MOST_STREAM_BYTES = 64 * 1024
 _BODY_BYTES = 1024
 _KIB, _MIB = 2**10, 2**20
 _RECEIVE_BYTES = 4096
-"""Of a client's socket: what the kernel takes of a stream is the node's own to send."""
+"""Receive buffer of a client's socket. It is small, so most unread bytes stay on the node's
+side."""
 _AHEAD = 64
-"""Streams that may be asked for before an earlier one has begun."""
+"""Most streams opened before an earlier one has begun."""
 _PATIENCE_SECONDS = 60.0
 _STEP_SECONDS = 0.5
 _SETTLED_STEPS = 4
@@ -55,7 +56,7 @@ class Settings:
 
 
 def _filled(body: Callable[[str], dict[str, object]]) -> bytes:
-    """The body whose text makes it as long as it shall be."""
+    """Return the body, filled with text to the wanted length."""
     around = len(json.dumps(body("")))
     words = [" " + word(number) for number in range((_BODY_BYTES - around) // 5)]
     return json.dumps(body("".join(words))).encode()
@@ -85,7 +86,7 @@ APIS: dict[str, tuple[str, Callable[[str, int], dict[str, object]]]] = {
 
 @contextmanager
 def unread(address: str, path: str, body: bytes, keys: Sequence[str]) -> Iterator[None]:
-    """A stream of each key is open inside, and none is read."""
+    """Open a stream of each key inside the block, and read none."""
     host, _, port = address.rpartition(":")
     opened: list[socket.socket] = []
     with ExitStack() as held:
@@ -131,21 +132,21 @@ def free_node(streams: int, folder: Path) -> Iterator[NodeProcess]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes of a process: before the streams, at most while they were open, after them."""
+    """Bytes of a process: before the streams, the peak while they were open, after them."""
 
     before: int
     peak: int
     after: int
 
     def kib_of_each(self, streams: int) -> float:
-        """Return what the process grew by for each of so many streams."""
+        """Return the process's growth for each of `streams` streams, in KiB."""
         return (self.peak - self.before) / streams / _KIB
 
 
 def measured(
     node: NodeProcess, engine: int, settings: Settings, api: str, streams: int
 ) -> tuple[Measured, Measured]:
-    """Of the front and of the engine."""
+    """Measure the API server and the engine."""
     path, made = APIS[api]
     body = _filled(lambda text: made(text, settings.tokens))
     keys = [KEYS[number % len(KEYS)] for number in range(streams)]
@@ -169,7 +170,7 @@ def measured(
 
 
 def _tokens_made(node: NodeProcess) -> float:
-    """Of all answers that have ended."""
+    """Return the tokens of all ended answers."""
     request = urllib.request.Request(
         f"http://{node.http}/metrics", headers={"Authorization": f"Bearer {_OWNER}"}
     )

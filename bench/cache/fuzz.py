@@ -1,8 +1,8 @@
-"""Throws malformed and well-formed calls at the binding: each either works or raises a typed error
+"""Sends malformed and well-formed calls to the binding: each either works or raises a typed error
 and changes nothing.
 
-Usage: fuzz.py [--seconds 60] [--seed 0]. Every call is drawn from one seeded generator, so that a
-finding is repeated by its seed. Also imported by the tests for a short run, and by fuzz_guided.py.
+Usage: fuzz.py [--seconds 60] [--seed 0]. Every call comes from one seeded generator, so the seed
+reproduces a finding. Also imported by the tests for a short run, and by fuzz_guided.py.
 """
 
 import argparse
@@ -28,11 +28,11 @@ REFUSALS = (CacheError, TypeError)  # TypeError: the binding's own word for a wr
 
 
 class Finding(Exception):
-    """A call that broke the rule; the message repeats it."""
+    """A call broke the rule; the message reproduces it."""
 
 
 def state_of(tree: PrefixCache) -> tuple[Any, ...]:
-    """All that a refused call must leave alone."""
+    """Return the counters a refused call must leave unchanged."""
     stats = tree.stats()
     pools = [
         (p.free, p.working, p.tree, p.granted, p.quarantined, p.pinned)
@@ -43,10 +43,10 @@ def state_of(tree: PrefixCache) -> tuple[Any, ...]:
 
 
 class Fuzzer:
-    """Owns one small tree and the handles that its calls returned, released ones included."""
+    """A fuzzer. Owns one small tree and the handles its calls returned, including released ones."""
 
     def __init__(self, draw: random.Random) -> None:
-        """draw: every choice comes from it, so that the same draws make the same calls."""
+        """Set up the tree. draw: source of every choice, so the same draws make the same calls."""
         self.draw = draw
         self.tree = PrefixCache(
             TreeConfig(slabs=12, blocks_per_slab=8, pages_per_slab=4, max_ghost_nodes=16)
@@ -109,7 +109,7 @@ class Fuzzer:
         return self.draw.choice((None, *own, *own, self.number()))
 
     def step(self) -> None:
-        """One call. Raises Finding."""
+        """Make one call. Raises Finding."""
         name, call = self.draw.choice(self._calls())
         before = state_of(self.tree)
         self.calls += 1

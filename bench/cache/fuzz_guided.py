@@ -1,6 +1,6 @@
-"""The calls of fuzz.py, chosen by the bytes that atheris (libFuzzer) makes up; its own flags apply.
+"""The calls of fuzz.py, chosen by the bytes from atheris (libFuzzer); its own flags apply.
 
-What libFuzzer saves as a crash is repeated by giving it that file. Needs `pip install atheris`.
+To reproduce a crash, pass the file saved by libFuzzer. Needs `pip install atheris`.
 """
 
 import random
@@ -15,7 +15,8 @@ _CALLS = 400
 
 
 class BytesDraw(random.Random):
-    """Draws from bytes; once they are used up, the least of what is asked for."""
+    """A random source reading from bytes. After the last byte it returns the smallest valid
+    value."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(0)
@@ -33,7 +34,7 @@ class BytesDraw(random.Random):
 
 
 def calls(data: bytes) -> None:
-    """Raises Finding."""
+    """Make calls chosen by the data. Raises Finding."""
     draw = BytesDraw(data)
     fuzzer = Fuzzer(draw)
     while draw.left and fuzzer.calls < _CALLS:

@@ -26,7 +26,8 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 @dataclass(frozen=True)
 class Peer:
-    """`packages` go into its environment; of `wheel` only the members under `members` are kept."""
+    """One peer. `packages` go into its environment. Only the members of `wheel` under `members` are
+    kept."""
 
     name: str
     script: str
@@ -49,7 +50,7 @@ PEERS = (
 
 
 class CannotInstall(Exception):
-    """The message is the installer's last line."""
+    """A peer cannot be installed; the message is the installer's last line."""
 
 
 def _run(*command: str) -> None:
@@ -60,7 +61,8 @@ def _run(*command: str) -> None:
 
 
 def command(peer: Peer, folder: Path) -> list[str]:
-    """How to run its script, after making what is missing. Raises CannotInstall."""
+    """Return the command for a peer's script, after installing missing parts. Raises
+    CannotInstall."""
     home = folder / peer.name
     python = home / "bin" / "python"
     ready = home / "ready"
@@ -83,7 +85,7 @@ def command(peer: Peer, folder: Path) -> list[str]:
 
 
 def measure(arguments: list[str]) -> dict[str, float] | str:
-    """Its rows, or why there are none."""
+    """Run a peer's script. Returns its rows, or the reason there are none."""
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, env=alone)
     if done.returncode != 0:

@@ -66,7 +66,8 @@ def keep(tree: PrefixCache, tokens: Tokens, cursor: int | None = None) -> None:
 
 
 def keep_chunked(tree: PrefixCache, tokens: Tokens) -> int:
-    """Nanoseconds of all calls that insert a prompt chunk by chunk, with a state at each."""
+    """Insert a prompt chunk by chunk, with a state at each, and return the nanoseconds of all
+    calls."""
     start = now()
     allocation = allocated_for(tree, tokens)
     for end in range(CHUNK, len(tokens) + 1, CHUNK):
@@ -97,7 +98,7 @@ def agents(
     policy: str = "lru",
     stream: str | None = None,
 ) -> None:
-    """`stream`: of events that somebody watches meanwhile."""
+    """Measure sessions of agents. `stream`: an event stream watched meanwhile; None: none."""
     work = Agents(sessions)
     tree = tree_for(sessions * 62_000, sessions * 16, policy)
     if stream is not None:
@@ -225,7 +226,7 @@ def shorts(row: Row) -> None:
 
 
 def blocked(row: Row) -> None:
-    """What a request that does not fit costs a step while it waits."""
+    """Measure the cost a step of a waiting request that does not fit."""
     tree = tree_for(200_000, 4)
     live = allocated_for(tree, prompt(1, 200_000))
     big = prompt(2, 200_000)
@@ -242,7 +243,8 @@ def blocked(row: Row) -> None:
 
 
 def crowded(row: Row, crowd: Crowd, count: int, *, label: str, policy: str = "lru") -> None:
-    """What one more costs beside `count` that hang on the same node, each with a session open."""
+    """Measure the cost of one more prompt beside `count` prompts under the same node. Each has an
+    open session."""
     tree = tree_for((count + 3 * STRANGERS) * 2 * PAGE, count + 3 * STRANGERS, policy)
     keep(tree, crowd.start[: crowd.shared])
     for tokens in crowd.prompts(0, count):
@@ -278,11 +280,11 @@ def crowds(row: Row, counts: tuple[int, ...]) -> None:
 
 _BELOW_PAGES = 16
 _BELOW_PROMPTS = 400
-"""That the arena has room for, about."""
+"""Approximate number of prompts that fit in the arena."""
 
 
 def below(row: Row, *, tiers: int, label: str) -> None:
-    """tiers: how often as much as the arena holds stands below it."""
+    """Measure a tree with a tier below. tiers: size of the content below, in arenas."""
     tokens = _BELOW_PAGES * PAGE
     shape = tree_shape(_BELOW_PROMPTS * tokens, _BELOW_PROMPTS)
     shape["tiers"] = [TierConfig(slabs=(tiers + 1) * shape["slabs"])] if tiers else []

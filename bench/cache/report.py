@@ -13,8 +13,8 @@ RUST = "sglang-0.5.23"
 
 @dataclass(frozen=True)
 class Target:
-    """`limit` in the row's own unit; `ratio` over SGLang's Rust core, `lead` over the fastest peer;
-    `growth` over our own row `of`. None: not asked."""
+    """One target. `limit`: in the row's own unit. `ratio`: over SGLang's Rust core. `lead`: over
+    the fastest peer. `growth`: over our own row `of`. None: not required."""
 
     row: str
     limit: float | None = None
@@ -25,7 +25,8 @@ class Target:
 
 
 def _crowds() -> list[Target]:
-    """Ten thousand times as many cost a few times as much: deeper paths, colder memory."""
+    """Return the targets of crowds. Ten thousand times as many cost a few times as much, because
+    paths are deeper and memory is colder."""
     works = [
         f"{hanging} on one node{policy}{work}"
         for hanging in ("tails", "children")
@@ -105,7 +106,7 @@ def _cell(rows: Rows | str, row: str) -> str:
 
 
 def describe(run: Document) -> Section:
-    """A kept run on a page."""
+    """Return a stored run as a section of a page."""
     results: Results = run["results"]
     ours = results["tasuki"]
     peers = {name: rows for name, rows in results.items() if name != "tasuki"}
@@ -135,7 +136,7 @@ def describe(run: Document) -> Section:
 
 
 def plot(results: Results) -> str:
-    """Bars of how many times faster we are than the Rust core, by row, logarithmic."""
+    """Draw bars of our speedup over the Rust core, by row, on a logarithmic scale."""
     ours, rust = results["tasuki"], results.get(RUST, "")
     if not isinstance(ours, dict) or not isinstance(rust, dict):
         return '<svg xmlns="http://www.w3.org/2000/svg"/>\n'

@@ -1,8 +1,8 @@
 """Times the Rust tree core of SGLang's wheel through its own binding. Prints one JSON object.
 
 Usage: sglang_rust.py FOLDER [--quick]; FOLDER holds the `sglang` package of the wheel. Runs in the
-peer's own virtual environment. KV pools are fakes that only count. The binding takes 64-bit arrays,
-made outside the timed calls.
+peer's own virtual environment. KV pools are fakes, and only count. The binding takes 64-bit arrays,
+built outside the timed calls.
 """
 
 import importlib.util
@@ -247,7 +247,8 @@ def crowded(row: Row, module: Any, crowd: Crowd, count: int, *, label: str, page
 
 
 def crowds(row: Row, module: Any, counts: tuple[int, ...]) -> None:
-    """With pages of one token it keeps what ends inside one of ours."""
+    """Measure crowds under one node. With pages of one token the peer keeps prompts that end inside
+    one of our pages."""
     for count in counts:
         crowded(row, module, TAILS, count, label=f"{count} tails on one node", page=1)
     for count in counts:

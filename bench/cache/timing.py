@@ -1,4 +1,4 @@
-"""Thread CPU time of single calls, and percentiles of many. Has no part in caches."""
+"""Thread CPU time of single calls, and percentiles of many. Independent of caches."""
 
 import ctypes
 import gc
@@ -24,7 +24,7 @@ CLOCK_NS = _clock_cost()
 
 
 def median_us(call: Callable[[], Any], repeats: int) -> float:
-    """Median microseconds of a call, after two calls that warm the buffers."""
+    """Return the median microseconds of a call, after two calls to warm the buffers."""
     call()
     call()
     taken = []
@@ -36,7 +36,7 @@ def median_us(call: Callable[[], Any], repeats: int) -> float:
 
 
 def percentile_us(taken: Sequence[int], percent: float) -> float:
-    """Of intervals in nanoseconds, in microseconds."""
+    """Return a percentile of intervals: input in nanoseconds, result in microseconds."""
     ordered = sorted(taken)
     return (ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] - CLOCK_NS) / 1e3
 
@@ -54,7 +54,7 @@ class _HeapUse(ctypes.Structure):
 
 
 def heap_bytes() -> int:
-    """Bytes that malloc has handed out in this process, its own headers included."""
+    """Return the bytes allocated by malloc in this process, including its own headers."""
     use = ctypes.CDLL(None).mallinfo2
     use.restype = _HeapUse
     info = use()
@@ -62,8 +62,8 @@ def heap_bytes() -> int:
 
 
 def quiet(warm_bytes: int = 1 << 30) -> None:
-    """No collector pauses inside timed loops, and a heap whose pages stand already: on a virtual
-    machine the first touch of a page may cost more than the call that is timed."""
+    """Turn off the garbage collector, and touch the heap's pages in advance. On a virtual machine
+    the first touch of a page may cost more than the timed call."""
     gc.collect()
     gc.freeze()
     gc.disable()

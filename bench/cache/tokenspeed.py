@@ -1,8 +1,8 @@
 """Times TokenSpeed's scheduler, either release, through its public calls. Prints one JSON object.
 
-Runs in the peer's own virtual environment. It exposes no match or insert alone: the plan of a
-prefill stands for "match", the calls that follow the answer for "publish"; a request is all of
-them. Lists become C++ vectors inside submit, which is counted.
+Runs in the peer's own virtual environment. It exposes no separate match or insert. The row "match"
+is the plan of a prefill, and "publish" is the calls after the answer. A request is all of them.
+Lists become C++ vectors inside submit, and this time counts.
 """
 
 import json
@@ -17,7 +17,7 @@ Row = dict[str, float]
 
 
 def scheduler(tokens: int, states: int, chunk: int) -> Any:
-    """With a pool of states, in whichever generation is installed."""
+    """Return a scheduler with a pool of states, for the installed generation."""
     pages = tokens // PAGE + 4 * states + 256
     config = peer.SchedulerConfig()
     config.max_scheduled_tokens = chunk
@@ -71,7 +71,8 @@ def spec(name: str, tokens: list[int]) -> Any:
 
 
 def serve(pool: Any, requests: list[tuple[str, list[int]]]) -> tuple[int, int]:
-    """(nanoseconds of submit and prefill plans, of all that follows) of requests served at once."""
+    """Serve requests at once. Returns the nanoseconds of submit and prefill plans, and of all later
+    calls."""
     specs = [spec(name, tokens) for name, tokens in requests]
     samples = [event(peer.ForwardEvent.ExtendResult, name, [7]) for name, _ in requests]
     decodes = [event(peer.ForwardEvent.ExtendResult, name, [8]) for name, _ in requests]

@@ -1,4 +1,4 @@
-"""The work that every cache is given, as token arrays.
+"""The work given to every cache, as token arrays.
 
 Every backend answers with one flat dict {row: number}; rows of one name mean the same work.
 """
@@ -31,7 +31,8 @@ def prompt(seed: int, tokens: int) -> Tokens:
 
 @dataclass(frozen=True)
 class Turn:
-    """`prompt` tokens of `log` are asked, `end` are known when the answer is there."""
+    """One turn. The first `prompt` tokens of `log` are the request; `end` tokens are known with the
+    answer."""
 
     session: int
     log: Tokens
@@ -40,7 +41,8 @@ class Turn:
 
 
 class Agents:
-    """Sessions that share 4K of system prompt, start at 50K and grow by 800 a turn."""
+    """Sessions with a common system prompt of 4K tokens. They start at 50K and grow by 800 a
+    turn."""
 
     turns = 12
     first = 50_000
@@ -95,8 +97,8 @@ class Bushes:
 
 
 class Crowd:
-    """Prompts that share a system prompt of whole pages and go on alike for a few tokens, as under
-    a chat template; then each has tokens of its own, to the end of `tokens`."""
+    """Prompts sharing a system prompt of whole pages and a few more tokens, like a chat template.
+    After them each prompt has its own tokens, up to `tokens` in all."""
 
     shared = 15 * PAGE
     template = 8
@@ -106,7 +108,7 @@ class Crowd:
         self.start = prompt(21, self.shared + self.template)
 
     def prompts(self, first: int, count: int) -> Iterator[Tokens]:
-        """Of the numbers from `first` on; the same number has the same prompt."""
+        """Yield the prompts numbered from `first` on; the same number gives the same prompt."""
         for number in range(first, first + count):
             own = prompt(1_000 + number, self.tokens - len(self.start))
             yield np.concatenate([self.start, own])

@@ -20,7 +20,7 @@ _DECODE = ((1, 50_000), (4, 50_000), (16, 50_000), (32, 50_000), (64, 8_192))
 _DECODE_ROWS = ((1, 50_000), (16, 50_000), (64, 8_192))
 _DRAFTED = ((1, 50_000), (16, 8_192), (64, 8_192))
 _TOKENS = 4
-"""Of a row with three drafts."""
+"""Tokens of a row with three drafts."""
 # Tokens of this forward, tokens before them.
 _PREFILL = ((800, 50_000), (8_192, 0), (8_192, 41_808), (50_000, 0))
 
@@ -43,8 +43,8 @@ def _of(stage: Stage) -> str:
 
 @dataclass(frozen=True)
 class _Pages:
-    """batch requests of so many tokens each. table [batch, pages], lengths [batch]: int32. bytes:
-    that a launch reads of them."""
+    """`batch` requests of equal length. table [batch, pages], lengths [batch]: int32. bytes: read
+    from the pages by one launch."""
 
     table: Tensor
     lengths: Tensor
@@ -120,7 +120,7 @@ def _queries(stage: Stage, tokens: int) -> tuple[Tensor, Tensor]:
 
 
 def _dense(stage: Stage, q: Tensor) -> "partial[Tensor]":
-    """Causal, on keys and values that lie in one piece; without the gate."""
+    """Return causal attention over contiguous keys and values, without the gate."""
     config, tokens = stage.model, q.shape[0]
     k, v = (stage.random(1, config.kv_heads, tokens, config.head_dim) for _ in range(2))
     return partial(

@@ -1,6 +1,6 @@
-"""One kernel at one size: the work, the traffic it cannot avoid, and what it is compared with; and
-the memory that cases share, one arena in a published shape, filled with random values.
-"""
+"""One kernel at one size: the work, its minimal memory traffic, and other implementations to
+compare. Also holds the memory shared by cases: one arena in a published shape, filled with random
+values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +23,8 @@ OVERFLOW_BYTES = 512 * 2**20
 
 @dataclass(frozen=True)
 class Stage:
-    """The arena is in the 9B shape, whose heads the other published shapes share or exceed. kv:
-    what its pages hold, as of a `CacheLayout`."""
+    """The memory of the cases. The arena has the 9B shape; its heads cover those of the other
+    published shapes. kv: content of its pages, named like in `CacheLayout`."""
 
     device: torch.device
     slabs: int
@@ -53,7 +53,7 @@ class Stage:
         return torch.tensor(values, device=self.device, dtype=torch.int32)
 
     def page_ids(self, count: int, first: int = 0) -> Tensor:
-        """[count] int32, in the order in which a request that is alone gets them."""
+        """Return page ids, [count] int32, in the order a lone request gets them."""
         layout = self.arena.layout
         ids = torch.arange(first, first + count, device=self.device)
         slab, page = ids // layout.pages_per_slab, ids % layout.pages_per_slab
@@ -64,18 +64,20 @@ class Stage:
 
 
 def turns_to_overflow(bytes_a_turn: float, most: int = 256) -> int:
-    """How many turns on memory of their own until no cache holds what the first one used."""
+    """Return the number of turns on separate memory needed to evict the first turn's data from
+    every cache."""
     return max(1, min(most, -(-OVERFLOW_BYTES // int(bytes_a_turn))))
 
 
 @dataclass(frozen=True)
 class Case:
-    """`turns` do the same work on different memory, enough of it to overflow the L2 cache.
+    """One kernel at one size. `turns` do the same work on different memory, enough to overflow the
+    L2 cache.
 
-    bytes: read once and written once, a turn. flops: of matrix products, a turn. captured, eager:
-    other implementations of the same turn, by name, as graph replays and as plain calls. share: the
-    least share of the floor asked for. rate: the least bytes a second asked for. ratios: how many
-    times as long the others must take.
+    bytes: read and written in one turn, each counted once. flops: of matrix products in one turn.
+    captured, eager: other implementations of the same turn, by name, as graph replays and as plain
+    calls. share: the lowest accepted share of the floor. rate: the lowest accepted bytes a second.
+    ratios: by name, the minimal ratio of its time to ours.
     """
 
     name: str
@@ -115,13 +117,15 @@ _SHARE = 0.85
 _MOST_TURNS = 8
 
 Turn = tuple[Work, tuple[Tensor, ...]]
-"""A call of the kernel on memory of its own, and the tensors that its twin takes for the same."""
+"""A call of the kernel on its own memory, and the same input tensors for its reference
+implementation."""
 
 
 def beside_twin(
     name: str, turn: Callable[[], Turn], twin: Callable[..., object], moved: float
 ) -> Case:
-    """moved: bytes of a turn, read and written."""
+    """Return a case compared with its reference implementation. moved: bytes of a turn, read and
+    written."""
     turns = [turn() for _ in range(turns_to_overflow(moved, most=_MOST_TURNS))]
     # As a whole or not at all: a twin in pieces would be an easy one to beat.
     fast = torch.compile(twin, dynamic=False, fullgraph=True)

@@ -1,4 +1,4 @@
-"""A mixture of experts whose weights are codes: few tokens of answers, and a chunk of a prompt."""
+"""A mixture of experts with coded weights: a few decode tokens, and a chunk of a prompt."""
 
 from collections.abc import Iterator
 from dataclasses import replace

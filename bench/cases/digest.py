@@ -1,4 +1,4 @@
-"""Digests of what a prefill sends: pages of every full-attention layer, and the state of all GDN
+"""Digests of a prefill's transfer: pages of every full-attention layer, and the state of all GDN
 layers at its end."""
 
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
-"""Elementwise work between matrix products: norms, rotary, gates. Each beside its compiled twin."""
+"""Elementwise work between matrix products: norms, rotary, gates. Each is compared with its
+compiled reference implementation."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -55,7 +55,7 @@ def _placing(stage: Stage, experts: int, chosen: int, tokens: int) -> Case:
 
 
 def _unfused_placing(logits: Tensor, chosen: int) -> tuple[Tensor, ...]:
-    """What the kernels do as PyTorch operators that wait for nothing on the host."""
+    """Compute the kernels' results with PyTorch operators, without waiting for the host."""
     tokens, experts = logits.shape
     weights, ids = logits.float().softmax(dim=-1).topk(chosen, dim=-1)
     weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -112,7 +112,7 @@ def block_case(
     phase: Phase = Phase.STEP,
     turns: int = _BLOCK_TURNS,
 ) -> Case:
-    """A whole block of 35B-A3B."""
+    """Return the case of a whole block of 35B-A3B."""
     shape = _shape(config)
     inputs = [stage.random(tokens, config.hidden) for _ in range(turns)]
     rows = stage.rows(tokens)
@@ -131,7 +131,7 @@ def block_case(
 
 
 def _weights(stage: Stage, config: ModelConfig) -> MoeWeights:
-    """Row-major, as the engine holds them on a GPU."""
+    """Return weights in row-major order, like the engine's on a GPU."""
     shape, hidden = _shape(config), config.hidden
     source = RandomSource(1, stage.device)
 

@@ -65,13 +65,13 @@ def _decode(stage: Stage, weights: GdnWeights, batch: int, name: str, alternates
 
 
 def slots(stage: Stage, batch: int, turn: int) -> Tensor:
-    """A run of slots, another one each turn as far as the arena reaches."""
+    """Return a run of slots, a different one each turn within the arena."""
     first = turn * batch % (stage.slabs - batch + 1)
     return stage.ints(list(range(first, first + batch)))
 
 
 def gdn_weights(stage: Stage) -> GdnWeights:
-    """The projections are no part of the kernel."""
+    """Return random weights without projections, because the kernel does not use them."""
     config, source = stage.model, RandomSource(1, stage.device)
     none = Matrix.of(torch.empty(0, device=stage.device))
     return GdnWeights(
@@ -85,7 +85,7 @@ def gdn_weights(stage: Stage) -> GdnWeights:
 
 
 def _fla(stage: Stage, batch: int, count: int) -> dict[str, Sequence[Work]]:
-    """fla's recurrent step alone, which has neither convolution, gates nor slots."""
+    """Return fla's recurrent step alone, without convolution, gates or slots."""
     step = fla_rule(stage, "fused_recurrent_gated_delta_rule", batch, 1, torch.float32)
     if step is None:
         return {}
@@ -97,8 +97,8 @@ def _fla(stage: Stage, batch: int, count: int) -> dict[str, Sequence[Work]]:
 def fla_rule(
     stage: Stage, name: str, count: int, tokens: int, beta_dtype: torch.dtype
 ) -> Callable[..., object] | None:
-    """fla's rule of that name on random inputs, of `count` sequences of `tokens` each; it lacks
-    initial_state. None where fla is not installed."""
+    """Return fla's rule called `name` on random inputs: `count` sequences of `tokens` each. It
+    lacks initial_state. None if fla is not installed."""
     if find_spec("fla") is None:
         return None
     rule = getattr(importlib.import_module("fla.ops.gated_delta_rule"), name)

@@ -1,5 +1,5 @@
-"""All GDN layers of rows with drafts, which fold what of their last tokens holds, beside those of
-decode steps of as many rows: a state is read once and written once in both."""
+"""All GDN layers of rows with drafts, beside decode steps of as many rows. A step with drafts folds
+the accepted part of its last tokens. Both read a state once and write it once."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -17,9 +17,9 @@ from .gdn import gdn_weights, slots
 
 _TOKENS = 4
 _HELD = 3
-"""Tokens of a row that a fold goes through: as many hold, about, at .80/.75/.72."""
+"""Tokens folded in a row, about the number accepted at .80/.75/.72."""
 _MOST = 1.15
-"""Times as long as those of a plain step the states of a step with drafts may take."""
+"""Largest accepted ratio of the state time of a step with drafts to a plain step's."""
 
 
 def cases(stage: Stage) -> Iterator[Case]:

@@ -54,7 +54,8 @@ def _prefill(stage: Stage, weights: GdnWeights, count: int, tokens: int, marks: 
 
 
 def _fla(stage: Stage, count: int, tokens: int) -> dict[str, Sequence[Work]]:
-    """fla's chunked rule alone: no convolution, gates, norm or saved states but the last."""
+    """Return fla's chunked rule alone: without convolution, gates, norm or saved states except the
+    last."""
     rule = fla_rule(stage, "chunk_gated_delta_rule", count, tokens, torch.bfloat16)
     if rule is None:
         return {}

@@ -46,7 +46,8 @@ def cases(stage: Stage) -> Iterator[Case]:
 
 
 def _fp8_cases(stage: Stage, norm: Tensor, in_proj: int, width: int, values: int) -> Iterator[Case]:
-    """The same with weights in FP8 blocks, and at batches that bf16 leaves to the library."""
+    """Yield the same products with weights in FP8 blocks, also at batches left to the library in
+    bf16."""
     hidden = stage.model.hidden
 
     def normed(x: Tensor, weight: Fp8) -> object:

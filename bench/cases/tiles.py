@@ -1,5 +1,5 @@
-"""Products with FP8 weights by other tiles than the chosen one: what the tables of
-`model/ops/linear/fp8_product.py` are chosen by."""
+"""Products with FP8 weights, comparing other tiles with the chosen one. The results fill the tables
+of `model/ops/linear/fp8_product.py`."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -14,8 +14,8 @@ _BATCHES = (16, 32, 64, 128, 256)
 
 
 def cases(stage: Stage) -> Iterator[Case]:
-    """Of 9B: each with half and twice the shares, other stages, and tiles of twice the rows of x or
-    of weights."""
+    """Yield the cases of 9B. Each has half and twice the shares, other stages, and tiles with twice
+    the rows of x or of weights."""
     hidden, width = stage.model.hidden, 12288
     shapes = (
         ("out_proj", hidden, hidden),

@@ -1,7 +1,7 @@
-"""The index of a simulated fleet, kept by its trees' events as a subscriber keeps it.
+"""The index of a simulated fleet, updated by its trees' events like a subscriber's index.
 
-Events come some time late, some never; after a gap in a node's sequence all of that node is asked
-for anew. Owns a watch of each tree. Thread rule: one thread. Deterministic by its seed.
+Events arrive with a delay, and some are lost. After a gap in a node's sequence the whole node is
+requested again. Owns a watch of each tree. Thread rule: one thread. Deterministic by its seed.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _NEVER_GAPS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one message says of a node. subscription: the number of its node's."""
+    """One message about a node. subscription: the number of the node's subscription."""
 
     node: int
     subscription: int
@@ -26,11 +26,12 @@ class IndexFeed:
     def __init__(
         self, trees: Sequence[PrefixCache], seconds: float, lost: float, seed: int
     ) -> None:
-        """seconds: after a tree's change the index has it. lost: share of the messages."""
+        """Set up the index. seconds: from a tree's change until the index has it. lost: share of
+        lost messages."""
         self.index = FleetIndex()
         self.seconds = seconds
         self.snapshots = 0
-        """Asked for after a gap."""
+        """Number of snapshots requested after a gap."""
         self._trees = trees
         self._lost = lost
         self._random = Random(seed)
@@ -40,7 +41,8 @@ class IndexFeed:
         self._listed = [False] * len(trees)
 
     def changes(self, node: int) -> Change | None:
-        """Since the last call; None where there are none, or where the message is lost."""
+        """Return the changes since the last call, or None if there are none or the message is
+        lost."""
         batch = self._trees[node].drain_events(self._watches[node])
         if not len(batch) and not batch.is_snapshot:
             return None
@@ -49,7 +51,8 @@ class IndexFeed:
         return Change(node, self._subscriptions[node], batch)
 
     def apply(self, change: Change) -> Change | None:
-        """A node's snapshot, under way from now, where the change shows that one was lost."""
+        """Apply a change. If it shows a lost message, return the node's snapshot, in transit from
+        now on."""
         node, batch = change.node, change.batch
         if change.subscription != self._subscriptions[node]:
             return None

@@ -1,7 +1,7 @@
-"""What a node of a simulated fleet serves: how its cache lies, and how long its prefills take,
-where they were measured and where they were not.
+"""The model served by a node of a simulated fleet: its cache layout, and its measured or assumed
+prefill times.
 
-A model is measured on one device; the figures are of docs/results, whose files name the versions.
+A model is measured on one device. The figures come from docs/results; its files name the versions.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from tasuki.routing.node_load import PrefillSeconds
 
 @dataclass(frozen=True)
 class MeasuredPrefill:
-    """To the first token, of the tokens first..last, those before them being cached."""
+    """The seconds to the first token, computing the tokens first..last after cached ones."""
 
     first: int
     last: int
@@ -27,7 +27,7 @@ class MeasuredPrefill:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Of a prefill alone on the device."""
+    """Times of a prefill alone on the device."""
 
     device: str
     date: str
@@ -37,7 +37,7 @@ class Measurement:
 
 
 def fitted(prefills: Sequence[MeasuredPrefill]) -> PrefillSeconds:
-    """Least squares of what PrefillSeconds adds up."""
+    """Fit the terms of PrefillSeconds by least squares."""
     rows = [(1.0, each.last - each.first, (each.last**2 - each.first**2) / 2) for each in prefills]
     measured = [each.seconds for each in prefills]
     scale = np.max(rows, axis=0)
@@ -59,7 +59,7 @@ _9B = Measurement(
 
 
 def measured(model: str) -> Measurement | None:
-    """By the name of a published shape; None where it was not measured."""
+    """Return the measurement of a published shape, or None if it was not measured."""
     size = model.lower().removeprefix("qwen/").removeprefix("qwen3.5-")
     return _9B if size == "9b" else None
 
@@ -67,8 +67,8 @@ def measured(model: str) -> Measurement | None:
 def prefill_seconds(
     model: str, tflops: float | None, fixed: float, linear: float, quadratic: float
 ) -> tuple[PrefillSeconds, str]:
-    """And where it comes from. tflops: TFLOP/s that are assumed; None: what was measured.
-    fixed: seconds of any prefill. linear, quadratic: FLOPs as PrefillFlops has them.
+    """Return the seconds of a prefill and their source. tflops: assumed TFLOP/s; None: the
+    measurement. fixed: seconds of any prefill. linear, quadratic: FLOPs, like in PrefillFlops.
     REQUIRES: the model was measured, or tflops is given."""
     if tflops is not None:
         rate = tflops * 1e12
@@ -81,7 +81,7 @@ def prefill_seconds(
 
 @dataclass(frozen=True)
 class NodeModel:
-    """source: where the seconds come from."""
+    """The model of a node. source: origin of the seconds."""
 
     layout: CacheLayout
     flops: PrefillFlops
@@ -90,8 +90,8 @@ class NodeModel:
 
     @classmethod
     def published(cls, name: str, tflops: float | None, fixed: float) -> Self:
-        """name: of a published shape, or a checkpoint's folder. tflops, fixed: as prefill_seconds
-        has them. Raises ModelConfigError."""
+        """Build the model. name: a published shape, or a checkpoint's folder. tflops, fixed: like
+        in prefill_seconds. Raises ModelConfigError."""
         config = published_or_folder(name)
         flops = PrefillFlops.for_model(config)
         seconds, source = prefill_seconds(name, tflops, fixed, flops.linear, flops.quadratic)

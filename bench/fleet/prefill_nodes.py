@@ -1,10 +1,10 @@
-"""The prefill nodes of a simulated fleet: the real tree in ids, one prefill at a time, and the
+"""The prefill nodes of a simulated fleet: the real tree over ids, one prefill at a time, and
 reports of their load.
 
-The shortest prefill comes first and each fourth time the oldest, as
-engine/scheduling/scheduler.py has it of chunks. What a prompt and its answer leave in the tree
-stands when its prefill ends: the answer's state is taken to come back by the return path, whose
-bytes are not modelled. Virtual time, seconds, which does not go back; thread rule: one thread.
+The shortest prefill comes first, and each fourth time the oldest, like chunks in
+engine/scheduling/scheduler.py. A prompt and its answer enter the tree when the prefill ends. The
+answer's state is assumed to come back by the return path; its bytes are not modelled. Virtual time
+in seconds never goes back. Thread rule: one thread.
 """
 
 import math
@@ -27,34 +27,35 @@ from tasuki.routing.node_load import PrefillSeconds, faded
 from .workload import Turn, Workload
 
 Report = tuple[float, float, float]
-"""NodeLoad.report's: wait, when it was taken, seconds of prefill that were stored lately."""
+"""Arguments of NodeLoad.report: wait, time of the report, seconds of prefill stored lately."""
 
 
 class LoadReports:
-    """What a node's reports say of its load, taken at whole periods and some time under way.
+    """A node's load reports, taken at whole periods and delivered after a delay.
 
-    Owns the reports that are still needed. Between two changes of what the node has to do, its wait
-    falls with time, so one report of each is kept."""
+    Owns the reports still needed. Between two changes of the node's work, its wait falls with time,
+    so one report of each is kept.
+    """
 
     def __init__(self, period: float, delay: float) -> None:
-        """period: seconds between two reports; delay: until one has come."""
+        """Set up the reports. period: seconds between two reports. delay: until one arrives."""
         self._period = period
         self._delay = delay
         self._changes: deque[Report] = deque([(0.0, 0.0, 0.0)])  # from when, free at, stored
 
     def changed(self, now: float, wait: float, stored: float) -> None:
-        """From now on the node has that wait, and had stored so much, seconds."""
+        """Record the node's wait and its stored work from now on, in seconds."""
         self._forget(now)
         self._changes.append((now, now + wait, stored))
 
     def latest(self, now: float) -> Report:
-        """The last report that has come."""
+        """Return the last delivered report."""
         at = self._forget(now)
         since, free_at, stored = self._changes[0]
         return max(0.0, free_at - at), at, faded(stored, at - since)
 
     def _forget(self, now: float) -> float:
-        """When the last report that has come was taken; drops what stood before."""
+        """Return the time of the last delivered report, and drop older ones."""
         at = max(0.0, (now - self._delay) // self._period * self._period)
         while len(self._changes) > 1 and self._changes[1][0] <= at:
             self._changes.popleft()
@@ -67,8 +68,8 @@ _HINTS = {"tool_use": "tool_call", "end_turn": "end_of_turn"}
 
 @dataclass(frozen=True)
 class Prompt:
-    """A turn at a node. came: into the fleet. work: seconds of prefill that were expected. pulled:
-    tokens whose KV and state came from another node."""
+    """A turn at a node. came: arrival in the fleet. work: expected seconds of prefill. pulled:
+    tokens with KV and state from another node."""
 
     turn: Turn
     came: float
@@ -78,7 +79,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Served:
-    """A turn whose prefill ended. usable: tokens of its prompt that were not computed."""
+    """A turn with a completed prefill. usable: prompt tokens not computed."""
 
     turn: Turn
     came: float
@@ -106,7 +107,8 @@ class PrefillServer:
         reports: LoadReports,
         free_at: NDArray[np.float64],
     ) -> None:
-        """free_at: [nodes], when each will have done what it has; the server keeps its own."""
+        """Set up a server. free_at: [nodes], each node's time of becoming idle; the server updates
+        its own entry."""
         self._number = number
         self._tree = tree
         self._workload = workload
@@ -123,16 +125,16 @@ class PrefillServer:
 
     @property
     def rooms(self) -> int:
-        """Prompts that it has."""
+        """Return the number of its prompts."""
         return len(self._waiting) + (self._running is not None)
 
     def wait(self, now: float) -> float:
-        """Seconds of work, as it estimates them."""
+        """Return the remaining seconds of work, by the node's own estimate."""
         running = max(0.0, self._running.ends - now) if self._running is not None else 0.0
         return running + self._waiting_work
 
     def report(self, now: float) -> Report:
-        """What has come by report last."""
+        """Return the last delivered report."""
         return self._reports.latest(now)
 
     def usable(self, turn: Turn) -> int:
@@ -140,7 +142,7 @@ class PrefillServer:
         return self._tree.match(prompt, salt=self._workload.salt(turn)).usable_tokens
 
     def put(self, prompt: Prompt, now: float) -> float | None:
-        """When the prefill ends that begins with it; None where it waits."""
+        """Queue a prompt. Returns the end of its prefill if it starts now, or None if it waits."""
         self._waiting.append(prompt)
         self._waiting_work += prompt.work
         self._stored = faded(self._stored, now - self._stored_at) + prompt.work
@@ -150,7 +152,7 @@ class PrefillServer:
         return ends
 
     def end(self, now: float) -> tuple[Served, float | None]:
-        """The prefill that runs ended: what it did, and when the next one ends."""
+        """End the running prefill. Returns its result, and the end of the next prefill, if any."""
         running = self._running
         assert running is not None, "a node ends only what it began"
         self._running = None
@@ -161,7 +163,7 @@ class PrefillServer:
         return Served(running.prompt.turn, running.prompt.came, now, running.usable), ends
 
     def lose(self) -> list[Prompt]:
-        """It dies: what it had, to be asked elsewhere."""
+        """Kill the node, and return its prompts, to be sent elsewhere."""
         self.alive = False
         self._free_at[self._number] = math.inf
         lost = list(self._waiting)
@@ -202,7 +204,7 @@ class PrefillServer:
         return ends
 
     def _publish(self, turn: Turn, allocation: Allocation, usable: int) -> None:
-        """What bench.replay.player leaves of a request."""
+        """Store a request in the tree by the rules of bench.replay.player."""
         request, tokens, block = (
             self._workload.request(turn),
             self._workload.tokens(turn),
@@ -225,18 +227,18 @@ class PrefillServer:
 
 
 class Members:
-    """The nodes as those who choose have them: a node that died is one until its lease ends."""
+    """The nodes as seen by deciders: a dead node remains until its lease ends."""
 
     def __init__(self, servers: Sequence[PrefillServer]) -> None:
         self.servers = servers
         self.nodes = list(range(len(servers)))
         self.version = 0
-        """Of nodes: another one where one has gone."""
+        """Version of the nodes: changes after a node has gone."""
 
     def drop(self, node: int) -> None:
         self.nodes.remove(node)
         self.version += 1
 
     def besides(self, tried: frozenset[int]) -> Sequence[int]:
-        """Those but the tried ones."""
+        """Return all nodes except the tried ones."""
         return [node for node in self.nodes if node not in tried] if tried else self.nodes

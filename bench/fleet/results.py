@@ -1,7 +1,7 @@
-"""What a simulated fleet did: as JSON, as text, and as a file of rows with a table beside it.
+"""The result of a simulated fleet: as JSON, as text, and as a file of rows with a table beside it.
 
-A row is kept with the machine, the commit and the versions that it was measured with; another one
-of the same settings takes its place. Raises what reading and writing files does.
+A row is kept with its machine, commit and versions; a new row of the same settings replaces it.
+Raises the errors of reading and writing files.
 """
 
 import json
@@ -27,9 +27,9 @@ def outcome(
     spent: tuple[float, float],
     feed: IndexFeed | None,
 ) -> dict[str, Any]:
-    """spent: seconds of wall clock and of CPU. Shares are of prompt FLOPs and of prompt tokens;
-    imbalance: the busiest node's prefill FLOPs over the mean's; memory: the process's most. Raises
-    ReplayError where no turn was counted."""
+    """Return the results. spent: seconds of wall clock and of CPU. Shares are of prompt FLOPs and
+    of prompt tokens. imbalance: the busiest node's prefill FLOPs over the mean. memory: the
+    process's peak. Raises ReplayError if no turn was counted."""
     if not counts.turns:
         raise ReplayError(f"{trace}: no turn came in time: raise --seconds or lower --warm-up")
     ttft, choices = sorted(counts.ttft), sorted(counts.choices)
@@ -105,8 +105,8 @@ _FIELDS = tuple(field.name for field in fields(FleetSettings))
 
 
 def keep(path: Path, result: dict[str, Any], host: Host) -> None:
-    """path: .json for this row alone, .jsonl for a row a line; the table has its name and .md.
-    host: described before the run, for the tree may get another commit meanwhile."""
+    """Store a row. path: .json for this row alone, .jsonl for a row a line; the table has its name
+    and .md. host: described before the run, because the tree's commit may change meanwhile."""
     row = {"bench": "fleet"} | result | {"host": asdict(host)}
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
@@ -123,7 +123,7 @@ def _name(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table for each fleet and load, with a row for each route and what else was asked for."""
+    """Return a table for each fleet and load, with a row for each route and other setting."""
     parts = []
     for shared in dict.fromkeys(_shared(row) for row in rows):
         of_it = [row for row in rows if _shared(row) == shared]

@@ -1,7 +1,7 @@
-"""How a simulated decode node chooses the prefill node of a turn, each route a class.
+"""The routes of a simulated decode node: choices of a turn's prefill node, each route a class.
 
-CostRoute chooses as a decode node does. The others know what no decode node does, or need nothing:
-what it is compared with. Deterministic by their seeds. Thread rule: one thread.
+CostRoute chooses like a decode node does. The other routes are its comparison: they know more than
+a decode node, or need nothing. Deterministic by their seeds. Thread rule: one thread.
 """
 
 from collections import defaultdict
@@ -35,8 +35,9 @@ from .workload import Turn, Workload
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """work: seconds of prefill that are expected at the node. pulled: tokens of KV and state that
-    first come from another node, until the second `ready`; where none do it goes there at once."""
+    """A chosen node. work: expected seconds of prefill there. pulled: tokens of KV and state loaded
+    first from another node, until the second `ready`. Without pulled tokens the turn goes there at
+    once."""
 
     node: int
     work: float
@@ -46,16 +47,16 @@ class Choice:
 
 class Route(Protocol):
     def choose(self, turn: Turn, now: float, tried: frozenset[int]) -> Choice:
-        """Of the members but for those tried. REQUIRES: there is one."""
+        """Choose a member not yet tried. REQUIRES: there is one."""
         ...
 
     def served(self, turn: Turn, node: int, usable: int) -> None:
-        """A turn that it chose for: so many tokens were not computed."""
+        """Record a turn it chose for: `usable` tokens were not computed."""
         ...
 
 
 class ByRule:
-    """A route that needs no more than a node's number."""
+    """A route needing only a node's number."""
 
     def __init__(self, members: Members, workload: Workload, seconds: PrefillSeconds) -> None:
         self._members = members
@@ -63,7 +64,7 @@ class ByRule:
         self._seconds = seconds
 
     def served(self, turn: Turn, node: int, usable: int) -> None:
-        """Nothing is learnt of it."""
+        """Do nothing, because this route does not learn."""
 
     def _at(self, node: int, turn: Turn) -> Choice:
         usable = self._members.servers[node].usable(turn)
@@ -72,7 +73,7 @@ class ByRule:
 
 
 class StickyRoute(ByRule):
-    """By rendezvous of the session."""
+    """A route by rendezvous hashing of the session."""
 
     def __init__(self, members: Members, workload: Workload, seconds: PrefillSeconds) -> None:
         super().__init__(members, workload, seconds)
@@ -103,7 +104,7 @@ class RandomRoute(ByRule):
 
 
 class FewestRoomsRoute(ByRule):
-    """By the number of prompts that a node has."""
+    """A route by the number of prompts at a node."""
 
     def choose(self, turn: Turn, now: float, tried: frozenset[int]) -> Choice:
         servers = self._members.servers
@@ -112,7 +113,8 @@ class FewestRoomsRoute(ByRule):
 
 
 class LeastWaitRoute(ByRule):
-    """By the exact wait; of nodes that share one cache, the bound of every other route."""
+    """A route by the exact wait. For nodes sharing one cache it is the bound of every other
+    route."""
 
     def __init__(
         self,
@@ -133,9 +135,9 @@ def _home(session: tuple[int, int], nodes: Sequence[int]) -> int:
 
 
 class CostRoute:
-    """The choice by cost, as a decode node makes it: with loads that are as old as reports come,
-    beside what it sent itself, and the index that all share. A prompt moves once if the chosen
-    node turns out to be busier than expected."""
+    """The choice by cost, made like a decode node does. It uses loads as old as their reports, its
+    own sent work, and the index common to all. A prompt moves once if the chosen node is busier
+    than expected."""
 
     def __init__(
         self,
@@ -146,7 +148,7 @@ class CostRoute:
         seed: int,
         lying: Collection[int] = (),
     ) -> None:
-        """lying: nodes that list every prompt as held whole."""
+        """Set up the route. lying: nodes that list every prompt as held whole."""
         self._members = members
         self._workload = workload
         self._seconds = seconds
@@ -156,7 +158,7 @@ class CostRoute:
         self._loads: defaultdict[int, NodeLoad] = defaultdict(NodeLoad)
         self._hints: defaultdict[int, HintTrust] = defaultdict(HintTrust)
         self._expected: dict[Turn, tuple[int, int]] = {}
-        """The node that a turn was sent to, and what that is said to hold of it."""
+        """A turn's node, and the tokens expected there."""
         self._sent = SentPrefixes()
         self._first = self._random.getrandbits(32)
 
@@ -207,8 +209,8 @@ class CostRoute:
         return held, candidates, begins
 
     def _turned(self, nodes: Sequence[int]) -> list[int]:
-        """In an order of this decider's own: while nobody knows of a difference, not all begin with
-        the same node."""
+        """Rotate the nodes by this decider's own offset. While no node is known to differ, deciders
+        then start with different nodes."""
         first = self._first % len(nodes)
         return [*nodes[first:], *nodes[:first]]
 
@@ -220,7 +222,7 @@ class CostRoute:
 
 @dataclass(frozen=True)
 class Link:
-    """Of a node. token, state: seconds of the KV of a token and of one state."""
+    """A node's link. token, state: seconds for the KV of one token and for one state."""
 
     token: float
     state: float
@@ -230,18 +232,19 @@ class Link:
 
     @staticmethod
     def of_speed(layout: CacheLayout, gigabytes: float) -> "Link":
-        """gigabytes: a second, 10^9 bytes."""
+        """Return the link of that speed. gigabytes: rate a second, 10^9 bytes."""
         rate = gigabytes * 1e9
         return Link(layout.page_bytes / PAGE_TOKENS / rate, layout.slot_bytes / rate)
 
 
 class PullRoute:
-    """A bound: the choice that pulls what another node holds instead of computing it again, and
+    """A bound: this choice pulls a prefix held by another node instead of computing it again, and
     knows every wait.
 
         cost = wait + least of (prefill here, transfer from the deepest + prefill of the rest)
 
-    A transfer has the links of both nodes to itself, one behind another."""
+    A transfer has the links of both nodes to itself, one after the other.
+    """
 
     def __init__(
         self,
@@ -260,7 +263,7 @@ class PullRoute:
         self._link_free: defaultdict[int, float] = defaultdict(float)
 
     def served(self, turn: Turn, node: int, usable: int) -> None:
-        """All is known already."""
+        """Do nothing, because this route knows everything already."""
 
     def choose(self, turn: Turn, now: float, tried: frozenset[int]) -> Choice:
         nodes = self._members.besides(tried)
@@ -293,7 +296,7 @@ class PullRoute:
         return Choice(chosen, work, most, ready)
 
     def _held(self, turn: Turn, tried: frozenset[int]) -> dict[int, int]:
-        """Tokens that a node's tree has now, of those that the index names."""
+        """Return the tokens now in each node's tree, for the nodes named by the index."""
         servers = self._members.servers
         named = self._index.holders(
             self._workload.prompt(turn), self._workload.salt(turn), len(servers), 0

@@ -1,4 +1,4 @@
-"""What a simulation is asked for, each setting a flag of `tasuki simulate`."""
+"""The settings of a simulation, each a flag of `tasuki simulate`."""
 
 import math
 import sys
@@ -12,7 +12,7 @@ from .workload import ARRIVALS
 
 ROUTES = ("cost", "sticky", "random", "fewest-rooms", "one-cache", "pull")
 ASSUMED_TFLOPS = 300.0
-"""Of a model whose prefills were not measured."""
+"""Assumed TFLOP/s of a model without measured prefills."""
 _POSITIVE = (
     *("nodes", "gb", "streams", "deciders", "tflops", "fixed_ms", "itl_ms", "report_seconds"),
     "link_gb",
@@ -23,13 +23,13 @@ _SHARES = ("lost", "dead", "lying")
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """gb: of each node's arena, GiB. seconds: turns that come later are left out; warm_up: those
-    that come earlier are not counted. tflops, fixed_ms: of a prefill; tflops None: as measured,
-    without fixed_ms. itl_ms: of an answer's token. report_seconds: between a node's reports of its
-    load; report_delay: until one has come; index_seconds: until a change of a tree is in the index.
-    lost: share of a tree's messages that never come. dead: share of the nodes that die halfway, at
-    least one where it is above 0; lying: of those that list every prompt as held whole, likewise.
-    link_gb: of a node's link, 10^9 bytes a second."""
+    """gb: size of each node's arena, GiB. seconds: later turns are left out. warm_up: earlier turns
+    are not counted. tflops, fixed_ms: of a prefill; tflops None: the measurement, without fixed_ms.
+    itl_ms: time of an answer's token. report_seconds: between a node's load reports. report_delay:
+    until a report arrives. index_seconds: until a tree's change is in the index. lost: share of a
+    tree's messages that are lost. dead: share of the nodes that die halfway; above 0 at least one.
+    lying: share of the nodes that list every prompt as held whole; above 0 at least one. link_gb:
+    rate of a node's link, 10^9 bytes a second."""
 
     model: str = option("35b-a3b", f"{', '.join(PUBLISHED)} or a checkpoint folder")
     nodes: int = option(4, "prefill nodes")
@@ -56,7 +56,7 @@ class FleetSettings:
     lying: float = option(0.0, "share of nodes with a lie: all prefixes held")
 
     def check(self) -> None:
-        """Raises ValueError for a value out of bounds; the text names the flag."""
+        """Raise ValueError for a value out of bounds; the text names the flag."""
         for names, least, most, rule in (
             (_POSITIVE, math.ulp(0.0), sys.float_info.max, "more than 0 and finite"),
             (_DURATIONS, 0.0, sys.float_info.max, "0 or more seconds, and finite"),

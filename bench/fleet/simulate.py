@@ -35,7 +35,7 @@ from .workload import Workload
 
 
 def simulate(trace: Trace, settings: FleetSettings) -> dict[str, Any]:
-    """Raises ReplayError, ModelConfigError."""
+    """Simulate a trace and return its results. Raises ReplayError, ModelConfigError."""
     began = time.monotonic(), time.process_time()
     model = NodeModel.published(settings.model, settings.tflops, settings.fixed_ms / 1e3)
     layout, flops, seconds = model.layout, model.flops, model.seconds
@@ -92,13 +92,13 @@ def simulate(trace: Trace, settings: FleetSettings) -> dict[str, Any]:
 
 
 def _deaths(settings: FleetSettings, workload: Workload) -> list[tuple[float, int]]:
-    """When, and which node: all in the middle of what is played; one node is left."""
+    """Return the time and node of each death: all at the middle of the run; one node remains."""
     halfway = min(settings.seconds, workload.seconds) / 2
     return [(halfway, node) for node in _drawn(settings.dead, settings)]
 
 
 def _drawn(share: float, settings: FleetSettings) -> list[int]:
-    """So many of the nodes, at least one where the share is above 0, and never all."""
+    """Return a random share of the nodes: at least one if the share is above 0, and never all."""
     many = max(1, round(share * settings.nodes)) if share > 0 else 0
     return Random(settings.seed).sample(range(settings.nodes), min(many, settings.nodes - 1))
 
@@ -127,19 +127,20 @@ _ADDED = (
     "cpu_seconds",
 )
 _STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Of the 95% interval, by degrees of freedom from 1 on."""
+"""Factors of the 95% interval, by degrees of freedom from 1 on."""
 
 
 def half_interval(values: Sequence[float]) -> float:
-    """Half of the 95% interval of the mean. REQUIRES: two values or more."""
+    """Return half of the 95% interval of the mean. REQUIRES: two values or more."""
     student = _STUDENT[min(len(values) - 1, len(_STUDENT)) - 1]
     half: float = student * stdev(values) / len(values) ** 0.5
     return half
 
 
 def simulate_seeds(trace: Trace, settings: FleetSettings, seeds: int) -> dict[str, Any]:
-    """Of the seeds from settings.seed on: figures are means, counts are sums, and `intervals` has
-    by figure half of its mean's 95% interval. REQUIRES: seeds >= 1. Raises as simulate() does."""
+    """Simulate the seeds from settings.seed on. Figures are means, counts are sums. `intervals`
+    holds, by figure, half of its mean's 95% interval. REQUIRES: seeds >= 1. Raises the errors of
+    simulate()."""
     runs = [
         simulate(trace, replace(settings, seed=settings.seed + number)) for number in range(seeds)
     ]

@@ -1,9 +1,8 @@
 """The events of a simulated fleet, in virtual time.
 
-Owns the clock and what is counted. A turn arrives, is sent, waits, is prefilled, is answered; then
-the turn that continues it arrives. What a node had when it died, and what is sent to it before
-others have noticed, is sent elsewhere; its time counts from its arrival. Thread rule: one thread.
-Deterministic.
+Owns the clock and the counts. A turn arrives, is sent, waits, is prefilled and is answered; then
+its next turn arrives. Prompts of a dead node are sent elsewhere, including those sent before its
+death was noticed. Their time counts from their arrival. Thread rule: one thread. Deterministic.
 """
 
 import heapq
@@ -20,16 +19,15 @@ from .routes import Route
 from .workload import Turn, Workload
 
 RETRY_SECONDS = 1.0
-"""Until a broken link or a refused room is noticed."""
+"""Delay until a broken link or a refused room is noticed."""
 LEASE_SECONDS = 5.0
-"""After its death a node is still a member for so long."""
+"""Time a node remains a member after its death."""
 
 
 @dataclass
 class Counts:
-    """Sums over the turns that were answered, those of the warm-up left out; prompts in tokens and
-    FLOPs, ttft in seconds. arrived, answered: all turns, the warm-up's too. choices: seconds of CPU
-    of each."""
+    """Sums over the answered turns after the warm-up: prompts in tokens and FLOPs, ttft in seconds.
+    arrived, answered: all turns, including the warm-up. choices: CPU seconds of each."""
 
     arrived: int = 0
     answered: int = 0
@@ -55,7 +53,7 @@ class Simulation:
         flops: PrefillFlops,
         feed: IndexFeed | None,
     ) -> None:
-        """feed: of the index by which the deciders choose, if by any."""
+        """Set up a simulation. feed: of the deciders' index; None if they use no index."""
         self._members = members
         self._deciders = deciders
         self._workload = workload
@@ -68,8 +66,8 @@ class Simulation:
         self._from = 0.0
 
     def run(self, seconds: float, warm_up: float, deaths: Iterable[tuple[float, int]]) -> Counts:
-        """Turns that arrive before `seconds`; those that arrive before warm_up are not counted.
-        deaths: when, and which node."""
+        """Run the turns that arrive before `seconds`. Turns arriving before warm_up are not
+        counted. deaths: time and node of each."""
         self._from, self._until = warm_up, seconds
         for turn in self._workload.first_turns():
             self._arrive(turn, turn.seconds)
@@ -86,7 +84,7 @@ class Simulation:
         self._send(turn, now, frozenset(), now)
 
     def _send(self, turn: Turn, came: float, tried: frozenset[int], now: float) -> None:
-        """tried: nodes that did not answer."""
+        """Send a turn to a node. tried: nodes without an answer."""
         decider = self._decider(turn)
         began = time.thread_time()
         choice = decider.choose(turn, now, tried)
@@ -153,7 +151,7 @@ class Simulation:
             self._push(at, partial(self._begin, turn))
 
     def _push(self, at: float, happens: Callable[[float], None]) -> None:
-        """happens: is called with the time then."""
+        """Schedule an event. happens: called with the time of the event."""
         self._pushed += 1
         heapq.heappush(self._events, (at, self._pushed, happens))
 

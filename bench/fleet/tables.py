@@ -1,6 +1,6 @@
 """The tables of docs/results/routing.md: `python -m tasuki.bench.fleet.tables TRACE --out FILE`.
 
-Each row is a `tasuki simulate` of its own, which keeps its outcome in the file: what is cut off
+Each row is a separate `tasuki simulate`. It stores its outcome in the file, so an interruption
 loses one row.
 """
 
@@ -34,7 +34,8 @@ def _routes(shared: Flags, *routes: str) -> Iterator[Flags]:
 
 
 def _swept(shared: Flags, many: str) -> Iterator[Flags]:
-    """Deciders and faults, the bounds beside them. many: deciders where they are not swept."""
+    """Yield the flags of a sweep over deciders and faults, with the bounds. many: deciders of rows
+    that do not sweep them."""
     yield from _routes(shared, "one-cache", "sticky", "fewest-rooms", "random")
     yield (*shared, "--route", "sticky", *_DEAD)
     for deciders in ("2", "16", "250"):
@@ -50,7 +51,7 @@ def _swept(shared: Flags, many: str) -> Iterator[Flags]:
 
 
 def rows(table: str) -> Iterator[Flags]:
-    """Of a table by its name in NAMES."""
+    """Yield the rows of a table by its name in NAMES."""
     match table:
         case "4":
             all_routes = ("one-cache", "cost", "sticky", "pull", "fewest-rooms", "random")

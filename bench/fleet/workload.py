@@ -1,11 +1,10 @@
-"""What is asked of a simulated fleet, and when: one trace, once or many times over.
+"""The requests of a simulated fleet and their times: one trace, once or many times over.
 
-A stream is the trace under a salt of its own, so that streams share nothing. It begins at a random
-place of the trace and goes round: what stands before that place follows behind the end under
-another salt, so that nothing of it was asked before. The first stream of seed 0 is the trace as it
-was recorded. A request comes at its time, and never before the answer that it continues has ended,
-unless the arrivals are `open`; `closed` keeps the recorded pause behind that answer instead of the
-time. Deterministic.
+A stream is the trace under a salt of its own, so streams share nothing. It begins at a random place
+of the trace and wraps around. The part before that place follows the end under another salt, so
+none of it was asked before. The first stream of seed 0 is the trace as recorded. A request comes at
+its time, and never before the end of the answer it continues, unless the arrivals are `open`.
+`closed` keeps the recorded pause after that answer instead of the time. Deterministic.
 """
 
 from bisect import bisect_left
@@ -21,12 +20,12 @@ from tasuki.bench.replay.trace import Trace, TraceRequest
 
 ARRIVALS = ("recorded", "closed", "open")
 JITTER_SECONDS = 60.0
-"""By up to so much a conversation of a stream is later than another seed's."""
+"""Largest delay of a stream's conversation against another seed's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request of a stream; `index` is its place in the trace. seconds: when it would come, by the
+    """A request of a stream. `index`: its place in the trace. seconds: its planned time, by the
     fleet's clock."""
 
     stream: int
@@ -36,7 +35,8 @@ class Turn:
 
 @dataclass(frozen=True)
 class _Stream:
-    """first: of the trace's requests. phase: of the trace's seconds. seed: of its jitter."""
+    """One stream. first: index in the trace's requests. phase: offset in the trace's seconds. seed:
+    of its jitter."""
 
     first: int
     phase: float
@@ -47,7 +47,7 @@ class Workload:
     def __init__(
         self, trace: Trace, streams: int, arrivals: str, token_seconds: float, seed: int
     ) -> None:
-        """arrivals: one of ARRIVALS. token_seconds: of an answer's token."""
+        """Set up the workload. arrivals: one of ARRIVALS. token_seconds: of an answer's token."""
         self.trace = trace
         self._prompts = Prompts(trace)
         self._texts: dict[int, NDArray[np.int32]] = {}
@@ -63,14 +63,15 @@ class Workload:
 
     @property
     def seconds(self) -> float:
-        """That a stream lasts."""
+        """Return the length of a stream in seconds."""
         return self._times[-1]
 
     def request(self, turn: Turn) -> TraceRequest:
         return self.trace.requests[turn.index]
 
     def tokens(self, turn: Turn) -> NDArray[np.int32]:
-        """Prompt and answer, one-dimensional. Read-only: turns of a conversation share memory."""
+        """Return prompt and answer, one-dimensional. Read-only, because turns of a conversation
+        share memory."""
         longest = self._prompts.longest(turn.index)
         text = self._texts.get(longest)
         if text is None:
@@ -87,8 +88,8 @@ class Workload:
         return number.to_bytes(4, "big") if number else b""
 
     def session(self, turn: Turn) -> tuple[int, int]:
-        """The stream, and the conversation or, where a trace names none, the prompt's second
-        block."""
+        """Return the stream and the conversation. If the trace names no conversation, use the
+        prompt's second block."""
         request = self.request(turn)
         if request.conversation is not None:
             return turn.stream, request.conversation[0]
@@ -96,7 +97,7 @@ class Workload:
         return turn.stream, int(blocks[min(1, len(blocks) - 1)])
 
     def first_turns(self) -> Iterator[Turn]:
-        """Those that continue no answer, in no order."""
+        """Yield the turns continuing no answer, in no order."""
         before = {after: index for index, after in self._after.items()}
         for number, stream in enumerate(self._streams):
             for index in range(len(self._times)):
@@ -105,7 +106,8 @@ class Workload:
                     yield self._turn(number, index)
 
     def next_turn(self, turn: Turn, ended: float) -> tuple[Turn, float] | None:
-        """The turn that continues the answer that ended then, and when it comes."""
+        """Return the turn continuing an answer that ended at `ended`, and its time; None if there
+        is none."""
         index = self._after.get(turn.index)
         if index is None or turn.index < self._streams[turn.stream].first <= index:
             return None
@@ -135,7 +137,7 @@ class Workload:
 
 
 def _next_turns(trace: Trace) -> dict[int, int]:
-    """By a request the next of its conversation."""
+    """Return a map from a request to the next one of its conversation."""
     latest: dict[tuple[int, int], int] = {}
     found = {}
     for index, request in enumerate(trace.requests):

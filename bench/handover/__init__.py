@@ -1,1 +1,1 @@
-"""The rows of `tasuki bench transfer`: windows alone, hand-overs of an engine, whole nodes."""
+"""The rows of `tasuki bench transfer`: layer chunks alone, transfers of an engine, whole nodes."""

@@ -1,4 +1,5 @@
-"""Windows of scattered blocks alone, from one process to another, beside one contiguous copy."""
+"""Layer chunks of scattered blocks alone, from one process to another, beside one contiguous
+copy."""
 
 import time
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ _SEED = 7
 
 
 def block_rows(kind: str, device: torch.device, other: torch.device) -> Iterator[Row]:
-    """kind: the transport. Rows of the time of one window of BLOCKS blocks, sustained."""
+    """Yield rows of the time of one layer chunk of BLOCKS blocks, sustained. kind: the
+    transport."""
     rate = _copy_rate(device, other)
     # Any layout: blocks are what is moved here, not pages.
     slabs = _ARENA_BYTES // LAYOUT.slab_bytes
@@ -66,7 +68,8 @@ def block_rows(kind: str, device: torch.device, other: torch.device) -> Iterator
 
 
 def _copy_rate(device: torch.device, other: torch.device) -> float:
-    """Bytes a second of one contiguous copy from one GPU to the other, by this process."""
+    """Return the bytes a second of one contiguous copy from one GPU to the other, by this
+    process."""
     source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=other)
     seconds = []
@@ -87,7 +90,8 @@ def _sustained(
     windows: list[Pieces],
     peer: ReceivingPeer,
 ) -> tuple[float, float]:
-    """(seconds a window with _DEPTH in flight, median host seconds of posting one)."""
+    """Return the seconds a layer chunk with _DEPTH in flight, and the median host seconds of
+    posting one."""
     peer.begin(Receiving.take_notes, len(windows))
     posting = []
     flying: list[Transfer] = []
@@ -112,7 +116,7 @@ def _finish(transport: Transport, transfer: Transfer) -> None:
 
 
 def _check(memory: torch.Tensor, pieces: Pieces, peer: ReceivingPeer) -> None:
-    """Some blocks of the last window are what was sent. Raises BenchError."""
+    """Check that some blocks of the last layer chunk equal the sent ones. Raises BenchError."""
     words = memory.view(torch.int64)
     for local, remote, length in (pieces[:: BLOCKS // 8] // 8).tolist():
         sent = int(words[local : local + length].sum().item())
@@ -121,7 +125,7 @@ def _check(memory: torch.Tensor, pieces: Pieces, peer: ReceivingPeer) -> None:
 
 
 def _scattered(size: int, arena: int, seed: int) -> Pieces:
-    """BLOCKS blocks at random places on both sides, no two neighbours on both."""
+    """Return BLOCKS blocks at random places on both sides, without two neighbours on both."""
     generator = np.random.default_rng(_SEED + seed)
     columns = [generator.permutation(arena // size)[:BLOCKS] * size for _ in range(2)]
     return np.stack([*columns, np.full(BLOCKS, size)], axis=1).astype(np.int64)

@@ -1,6 +1,6 @@
-"""How often a request crosses the control connection: counted at a real server of the service.
+"""The number of round trips of a request on the control connection, counted at a real server.
 
-The nodes' two halves talk over gRPC as always; only the engines behind them are scripts.
+The nodes' two halves talk over gRPC as always; only the engines are replaced by scripts.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _REQUESTS = 20
 _SLABS = 8
 _LEASE_SECONDS = 2.0
 _OF_A_CONNECTION = {"Heartbeat", "Usable"}
-"""Calls that no request makes."""
+"""Calls not made by any request."""
 _LAYOUT = CacheLayout(
     layer_kinds=(LayerKind.GDN, LayerKind.FULL),
     kv_heads=1,
@@ -47,7 +47,7 @@ _HIT = m.HitBreakdown(64, 0, 0, {"new": 64}, None)
 
 
 class MessageCount(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Counts receivers' messages, by call; answers to them start no round trip."""
+    """A count of receivers' messages, by call. Answers to them start no round trip."""
 
     def __init__(self) -> None:
         self.by_call: Counter[str] = Counter()
@@ -95,7 +95,7 @@ def _plane(fabric: LoopbackFabric, name: str) -> DataPlane:
 
 
 async def _hand_overs() -> tuple[float, float]:
-    """(seconds, round trips) a request."""
+    """Return the seconds and the round trips a request."""
     loop = asyncio.get_running_loop()
     fabric = LoopbackFabric()
     source, target = _plane(fabric, "source"), _plane(fabric, "target")

@@ -1,8 +1,8 @@
-"""Hand-overs in host memory over NIXL, beside a raw put of as many bytes by the same agents, and
-how fast one core digests windows of that memory, out of memory and out of its cache.
+"""Transfers in host memory over NIXL, beside a raw put of as many bytes by the same agents. Also
+the digest rate of one core over layer chunks of that memory, from memory and from its cache.
 
-Each set of UCX transports has processes of its own, since UCX reads its settings once. The raw put
-is one contiguous write, polled without pause; the hand-over is what a node does: windows of
+Each set of UCX transports has its own processes, because UCX reads its settings once. The raw put
+is one contiguous write, polled without pause. The transfer does the work of a node: chunks of
 scattered blocks and states, digested on both sides, each with its notification. Digests need no
 transport.
 """
@@ -48,7 +48,7 @@ SLABS = 64
 PAGES = 96
 _WARMING = 3
 _PAIRS = 21
-"""Odd, so that the pair in the middle is one that was measured."""
+"""An odd number, so the median pair is a measured one."""
 _SECONDS = 240.0
 LAYOUT = CacheLayout(
     layer_kinds=(LayerKind.GDN, LayerKind.FULL) * 4,
@@ -67,8 +67,8 @@ LAYOUT = CacheLayout(
 
 @dataclass
 class Measured:
-    """pairs: seconds of a hand-over and of the raw put beside it; posts: host seconds of each
-    window's post, and prepared: its part before UCX is called."""
+    """pairs: seconds of a transfer and of the raw put beside it. posts: host seconds of each
+    chunk's post. prepared: its part before the UCX call."""
 
     bytes: int = 0
     windows: int = 0
@@ -109,7 +109,8 @@ def goodput_rows() -> Iterator[Row | str]:
 
 
 def _in_a_process(tls: str) -> tuple[Measured, str]:
-    """What was measured, and the protocols that UCX reports for puts."""
+    """Measure in a separate process. Returns the measurement, and the protocols UCX reports for
+    puts."""
     with tempfile.TemporaryDirectory() as folder:
         settings = {
             "UCX_TLS": tls,
@@ -123,7 +124,8 @@ def _in_a_process(tls: str) -> tuple[Measured, str]:
 
 
 def put_protocols(log: str) -> str:
-    """From UCX's own account of what it used (UCX_PROTO_INFO): as "zero-copy tcp/lo"."""
+    """Return the protocols from UCX's own log of used ones (UCX_PROTO_INFO), for example "zero-copy
+    tcp/lo"."""
     used: list[str] = []
     writing = False
     for line in log.splitlines():
@@ -136,7 +138,8 @@ def put_protocols(log: str) -> str:
 
 
 class _TimedTransport(NixlTransport):
-    """measured: gets the host seconds of every post and of its preparation."""
+    """A transport measuring itself. measured: gets the host seconds of every post and of its
+    preparation."""
 
     def __init__(self, measured: Measured) -> None:
         super().__init__("bench-sender")
@@ -163,7 +166,7 @@ class _TimedTransport(NixlTransport):
 
 
 def _measure(channel: Connection, settings: dict[str, str]) -> None:
-    """The process's main."""
+    """Run the measuring process."""
     os.environ.update(settings)
     memory = np.random.default_rng(2).integers(0, 256, SLABS * LAYOUT.slab_bytes, dtype=np.uint8)
     measured = Measured()
@@ -189,7 +192,8 @@ def _alternate(
     bare: ReceivingPeer,
     measured: Measured,
 ) -> None:
-    """bare: the peer of raw puts, which does nothing but let bytes in."""
+    """Measure transfers and raw puts in turns. bare: the peer of raw puts; it only accepts
+    bytes."""
     steps = StepCounter()
     settings = SenderSettings(layers_per_window=None, lease_seconds=_SECONDS, stall_seconds=60.0)
     sender = Sender(LAYOUT, [plane.source(steps)], settings)
@@ -218,7 +222,8 @@ def _hand_over(
     room: int,
     generator: np.random.Generator,
 ) -> tuple[RoomSent, float]:
-    """From the first layer's tick to the last flush; verified by the receiver after that."""
+    """Time one transfer, from the first layer's tick to the last flush. The receiver verifies it
+    after that."""
     sides = [_ids(generator) for _ in range(2)]
     (local, slot), (remote, target) = sides
     destination = Destination(0, remote, target)
@@ -236,7 +241,7 @@ def _hand_over(
 
 
 def _raw_put(transport: NixlTransport, endpoint: Endpoint, peer: ReceivingPeer, size: int) -> float:
-    """One contiguous write of as many bytes."""
+    """Time one contiguous write of the same number of bytes."""
     # Polled without pause there too.
     peer.begin(Receiving.take_notes, 1)
     start = time.perf_counter()
@@ -252,7 +257,8 @@ def _raw_put(transport: NixlTransport, endpoint: Endpoint, peer: ReceivingPeer, 
 
 
 def _ids(generator: np.random.Generator) -> tuple[tuple[int, ...], int]:
-    """(page ids, slot): slabs in random order, the pages of one in theirs, as a cache leases."""
+    """Return page ids and a slot: slabs in random order, the pages of a slab in order, like a
+    cache's lease."""
     order = generator.permutation(SLABS).tolist()
     return tuple(page_ids(LAYOUT, order[1:])[:PAGES]), order[0]
 

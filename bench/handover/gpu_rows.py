@@ -1,4 +1,4 @@
-"""Rows of hand-overs between two GPUs of one host: hidden behind the forward, throttled, small."""
+"""Rows of transfers between two GPUs of one host: hidden behind the forward, throttled, small."""
 
 import asyncio
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ _WARMUPS = 2
 
 @dataclass(frozen=True)
 class Workload:
-    """prompt, turn: tokens. repeats: of each row's work, other prompts each time."""
+    """prompt, turn: tokens. repeats: of each row's work, with new prompts each time."""
 
     prompt: int
     turn: int
@@ -47,7 +47,8 @@ def engine_rows(
     slabs: int,
     work: Workload,
 ) -> Iterator[Row]:
-    """The prefill engine of `config`, its receiver with `slabs` slabs on the device `other`."""
+    """Yield the rows of the prefill engine of `config`, with its receiver of `slabs` slabs on the
+    device `other`."""
     layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
     with receiving_peer(layout, slabs, Place(other, kind)) as peer:
         rig = PrefillRig(model, config, kind, peer, slabs)
@@ -90,7 +91,7 @@ def _hidden_rows(rig: PrefillRig, work: Workload) -> Iterator[Row]:
 
 
 def _turn_row(rig: PrefillRig, work: Workload) -> Row:
-    """Each turn grows the prompt before it, which both sides hold."""
+    """Measure turns. Each turn extends the previous prompt, already held by both sides."""
     rig.flush()
     prompt = rig.prompt(work.prompt)
     rig.hand_over(prompt)
@@ -149,8 +150,8 @@ def _about(runs: list[HandedOver]) -> dict[str, float]:
 def first_token_rows(
     model: ModelConfig, config: EngineConfig, devices: tuple[str, str], kind: str, work: Workload
 ) -> Iterator[Row]:
-    """Both ways, and what is beyond fused in their mean: two GPUs of one make differ by more than
-    what is asked, and in the mean each has computed a prompt here and there."""
+    """Measure first tokens both ways, and the mean of their time beyond fused. Two GPUs of one make
+    differ by more than the target, and in the mean each has computed prompts on both sides."""
     first, second = devices
     found = []
     for way in dict.fromkeys([(first, second), (second, first)]):
@@ -185,8 +186,8 @@ def first_token_rows(
 def ranks_rows(
     model: ModelConfig, config: EngineConfig, ranks: int, device: str, kind: str, work: Workload
 ) -> Iterator[Row]:
-    """A node of one rank and one of several hand over to each other; on GPUs the first of them is
-    both nodes'. config: of one rank. device: cuda or cpu."""
+    """Measure transfers between a node of one rank and a node of several, both ways. On GPUs both
+    nodes use the first GPU. config: of one rank. device: cuda or cpu."""
     judged = device == "cuda"
     one = "cuda:0" if judged else device
     for senders, receivers in ((ranks, 1), (1, ranks)):
@@ -212,14 +213,15 @@ def ranks_rows(
 
 
 def _first_token_process(channel: Connection, *way: Any) -> None:
-    """The decode node's main. A process of its own, so that neither GPU holds anything else."""
+    """Run the decode node. A separate process, so neither GPU holds anything else."""
     channel.send(asyncio.run(_first_tokens(*way)))
 
 
 async def _first_tokens(
     model: ModelConfig, prefill: EngineConfig, decode: EngineConfig, kind: str, work: Workload
 ) -> tuple[list[float], list[float], list[float]]:
-    """(Seconds fused, seconds apart, those exposed)."""
+    """Return the seconds of first tokens fused, the seconds with two nodes, and the exposed
+    seconds."""
     there, here = [], []
     async with node_pair(model, prefill, decode, kind) as pair:
         for _ in range(_WARMUPS + work.repeats):

@@ -1,7 +1,7 @@
-"""A whole pair over random weights: a prefill node in a process of its own, a decode node here.
+"""A whole pair over random weights: a prefill node in a separate process, a decode node here.
 
-Everything is as `tasuki prefill` and `tasuki decode` build it, but for weights and tokenizer. Has
-no clients: requests enter where the fronts' do.
+Everything is built like in `tasuki prefill` and `tasuki decode`, except weights and tokenizer.
+There are no clients: requests enter at the API server's interface.
 """
 
 import asyncio
@@ -41,7 +41,8 @@ _FRONT = ServerConfig(bind="127.0.0.1:0")
 
 @dataclass(frozen=True)
 class FirstToken:
-    """seconds: from the request's start to its first token, as a front sees it."""
+    """One answer's start. seconds: from the request's start to its first token, as seen by an API
+    server."""
 
     seconds: float
     usage: m.Usage
@@ -50,7 +51,7 @@ class FirstToken:
 def run_prefill_node(
     channel: Connection, model: ModelConfig, config: EngineConfig, kind: str
 ) -> None:
-    """The process's main: sends its address, runs until it is sent anything."""
+    """Run the prefill node's process: send its address, and run until any message arrives."""
     parts, plane = _built(model, config, kind, Role.PREFILL)
 
     async def serve() -> None:
@@ -66,7 +67,7 @@ def run_prefill_node(
 def _built(
     model: ModelConfig, config: EngineConfig, kind: str, role: Role
 ) -> tuple[EngineParts, DataPlane]:
-    """Of as many ranks as the config asks for."""
+    """Build the parts of a node with the config's number of ranks."""
     torch.set_num_threads(config.threads)
     name = f"bench-{role.value}"
     several = config.tensor_parallel > 1
@@ -99,14 +100,15 @@ class NodePair:
         return drawn
 
     def prefill_here(self) -> None:
-        """From the next request on, as a node without a prefill node."""
+        """Prefill here from the next request on, like a node without a prefill node."""
         self._node.near.post_observed(m.PeersChanged(prefill_available=False))
 
     def prefill_there(self) -> None:
         self._node.near.post_observed(m.PeersChanged(prefill_available=True))
 
     async def ask(self, prompt: Sequence[int], new_tokens: int = 2) -> FirstToken:
-        """Raises BenchError where the answer has no token."""
+        """Submit a prompt and return its first token's time and usage. Raises BenchError if the
+        answer has no token."""
         sampling = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
         ids = np.asarray(prompt, dtype=np.int32)
         submit = m.Submit(m.RequestId(f"bench-{next(self._names)}"), ids, sampling)
@@ -124,7 +126,7 @@ class NodePair:
 async def node_pair(
     model: ModelConfig, prefill: EngineConfig, decode: EngineConfig, kind: str
 ) -> AsyncIterator[NodePair]:
-    """Started and connected; stopped at the end."""
+    """Run a connected pair until the block ends."""
     with spawned("the prefill node", run_prefill_node, model, prefill, kind) as process:
         parts, plane = _built(model, decode, kind, Role.DECODE)
         address = await asyncio.to_thread(process.received, _START_SECONDS)

@@ -1,7 +1,7 @@
-"""A prefill engine that hands its prompts to a receiving process, driven by hand.
+"""A prefill engine transferring its prompts to a receiving process, stepped by the bench.
 
-What is timed is the engine's own hand-over: windows leave behind its layers' events while the
-forward runs. The control connection is a pipe here; `nodes` has the real one.
+Measures the engine's own transfer: layer chunks leave after their layers' events while the forward
+runs. The control connection is a pipe here; `nodes` has the real one.
 """
 
 import threading
@@ -41,13 +41,14 @@ class _Held(Transfer):
 
 
 class ThrottledTransport:
-    """A link of a chosen rate over a faster one: no transfer is done before such a link had carried
-    it. bytes_per_second: None lets everything through at once.
+    """A link of a chosen rate over a faster one: no transfer completes earlier than on a link of
+    that rate. bytes_per_second: None disables the limit.
 
-    The throttle is inside the sender, and a row that used it is marked. It needs a transport that
-    reports the peer of a window in poll(), as peer_copy does: then nobody looks at bytes that came
-    early. A Transport, but for its static type: what is not written here is the inner one's. Owns
-    the imagined wire's clock. Thread rule: as any transport."""
+    The throttle is inside the sender, and rows using it are marked. It needs a transport that
+    reports a chunk's peer in poll(), like peer_copy: then early bytes are not read. A Transport
+    except for its static type: methods not defined here are the inner transport's. Owns the
+    simulated wire's clock. Thread rule: any transport's.
+    """
 
     def __init__(self, inner: Transport, bytes_per_second: float | None = None) -> None:
         self._inner = inner
@@ -85,8 +86,8 @@ _LEASE_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class HandedOver:
-    """forward: seconds from the grant to the first token's landing. verified: from the last
-    layer's event to the receiver's word that every digest is equal."""
+    """One transfer. forward: seconds from the grant to the first token's arrival. verified: from
+    the last layer's event to the receiver's confirmation of all digests."""
 
     forward: float
     verified: float
@@ -99,7 +100,7 @@ class HandedOver:
 
 class PrefillRig:
     """One prefill engine over random weights. REQUIRES: peer has an arena of `slabs` slabs of the
-    same layout. Single-threaded but for the sender's thread."""
+    same layout. Single-threaded except for the sender's thread."""
 
     def __init__(
         self, model: ModelConfig, config: EngineConfig, kind: str, peer: ReceivingPeer, slabs: int
@@ -135,7 +136,8 @@ class PrefillRig:
         return drawn
 
     def hand_over(self, prompt: list[int], held_pages: int = 0) -> HandedOver:
-        """Prefill the prompt; the receiver holds its first `held_pages` pages already."""
+        """Prefill and transfer the prompt. The receiver already holds its first `held_pages`
+        pages."""
         room, generation = m.RoomId(next(self._rooms)), 1
         destination = self._destination(len(prompt), held_pages)
         self._peer.ask(Receiving.expect, room, generation, destination)
@@ -170,7 +172,8 @@ class PrefillRig:
         self.link.close()
 
     def _destination(self, tokens: int, held_pages: int) -> Destination:
-        """Slabs from the arena's start: one for the state, whole ones for the pages behind it."""
+        """Return slabs from the arena's start: one for the state, whole ones for the pages after
+        it."""
         layout, pages = self.layout, -(-tokens // PAGE_TOKENS) - held_pages
         ids = page_ids(layout, range(1, 2 + pages // layout.pages_per_slab))[:pages]
         # As an arena that has been in use hands pages out: in no order.
@@ -178,7 +181,7 @@ class PrefillRig:
         return Destination(held_pages, tuple(ids), 0)
 
     def _step_until(self, kind: type) -> None:
-        """Wait for a message of that kind. Raises BenchError where the engine refuses or stops."""
+        """Wait for a message of that kind. Raises BenchError if the engine refuses or stops."""
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             self._engine.step()

@@ -1,4 +1,4 @@
-"""A second process of a bench, and what it sends over its pipe."""
+"""A second process of a bench, and the values it sends over its pipe."""
 
 import multiprocessing as mp
 from collections.abc import Callable, Iterator
@@ -12,14 +12,15 @@ _END_SECONDS = 120.0
 
 
 class Spawned(NamedTuple):
-    """name: in errors."""
+    """A started process. name: used in errors."""
 
     name: str
     channel: Connection
     pid: int
 
     def received(self, seconds: float) -> Any:
-        """What it sends next. Raises BenchError where nothing comes in time, or it has ended."""
+        """Return the next value sent. Raises BenchError if none arrives in time, or the process has
+        ended."""
         if not self.channel.poll(seconds):
             raise BenchError(f"{self.name} sends nothing for {seconds:.0f} s")
         try:
@@ -30,8 +31,8 @@ class Spawned(NamedTuple):
 
 @contextmanager
 def spawned(name: str, main: Callable[..., None], *arguments: Any) -> Iterator[Spawned]:
-    """main: gets the other end of the pipe before the arguments; where the block is left by an
-    error, or main does not return soon after it, the process is killed."""
+    """Start a process. main: gets the other end of the pipe before the arguments. The process is
+    killed if the block raises, or if main does not return soon after it."""
     context = mp.get_context("spawn")
     channel, theirs = context.Pipe()
     process = context.Process(target=main, args=(theirs, *arguments))

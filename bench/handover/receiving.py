@@ -1,6 +1,6 @@
-"""The receiving node of a hand-over without its engine: an arena, a transport, a receiver.
+"""The receiving node of a transfer without its engine: an arena, a transport, a receiver.
 
-Runs as a process of its own, without a model; the first process asks it through a ReceivingPeer.
+Runs as a separate process, without a model; the first process calls it through a ReceivingPeer.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,14 +26,14 @@ _IDLE_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node of a pair is, and how it is written to."""
+    """A node's device and its transport."""
 
     device: str
     transport: str
 
 
 class Receiving:
-    """What is asked of the process; its receiver starts with the first room that it expects."""
+    """The calls to the process; its receiver starts with the first room expected."""
 
     def __init__(self, layout: CacheLayout, slabs: int, place: Place) -> None:
         device = torch.device(place.device)
@@ -55,13 +55,13 @@ class Receiving:
         self._receiver.expect(room, generation, destination)
 
     def verify(self, room: int, generation: int, digests: tuple[WindowDigest, ...]) -> None:
-        """Returns once every window is there and equal. REQUIRES: expect."""
+        """Wait until every layer chunk has arrived and is equal. REQUIRES: expect."""
         assert self._receiver is not None
         self._receiver.verify(room, generation, digests, timeout=10.0)
         self._receiver.forget(room)
 
     def sum_words(self, first: int, end: int) -> int:
-        """The sum of the arena's int64 words in [first, end)."""
+        """Return the sum of the arena's int64 words in [first, end)."""
         return int(self._memory.view(torch.int64)[first:end].sum().item())
 
     def take_notes(self, count: int) -> None:
@@ -71,8 +71,8 @@ class Receiving:
             taken += len(self._transport.notifications())
 
     def idle(self, channel: Connection) -> None:
-        """Until something is asked. Without a receiver peers' bytes may be moved meanwhile, seldom
-        enough to take nothing from what is measured elsewhere."""
+        """Wait for the next call. Without a receiver, polls the transport meanwhile to move peers'
+        bytes, rarely enough not to disturb other measurements."""
         while self._receiver is None and not channel.poll(_IDLE_SECONDS):
             self._transport.notifications()
 
@@ -83,7 +83,8 @@ class Receiving:
 
 
 def run_receiving(channel: Connection, layout: CacheLayout, slabs: int, place: Place) -> None:
-    """The process's main: sends the transport's metadata first; asked for None it ends."""
+    """Run the receiving process: send the transport's metadata first, then answer calls until
+    None."""
     torch.set_num_threads(1)
     receiving = Receiving(layout, slabs, place)
     channel.send(receiving.metadata)
@@ -105,19 +106,20 @@ Answer = TypeVar("Answer")
 
 
 class ReceivingPeer:
-    """The first process's handle on the second one. Owns that process. Thread rule: one thread."""
+    """The first process's handle on the second one. Owns the second process. Thread rule: one
+    thread."""
 
     def __init__(self, process: Spawned) -> None:
         self._process = process
         self.metadata: bytes = process.received(_START_SECONDS)
 
     def ask(self, method: Callable[[Receiving, *Asked], Answer], *arguments: *Asked) -> Answer:
-        """A method of Receiving, called there. Raises BenchError."""
+        """Call a method of Receiving in the process and return its result. Raises BenchError."""
         self.begin(method, *arguments)
         return cast(Answer, self.answer())
 
     def begin(self, method: Callable[[Receiving, *Asked], object], *arguments: *Asked) -> None:
-        """The same; answer() returns when it is done."""
+        """Start the same call; answer() returns when it is done."""
         self._process.channel.send((method, arguments))
 
     def answer(self) -> object:
@@ -126,7 +128,7 @@ class ReceivingPeer:
 
 @contextmanager
 def receiving_peer(layout: CacheLayout, slabs: int, place: Place) -> Iterator[ReceivingPeer]:
-    """A process with an arena of `slabs` slabs at `place`; ended at the end."""
+    """Run a process with an arena of `slabs` slabs at `place`, until the block ends."""
     arguments = (layout, slabs, place)
     with spawned("the receiving process", run_receiving, *arguments) as process:
         yield ReceivingPeer(process)

@@ -1,4 +1,4 @@
-"""What a slow link gains by an early start, and by a wire of fewer bytes, within one process.
+"""The gain on a slow link of an early start and of fewer bytes on the wire, within one process.
 
 Hop is a sender and a receiver over a loopback wire of a chosen rate; the throttle is in the
 sender's transport.
@@ -41,7 +41,7 @@ _LEASE_SECONDS = 3600.0
 
 
 class Hop:
-    """Between two arenas of one layout. Life: close() at the end."""
+    """A sender and a receiver between two arenas of one layout. Call close() at the end."""
 
     def __init__(
         self,
@@ -52,7 +52,8 @@ class Hop:
         bytes_per_second: float,
         wire: WireSettings | None = None,
     ) -> None:
-        """source, target: bytes, uint8 [slabs * slab_bytes]. steps: count what fills the source."""
+        """Set up a hop. source, target: bytes, uint8 [slabs * slab_bytes]. steps: counter of the
+        steps filling the source."""
         fabric = LoopbackFabric()
         link, landing = (LoopbackTransport(fabric, name) for name in ("sender", "receiver"))
         link.bytes_per_second = bytes_per_second
@@ -73,7 +74,7 @@ class Hop:
         self.sender.open(room, generation, "receiver", destination, self._ended.put)
 
     def verified(self, room: int, generation: int) -> SendReport:
-        """Returns once every digest is equal. Raises BenchError."""
+        """Wait until every digest is equal, and return the report. Raises BenchError."""
         report = sent_whole(self._ended).report
         self.receiver.verify(room, generation, report.digests, _SECONDS)
         return report
@@ -84,7 +85,8 @@ class Hop:
 
 
 def sent_whole(ended: SimpleQueue[RoomEnd]) -> RoomSent:
-    """The end that a sender put there. Raises BenchError where there is none, or a broken one."""
+    """Return the end reported by a sender. Raises BenchError if there is none, or the transfer
+    failed."""
     try:
         end = ended.get(timeout=_SECONDS)
     except Empty as error:
@@ -125,11 +127,12 @@ class _Waits:
 
 
 def early_rows() -> Iterator[Row | str]:
-    """The gain of an early start: from Done to the second token, with and without it.
+    """Measure the gain of an early start: from Done to the second token, with and without it.
 
-    Two engines of one process, driven by hand; the same prompts' lengths, taken in turns in one
-    run. The main thread is both engines' loop; transfers and the early step have their own, as in a
-    node."""
+    Two engines of one process, stepped by the bench, take prompts of the same lengths in turns in
+    one run. The main thread is both engines' loop; transfers and the early step have their own
+    threads, like in a node.
+    """
     rig = _Pair()
     try:
         waits = {early: _Waits() for early in (False, True)}
@@ -182,7 +185,8 @@ class _Pair:
         self._hop.close()
 
     def hand_over(self, number: int, *, early: bool) -> tuple[float, float]:
-        """One request of two tokens: seconds from Done, and from the first token, to the second."""
+        """Run one request of two tokens. Returns the seconds from Done, and from the first token,
+        to the second."""
         prompt = np.random.default_rng(number).integers(0, 1024, _PROMPT, dtype=np.int32)
         sampling = SamplingParams(max_new_tokens=2, ignore_eos=True)
         self._decode.handle(m.Submit(m.RequestId(f"bench-{number}"), prompt, sampling))
@@ -237,7 +241,7 @@ class _Pair:
 
 
 def _sent(outbox: list[m.Outbox], kind: type[Sent]) -> Sent:
-    """The last of its kind. Raises BenchError where there is none."""
+    """Return the last message of its kind. Raises BenchError if there is none."""
     for message in reversed(outbox):
         if isinstance(message, kind):
             return message
@@ -270,9 +274,9 @@ _WIRES = {
 
 
 def wire_rows() -> Iterator[Row | str]:
-    """The gain of a wire of fewer bytes: a prefix handed over as it lies, and in fp8, in turns in
-    one run: from the plan to every digest equal, encoding and decoding included. No model: the
-    arena's numbers are random, of the shapes of four layers of 9B."""
+    """Measure the gain of fewer bytes on the wire: a prefix sent unchanged and in fp8, in turns in
+    one run. Times run from the plan to the last equal digest, including encoding and decoding. Uses
+    no model: the arena's numbers are random, in the shapes of four layers of 9B."""
     hops = {
         name: Hop(
             *(_random_arena(), _random_arena(), _LAYOUT, StepCounter(), _WIRE_RATE),
@@ -310,7 +314,8 @@ def wire_rows() -> Iterator[Row | str]:
 
 
 def _sent_once(hop: Hop, room: int) -> tuple[float, int]:
-    """Seconds from the plan to the verified end, and bytes of the wire. Raises BenchError."""
+    """Return the seconds from the plan to the verified end, and the bytes on the wire. Raises
+    BenchError."""
     pages = tuple(page_ids(_LAYOUT, range(1, _SLABS))[:_PAGES])
     hop.open(room, room, Destination(0, pages, 0))
     begun = time.perf_counter()
@@ -322,6 +327,7 @@ def _sent_once(hop: Hop, room: int) -> tuple[float, int]:
 
 
 def _random_arena() -> torch.Tensor:
-    """Bytes [slabs * slab_bytes] of bfloat16 numbers of about 1; read as float32 they are too."""
+    """Return bytes [slabs * slab_bytes] of bfloat16 numbers of about 1, with valid values as
+    float32 too."""
     numbers = torch.randn(_SLABS * _LAYOUT.slab_bytes // 2, dtype=torch.float32)
     return numbers.to(torch.bfloat16).view(torch.uint8)

@@ -1,1 +1,1 @@
-"""Load on real daemons: a free model for them, client processes of their own, CPU time by role."""
+"""Load on real daemons: a free model for them, separate client processes, CPU time by role."""

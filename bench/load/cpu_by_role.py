@@ -1,10 +1,10 @@
-"""CPU time of a node's threads and processes, by what they are there for. Linux's /proc.
+"""CPU time of a node's threads and processes, by role. Reads Linux's /proc.
 
-Knows threads by the names that the product gives them (utils/system.py). Pure but for /proc.
+Recognises threads by their names in the product (utils/system.py). Pure except for /proc.
 
-The rule. A process without an engine's thread is a front's: all of it counts as front. The process
-that was started counts by threads where it has the engine too: those named here are the engine's,
-all others the front's. An engine in a process apart counts whole.
+The rule: a process without an engine thread is an API server, and counts fully as front. The
+started process may have the engine too. Then the threads named here count as engine, and all others
+as front. An engine in a separate process counts fully as engine.
 """
 
 import os
@@ -28,13 +28,13 @@ _NANOSECONDS = 1e-9
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 ENDED = "(ended)"
-"""Stands for all threads that ended while they were watched."""
+"""Label of all threads that ended during the measurement."""
 
 
 @dataclass(frozen=True)
 class CpuSample:
-    """Seconds until now. threads: by (process, thread); names: of those; processes: with what their
-    ended threads took, to a clock tick. memory: bytes resident, of all processes."""
+    """Seconds until now. threads: by (process, thread). names: of the threads. processes: including
+    ended threads, to one clock tick. memory: resident bytes of all processes."""
 
     threads: dict[tuple[int, int], float]
     names: dict[tuple[int, int], str]
@@ -44,8 +44,8 @@ class CpuSample:
 
 @dataclass
 class CpuUse:
-    """Seconds between two samples. engine_loop: of the thread that steps, part of engine. threads:
-    by "role/name"."""
+    """Seconds between two samples. engine_loop: of the stepping thread, part of engine. threads: by
+    "role/name"."""
 
     engine: float = 0.0
     front: float = 0.0
@@ -63,7 +63,7 @@ class CpuUse:
 
 
 def sample(root: int) -> CpuSample:
-    """Of that process and its descendants; one that ends meanwhile is left out."""
+    """Sample a process and its descendants, except those that end meanwhile."""
     threads: dict[tuple[int, int], float] = {}
     names: dict[tuple[int, int], str] = {}
     processes: dict[int, float] = {}
@@ -84,7 +84,7 @@ def sample(root: int) -> CpuSample:
 
 
 def use_between(root: int, before: CpuSample, after: CpuSample) -> CpuUse:
-    """root: the process that was started."""
+    """Return the CPU use between two samples. root: the started process."""
     use = CpuUse()
     engines = {pid for (pid, _), name in after.names.items() if name == ENGINE_LOOP}
     for pid, whole in after.processes.items():
@@ -120,6 +120,6 @@ def descendants(root: int) -> Iterator[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the process's state on, which is the third."""
+    """Return the fields of /proc/PID/stat from the process state on, the third field."""
     # The name before them may hold anything but ends with the last parenthesis.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""From answers and samples of nodes to the figures of a report. Pure."""
+"""The figures of a report, computed from answers and samples of nodes. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class Window:
-    """What is measured: from begin to end, on the monotonic clock, seconds."""
+    """The measured interval: from begin to end, seconds on the monotonic clock."""
 
     begin: float
     end: float
@@ -36,7 +36,7 @@ class Window:
 
 @dataclass(frozen=True)
 class NodeWindow:
-    """One node at the window's begin and end. pid: of the process that was started."""
+    """One node at the window's begin and end. pid: of the started process."""
 
     role: str
     pid: int
@@ -52,10 +52,10 @@ class NodeWindow:
 
 
 def answer_figures(answers: Sequence[Answer], window: Window) -> Figures:
-    """Tokens and gaps are those that arrived in the window; times to first tokens those of requests
-    that were sent in it. A gap is between two arrivals of one stream's tokens, 0 for tokens that
-    arrived together. Requests that were cut at the window's end count as neither whole nor
-    failed."""
+    """Return the figures of answers. Tokens and gaps count if they arrived in the window, first
+    tokens if their request was sent in it. A gap is between two arrivals of one stream's tokens,
+    and 0 for tokens that arrived together. Requests cut at the window's end count as neither whole
+    nor failed."""
     tokens = sum(window.holds(at) for answer in answers for at in answer.times)
     ended = [answer for answer in answers if not _was_cut(answer, window)]
     failed = [answer for answer in ended if not answer.whole]
@@ -80,7 +80,7 @@ def answer_figures(answers: Sequence[Answer], window: Window) -> Figures:
 
 
 def node_figures(node: NodeWindow, tokens: int) -> Figures:
-    """CPU time of one node, by role, over the tokens that reached clients meanwhile."""
+    """Return the CPU time of one node by role, over the tokens received by clients meanwhile."""
     use = use_between(node.pid, node.before.cpu, node.after.cpu)
     steps = node.grown("engine_step_seconds_count")
     idles = node.grown("engine_idle_seconds_count")
@@ -103,7 +103,7 @@ def node_figures(node: NodeWindow, tokens: int) -> Figures:
 
 
 def run_figures(answers: Sequence[Answer], window: Window, node: NodeWindow) -> Figures:
-    """node: the one that was asked."""
+    """Return all figures of a run. node: the node the clients asked."""
     answered = answer_figures(answers, window)
     measured = node_figures(node, answered["tokens"])
     rows = {"tokens_per_step": _per(answered["tokens"], measured["steps"])}
@@ -111,8 +111,8 @@ def run_figures(answers: Sequence[Answer], window: Window, node: NodeWindow) -> 
 
 
 def handover_figures(prefill: NodeWindow, decode: NodeWindow) -> Figures:
-    """Of the requests that ended in the window. lost: rooms, of which a request may have several;
-    fallen_back: requests whose prompt was computed on the decode node after a loss."""
+    """Return the figures of requests that ended in the window. lost: transfers; a request may have
+    several. fallen_back: requests with a prompt computed on the decode node after a loss."""
     return {
         "handovers": {
             "done": int(decode.grown("remote_prefills_total")),
@@ -129,8 +129,8 @@ def handover_figures(prefill: NodeWindow, decode: NodeWindow) -> Figures:
 
 
 def endless_figures(answers: Sequence[Answer], window: Window, node: NodeWindow) -> Figures:
-    """The verdict on streams that never end: that none of them had less than its share, none stood
-    still, and the node's memory did not grow."""
+    """Return the verdict on endless streams: each had its share of tokens, none paused too long,
+    none ended, and the node's memory did not grow."""
     counts = [sum(window.holds(at) for at in answer.times) for answer in answers]
     gaps = [gap for answer in answers for gap in _gaps(answer, window) if gap > 0]
     share = min(counts, default=0) / max(1.0, median(counts) if counts else 0.0)
@@ -157,7 +157,7 @@ def endless_figures(answers: Sequence[Answer], window: Window, node: NodeWindow)
 
 
 def _was_cut(answer: Answer, window: Window) -> bool:
-    """Also where its last token was here and the stream's end was not."""
+    """Return True if the window's end cut the answer, even if only the stream's end was missing."""
     wrong = answer.unanswered or answer.wrong
     return answer.ended >= window.end and not answer.whole and not wrong
 
@@ -168,7 +168,8 @@ def _gaps(answer: Answer, window: Window) -> list[float]:
 
 
 def _longest_silence(answer: Answer, window: Window) -> float:
-    """Of its share of the window, also before the first token and behind the last one."""
+    """Return the longest gap of an answer in the window, including the time before its first token
+    and after its last."""
     inside = [window.begin, *(at for at in answer.times if window.holds(at)), window.end]
     return max(after - before for before, after in pairwise(inside))
 

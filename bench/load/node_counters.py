@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 class NodeCounters:
     def __init__(self, text: str) -> None:
-        """text: what GET /metrics answers."""
+        """Parse the counters. text: the reply of GET /metrics."""
         self._values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
         for family in text_string_to_metric_families(text):
             for item in family.samples:
@@ -15,7 +15,8 @@ class NodeCounters:
                 self._values.setdefault(item.name, {})[labels] = item.value
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum over all labels but those given; 0.0 where the node has no such metric."""
+        """Return the sum over all labels except the given ones, or 0.0 if the node has no such
+        metric."""
         wanted = labels.items()
         found = self._values.get(f"tasuki_{name}", {})
         return sum(value for key, value in found.items() if wanted <= dict(key).items())
@@ -24,8 +25,9 @@ class NodeCounters:
         return self.total(name, **labels) - before.total(name, **labels)
 
     def quantile_since(self, before: "NodeCounters", name: str, share: float) -> float | None:
-        """Of a histogram's observations between the two, in seconds, evenly within a bucket; None
-        where there were none. Those beyond the last bound count as that bound."""
+        """Return a quantile of a histogram's observations between the two reads, in seconds, or
+        None if there are none. Interpolates evenly within a bucket. Observations beyond the last
+        bound count as that bound."""
         counts = list(self._grown_buckets(before, f"{name}_bucket"))
         if not counts or not counts[-1][1]:
             return None
@@ -40,7 +42,7 @@ class NodeCounters:
         return lower
 
     def _grown_buckets(self, before: "NodeCounters", name: str) -> Iterator[tuple[float, float]]:
-        """(upper bound, how many were at most that), ascending."""
+        """Yield (upper bound, number of observations up to it), ascending."""
         bounds = {dict(key)["le"] for key in self._values.get(f"tasuki_{name}", {})}
         for text in sorted(bounds, key=float):
             yield float(text), self.grown(before, name, le=text)

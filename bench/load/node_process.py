@@ -1,6 +1,6 @@
-"""A daemon of a bench as a process of its own, and what it has counted.
+"""A daemon of a bench as a separate process, and its counters.
 
-Owns the process from its start to stop(); it ends with its parent too. One thread.
+Owns the process from its start to stop(); it also ends with its parent. Used by one thread.
 """
 
 import json
@@ -31,7 +31,8 @@ class NodeSample(NamedTuple):
 
 
 class NodeProcess:
-    """address, http: HOST:PORT of gRPC and of HTTP. handover: HOST:PORT that decode nodes dial."""
+    """One daemon. address, http: HOST:PORT of gRPC and of HTTP. handover: HOST:PORT dialled by
+    decode nodes."""
 
     def __init__(self, role: str, process: "subprocess.Popen[str]", log: Path) -> None:
         self.role = role
@@ -56,7 +57,7 @@ class NodeProcess:
         raise BenchError(f"the {self.role} node was not ready within {_READY_SECONDS:.0f} s")
 
     def last_words(self) -> str:
-        """The end of what it has written to stderr."""
+        """Return the last lines written to stderr."""
         return " | ".join(self._log.read_text(errors="replace").splitlines()[-8:])
 
     def counters(self) -> NodeCounters:
@@ -66,7 +67,8 @@ class NodeProcess:
             return NodeCounters(answer.read().decode())
 
     def begin_sample(self) -> NodeSample:
-        """Reading the counters costs the node something, which is not in what comes after."""
+        """Sample counters, then CPU time. In this order the cost of reading counters stays outside
+        the measured interval."""
         counters = self.counters()
         return NodeSample(sample(self.pid), counters)
 
@@ -79,8 +81,9 @@ class NodeProcess:
 def node_process(
     role: str, own_flags: Sequence[str], flags: Sequence[str], log: Path
 ) -> Iterator[NodeProcess]:
-    """A daemon that is ready, with HTTP on a free port. own_flags: of node_main. log: gets its
-    stderr. Stopped at the end, killed where it does not stop. Raises BenchError."""
+    """Start a daemon with HTTP on a free port; yields it when ready. own_flags: of node_main. log:
+    file for its stderr. It is stopped at the end, or killed if it does not stop. Raises
+    BenchError."""
     served = ("--bind", "127.0.0.1:0", "--http-bind", "127.0.0.1:0", "--exit-with-parent")
     program = ("-m", f"{PACKAGE}.bench.load.node_main", role)
     with log.open("w") as errors:

@@ -1,4 +1,4 @@
-"""Flags of `tasuki bench serving`, and the load that they describe."""
+"""Flags of `tasuki bench serving`, and the load described by them."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -10,7 +10,7 @@ from tasuki.utils.options import option
 
 _ENDLESS_ANSWER = 200_000
 _GROWTH = 10_000
-"""Tokens that an endless answer is taken to have by the window's end."""
+"""Assumed tokens of an endless answer at the window's end."""
 
 
 class Kind(Enum):
@@ -21,7 +21,8 @@ class Kind(Enum):
 
     @property
     def layers(self) -> int:
-        """Of the free model: what is handed over leaves layer by layer."""
+        """Return the free model's number of layers. A pair has more, because transfers leave layer
+        by layer."""
         return 32 if self is Kind.PAIR else 4
 
     @property
@@ -110,7 +111,7 @@ class ServingConfig:
 
     @property
     def tokens_held(self) -> int:
-        """That all sessions have in the cache together, at most."""
+        """Return the largest number of tokens all sessions together hold in the cache."""
         if self.kind.has_agents:
             grown = self.turns * (self.turn_tokens + self.turn_answer)
             return self.prefix + (self.sessions + self.warm) * grown

@@ -16,7 +16,7 @@ from .figures import Figures
 
 class ServingReport:
     def __init__(self, case: str, settings: Mapping[str, Any], figures: Figures) -> None:
-        """settings: what was asked for."""
+        """Build the document. settings: the flags given."""
         on_gpu = not settings.get("free_model") and torch.cuda.is_available()
         device = torch.device("cuda" if on_gpu else "cpu")
         host: Host = describe_host(device, str(settings.get("commit", "")))
@@ -30,7 +30,7 @@ class ServingReport:
         }
 
     def write(self, out: str | Path) -> None:
-        """Keep the run. out: as results.OUT says."""
+        """Store the run. out: in the form of results.OUT."""
         host = self.document["host"]
         name = f"{self.document['case']}, {host['date']}, {host['commit'][:12]}"
         RunFile.of(out, name).keep(self.document, describe)
@@ -40,7 +40,7 @@ class ServingReport:
 
 
 def describe(document: Document) -> Section:
-    """A kept run on a page."""
+    """Return a stored run as a section of a page."""
     settings = ", ".join(
         f"{name} {value}"
         for name, value in document["settings"].items()
@@ -61,7 +61,7 @@ def _rows(document: Document) -> Iterator[tuple[str, str]]:
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """A row for each figure; quantiles and other small tables have one together."""
+    """Yield a row for each figure. Quantiles and other small tables share one row."""
     if not isinstance(value, Mapping):
         yield name, _text(value)
     elif any(isinstance(item, Mapping) for item in value.values()):

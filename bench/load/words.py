@@ -1,6 +1,6 @@
-"""A vocabulary in which a client reads token ids back from an answer's text.
+"""A vocabulary from which a client can recover token ids of an answer's text.
 
-Token i is a space and the four letters that spell i. Pure but for the file that it writes.
+Token i is a space and four letters spelling i. Pure except for writing its file.
 """
 
 import json
@@ -10,11 +10,11 @@ from typing import Any
 
 _LENGTH = 4
 _SPACE = "\u0120"
-"""How byte-level vocabularies write a space."""
+"""The form of a space in byte-level vocabularies."""
 
 
 def word(token: int) -> str:
-    """Four letters. REQUIRES: 0 <= token < 26**4."""
+    """Return the four letters of a token. REQUIRES: 0 <= token < 26**4."""
     letters = ""
     for _ in range(_LENGTH):
         token, letter = divmod(token, len(ascii_lowercase))
@@ -23,18 +23,18 @@ def word(token: int) -> str:
 
 
 class Words:
-    """Of one vocabulary. Immutable, any thread."""
+    """The words of one vocabulary. Immutable; any thread."""
 
     def __init__(self, vocabulary: int) -> None:
         self._tokens = {word(token): token for token in range(vocabulary)}
 
     def tokens(self, text: str) -> list[int]:
-        """The ids that the text was made of. Raises KeyError for a word of another vocabulary."""
+        """Return the text's token ids. Raises KeyError for a word outside the vocabulary."""
         return [self._tokens[item] for item in text.split()]
 
 
 def write_tokenizer(folder: Path, vocabulary: int) -> None:
-    """folder/tokenizer.json, in Hugging Face layout, as byte-level as a published one."""
+    """Write folder/tokenizer.json in Hugging Face layout, byte-level like a published one."""
     level = {
         "type": "ByteLevel",
         "add_prefix_space": False,

@@ -1,9 +1,10 @@
 """The gain of drafts, and the cost of a draft layer's entries.
 
-Both sides take turns in one run: a drifting clock and growing contexts move both alike.
-DraftedTurns: one engine. Its answers have no drafts, a fixed number, or the number that a node
-finds worth their time. DraftPair: two engines over one set of weights. One of them keeps entries;
-both engines' work goes to one stream. Single-threaded. Without drafts an engine plans ahead.
+Both sides take turns in one run: a drifting clock and growing contexts affect both alike.
+DraftedTurns has one engine. Its answers have no drafts, a fixed number, or the number chosen by a
+node from measured times. DraftPair has two engines over one set of weights. One of them keeps
+entries; both engines' work goes to one stream. Single-threaded. Without drafts an engine plans
+ahead.
 """
 
 import time
@@ -48,19 +49,19 @@ class Turn(Enum):
 
 
 class TurnLimit:
-    """The number of drafts of a step while a bench takes turns.
+    """The limit on a step's drafts while a bench takes turns.
 
-    Owns the limit that a measuring node would have. It learns from its own turns and from turns
-    without drafts. Thread rule: the engine loop's.
+    Owns the limit of a measuring node. It learns from its own turns and from turns without drafts.
+    Thread rule: the engine loop's.
     """
 
     def __init__(self, most: int, measured: DraftLimit) -> None:
-        """measured: that a node would have."""
+        """Set up the limit. measured: a node's own limit."""
         self._most = most
         self._measured = measured
         self.turn = Turn.OFF
         self.drafts: list[int] = []
-        """Of each measured step, of an answer at most."""
+        """Largest number of drafts of an answer, in each measured step."""
 
     @property
     def watched(self) -> int:
@@ -87,14 +88,15 @@ class TurnLimit:
 T = TypeVar("T")
 
 _TURN = 8
-"""Steps that are timed before another's turn."""
+"""Timed steps before the next turn."""
 _SETTLING = 3
-"""Steps ahead of them: the first ones land what was launched before, or wait for the other's."""
+"""Untimed steps before the timed ones. The first ones complete earlier launches, or wait for the
+other engine's."""
 _ROUNDS = ((Turn.MOST, Turn.OFF, Turn.MEASURED), (Turn.OFF, Turn.MEASURED, Turn.MOST))
-"""Who is first of the fixed number and none takes turns too. What a node finds comes behind steps
-without drafts, which it measures."""
+"""Turns of the rounds. MOST and OFF alternate in first place. MEASURED follows OFF, because it
+measures steps without drafts."""
 _TRIED = 32
-"""Steps in which it finds that, before any is timed."""
+"""Untimed steps at the start, in which the node finds its number of drafts."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +109,14 @@ class TurnTimes:
 
 @dataclass(frozen=True)
 class DraftGain:
-    """drafts: of each step of Turn.MEASURED, of an answer at most."""
+    """The measured gain. drafts: largest number of an answer, in each step of Turn.MEASURED."""
 
     turns: Mapping[Turn, TurnTimes]
     drafts: Sequence[int]
 
     def times(self, turn: Turn, tokens: float | None = None) -> float:
-        """Its tokens a second to those without drafts: the median over turns. tokens: of a step and
-        answer, where that is known better than by what each turn gave."""
+        """Return the ratio of its tokens a second to those without drafts: the median over turns.
+        tokens: of a step and answer, if known better than from each turn."""
         own, off = self.turns[turn], self.turns[Turn.OFF]
         return median(
             (given if tokens is None else tokens) * without / seconds
@@ -126,8 +128,8 @@ class DraftedTurns:
     def __init__(
         self, model: ModelConfig, config: EngineConfig, script: Script, quantization: str = ""
     ) -> None:
-        """config: that drafts. quantization: how weights are stored; none: plain. Raises
-        EngineConfigError."""
+        """Set up the engine. config: with drafts. quantization: storage of weights; empty: plain.
+        Raises EngineConfigError."""
         most = len(script.likely)
         on_gpu = config.device != "cpu"
         self._limit = TurnLimit(most, draft_limit(config, most, on_gpu=on_gpu))
@@ -144,13 +146,13 @@ class DraftedTurns:
         self.rig = Rig(model, config, replace(parts, speculation=speculation, drafts=self._limit))
 
     def tokens(self, steps: int) -> int:
-        """Of an answer at most, for so many steps of each."""
+        """Return the largest number of tokens of an answer, for `steps` steps of each turn."""
         timed = (_SETTLING + _TURN) * -(-steps // _TURN)
         return timed * (1 + 2 * (1 + self._most)) + _TRIED * (1 + self._most)
 
     def decode(self, answers: Sequence[Answer], steps: int) -> DraftGain:
-        """At least so many steps of each. REQUIRES: the answers have room for tokens(), and have
-        had steps without drafts."""
+        """Measure at least `steps` steps of each turn. REQUIRES: the answers have at least tokens()
+        left, and have had steps without drafts."""
         self._limit.turn = Turn.MEASURED
         for _ in range(_TRIED):
             self.rig.step()
@@ -165,7 +167,8 @@ class DraftedTurns:
         return DraftGain(times, list(self._limit.drafts))
 
     def in_turn(self, turn: Turn, work: Callable[[], T]) -> T:
-        """What `work` returns, whose steps are of that turn. REQUIRES: as decode()."""
+        """Return the result of `work`, run with steps of that turn. REQUIRES: the conditions of
+        decode()."""
         self._limit.turn = turn
         for _ in range(_SETTLING):
             self.rig.step()
@@ -187,15 +190,15 @@ class DraftedTurns:
 
 @dataclass(frozen=True)
 class Turns:
-    """Seconds of each piece of work, by turns. kept, off: of the engine that keeps entries and of
-    the other one."""
+    """Seconds of each measurement, by turns. kept, off: of the engine with entries and of the one
+    without."""
 
     kept: Sequence[Sequence[float]]
     off: Sequence[Sequence[float]]
 
     @property
     def ratio(self) -> float:
-        """Median over turns of the one's median by the other's."""
+        """Return the median, over turns, of kept's median over off's."""
         turns = zip(self.kept, self.off, strict=True)
         return median(median(kept) / median(off) for kept, off in turns)
 
@@ -209,7 +212,7 @@ class DraftPair:
 
     @staticmethod
     def of(model: ModelConfig, config: EngineConfig) -> "DraftPair":
-        """config: of each of the two, its arena included."""
+        """Build the pair. config: of each of the two engines, including its arena."""
         device = torch_device(config)
         use_device(device)
         shapes = [replace(model, draft_layers=layers) for layers in (1, 0)]
@@ -228,7 +231,7 @@ class DraftPair:
     def decode(
         self, answers: tuple[Sequence[Answer], Sequence[Answer]], steps: int, warmup: int
     ) -> Turns:
-        """At least so many steps of each engine; answers: that run in kept and in off."""
+        """Time at least `steps` steps of each engine. answers: running in kept and in off."""
         rigs = (self.kept, self.off)
         youngest = [max(some, key=lambda answer: answer.times[0]) for some in answers]
         for rig, answer in zip(rigs, youngest, strict=True):
@@ -241,7 +244,8 @@ class DraftPair:
         return Turns(*found)
 
     def prefill(self, tokens: int, repeats: int) -> Turns:
-        """To the first token of other prompts of so many tokens; one more goes ahead, untimed."""
+        """Measure the time to the first token of new prompts of `tokens` tokens, after one untimed
+        prompt."""
         rigs = (self.kept, self.off)
         found: tuple[list[list[float]], list[list[float]]] = ([], [])
         for number in range(1 + repeats):
@@ -255,8 +259,8 @@ class DraftPair:
 
 
 def beside_without(row: Row, turns: Turns, most: float) -> Row:
-    """The row of the engine that keeps entries, beside the other one's. most: how much slower it
-    may be, as a share."""
+    """Return the row of the engine with entries, beside the one without. most: the largest accepted
+    slowdown, as a share."""
     named = replace(
         row,
         name=f"{row.name}, with a draft layer",
@@ -267,7 +271,7 @@ def beside_without(row: Row, turns: Turns, most: float) -> Row:
 
 
 def _next_steps(rig: Rig, answer: Answer) -> list[float]:
-    """Seconds of each of the engine's next steps but the first."""
+    """Return the seconds of the engine's next steps, after the untimed first ones."""
     first = len(answer.times) + _SETTLING
     rig.run_until_tokens([answer], first + _TURN + 1)
     return [after - before for before, after in pairwise(answer.times[first : first + _TURN + 1])]

@@ -1,10 +1,10 @@
-"""The device's greatest rates, measured in the same run as the figures compared with them, and the
-least time that a step of a whole model can take by them.
+"""The device's highest rates, measured in the same run as the figures compared with them. By these
+rates, the least time of a whole model's step.
 
-A floor is bytes over the copy bandwidth, or operations over the rate of a large matrix product;
-datasheet rates are reached by no program. Decode moves bytes: the weights a step reads, each
-request's state in and out, its KV. Prefill multiplies: its FLOPs, or the weights' bytes where a
-chunk is too short for that to matter.
+A floor is bytes over the copy bandwidth, or operations over the rate of a large matrix product. No
+program reaches datasheet rates. Decode moves bytes: the weights read by a step, each request's
+state in and out, its KV. Prefill multiplies: its FLOPs, or the weights' bytes if a chunk is too
+short for FLOPs to dominate.
 """
 
 from dataclasses import dataclass
@@ -33,16 +33,16 @@ class Floors:
     matmul_rate: float
 
     def of_bytes(self, count: float) -> float:
-        """Seconds to move that many bytes, reads and writes together."""
+        """Return the seconds to move `count` bytes, reads and writes together."""
         return count / self.copy_bandwidth
 
     def of_flops(self, count: float) -> float:
-        """Seconds."""
+        """Return the seconds of `count` FLOPs."""
         return count / self.matmul_rate
 
 
 def measure_floors(device: torch.device, dtype: torch.dtype) -> Floors:
-    """Takes about a second; frees what it allocated."""
+    """Measure the floors. Takes about a second, and frees its allocations."""
     on_gpu = device.type == "cuda"
     floors = Floors(
         _copy_bandwidth(device, _GPU_COPY_BYTES if on_gpu else _CPU_COPY_BYTES),
@@ -78,8 +78,8 @@ class ModelFloor:
     def of(
         config: ModelConfig, layout: CacheLayout, floors: Floors, quantization: str = ""
     ) -> "ModelFloor":
-        """quantization: of the weights, whose bytes count as they are stored. A prefill's floor is
-        that of bf16 products in every format."""
+        """Build the floors of a model. quantization: of the weights; their bytes count as stored. A
+        prefill's floor uses bf16 products in every format."""
         dtype: torch.dtype = getattr(torch, layout.conv_dtype)
         source = QuantisedSource(ShapesOnly(), RECIPES[quantization]) if quantization else None
         sizes = WeightSizes.of(config, dtype, source)
@@ -87,16 +87,17 @@ class ModelFloor:
 
     @property
     def _read_bytes(self) -> float:
-        """Of a token's KV: a draft layer's is read where it guesses."""
+        """Return the bytes read of one token's KV. A draft layer's KV is read only for its own
+        guesses."""
         return self.layout.full_layers * self.layout.block_bytes / PAGE_TOKENS
 
     def decode(self, batch: int, context: float) -> float:
-        """Seconds of a step of `batch` requests with `context` tokens each."""
+        """Return the seconds of a step of `batch` requests with `context` tokens each."""
         one = context * self._read_bytes + 2 * self.layout.slot_bytes
         return self.floors.of_bytes(self.sizes.step_bytes(batch) + batch * one)
 
     def prefill(self, tokens: int, cached: int = 0) -> float:
-        """Seconds to forward `tokens` behind `cached` ones."""
+        """Return the seconds to forward `tokens` after `cached` ones."""
         flops = self.flops.of(cached + tokens) - self.flops.of(cached)
         kv = cached * self._read_bytes
         moved = self.sizes.step_bytes(tokens) + kv + 2 * self.layout.slot_bytes

@@ -1,7 +1,7 @@
-"""What a GPU did in some steps of an engine, by the profiler's timeline: where it stood still
-between them, and where its time went, as rows of a report.
+"""The GPU's work in some steps of an engine, by the profiler's timeline: the idle time between
+pieces, and the time of each kernel, as rows of a report.
 
-Profiling costs the host time, so that what stands still is an upper bound.
+Profiling costs host time, so the idle time is an upper bound.
 """
 
 import re
@@ -19,7 +19,7 @@ from tasuki.bench.errors import BenchError
 from .report import Report, Row
 
 _NAME = re.compile(r"(?:void )?([\w:]+)")
-"""Of a kernel without its template's arguments."""
+"""Pattern of a kernel's name without its template arguments."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Work:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """Of one step: seconds of all launches of a kernel, which may have run beside others."""
+    """One kernel in one step. seconds: of all its launches; they may have run beside others."""
 
     name: str
     seconds: float
@@ -41,7 +41,8 @@ class KernelTime:
 
 
 def work_of(step: Callable[[], object], steps: int) -> list[Work]:
-    """Raises BenchError where the profiler sees no GPU work."""
+    """Profile `steps` steps and return their GPU work. Raises BenchError if the profiler sees no
+    GPU work."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         for _ in range(steps):
             step()
@@ -57,16 +58,16 @@ def work_of(step: Callable[[], object], steps: int) -> list[Work]:
 
 
 def idle_between_steps(step: Callable[[], object], steps: int) -> float:
-    """Median idle seconds from one step's last kernel to the next one's first.
+    """Return the median idle seconds from one step's last kernel to the next one's first.
 
     A step's kernels follow each other far more closely than steps do, so the longest gaps are those
-    between steps. Raises BenchError as work_of().
+    between steps. Raises the errors of work_of().
     """
     return median(sorted(gaps(work_of(step, steps)), reverse=True)[: steps - 1])
 
 
 def gaps(work: Iterable[Work]) -> list[float]:
-    """Seconds in which nothing ran, in order; overlapping pieces count as one."""
+    """Return the idle times in seconds, in order. Overlapping pieces of work count as one."""
     joined: list[tuple[float, float]] = []
     for begin, end in sorted((piece.begin, piece.end) for piece in work):
         if joined and begin <= joined[-1][1]:
@@ -77,7 +78,7 @@ def gaps(work: Iterable[Work]) -> list[float]:
 
 
 def kernel_times(work: Iterable[Work], steps: int) -> list[KernelTime]:
-    """The longest first."""
+    """Return the time of each kernel, longest first."""
     seconds, launches = defaultdict[str, float](float), Counter[str]()
     for piece in work:
         found = _NAME.match(piece.name)
@@ -91,13 +92,14 @@ def kernel_times(work: Iterable[Work], steps: int) -> list[KernelTime]:
 
 
 _LEAST_SHARE = 0.01
-"""Of all kernels, that one is named for."""
+"""Smallest share of all kernel time for a row of its own."""
 
 
 def add_kernels(report: Report, name: str, work: Sequence[Work], times: int) -> None:
-    """Add a row for each kernel that counts.
+    """Add a row for each kernel with a large enough share.
 
-    name: of the step or the prompt, which was run so many times."""
+    name: of the step or prompt. times: number of its runs.
+    """
     found = kernel_times(work, times)
     whole = sum(kernel.seconds for kernel in found)
     for kernel in found:

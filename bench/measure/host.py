@@ -1,4 +1,4 @@
-"""The machine and versions of a bench, without which its figures cannot be compared."""
+"""The machine and versions of a bench, needed to compare its figures."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ _PACKAGES = ("torch", "triton", "fla-core", "transformers", "flashinfer-python")
 
 @dataclass(frozen=True)
 class Host:
-    """device: the GPU's or CPU's name; cores: of the CPU. commit: of the source tree, "unknown"
+    """device: the GPU's or CPU's name. cores: of the CPU. commit: of the source tree, "unknown"
     outside one."""
 
     device: str
@@ -28,7 +28,8 @@ class Host:
 
 
 def describe_host(device: torch.device, commit: str) -> Host:
-    """`commit` where it is given, as for a copied tree, which has no history; else git's answer."""
+    """Describe this host. Uses `commit` if given, for a copied tree without history; otherwise
+    git's answer."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor() or "cpu"
     versions = {"python": python_version(), "cuda": torch.version.cuda or "none"}
     for package in _PACKAGES:
@@ -46,7 +47,8 @@ def describe_host(device: torch.device, commit: str) -> Host:
 
 
 def described(host: Mapping[str, Any]) -> str:
-    """A kept run's machine, date, commit and versions, for its page. Early runs name no cores."""
+    """Return a stored run's machine, date, commit and versions, for its page. Early runs name no
+    cores."""
     cores = f"{host['cores']} cores, " if "cores" in host else ""
     versions = ", ".join(f"{name} {version}" for name, version in host["versions"].items())
     return f"{host['device']}, {cores}{host['date']}, commit {host['commit']}; {versions}"

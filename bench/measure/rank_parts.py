@@ -1,4 +1,4 @@
-"""An engine of several ranks over random weights, of which each draws its own slices."""
+"""An engine of several ranks over random weights. Each rank generates its own slices."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ from .rig import SEED, Rig, made_up_vocabulary
 
 
 def published(config: EngineConfig) -> ModelConfig:
-    """Raises ModelConfigError."""
+    """Return the published config. Raises ModelConfigError."""
     return replace(published_or_folder(config.model), draft_layers=int(config.drafts_by_layer))
 
 
@@ -33,7 +33,7 @@ def drawn_shard(
     device: torch.device,
     progress: Progress,
 ) -> ModelWeights:
-    """As LoadShard, of the same weights as drawn_weights()."""
+    """Return a shard of the weights of drawn_weights(). A LoadShard function."""
     source = ShardedSource(RandomSource(SEED, device), model, shard)
     dtype = getattr(torch, config.compute_dtype)
     weights = assemble(shard.part(model), source, dtype, device, progress)
@@ -47,7 +47,8 @@ def _vocabulary(config: EngineConfig, model: ModelConfig) -> Vocabulary:
 
 
 def rank_parts(config: EngineConfig, role: Role = Role.FUSED) -> EngineParts:
-    """Whose `ranks` the caller closes. Raises as build_leader_parts()."""
+    """Build the parts of several ranks. The caller closes their `ranks`. Raises the errors of
+    build_leader_parts()."""
     return build_leader_parts(
         config, role=role, source=RankSource(published, drawn_shard, _vocabulary)
     )
@@ -55,8 +56,8 @@ def rank_parts(config: EngineConfig, role: Role = Role.FUSED) -> EngineParts:
 
 @contextmanager
 def rank_rig(config: EngineConfig) -> Iterator[tuple[Rig, ModelConfig]]:
-    """A rig of several ranks, and what one of them computes; their processes end with the block.
-    Raises as build_leader_parts()."""
+    """Yield a rig of several ranks, and the model config of one rank. The rank processes end with
+    the block. Raises the errors of build_leader_parts()."""
     parts = rank_parts(config)
     assert parts.ranks is not None
     try:
@@ -67,8 +68,8 @@ def rank_rig(config: EngineConfig) -> Iterator[tuple[Rig, ModelConfig]]:
 
 
 def beside_one_rank(row: Row, ranks: int, alone: float | None, least: float | None) -> Row:
-    """The row, named after the ranks and without other targets. alone: seconds of one rank, if that
-    was measured; least: how many times as fast several are to be, if that is judged."""
+    """Return the row named after the ranks, without other targets. alone: seconds of one rank, if
+    measured. least: the required speedup over one rank, if judged."""
     name = f"{ranks} ranks: {row.name}"
     if alone is None:
         return replace(row, name=name, target="", met=None, others={})

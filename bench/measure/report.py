@@ -18,9 +18,9 @@ _VERDICTS = {True: "met", False: "MISSED", None: "not judged"}
 class Row:
     """One measured figure.
 
-    floor is None where no byte or FLOP count bounds the figure. target is the text of what was
-    asked, met whether it was. others are the seconds of other implementations of the same work;
-    extra is whatever else is worth a column, by name.
+    floor is None if no byte or FLOP count bounds the figure. target is the text of the target; met
+    tells if it was reached. others are the seconds of other implementations of the same work. extra
+    holds further columns by name.
     """
 
     name: str
@@ -33,11 +33,12 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """Floor over measured: 1 is as fast as the hardware allows."""
+        """Return floor over measured time: 1 is as fast as the hardware allows."""
         return None if self.floor is None else self.floor / self.seconds
 
     def asked(self, *bounds: tuple[str, bool]) -> "Row":
-        """The row with what was asked, each text with whether it was met. Nothing: not judged."""
+        """Return the row with targets, each a text and its verdict. Without targets it is not
+        judged."""
         met = all(met for _, met in bounds) if bounds else None
         return replace(self, target=", ".join(text for text, _ in bounds), met=met)
 
@@ -47,8 +48,8 @@ class Row:
 
 @dataclass
 class Report:
-    """What one `tasuki bench` prints, and writes where a file is named: at once, since a long run
-    may be cut short."""
+    """The output of one `tasuki bench`, printed and written to the named file. Each row is written
+    at once, because a long run may be cut short."""
 
     bench: str
     host: Host
@@ -58,7 +59,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        """Something that is no time: kept below the rows."""
+        """Add a note, shown below the rows: a result that is not a time."""
         self.notes.append(text)
         self._show(text)
 
@@ -90,7 +91,7 @@ class Report:
 
 
 def describe(document: Document) -> Section:
-    """A kept report on a page."""
+    """Return a stored report as a section of a page."""
     rows = [
         Row(**{name: value for name, value in row.items() if name != "share"})
         for row in document["rows"]
@@ -108,8 +109,8 @@ def describe(document: Document) -> Section:
 
 
 def reported(bench: str, device: torch.device, dtype: torch.dtype, commit: str, out: str) -> Report:
-    """A report with this host and its floors, whose head is shown. out: as results.OUT says, or
-    empty."""
+    """Return a report with this host and its floors, and show its head. out: in the form of
+    results.OUT, or empty."""
     host, floors = describe_host(device, commit), measure_floors(device, dtype)
     name = f"{bench}, {host.date}, {host.commit[:12]}"
     report = Report(bench, host, floors, RunFile.of(out, name) if out else None)

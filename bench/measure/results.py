@@ -1,9 +1,9 @@
-"""Where measured runs are kept, with a page beside them.
+"""The storage of measured runs, with a page beside them.
 
-`NAME.json` holds one run. `TOPIC.jsonl` holds all runs of a topic, one a line; `TOPIC.jsonl#RUN`
-names the run, and a line of that name is replaced. The page of a topic, TOPIC.md, has a section a
-run; what was written by hand above its mark stays. REQUIRES: one process writes a file at a time.
-Raises what reading and writing files does.
+`NAME.json` holds one run. `TOPIC.jsonl` holds all runs of a topic, one a line. `TOPIC.jsonl#RUN`
+names the run, and replaces a line of that name. The page of a topic, TOPIC.md, has a section a run.
+Text written by hand above its mark stays. REQUIRES: one process writes a file at a time. Raises the
+errors of reading and writing files.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 Document = Mapping[str, Any]
-"""A run as JSON has it. "run": its name among those of its topic."""
+"""A run in JSON. "run": its name among those of its topic."""
 
 OUT = "keep the run: NAME.json, or a line of TOPIC.jsonl or TOPIC.jsonl#RUN; a page beside it"
 _MARK = "<!-- runs -->"
@@ -21,7 +21,8 @@ _MARK = "<!-- runs -->"
 
 @dataclass(frozen=True)
 class Section:
-    """A run on a page. title: what was measured. body: Markdown, without an end of line."""
+    """A run on a page. title: the subject of the measurement. body: Markdown, without a final
+    newline."""
 
     title: str
     body: str
@@ -32,15 +33,15 @@ Describe = Callable[[Document], Section]
 
 @dataclass(frozen=True)
 class RunFile:
-    """run: its name in a file of a topic; empty in a file of its own."""
+    """The file of a run. run: its name in a file of a topic; empty in a file of its own."""
 
     path: Path
     run: str = ""
 
     @classmethod
     def of(cls, out: str | Path, name: str) -> "RunFile":
-        """out: as OUT says. name: of a run that `out` does not name; it gets a number where a run
-        has it already."""
+        """Return the file of a run. out: in the form of OUT. name: of the run if `out` names none;
+        a taken name gets a number."""
         file, _, run = str(out).partition("#")
         path = Path(file)
         if path.suffix != ".jsonl":
@@ -69,7 +70,7 @@ class RunFile:
 
 
 def read_runs(path: Path) -> Sequence[dict[str, Any]]:
-    """The runs of a topic; none where there is no file."""
+    """Return the runs of a topic, or none if there is no file."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines()]
@@ -80,14 +81,14 @@ def write_runs(path: Path, runs: Iterable[Document]) -> None:
 
 
 def write_page(path: Path, describe: Describe) -> None:
-    """The page of a topic, from all its runs. path: of the file of runs."""
+    """Write the page of a topic from all its runs. path: the file of runs."""
     sections = [(run["run"], describe(run)) for run in read_runs(path)]
     parts = [f"## {run}\n\n{one.title}. {one.body}" for run, one in sections]
     put_below_mark(path, "\n\n".join(parts))
 
 
 def put_below_mark(path: Path, text: str) -> None:
-    """Replace what the page of that file of runs has below its mark."""
+    """Replace the text below the mark on the page of that file of runs."""
     page = path.with_suffix(".md")
     by_hand = page.read_text().partition(_MARK)[0] if page.exists() else ""
     head = by_hand.rstrip() or f"# {path.stem.replace('_', ' ')}"
@@ -95,5 +96,5 @@ def put_below_mark(path: Path, text: str) -> None:
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a table."""
+    """Return the lines of a table."""
     return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]

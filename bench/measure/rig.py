@@ -1,7 +1,7 @@
-"""One engine over random weights, driven by hand, with the time at which each token was emitted.
+"""One engine over random weights, stepped by the bench, with the emission time of each token.
 
-It measures the time that a front waits: from the engine's Submit to its TokenOut. Single-threaded,
-so that no queue hides time.
+Measures the time an API server waits: from the engine's Submit to its TokenOut. Single-threaded, so
+no queue hides time.
 """
 
 import time
@@ -39,8 +39,8 @@ _LETTERS = b'etaoinshrdlucmfwypvbgkjqxz 0123456789",:{}[]\n'
 
 
 def made_up_vocabulary(size: int) -> Vocabulary:
-    """A vocabulary for grammars over weights that were drawn, the same each time: every byte, and
-    words of a few letters, as many as the model has tokens; the last one ends answers."""
+    """Return a vocabulary for grammars over random weights, the same each time. It has every byte,
+    and words of a few letters, up to the model's number of tokens. The last token ends answers."""
     rng = np.random.default_rng(_VOCABULARY_SEED)
     words = {bytes([byte]): None for byte in range(256)}
     letters = np.frombuffer(_LETTERS, dtype=np.uint8)
@@ -55,7 +55,7 @@ SEED = 1
 
 @dataclass
 class Answer:
-    """Of one request: tokens, the times they were emitted, and the usage at its end."""
+    """One request's answer: tokens, their emission times, and the usage at its end."""
 
     submitted: float
     tokens: list[int] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Answer:
 
     @property
     def token_seconds(self) -> float:
-        """Mean time between tokens after the first. REQUIRES: there are two."""
+        """Return the mean time between tokens after the first. REQUIRES: there are two."""
         return (self.times[-1] - self.times[0]) / (len(self.times) - 1)
 
 
@@ -76,7 +76,7 @@ class Rig:
     def __init__(
         self, model: ModelConfig, config: EngineConfig, parts: EngineParts | None = None
     ) -> None:
-        """parts: of random weights by default."""
+        """Build the engine. parts: default: random weights."""
         self.parts = parts or random_parts(model, config)
         cache = build_cache(config, self.parts)
         self._engine = build_fused_engine(config, self.parts, cache)
@@ -86,7 +86,7 @@ class Rig:
         self._generator = np.random.default_rng(SEED)
 
     def prompt(self, tokens: int) -> list[int]:
-        """Random ids, another list each time."""
+        """Return random ids, another list each time."""
         drawn: list[int] = self._generator.integers(0, self.model.vocab, tokens).tolist()
         return drawn
 
@@ -98,8 +98,8 @@ class Rig:
         temperature: float = 0.0,
         thinking: ThinkingBudget | None = None,
     ) -> Answer:
-        """grammar: that the answer follows; it is compiled first. Where there is a temperature,
-        each answer has noise of its own."""
+        """Submit a prompt. grammar: constrains the answer; it is compiled first. With a temperature
+        each answer has its own noise."""
         if grammar is not None:
             self._compile(grammar)
         number = len(self._answers)
@@ -122,7 +122,7 @@ class Rig:
             self.parts.grammars.wait()
 
     def step(self) -> bool:
-        """One step of the engine. Raises BenchError where a request fails."""
+        """Run one step of the engine. Raises BenchError if a request fails."""
         worked = self._engine.step()
         now = time.perf_counter()
         for message in m.tokens_apart(self._engine.take_outbox()):
@@ -130,7 +130,7 @@ class Rig:
         return worked
 
     def run(self) -> None:
-        """Until every answer has ended. Raises BenchError where one cannot run."""
+        """Run until every answer has ended. Raises BenchError if one cannot run."""
         while True:
             worked = self.step()
             waiting = [name for name, answer in self._answers.items() if answer.usage is None]
@@ -140,28 +140,28 @@ class Rig:
                 raise BenchError(f"{', '.join(waiting)}: cannot run: give a larger --arena-mib")
 
     def rest(self) -> None:
-        """Until every answer has ended, and every copy below the arena."""
+        """Run until every answer has ended, and every copy below the arena."""
         self.run()
         while self.step():
             pass
 
     @property
     def computed_behind_loads(self) -> int:
-        """Prompts whose rest was computed while their beginning was loaded."""
+        """Return the number of prompts with a remainder computed while their prefix was loaded."""
         return self._engine.computed_behind_loads
 
     def close(self) -> None:
-        """REQUIRES: nothing runs, or will."""
+        """Close the engine. REQUIRES: nothing runs now or later."""
         self._engine.close()
 
     def run_until_tokens(self, answers: Sequence[Answer], tokens: int) -> None:
-        """Until each of the answers has that many tokens."""
+        """Run until each of the answers has `tokens` tokens."""
         while any(len(answer.tokens) < tokens for answer in answers):
             if not self.step():
                 raise BenchError("an answer ended early: give a larger --arena-mib")
 
     def abort(self, answers: Sequence[Answer]) -> None:
-        """End them where they are, and whatever step is in flight."""
+        """End the answers at once, and any step in flight."""
         wanted = {id(answer) for answer in answers}
         for name, answer in self._answers.items():
             if id(answer) in wanted:
@@ -190,7 +190,7 @@ class Rig:
 
 
 def page_ids(layout: CacheLayout, slabs: Iterable[int]) -> list[int]:
-    """Of all pages of those slabs, slab by slab, as a cache leases them."""
+    """Return the ids of all pages of those slabs, slab by slab, in a cache's lease order."""
     return [
         slab * layout.blocks_per_slab + page
         for slab in slabs
@@ -201,8 +201,8 @@ def page_ids(layout: CacheLayout, slabs: Iterable[int]) -> list[int]:
 def random_parts(
     model: ModelConfig, config: EngineConfig, role: Role = Role.FUSED, quantization: str = ""
 ) -> EngineParts:
-    """What build_parts makes, with weights drawn on the device instead of read. role: of the engine
-    to come."""
+    """Return the parts of build_parts, with weights generated on the device instead of read. role:
+    of the engine."""
     device = torch_device(config)
     use_device(device)
     arena = build_arena(config, model, device, role)
@@ -212,7 +212,8 @@ def random_parts(
 
 
 def drawn_weights(model: ModelConfig, config: EngineConfig, quantization: str = "") -> ModelWeights:
-    """On the config's device, of its dtype. quantization: how they are stored; none: plain."""
+    """Return random weights on the config's device, of its dtype. quantization: their storage;
+    empty: plain."""
     device = torch_device(config)
     source: TensorSource = RandomSource(SEED, device)
     if quantization:

@@ -1,10 +1,10 @@
-"""Answers whose drafts hold as a script says, in an engine that does all the work of drafts.
+"""Answers with scripted draft acceptance, in an engine doing all the work of drafts.
 
-The model's head is zero, so that every logit is, and the noise alone draws: an answer is known
-before it is drawn, whatever computes it. A draft that is its token holds then, and one that is
-another does not. The node's own drafters look for drafts as they do for any answer, the draft
-layer's guesses included; the script puts its own in their place, and the engine verifies these as
-any others. The tokens of an answer differ, so that experts are woken as by any text.
+The model's head is zero, so every logit is zero and noise alone decides the sample. An answer is
+therefore known in advance, on any device. A draft equal to its token is accepted, and any other is
+not. The node's own drafters look for drafts as for any answer, including the draft layer's guesses.
+The script replaces their drafts with its own, and the engine verifies these as usual. The tokens of
+an answer differ, so experts are activated as by any text.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,15 +31,15 @@ from tasuki.model.qwen3_5 import DraftHead, Qwen35Model, draft_ids
 from tasuki.model.weights.matrix import Matrix
 
 _AT_ONCE = 1024
-"""Tokens; each has a row of its own on the device for what its runs of the vocabulary leave."""
+"""Tokens computed at once. On the device each has its own row for the leftovers of its vocabulary
+runs."""
 
 
 def known_answer(
     sampling: SamplingParams, first: int, vocab: int, dtype: torch.dtype, device: torch.device
 ) -> Ints:
-    """All tokens of an answer of a model whose logits are all equal, of which the first one stands
-    at position `first`. dtype: of logits. REQUIRES: the temperature is 1, and nothing is cut or
-    adjusted."""
+    """Return all tokens of an answer of a model with equal logits. Its first token has position
+    `first`. dtype: of logits. REQUIRES: the temperature is 1, and no filter or penalty applies."""
     positions: Ints = np.arange(first, first + sampling.max_new_tokens, dtype=np.int32)
     logits = torch.zeros(1, vocab, dtype=dtype, device=device)
     drawn = [
@@ -73,19 +73,20 @@ def _on_gpu(logits: Tensor, sampling: SamplingParams, positions: Ints) -> Ints:
 
 
 _GOLDEN = (5**0.5 - 1) / 2
-"""Its multiples fill [0, 1) evenly however many there are: few steps hold as often as many."""
+"""The golden ratio. Its multiples modulo 1 fill [0, 1) evenly at any number, so few steps accept
+drafts as often as many."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """How likely each draft of a row holds where those before it do; each in [0, 1]."""
+    """The probability of accepting each draft of a row, given the previous ones; each in [0, 1]."""
 
     likely: tuple[float, ...]
 
     @staticmethod
     def parse(text: str, drafts: int) -> "Script":
-        """From ".80/.75/.72", of so many drafts: the last one stands for those behind it. Raises
-        ValueError."""
+        """Parse ".80/.75/.72" for `drafts` drafts; the last number repeats for further drafts.
+        Raises ValueError."""
         try:
             likely = [float(number) for number in text.split("/")]
         except ValueError:
@@ -97,12 +98,12 @@ class Script:
 
     @property
     def reached(self) -> list[float]:
-        """How likely a step's first drafts hold, as many as each place says."""
+        """Return the probability, for each place, of accepting all drafts up to it."""
         return list(accumulate(self.likely, mul))
 
     @property
     def tokens(self) -> float:
-        """Of a step and answer, in the mean."""
+        """Return the mean tokens of a step and answer."""
         return 1 + sum(self.reached)
 
     def __str__(self) -> str:
@@ -110,7 +111,7 @@ class Script:
 
 
 class _Draws:
-    """Numbers in [0, 1), of all answers together."""
+    """A sequence of numbers in [0, 1), common to all answers."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -122,7 +123,8 @@ class _Draws:
 
 class ScriptedDrafter:
     def __init__(self, script: Script, answer: Ints, drafter: Drafter, draws: _Draws) -> None:
-        """drafter: that does the work of looking for drafts. answer: what will be drawn."""
+        """Set up a drafter. drafter: does the work of looking for drafts. answer: the tokens to be
+        sampled."""
         self._script = script
         self._answer = answer
         self._drafter = drafter
@@ -133,8 +135,8 @@ class ScriptedDrafter:
         return self._drafter.source
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
-        """As many as may be: those that hold, then others. Raises BenchError where the answer is
-        another than was known."""
+        """Return as many drafts as allowed: accepted ones first, then others. Raises BenchError if
+        the answer differs from the expected one."""
         length = len(output)
         if length and output[-1] != self._answer[length - 1]:
             raise BenchError(
@@ -155,12 +157,12 @@ class ScriptedDrafter:
 
 
 class ScriptedSpeculation(Speculation):
-    """Every answer is drafted, by the drafter that the config asks for."""
+    """Speculation with drafts for every answer, from the config's drafter."""
 
     def __init__(
         self, script: Script, config: EngineConfig, answer: Callable[[m.Submit], Ints]
     ) -> None:
-        """answer: what will be drawn."""
+        """Set up the speculation. answer: returns the tokens to be sampled."""
         super().__init__(
             len(script.likely),
             from_tree=config.drafts_from_tree,
@@ -184,8 +186,8 @@ class ScriptedSpeculation(Speculation):
 
 
 def drawing_by_noise(parts: EngineParts, config: EngineConfig) -> EngineParts:
-    """The same, whose model's logits are all zero, in its draft layer too. Of parts that nobody
-    else has: a head of its own is cleared where it lies, since a GPU has no room for another."""
+    """Return the parts with all-zero logits, also in the draft layer. The parts must have no other
+    owner: an untied head is cleared in place, because a GPU has no memory for another."""
     model, weights = parts.model, parts.model.weights
     plain = weights.head.plain
     tied = plain.data_ptr() == weights.embedding.data_ptr()

@@ -1,6 +1,6 @@
-"""Times work on a device: CUDA events and graph replays on a GPU, a monotonic clock on a CPU.
+"""Timers of work on a device: CUDA events and graph replays on a GPU, a monotonic clock on a CPU.
 
-Every figure is the median of repeats after warm-ups, since both clocks have outliers.
+Every figure is the median of repeats after warm-ups, because both clocks have outliers.
 """
 
 import math
@@ -18,7 +18,8 @@ _MOST_ROUNDS = 32
 
 
 def median_seconds(work: Work, device: torch.device, repeats: int = 10, warmups: int = 3) -> float:
-    """Of one call of `work`, launch gaps included where the GPU waits for the host."""
+    """Return the median seconds of one call of `work`, including launch gaps while the GPU waits
+    for the host."""
     for _ in range(warmups):
         work()
     if device.type == "cpu":
@@ -27,16 +28,16 @@ def median_seconds(work: Work, device: torch.device, repeats: int = 10, warmups:
 
 
 def once_seconds(work: Work, device: torch.device) -> float:
-    """Of this one call, nothing before it: for medians over calls that take turns."""
+    """Return the seconds of this one call, without warm-up: for medians over alternating calls."""
     return _host_seconds(work) if device.type == "cpu" else _event_seconds(work)
 
 
 def turn_seconds(turns: Sequence[Work], device: torch.device, repeats: int = 10) -> float:
-    """Of one of the `turns`, which do the same work on different memory.
+    """Return the seconds of one of the `turns`, each the same work on different memory.
 
-    On a GPU all turns are captured into one CUDA graph, so that launches cost what they cost inside
-    the engine's graphs; enough turns to overflow the L2 cache make memory traffic real. Short ones
-    stand in it several times over.
+    On a GPU all turns are captured into one CUDA graph, so launches cost the same as in the
+    engine's graphs. With enough turns to overflow the L2 cache, memory traffic is real. Short turns
+    are repeated several times in the graph.
     """
     if device.type == "cpu":
         return median_seconds(lambda: [turn() for turn in turns], device, repeats) / len(turns)

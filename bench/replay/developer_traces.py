@@ -1,9 +1,9 @@
-"""Replay the traces under every policy; a run, a page and a plot of it.
+"""Replays the traces under every policy, and writes a run, its page and its plot.
 
     python -m tasuki.bench.replay.developer_traces --traces ../shared/traces
 
-A trace that is not there is named and left out. With the simulator's program its `lru` is printed
-beside ours under the same rules.
+A missing trace is named and left out. With the simulator's program its `lru` is printed beside ours
+under the same rules.
 """
 
 import argparse
@@ -49,7 +49,7 @@ CELLS = (
 )
 _POLICIES = ("marconi", "lru", "value", "auto")
 DRAFTING_POLICY = "auto"
-"""Replayed with a draft layer too."""
+"""Policy replayed with a draft layer too."""
 MODEL = "35b-a3b"
 _PLACE = "trace, budget"
 
@@ -58,7 +58,8 @@ _SIMULATED_POLICY = "c.marconi-a0"
 
 
 def simulated(program: Path, trace: Path, model: str, gib: float) -> tuple[float, float]:
-    """Shares of prompt tokens and of prefill FLOPs served. Raises CalledProcessError."""
+    """Return the shares of prompt tokens and of prefill FLOPs served by the simulator. Raises
+    CalledProcessError."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "rows.json"
         command = [sys.executable, str(program), str(trace), "--model", model, "--gb", f"{gib:g}"]
@@ -81,7 +82,7 @@ _WIDTH, _HEIGHT, _BASE = 760, 300, 240
 
 
 def bars(rows: list[dict[str, Any]]) -> str:
-    """One group of bars a cell: FLOPs saved, 0 to 1; a line marks the target."""
+    """Draw one group of bars a cell: FLOPs saved, 0 to 1; a line marks the target."""
     cells: dict[str, dict[str, Any]] = {}
     for row in rows:
         name = f"{row['trace'].split('.')[0].replace('_dev', '')} {row['gb']:g} GB"
@@ -118,8 +119,9 @@ _CAUSES = ("new", "never_checkpointed", "checkpoint_evicted", "kv_evicted")
 
 
 def describe(result: Document) -> Section:
-    """A kept run on a page. "rows": of each policy; "draft_layer": of a cache that keeps a draft
-    layer's entries; "agreement": shares of ours and of the simulator, under the same rules."""
+    """Return a stored run as a section of a page. "rows": one for each policy. "draft_layer": of a
+    cache with a draft layer's entries. "agreement": our shares and the simulator's, under the same
+    rules."""
     by_cell: dict[str, dict[str, dict[str, Any]]] = {}
     for row in result["rows"]:
         by_cell.setdefault(_cell(row), {})[row["policy"]] = row
@@ -153,7 +155,7 @@ def describe(result: Document) -> Section:
 def _drafting(
     by_cell: Mapping[str, Mapping[str, Document]], drafting: Sequence[Document]
 ) -> list[str]:
-    """What entries of a draft layer cost in the same bytes: fewer pages and states fit."""
+    """Return the cost of a draft layer's entries in the same bytes: fewer pages and states fit."""
     if not drafting:
         return []
     rows = []

@@ -1,6 +1,5 @@
-"""`tasuki replay-trace FILE`: hit rate of the tree on a trace, why the rest was missed, and what
-more host memory would have saved: the trace is replayed again for each size.
-"""
+"""`tasuki replay-trace FILE`: hit rate of the tree on a trace, the miss reasons, and the gain of
+more host memory. The trace is replayed again for each size."""
 
 import json
 import sys
@@ -22,7 +21,8 @@ from .trace import load_trace
 
 
 def more_host(text: str) -> tuple[float, ...]:
-    """`256,1024`: GiB beside those there are. Raises ReplayError naming what is wrong."""
+    """Parse `256,1024`: GiB in addition to the current memory. Raises ReplayError naming the
+    fault."""
     try:
         sizes = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -35,7 +35,7 @@ def more_host(text: str) -> tuple[float, ...]:
 
 
 def with_more_host(tiers: Tiers, gib: float) -> Tiers:
-    """Where there is no host memory, so much of it."""
+    """Return the tiers with more host memory. Without host memory, adds a tier of that size."""
     host, *lower = tiers.below or (0.0,)
     return Tiers(tiers.arena, (host + gib, *lower), tiers.disk_write_budget)
 
@@ -46,8 +46,8 @@ def what_if(
     sizes: Sequence[float],
     replayed: Callable[[Tiers], dict[str, Any]],
 ) -> list[dict[str, float]]:
-    """By size: points of prefill FLOPs and of prompt tokens that would have been saved beyond
-    `result`, which is of these tiers."""
+    """Return by size the additional saving over `result`, in points of prefill FLOPs and of prompt
+    tokens. `result` is of these tiers."""
     found = []
     for gib in sizes:
         other = replayed(with_more_host(tiers, gib))
@@ -62,7 +62,7 @@ def what_if(
 
 
 def what_if_text(found: Sequence[dict[str, float]]) -> str:
-    """Appended to the replay's own table."""
+    """Return text to append to the replay's own table."""
     return "".join(
         f"  +{each['more_host_gib']:g} GiB host would recover {each['flops_points']:.1f} points of "
         f"prefill FLOPs, {each['token_points']:.1f} of prompt tokens\n"

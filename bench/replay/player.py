@@ -1,8 +1,8 @@
-"""Plays a trace through the C++ tree by the calls a serving engine makes, and which checkpoints it
-keeps of a request: by the engine's rules, or by those of a peer.
+"""A player of traces through the C++ tree, using the calls of a serving engine. Checkpoints of a
+request are kept by the engine's rules, or by those of a peer.
 
-Owns what a replay counts. Each request is allocated, published and released whole at its arrival:
-memory of requests that run side by side is not modelled, and no KV is held, only ids.
+Owns the counts of a replay. Each request is allocated, published and released whole at its arrival.
+Memory of concurrent requests is not modelled, and no KV is held, only ids.
 """
 
 import time
@@ -22,21 +22,21 @@ from .trace import Trace, TraceRequest
 
 @dataclass(frozen=True)
 class ReplayRules:
-    """`kinds`: states that are kept. `grain_tokens`: what a prompt shares with others, and where an
-    answer's state stands, is a multiple of it."""
+    """`kinds`: the states to keep. `grain_tokens`: shared prompt prefixes and the positions of
+    answers' states are multiples of it."""
 
     kinds: frozenset[CheckpointKind] = frozenset(CheckpointKind)
     grain_tokens: int = 1
 
 
 def rules_of(policy: str, trace: Trace) -> ReplayRules:
-    """Of marconi its paper's admission, elsewhere the engine's."""
+    """Return the policy's rules: for marconi the admission of its paper, otherwise the engine's."""
     return ends_and_branches(trace) if policy == "marconi" else ReplayRules()
 
 
 def ends_and_branches(trace: Trace) -> ReplayRules:
-    """A state where the answer ends and one where the prompt branches off, both in whole blocks:
-    what simulators keep that know a trace's blocks only."""
+    """Return rules keeping a state at the answer's end and one at the prompt's branch, both in
+    whole blocks. Simulators knowing only a trace's blocks keep these."""
     kinds = frozenset({CheckpointKind.TURN_END, CheckpointKind.BRANCH})
     return ReplayRules(kinds, trace.block_tokens)
 
@@ -60,7 +60,7 @@ class Tally:
 
 
 class Player:
-    """Borrows the tree. Thread rule: one thread."""
+    """A player of one trace. Borrows the tree. Thread rule: one thread."""
 
     def __init__(
         self,
@@ -69,14 +69,15 @@ class Player:
         rules: ReplayRules,
         transfers: Transfers | None = None,
     ) -> None:
-        """transfers: between the tree's tiers, where it has some."""
+        """Set up the player. transfers: copies between the tree's tiers, if it has any."""
         self._tree = tree
         self._transfers = transfers
         self._flops = flops
         self._rules = rules
 
     def play(self, trace: Trace, prompts: Prompts) -> Tally:
-        """Every request in order; cpu_seconds counts the tree's calls and their Python callers."""
+        """Play every request in order. cpu_seconds counts the tree's calls and their Python
+        callers."""
         tally = Tally()
         for index, request in enumerate(trace.requests):
             tokens = prompts.tokens(index)
@@ -89,8 +90,9 @@ class Player:
     def _serve(
         self, request: TraceRequest, tokens: NDArray[np.int32], known: int, tally: Tally
     ) -> None:
-        """`known`: prompt tokens in whole blocks. Where in a last partial block two prompts part is
-        absent from a trace, so the prompt's end is kept before it."""
+        """Serve one request. `known`: prompt tokens in whole blocks. A trace does not tell the
+        branch point of two prompts within a last partial block. So the prompt's end is kept before
+        that block."""
         tree = self._tree
         grain = self._rules.grain_tokens
         shared = request.prompt_tokens // grain * grain

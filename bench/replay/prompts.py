@@ -1,8 +1,8 @@
-"""Token ids for the block ids of a trace: equal ids become equal tokens, all else differs.
+"""Token ids for the block ids of a trace: equal ids become equal tokens, and different ids differ.
 
-Owns how answers are recovered: a trace names the blocks of prompts only, so the answer to a
-request is read from the request that continues it; an answer that none continues is unique.
-Does not know caches. Deterministic.
+Owns the recovery of answers. A trace names only the blocks of prompts, so an answer is read from
+the request continuing it. An answer without continuation is unique. Knows nothing of caches.
+Deterministic.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _TOKENS_OF_INT32 = 1 << 31
 
 @dataclass(frozen=True)
 class Turn:
-    """Whole text of one request, prompt and answer, as block ids and what follows them.
+    """Whole text of one request, prompt and answer, as block ids and the tokens after them.
 
     The first `block_tokens_used` tokens are those of `blocks`; `unique_tokens` more appear in no
     other turn.
@@ -68,11 +68,12 @@ class Prompts:
         self._inside = np.arange(self._block, dtype=np.int32)
 
     def longest(self, index: int) -> int:
-        """The last request whose tokens begin with all of this one's; itself where none goes on."""
+        """Return the last request starting with all tokens of this one, or itself if none continues
+        it."""
         return self._longest[index]
 
     def tokens(self, index: int) -> NDArray[np.int32]:
-        """Prompt and answer of a request: [prompt_tokens + answer_tokens] int32."""
+        """Return the prompt and answer of a request: [prompt_tokens + answer_tokens] int32."""
         turn = self._turns[index]
         starts = (turn.blocks * self._block).astype(np.int32)
         known = (starts[:, None] + self._inside).reshape(-1)[: turn.block_tokens_used]
@@ -84,7 +85,8 @@ class Prompts:
 
 
 def continuations(trace: Trace) -> dict[int, int]:
-    """Index of a request -> index of the later one whose prompt holds its prompt and answer."""
+    """Return a map from a request's index to the index of a later one. The later prompt contains
+    the prompt and answer of the first."""
     if trace.requests[0].conversation is not None:
         return _by_conversation(trace)
     return _by_last_block(trace)

@@ -20,7 +20,8 @@ from .trace import Trace
 def outcome(
     trace: Trace, prompts: Prompts, model: str, gib: float, policy: str, tally: Tally
 ) -> dict[str, Any]:
-    """Shares are of prompt tokens, flops_saved of prefill FLOPs; usable and causes sum to 1."""
+    """Return the results. Shares are of prompt tokens, flops_saved of prefill FLOPs. usable and
+    causes sum to 1."""
     total = tally.prompt_tokens
     return {
         "trace": trace.name,
@@ -65,8 +66,8 @@ _DAY_SECONDS = 86_400
 def tier_outcome(
     trace: Trace, layout: CacheLayout, tiers: Tiers, stats: TreeStats
 ) -> dict[str, Any]:
-    """Bytes by tier. Of the disk also how much of it is written over in a day, at the rate of the
-    trace: what drives are rated by."""
+    """Return the bytes by tier. For the disk, also the share overwritten in a day at the trace's
+    rate, the unit of drive endurance ratings."""
     first, last = trace.requests[0].timestamp_ms, trace.requests[-1].timestamp_ms
     seconds = max((last - first) / 1000, 1e-3)
     result: dict[str, Any] = {
@@ -96,7 +97,7 @@ def tier_outcome(
 
 
 def tier_text(result: dict[str, Any]) -> str:
-    """Appended to the replay's own table."""
+    """Return text to append to the replay's own table."""
     lines = ["  GiB            size      used   written    loaded   written GB/s"]
     for tier, size in result["tiers"].items():
         if tier == "arena":
@@ -116,7 +117,7 @@ def tier_text(result: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class CachedDtypes:
-    """As a layout names them: of keys and values, and of recurrent states."""
+    """Cached dtypes, named like in a layout: of keys and values, and of recurrent states."""
 
     kv: str = "bfloat16"
     state: str = "float32"
@@ -135,7 +136,8 @@ def replay(
     draft_layer: str = "off",
     dtypes: CachedDtypes = PLAIN_DTYPES,
 ) -> dict[str, Any]:
-    """gib: bytes of the cache, GiB. The rest, and what is raised: as of replay_tiers()."""
+    """Replay a trace with an arena only. gib: size of the cache, GiB. Other arguments and errors
+    are those of replay_tiers()."""
     one = Tiers(gib, ())
     return replay_tiers(trace, model, one, policy, rules, draft_layer=draft_layer, dtypes=dtypes)
 
@@ -150,9 +152,10 @@ def replay_tiers(
     draft_layer: str = "off",
     dtypes: CachedDtypes = PLAIN_DTYPES,
 ) -> dict[str, Any]:
-    """`model`: a published name or a folder; `rules`: the policy's own by default; `draft_layer`:
-    as of tasuki serve; `dtypes`: of what is cached. With memory below the arena, what moves, and
-    how often, is in the outcome too. Raises ReplayError, ModelConfigError, WeightsError."""
+    """Replay a trace. `model`: a published name or a folder. `rules`: default: the policy's own.
+    `draft_layer`: like in tasuki serve. `dtypes`: of the cache. With memory below the arena, the
+    outcome includes the number and bytes of copies. Raises ReplayError, ModelConfigError,
+    WeightsError."""
     config = with_draft_layer(published_or_folder(model), model, draft_layer)
     layout = config.cache_layout(dtypes.kv, "bfloat16", dtypes.state)
     flops = PrefillFlops.for_model(config)

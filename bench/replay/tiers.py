@@ -1,6 +1,5 @@
-"""The tiers of a replay: what is below the arena, what a load from there costs, and the copies
-between them: who waits, how long, and when each is acknowledged.
-"""
+"""The tiers of a replay: the memory below the arena, the cost of a load from it, and the copies
+between tiers with their waits and acknowledgements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ FLOPS_A_SECOND = 300e12
 
 @dataclass(frozen=True)
 class Link:
-    """Between a tier and the arena; seconds and bytes a second, either way."""
+    """A link between a tier and the arena: seconds and bytes a second, in either direction."""
 
     tier: str
     fixed_seconds: float
@@ -42,7 +41,7 @@ class Tiers:
 
     @staticmethod
     def parsed(text: str, disk_write_budget: float | None = None) -> "Tiers":
-        """`64,1024` or `64,1024,8192`. Raises ReplayError naming what is wrong."""
+        """Parse `64,1024` or `64,1024,8192`. Raises ReplayError naming the fault."""
         try:
             sizes = [float(part) for part in text.split(",")]
         except ValueError as error:
@@ -64,7 +63,7 @@ class Tiers:
         return LINKS[: len(self.below)]
 
     def configs(self, layout: CacheLayout, flops: PrefillFlops) -> Sequence[TierConfig]:
-        """Prices are in tokens of prefill."""
+        """Return the tiers' configs, with prices in tokens of prefill."""
         token_seconds = flops.linear / FLOPS_A_SECOND
         found = []
         for size, link in zip(self.below, self.links, strict=True):
@@ -82,10 +81,10 @@ class Tiers:
 
 
 class Transfers:
-    """Plays the copies between tiers. Owns the links' time; moves no byte. One copy at a time is on
-    a link. A write is acknowledged when its bytes have passed and the trace's clock is there; a
-    load at once, because a replay serves a request whole at its arrival, but the link is taken for
-    as long. Borrows the tree. Thread rule: one thread."""
+    """Simulates the copies between tiers. Owns the links' time; moves no bytes. One copy at a time
+    uses a link. A write is acknowledged once its bytes have passed on the trace's clock. A load is
+    acknowledged at once, because a replay serves a request whole at its arrival. The link is still
+    busy for the load's duration. Borrows the tree. Thread rule: one thread."""
 
     def __init__(
         self, tree: PrefixCache, layout: CacheLayout, flops: PrefillFlops, links: tuple[Link, ...]
@@ -99,7 +98,7 @@ class Transfers:
         self._now = 0.0
 
     def advance_to(self, now_ms: int) -> None:
-        """Ends the writes that are done by then, and begins those that follow each."""
+        """End the writes completed by then, and start the next write after each."""
         self._now = max(self._now, now_ms / 1000)
         while self._writing is not None and self._writing[0] <= self._now:
             ended, transfer = self._writing
@@ -108,7 +107,7 @@ class Transfers:
             self.write(ended)
 
     def write(self, begins: float | None = None) -> None:
-        """Begins the next write, if none is under way."""
+        """Start the next write, if none is in progress."""
         if self._writing is not None:
             return
         write = self._tree.next_write()
@@ -120,7 +119,7 @@ class Transfers:
     def allocate(
         self, prompt: NDArray[np.int32], capacity_tokens: int, now_ms: int
     ) -> Allocation | None:
-        """With what it loads in place. Raises ImpossibleRequest."""
+        """Allocate a prompt with its loads complete. Raises ImpossibleRequest."""
         self.advance_to(now_ms)
         wait = max(0.0, max(self._free_at) - self._now) * self._tokens_a_second
         allocation = self._tree.allocate_or_load(

@@ -1,9 +1,9 @@
 """A block-hash trace as plain requests.
 
-Owns the file format: one JSON object a line with `timestamp` (ms), `input_length`,
-`output_length` (tokens) and `hash_ids` (one a block of the prompt; equal ids mean equal prefixes
-up to and including the block; the last block may be partial), and where known `session_id`,
-`agent` and `stop`. Does not know tokens or caches.
+Owns the file format: one JSON object a line with `timestamp` (ms), `input_length`, `output_length`
+(tokens) and `hash_ids`. `hash_ids` has one id a block of the prompt. Equal ids mean equal prefixes
+up to and including the block; the last block may be partial. `session_id`, `agent` and `stop` are
+present if known. Knows nothing of tokens or caches.
 """
 
 import gzip
@@ -27,7 +27,7 @@ _BLOCK_SIZES = (16, 64, 512)
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """block_ids: [blocks] int64, the last of them partial where prompt_tokens ends inside it."""
+    """block_ids: [blocks] int64; the last block is partial if prompt_tokens ends inside it."""
 
     timestamp_ms: int
     prompt_tokens: int
@@ -39,7 +39,8 @@ class TraceRequest:
 
 @dataclass(frozen=True)
 class Trace:
-    """Requests in order of arrival; block_tokens is the length of every block but a last one."""
+    """Requests in order of arrival. block_tokens: the length of every block except a partial last
+    one."""
 
     name: str
     block_tokens: int

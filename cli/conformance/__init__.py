@@ -1,1 +1,1 @@
-"""Checks whether an endpoint answers as the APIs that it serves say, from outside: any server's."""
+"""External checks of any endpoint's answers against the APIs it serves."""

@@ -1,10 +1,8 @@
-"""What every API has in common: questions, answers, refusals, and how it is asked.
+"""The parts common to all APIs: questions, answers, refusals, and the protocol of an API.
 
-What any of the APIs is asked, and what it answers, in words of none of them. Plain values.
+Questions and answers are plain values, independent of any API. Bad requests are pure values.
 
-Requests that an API refuses. Pure values.
-
-What the checks need of an API.
+The `Api` protocol lists the operations needed by the checks.
 """
 
 import json
@@ -17,12 +15,12 @@ from .endpoint import Event, Reply
 from .outcome import Departure
 
 DEFAULT_BOUND = 192
-"""Tokens of an answer where a check needs no bound of its own."""
+"""Limit of an answer in tokens, for checks without a limit of their own."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """schema: of its arguments, an object's."""
+    """One tool offered to the model. schema: JSON schema of its arguments, an object."""
 
     name: str
     schema: Mapping[str, Any]
@@ -35,7 +33,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class CallResult:
-    """A call of an earlier turn and what its tool returned."""
+    """A call of an earlier turn and the tool's result."""
 
     tool: str
     arguments: Mapping[str, Any]
@@ -43,18 +41,18 @@ class CallResult:
 
 
 class Choice(Enum):
-    """Which tools the model is to call."""
+    """The tools to be called by the model."""
 
     AUTO = "auto"
     REQUIRED = "required"
     NAMED = "named"
-    """The first of the tools."""
+    """Call the first of the tools."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """bound: tokens of the answer. schema: that the answer's JSON is to follow. history: turns that
-    stand behind the text. fields: more of the request, as the API has them."""
+    """One question. bound: limit of the answer in tokens. schema: JSON schema the answer must
+    follow. history: turns after the text. fields: further request fields, in the API's own form."""
 
     text: str
     bound: int = DEFAULT_BOUND
@@ -67,7 +65,7 @@ class Question:
 
 
 class End(Enum):
-    """Why an answer ended."""
+    """The reason for an answer's end."""
 
     DONE = "by itself"
     CALLS = "with calls to run"
@@ -77,7 +75,8 @@ class End(Enum):
 
 @dataclass(frozen=True)
 class Call:
-    """arguments: JSON text, as it came. status: of the item, where the API has one."""
+    """One tool call. arguments: JSON text, as received. status: the item's status, if the API has
+    one."""
 
     name: str
     arguments: str
@@ -92,7 +91,7 @@ class Call:
 
     @property
     def value(self) -> Any:
-        """Raises Departure where the arguments are no JSON object."""
+        """Return the arguments, parsed. Raises Departure if they are not a JSON object."""
         try:
             found = json.loads(self.arguments)
         except (ValueError, RecursionError) as error:
@@ -104,7 +103,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens: of the prompt, cached ones too, and of the answer."""
+    """Token counts. prompt: includes cached tokens."""
 
     prompt: int
     answer: int
@@ -112,7 +111,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Answer:
-    """reason: as the API names it. usage: None where a stream has none."""
+    """One answer. reason: in the API's own words. usage: None if a stream reports none."""
 
     id: str
     text: str
@@ -124,14 +123,14 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """Of the answer. Raises Departure where the reply has no usage."""
+        """Return the answer's tokens. Raises Departure if the reply has no usage."""
         if self.usage is None:
             raise Departure("usage", "tokens of the answer", "none")
         return self.usage.answer
 
     @property
     def parts(self) -> Mapping[str, Any]:
-        """All that a whole reply and its stream must have alike."""
+        """Return the parts required to be equal in a whole reply and its stream."""
         calls = [(call.name, call.arguments) for call in self.calls]
         return {
             "text": self.text,
@@ -142,7 +141,7 @@ class Answer:
 
     @property
     def trimmed(self) -> "Answer":
-        """Without white space around its texts."""
+        """Return the answer without white space around its texts."""
         return replace(self, text=self.text.strip(), thought=self.thought.strip())
 
 
@@ -152,7 +151,8 @@ _NOT_FOUND = frozenset({400, 404})
 
 @dataclass(frozen=True)
 class BadRequest:
-    """what: is wrong with it. body: bytes of the request. statuses: that answer it."""
+    """One bad request. what: its fault. body: the request, in bytes. statuses: the accepted HTTP
+    statuses of the reply."""
 
     what: str
     body: bytes
@@ -162,8 +162,8 @@ class BadRequest:
 def bad_requests(
     good: Mapping[str, Any], torn: bytes, changes: Mapping[str, Mapping[str, Any]]
 ) -> list[BadRequest]:
-    """Return the bad ones of an API. good: a body that it takes. torn: the beginning of one.
-    changes: by the fault, fields with other values than in the good body; None leaves one out."""
+    """Return the bad requests of an API. good: a valid body. torn: a truncated body. changes: by
+    fault, fields with values other than in the good body; None leaves a field out."""
 
     def changed(fields: Mapping[str, Any]) -> bytes:
         body = {**good, **fields}
@@ -177,34 +177,35 @@ def bad_requests(
 
 
 class Api(Protocol):
-    """name: as --api has it. path: behind the endpoint's URL."""
+    """One API. name: its name in --api. path: appended to the endpoint's URL."""
 
     name: str
     path: str
 
     def body(self, model: str, question: Question) -> dict[str, Any]:
-        """A request for a whole reply at temperature 0."""
+        """Return the body of a request for a whole reply at temperature 0."""
 
     def stream_body(self, model: str, question: Question) -> dict[str, Any]:
-        """The same as a stream, with usage."""
+        """Return the same request as a stream, with usage."""
 
     def whole(self, reply: Mapping[str, Any]) -> Answer:
-        """Raises Departure where a field is missing or of another type."""
+        """Parse a whole reply. Raises Departure if a field is missing or has another type."""
 
     def followed(self, events: Sequence[Event]) -> Answer:
-        """What a client has at the end of a stream. Raises Departure where it can have nothing."""
+        """Return the answer assembled from a complete stream. Raises Departure if no answer can be
+        assembled."""
 
     def must_be_ordered(self, events: Sequence[Event]) -> None:
-        """Raises Departure where an event is not in its place or has another id."""
+        """Raise Departure if an event is out of order or has another id."""
 
     def must_be_error(self, reply: Reply) -> None:
-        """Raises Departure where a refusal has not the shape of the API's errors."""
+        """Raise Departure if a refusal does not have the shape of the API's errors."""
 
     def bad_requests(self, model: str) -> Sequence[BadRequest]: ...
 
 
 def of_name(table: Mapping[str, Any], what: str, name: Any) -> Any:
-    """The entry of that name. Raises Departure."""
+    """Return the entry called `name`. Raises Departure if there is none."""
     if not isinstance(name, str) or name not in table:
         raise Departure(what, "one of " + ", ".join(table), name)
     return table[name]

@@ -1,10 +1,10 @@
-"""A check, and the caller that it asks with.
+"""A check, and the caller it sends requests with.
 
-Asks one API of one endpoint, and knows a feature that is refused from a fault.
+The caller sends requests to one API of one endpoint, and tells an unsupported feature from a fault.
 
-One event loop's thread; one request at a time.
+Used on one event loop's thread, with one request at a time.
 
-A check by its name, and its row once it was run.
+A check has a name, and returns its row after running.
 """
 
 import re
@@ -19,21 +19,21 @@ _REFUSALS = (400, 404, 405, 422, 501)
 
 
 def names(words: str, field: str) -> bool:
-    """Whether a refusal's words hold a field's name, as a word of its own."""
+    """Return True if a refusal's text contains a field's name as a separate word."""
     return re.search(rf"(?<!\w){re.escape(field)}(?!\w)", words) is not None
 
 
 @dataclass(frozen=True)
 class Caller:
-    """model: that every request names."""
+    """A caller of one API. model: named in every request."""
 
     endpoint: Endpoint
     api: Api
     model: str
 
     async def whole(self, question: Question, *features: str) -> Answer:
-        """features: fields of the request that a server may refuse by their names; Unserved then.
-        Raises Departure where the reply is none of the API's."""
+        """Return the whole answer. features: request fields the server may refuse by name; then
+        Unserved is raised. Raises Departure if the reply is not one of the API's."""
         return self.api.whole(await self.whole_json(question, *features))
 
     async def whole_json(self, question: Question, *features: str) -> dict[str, object]:
@@ -45,7 +45,7 @@ class Caller:
         return found
 
     async def streamed(self, question: Question, *features: str) -> Answer:
-        """As whole."""
+        """Return the streamed answer. features and errors are those of whole()."""
         return self.api.followed(await self.events(question, *features))
 
     async def events(self, question: Question, *features: str) -> list[Event]:
@@ -67,13 +67,13 @@ Run = Callable[[Caller], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Check:
-    """name: the rule, as the table shows it."""
+    """One check. name: the rule, in the table's words."""
 
     name: str
     run: Run
 
     async def row(self, api: str, caller: Caller) -> Row:
-        """api: that the row names."""
+        """Run the check and return its row. api: the API's name in the row."""
         try:
             await self.run(caller)
         except (Departure, EndpointError) as departure:

@@ -1,8 +1,8 @@
-"""A server at a URL, asked by plain HTTP: whole replies, and their server-sent events.
+"""A server at a URL, called by plain HTTP: whole replies, and their server-sent events.
 
-One event loop's. Each request has a connection of its own, since some servers close theirs behind
-a refusal. A reply has at most MOST_BYTES and comes within the
-deadline. Refusals are replies like any other.
+Used by one event loop. Each request has its own connection, because some servers close theirs after
+a refusal. A reply has at most MOST_BYTES and arrives within the deadline. Refusals are replies like
+any other.
 """
 
 import json
@@ -23,19 +23,19 @@ ANTHROPIC_VERSION = "2023-06-01"
 
 
 class EndpointError(Exception):
-    """The URL cannot be asked; the message names why, and the mend."""
+    """The URL cannot be used; the message names the reason and the fix."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One server-sent event. name: empty where it has none."""
+    """One server-sent event. name: empty if it has none."""
 
     name: str
     data: str
 
     @cached_property
     def json(self) -> Any:
-        """Raises Departure where the data is no JSON."""
+        """Return the data, parsed. Raises Departure if it is not JSON."""
         return _json_of("an event's data", self.data)
 
 
@@ -47,12 +47,13 @@ class Reply:
 
     @property
     def json(self) -> Any:
-        """Raises Departure where the body is no JSON."""
+        """Return the body, parsed. Raises Departure if it is not JSON."""
         return _json_of("the body", self.body.decode(errors="replace"))
 
     @property
     def events(self) -> list[Event]:
-        """Those of a stream, without comments. Raises Departure where it is no stream of events."""
+        """Return the stream's events, without comments. Raises Departure if the reply is not a
+        stream of events."""
         if self.content_type != "text/event-stream":
             raise Departure("content type of a stream", "text/event-stream", self.content_type)
         text = self.body.decode(errors="replace").replace("\r\n", "\n")
@@ -63,7 +64,7 @@ class Reply:
 
 
 def _event_of(block: str) -> Event | None:
-    """None: a comment, or nothing but a retry time."""
+    """Return the event of a block. Returns None for a comment, or for a retry time only."""
     name, data = "", []
     for line in block.strip("\n").split("\n"):
         key, _, value = line.partition(":")
@@ -86,7 +87,8 @@ def _json_of(what: str, text: str) -> Any:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """url: without a path, or with one before /v1. seconds: of one request."""
+    """An HTTP endpoint. url: without a path, or with a path before /v1. seconds: timeout of one
+    request."""
 
     url: str
     seconds: float
@@ -105,7 +107,8 @@ class Endpoint:
         return await self._ask("POST", path, body)
 
     async def _ask(self, method: str, path: str, body: bytes | None) -> Reply:
-        """Raises EndpointError if nobody listens, Departure if a reply breaks off."""
+        """Send a request and return the reply. Raises EndpointError if nothing listens, Departure
+        if a reply breaks off."""
         headers = {} if body is None else {"Content-Type": "application/json"}
         address = self.url + path
         try:
@@ -128,8 +131,8 @@ class Endpoint:
 async def open_endpoint(
     url: str, key: str = "", seconds: float = 120.0, ca: str = ""
 ) -> AsyncIterator[Endpoint]:
-    """key: borne to the server; empty for none. ca: PEM file that it is checked against; empty: the
-    system's authorities. Raises EndpointError where the file cannot be used."""
+    """Open an endpoint. key: sent to the server; empty for none. ca: PEM file for checking the
+    server; empty for the system's authorities. Raises EndpointError if the file cannot be used."""
     headers = {"anthropic-version": ANTHROPIC_VERSION}
     if key:
         headers |= {"Authorization": f"Bearer {key}", "x-api-key": key}

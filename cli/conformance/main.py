@@ -1,8 +1,8 @@
-"""`tasuki conformance URL`: checks an endpoint's APIs, any server's, and prints a table.
+"""`tasuki conformance URL`: checks the APIs of an endpoint, of any server, and prints a table.
 
-Sends ordinary requests alone. Exit status 1: a row failed.
+Sends only ordinary requests. Exit status 1: a row failed.
 
-checks_of() and its neighbour: which checks each API has, the dictated ones apart. Pure.
+checks_of() and its neighbour return the checks of each API; dictated checks are separate. Pure.
 
 as_json(), markdown(): the rows of a run. Pure.
 """
@@ -107,7 +107,7 @@ def _cut_calls() -> list[Check]:
 
 
 def checks_of(api: Api) -> list[Check]:
-    """Of one run."""
+    """Return the checks of one run."""
     cut = _cut_calls() if api.name in _WITH_TOOLS else []
     return [*_ANSWERS, *_OWN[api.name], *cut, *service.refusals(api)]
 
@@ -129,7 +129,7 @@ _DICTATED_THOUGHTS = (
 
 
 def dictated_checks_of(api: Api) -> list[Check]:
-    """None of an API without tools."""
+    """Return the dictated checks; none for an API without tools."""
     if api.name not in dictated.FINISHED:
         return []
     thoughts = () if api.name == "messages" else _DICTATED_THOUGHTS
@@ -137,7 +137,7 @@ def dictated_checks_of(api: Api) -> list[Check]:
 
 
 def markdown(rows: Sequence[Row]) -> list[str]:
-    """The table, and a line with the counts."""
+    """Return the table, and a line with the counts."""
     lines = ["| API | check | result | note |", "| --- | --- | --- | --- |"]
     for row in rows:
         note = row.note.replace("|", "\\|")
@@ -185,7 +185,7 @@ class ConformanceConfig:
 
     @property
     def apis(self) -> list[str]:
-        """Raises ConformanceError."""
+        """Return the names of the chosen APIs. Raises ConformanceError."""
         names = [name.strip() for name in self.api.split(",") if name.strip()]
         for name in names:
             if name not in _KNOWN:
@@ -203,11 +203,11 @@ class ConformanceConfig:
 
 
 class ConformanceError(Exception):
-    """The endpoint cannot be checked as asked; the message names the mend."""
+    """The endpoint cannot be checked with these settings; the message names the fix."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """1 where a row failed, else 0."""
+    """Run the command. Returns 1 if a row failed, else 0."""
     parser = FlagParser("tasuki conformance", "Whether an endpoint answers as its APIs say.")
     parser.add_argument("url", help="of the server, as http://127.0.0.1:8000")
     parser.add_config(ConformanceConfig)
@@ -224,7 +224,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def checked(url: str, config: ConformanceConfig) -> tuple[str, list[Row]]:
-    """The model that was asked, and the rows. Raises EndpointError, ConformanceError."""
+    """Return the model used and the rows. Raises EndpointError, ConformanceError."""
     names = config.apis
     async with open_endpoint(url, config.key, config.request_timeout, config.ca) as endpoint:
         model = config.model or await _first_model(endpoint)
@@ -240,7 +240,8 @@ async def checked(url: str, config: ConformanceConfig) -> tuple[str, list[Row]]:
 
 
 async def api_rows(caller: Caller, checks: Sequence[Check]) -> list[Row]:
-    """One row where the API is not served. No rows without checks."""
+    """Run the checks and return their rows. Returns one row if the API is not served, and no rows
+    without checks."""
     if not checks:
         return []
     api = caller.api

@@ -137,7 +137,7 @@ class Messages:
 
 
 def _must_be_blocks(bodies: Sequence[Mapping[str, Any]]) -> None:
-    """Raises Departure unless each block starts, grows by deltas of its kind and stops, in turn."""
+    """Raise Departure unless each block starts, grows by deltas of its kind and stops, in turn."""
     count, kind = 0, ""
     for body in bodies:
         name = body["type"]

@@ -1,10 +1,8 @@
 """OpenAI's chat completions and completions of a prompt.
 
-What chats and completions of OpenAI have in common: errors, usage, chunks.
+Shared by both: errors, usage, chunks.
 
-OpenAI's chat completions.
-
-OpenAI's completions of a prompt.
+Each of the two APIs is one class.
 """
 
 import json
@@ -27,7 +25,7 @@ _ERROR = {"error": {"message": str, "type": str, "param?": str, "code?": (str, i
 
 
 def usage_of(value: Any) -> Usage:
-    """Raises Departure where the sum is wrong."""
+    """Parse a usage object. Raises Departure if the sum is wrong."""
     must_have(USAGE, value, "usage")
     prompt, answer = value["prompt_tokens"], value["completion_tokens"]
     must_equal("usage.total_tokens", prompt + answer, value["total_tokens"])
@@ -40,7 +38,8 @@ def must_be_openai_error(reply: Reply) -> None:
 
 
 def chunks_of(events: Sequence[Event]) -> list[dict[str, Any]]:
-    """All but [DONE]. Raises Departure where an event is no object, or an error."""
+    """Return all chunks except [DONE]. Raises Departure if an event is not an object, or is an
+    error."""
     found = []
     for event in events:
         if event.data == DONE:
@@ -54,8 +53,8 @@ def chunks_of(events: Sequence[Event]) -> list[dict[str, Any]]:
 
 
 def must_be_chunks(events: Sequence[Event], kind: str) -> list[dict[str, Any]]:
-    """Raises Departure unless all chunks have one id, model and time, usage comes last and alone,
-    each choice ends once, and [DONE] ends the stream."""
+    """Return the chunks of a stream. Raises Departure unless all chunks have one id, model and
+    time, usage comes last and alone, each choice ends once, and [DONE] ends the stream."""
     must(bool(events), "events of the stream", "one at least", [])
     must_equal("the last event", DONE, events[-1].data)
     must_equal("[DONE] events", 1, sum(event.data == DONE for event in events))
@@ -82,7 +81,8 @@ def must_be_chunks(events: Sequence[Event], kind: str) -> list[dict[str, Any]]:
 
 
 def must_end_with_usage(chunks: Sequence[dict[str, Any]]) -> None:
-    """Of a stream that was asked for usage. Raises Departure."""
+    """Check a stream with usage requested: only its last chunk has usage. Raises Departure
+    otherwise."""
     *before, last = chunks
     must(last.get("usage") is not None, "the last chunk's usage", "an object", last.get("usage"))
     must_equal("choices of the chunk with usage", [], last["choices"])
@@ -92,7 +92,7 @@ def must_end_with_usage(chunks: Sequence[dict[str, Any]]) -> None:
 
 
 def usage_in(chunks: Sequence[dict[str, Any]]) -> Usage | None:
-    """The last chunk's that has one."""
+    """Return the usage of the last chunk having one, or None."""
     found = [chunk["usage"] for chunk in chunks if chunk.get("usage") is not None]
     return usage_of(found[-1]) if found else None
 
@@ -231,7 +231,7 @@ def _messages(question: Question) -> list[dict[str, Any]]:
 
 
 def _thought(part: Mapping[str, Any]) -> str:
-    """Under either of its names."""
+    """Return the thought, under either of its field names."""
     found = part.get("reasoning_content") or part.get("reasoning") or ""
     if not isinstance(found, str):
         raise Departure("reasoning", "a text", found)

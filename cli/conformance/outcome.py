@@ -1,11 +1,11 @@
-"""What came of a check, and the demands that a check makes of a value.
+"""The outcome of a check, and assertions about values.
 
-What came of one check, and how a check says that it did not hold. Plain values.
+Holds the row of one check, and the exceptions of a failed or skipped check. Plain values.
 
-Shapes of JSON values, and whether a value has one. Pure.
+Shapes describe JSON values, and are compared with a value. Pure.
 
-A shape is a type, a set of allowed values, a list with the shape of each item, an object by key, or
-a tuple of shapes of which one is to hold. A key that ends with `?` may be missing or null.
+A shape is a type, a set of allowed values, a list with the shape of each item, or an object by key.
+A tuple of shapes allows any one of them. A key ending with `?` may be missing or null.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """note: of a failure, the expected and the received value; of a skip, its cause; else empty."""
+    """One check's result. note: expected and received value of a failure, cause of a skip, else
+    empty."""
 
     api: str
     check: str
@@ -32,31 +33,31 @@ class Row:
 
 
 class Departure(Exception):
-    """The server departed from its API. The message has the rule, and the expected and the received
-    value."""
+    """The server departed from its API. The message names the rule, and the expected and the
+    received value."""
 
     def __init__(self, what: str, expected: Any, got: Any) -> None:
         super().__init__(f"{what}: expected {shown(expected)}, got {shown(got)}")
 
 
 class Unserved(Exception):
-    """A check has nothing to look at: the server lacks what is asked for, or says so."""
+    """A check cannot run: the server lacks the feature, or refuses it by name."""
 
 
 def shown(value: Any) -> str:
-    """One line of at most 200 letters."""
+    """Return the value as one line of at most 200 letters."""
     text = " ".join((value if isinstance(value, str) else repr(value)).split())
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def must_equal(what: str, expected: Any, got: Any) -> None:
-    """Raises Departure."""
+    """Raise Departure if the values differ."""
     if got != expected:
         raise Departure(what, repr(expected), repr(got))
 
 
 def must(holds: bool, what: str, expected: str, got: Any) -> None:
-    """Raises Departure where it does not hold."""
+    """Raise Departure if `holds` is false."""
     if not holds:
         raise Departure(what, expected, repr(got))
 
@@ -66,7 +67,7 @@ NUMBER = (int, float)
 
 
 def must_have(shape: Shape, value: Any, place: str) -> None:
-    """Raises Departure with the place of the first value that has another shape."""
+    """Raise Departure with the place of the first value of another shape."""
     if isinstance(shape, tuple):
         if not any(_has(one, value, place) for one in shape):
             raise Departure(place, _named(shape), value)

@@ -68,8 +68,8 @@ class Responses:
         return _answer(reply)
 
     def followed(self, events: Sequence[Event]) -> Answer:
-        """By its deltas, or by the finished item where it has none; the end and the usage are those
-        of the last event's response."""
+        """Assemble the answer from its deltas, or from the finished item if it has none. The end
+        and the usage come from the last event's response."""
         texts: dict[Any, str] = {}
         items: dict[Any, dict[str, Any]] = {}
         last: dict[str, Any] = {}
@@ -119,7 +119,7 @@ class Responses:
 
 
 def events_of(events: Sequence[Event]) -> list[Event]:
-    """All but the [DONE] that some servers send."""
+    """Return all events except the [DONE] sent by some servers."""
     return [event for event in events if event.data != openai_api.DONE]
 
 
@@ -136,8 +136,8 @@ def _bodies(events: Sequence[Event]) -> list[dict[str, Any]]:
 
 
 def _ordered_items(bodies: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The items that were done. Raises Departure where one does not come whole and in turn, or has
-    another id on the way."""
+    """Return the completed items. Raises Departure if an item is incomplete, out of order, or
+    changes its id."""
     items: list[Any] = []
     open_item: Any = None
     text = ""

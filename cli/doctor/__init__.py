@@ -1,1 +1,1 @@
-"""`tasuki doctor`: what this machine lacks to run a node."""
+"""`tasuki doctor`: checks of this machine before it runs a node."""

@@ -1,11 +1,11 @@
 """The checks of `tasuki doctor`: a machine, a checkpoint, ports and peers; and their findings.
 
-Each check looks and changes nothing. A check that fails to look is a finding, not an error. Of a
-machine: interpreter, libraries, GPU and compiler, limits, clock, and the way to huggingface.co.
-Memory and disk are never a failure: a model decides how much is needed, and a folder needs no
-network.
+Each check only looks and changes nothing. A check unable to look is a finding, not an error.
+Machine checks cover interpreter, libraries, GPU and compiler, limits, clock, and the connection to
+huggingface.co. Memory and disk are never a failure: a model decides how much is needed, and a
+folder needs no network.
 
-weights() reads the headers of a checkpoint's files alone: the tensors that are missing or unknown,
+weights() reads only the headers of a checkpoint's files. It reports missing and unknown tensors,
 their formats, and whether this machine's GPU multiplies these formats.
 """
 
@@ -51,7 +51,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """mend: what to do; empty where there is nothing to do."""
+    """One result. mend: how to fix it; empty if there is nothing to do."""
 
     subject: str
     verdict: Verdict
@@ -88,7 +88,7 @@ def python() -> Finding:
 
 
 def tree() -> Finding:
-    """The compiled radix tree."""
+    """Check the compiled radix tree."""
     try:
         module = importlib.import_module("tasuki.pycache._cpp_cache")
     except ImportError as error:
@@ -120,7 +120,8 @@ def gpu() -> Finding:
 
 
 def compiler() -> Finding:
-    """Triton compiles a launcher of each kernel in C, on a GPU's node alone."""
+    """Check the C compiler. Triton compiles a launcher of each kernel in C, only on a node with a
+    GPU."""
     if not torch.cuda.is_available():
         return ok("compiler", "not needed: only a GPU's kernels are compiled at run time")
     asked = os.environ.get("CC")
@@ -136,7 +137,7 @@ def compiler() -> Finding:
 
 
 def nixl() -> Finding:
-    """One agent is made and let go, as a daemon does at its start."""
+    """Make one agent and release it, like a daemon does at its start."""
     from tasuki.transfer.errors import TransferError
     from tasuki.transfer.transports.nixl.transport import NixlTransport
 
@@ -225,13 +226,13 @@ def memory() -> Finding:
 
 
 def hub_folder() -> Path:
-    """Where models from huggingface.co are kept, as huggingface_hub has it."""
+    """Return the folder of models from huggingface.co, by the rules of huggingface_hub."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
 
 
 def disk() -> Finding:
-    """Of the folder that downloads go to."""
+    """Check the disk of the download folder."""
     folder = hub_folder()
     there = next(each for each in (folder, *folder.parents) if each.exists())
     status = os.statvfs(there)
@@ -250,7 +251,7 @@ def disk() -> Finding:
 
 
 def hub() -> Finding:
-    """Whether a connection can be opened, within a bound; nothing is asked."""
+    """Check that a connection can be opened within a timeout. Sends no request."""
     if os.environ.get("HF_HUB_OFFLINE"):
         return ok("hub", "HF_HUB_OFFLINE is set: only models that are here are served by name")
 
@@ -305,7 +306,7 @@ def findings(config: DoctorConfig) -> Iterator[Finding]:
 
 
 def port(subject: str, bind: str, flag: str) -> Finding:
-    """Whether it can be had; it is let go at once. flag: of tasuki doctor."""
+    """Check that a port can be bound, and release it at once. flag: the flag of tasuki doctor."""
     try:
         host, number = parse_bind(bind, Access(insecure=True))
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -336,7 +337,7 @@ def model(folder: str) -> Finding:
 
 
 def peer(target: str, ca: str) -> Finding:
-    """By gRPC's health service."""
+    """Check a peer by gRPC's health service."""
     try:
         with open_channel(target, ClientTls(ca) if ca else None) as channel:
             request = health_pb2.HealthCheckRequest()

@@ -1,4 +1,4 @@
-"""`tasuki doctor`: what would keep a daemon from working here, and the mend for each."""
+"""`tasuki doctor`: each obstacle to running a daemon here, and its fix."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from .config import DoctorConfig
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 where nothing failed, else 1."""
+    """Run the command. Returns 0 if no check failed, else 1."""
     config = parse_config("tasuki doctor", "Look for what would not work.", argv, DoctorConfig)
     from .checks import Verdict, findings
 

@@ -1,1 +1,1 @@
-"""`tasuki dashboard`: asks nodes how they are, and serves one page of them all."""
+"""`tasuki dashboard`: polls nodes for their state, and serves one page of them all."""

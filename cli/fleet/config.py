@@ -1,7 +1,7 @@
-"""The settings of `tasuki dashboard`, and how nodes are asked for their metrics.
+"""The settings of `tasuki dashboard`, and of requests for nodes' metrics.
 
-`PollLimits`, `Credentials`: how often nodes are asked, for how long, and by which key. Addresses of
-nodes' HTTP servers may come from another host. Pure.
+`PollLimits`, `Credentials`: poll interval, timeout, and key. Addresses of nodes' HTTP servers may
+come from another host. Pure.
 """
 
 import re
@@ -22,8 +22,8 @@ from tasuki.utils.tls import ServerTls
 
 @dataclass(frozen=True)
 class PollLimits:
-    """every_seconds: from one answer to the next question. answer_seconds: for an answer, whole.
-    at_a_time: questions in flight."""
+    """every_seconds: from one answer to the next poll. answer_seconds: timeout of a whole answer.
+    at_a_time: polls in flight."""
 
     every_seconds: float = 5.0
     answer_seconds: float = 3.0
@@ -33,8 +33,8 @@ class PollLimits:
 
 @dataclass(frozen=True)
 class Credentials:
-    """key: borne to every node; empty for none. tls: nodes are asked by HTTPS and checked against
-    it; None: by HTTP. insecure: the key may leave this host in plain text."""
+    """Access to nodes. key: sent to every node; empty for none. tls: nodes are polled by HTTPS and
+    checked against it; None: by HTTP. insecure: the key may leave this host in plain text."""
 
     key: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = None
@@ -45,11 +45,11 @@ _ADDRESS = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})|\[[0-9A-Fa-f:.]{2,
 
 
 class AddressError(ValueError):
-    """An address that is not fetched; the message names it and the mend."""
+    """An address is rejected and not fetched; the message names it and the fix."""
 
 
 def check_address(address: str) -> str:
-    """`address` itself. Raises AddressError where it is not HOST:PORT: a URL made of anything else
+    """Return `address` unchanged. Raises AddressError if it is not HOST:PORT, because any other URL
     could lead elsewhere."""
     match = _ADDRESS.fullmatch(address)
     if match is None or not 0 < int(match[2]) <= 65535:
@@ -58,12 +58,12 @@ def check_address(address: str) -> str:
 
 
 def is_here(address: str) -> bool:
-    """Whether it is loopback. REQUIRES: check_address()."""
+    """Return True if the address is loopback. REQUIRES: check_address()."""
     return is_loopback(address.rpartition(":")[0].strip("[]"))
 
 
 class FleetConfigError(ValueError):
-    """A file that a setting names cannot be used; the message names it and the mend."""
+    """A file named by a setting cannot be used; the message names it and the fix."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class FleetConfig:
 
     @property
     def credentials(self) -> Credentials:
-        """Raises FleetConfigError."""
+        """Return the credentials for nodes. Raises FleetConfigError."""
         try:
             tls = ssl.create_default_context(cafile=self.ca) if self.ca else None
         except OSError as error:
@@ -172,7 +172,7 @@ class FleetConfig:
 
     @property
     def access(self) -> Access:
-        """To the page. Raises FleetConfigError."""
+        """Return the access rules of the page. Raises FleetConfigError."""
         return Access(
             tls=ServerTls(self.tls_cert, self.tls_key) if self.tls_cert else None,
             api_key=_key("page_key_file", self.page_key_file),
@@ -181,7 +181,7 @@ class FleetConfig:
         )
 
     async def members(self) -> AsyncGenerator[tuple[str, ...], None]:
-        """The nodes' addresses, now and whenever they change; those that are none are left out."""
+        """Yield the nodes' addresses, now and after each change. Invalid addresses are left out."""
         async for addresses in self._membership.changes():
             yield tuple(filter(_is_address, addresses))
 
@@ -209,7 +209,7 @@ def _is_address(address: str) -> bool:
 
 
 def _key(setting: str, file: str) -> str:
-    """The one word of the file; empty without a file."""
+    """Return the one word of the file, or an empty string without a file."""
     if not file:
         return ""
     try:

@@ -1,6 +1,6 @@
-"""`tasuki dashboard`: one page for many nodes, from a process of its own.
+"""`tasuki dashboard`: one page for many nodes, from a separate process.
 
-Asks the nodes it was given for their metrics, and nobody else for anything; has no engine.
+Polls only the nodes it was given, for their metrics; has no engine.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Asks each node of a fleet for its metrics, again and again.
+"""A poller of the metrics of each node in a fleet.
 
-Owns one HTTP session and a task for each node. One event loop's thread. Invariants: only members
-are asked, redirects are not followed, and an answer costs bounded time and memory, so that no node
-keeps the page from the others. A node that does not answer is asked less often.
+Owns one HTTP session and one task for each node. Used on one event loop's thread. Invariants: only
+members are polled, and redirects are not followed. An answer costs bounded time and memory, so one
+node cannot delay the others. A node is polled less often while it does not answer.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _PATH = "/metrics"
 _CHUNK = 1 << 16
 _CANCEL_SECONDS = 1.0
 _SLOWEST_SECONDS = 60.0
-"""How seldom a node that never answers is asked."""
+"""Longest interval between polls of a node without answers."""
 
 _REFUSALS = {
     401: "it wants a key: give --api-key-file",
@@ -33,11 +33,11 @@ _REFUSALS = {
 
 
 class NodeRefused(Exception):
-    """A node's answer is of no use; the message is why, in words of ours."""
+    """A node's answer is unusable; the message is the reason, in our own words."""
 
 
 class Polled(Protocol):
-    """Whoever wants nodes' answers. now: seconds since 1970. clock: monotonic seconds."""
+    """A receiver of nodes' answers. now: seconds since 1970. clock: monotonic seconds."""
 
     def set_members(self, addresses: Iterable[str]) -> None: ...
 
@@ -47,7 +47,7 @@ class Polled(Protocol):
 
 
 class NodePoll:
-    """`async with` it. REQUIRES: a running event loop."""
+    """A poller; use it with `async with`. REQUIRES: a running event loop."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class NodePoll:
         limits: PollLimits,
         wanted: frozenset[str] = WANTED,
     ) -> None:
-        """wanted: names of the samples that are kept."""
+        """Set up a poller. wanted: names of the samples to keep."""
         self._fleet = fleet
         self._wanted = wanted
         self._credentials = credentials
@@ -83,12 +83,12 @@ class NodePoll:
         await self._session.close()
 
     async def follow(self, members: AsyncIterator[tuple[str, ...]]) -> None:
-        """Ask the members, as they come and go. Returns where `members` ends."""
+        """Poll the members as they come and go. Returns when `members` ends."""
         async for addresses in members:
             await self.ask_these(addresses)
 
     async def ask_these(self, addresses: Iterable[str]) -> None:
-        """From now on these and no others."""
+        """Poll these nodes from now on, and no others."""
         wanted = list(dict.fromkeys(addresses))
         self._fleet.set_members(wanted)
         await self._end([address for address in self._asking if address not in set(wanted)])
@@ -123,7 +123,7 @@ class NodePoll:
             await asyncio.sleep(every)
 
     async def _ask(self, address: str) -> Samples:
-        """Raises NodeRefused."""
+        """Poll one node and return its samples. Raises NodeRefused."""
         seconds = self._limits.answer_seconds
         try:
             async with asyncio.timeout(seconds):

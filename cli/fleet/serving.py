@@ -1,6 +1,6 @@
-"""The life of the fleet's page: its server, who asks nodes, and the end.
+"""The life of the fleet's page: its server, its poller, and shutdown.
 
-The fleet's page over HTTP, and its data below /fleet. One event loop's thread.
+Serves the fleet's page over HTTP, and its data below /fleet. Used on one event loop's thread.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _FURTHEST = 100_000
 
 class FleetHandlers:
     def __init__(self, fleet: Fleet, page: dict[str, PageFile], scheme: str) -> None:
-        """scheme: by which a browser reaches a node's own page, http or https."""
+        """Set up the page's routes. scheme: http or https, used in links to a node's own page."""
         self._fleet = fleet
         self._page = page
         self._scheme = scheme

@@ -1,1 +1,1 @@
-"""Observes nodes, plans, and acts: what `tasuki ray --plan` runs beside the nodes it placed."""
+"""A planner of nodes: observes, plans and acts on the nodes placed by `tasuki ray --plan`."""

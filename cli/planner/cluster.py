@@ -1,10 +1,10 @@
-"""Where a planner's nodes are placed: what it can ask of whatever holds them.
+"""A planner's cluster: the operations on nodes, independent of the host system.
 
-Nodes that were placed one by one, as a cluster that a planner acts on.
+Also holds nodes placed one by one, as a cluster for a planner.
 
-Owns a handle a node, through which it asks for what takes long and looks later whether that has
-ended. Thread rule: one thread at a time. Invariants: one question to a node is in flight at a time;
-decode nodes are given the prefill nodes that are ready, before one of these is asked to leave.
+Owns one handle a node. It starts slow operations through the handle and looks later for their end.
+Thread rule: one thread at a time. Invariants: one question to a node is in flight at a time. Decode
+nodes get the addresses of ready prefill nodes before one of these is told to leave.
 """
 
 import logging
@@ -19,19 +19,19 @@ from tasuki.routing.planner.observation import NodeRole
 
 
 class NodePhase(Enum):
-    """Of a node, as its cluster knows it."""
+    """The phase of a node, as known by its cluster."""
 
     COMING = "coming"
-    """Placed, starting anew, or on its way to another role."""
+    """Placed, restarting, or changing to another role."""
     READY = "ready"
     LEAVING = "leaving"
-    """It ends what is in flight, then itself."""
+    """The node finishes requests in flight, then exits."""
 
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """role: that it has, or is coming to. address, http: HOST:PORT of gRPC and of HTTP; empty until
-    it was ready once."""
+    """One node. role: current role, or the role to come. address, http: HOST:PORT of gRPC and of
+    HTTP; empty until the node was first ready."""
 
     name: str
     role: NodeRole
@@ -41,19 +41,20 @@ class ClusterNode:
 
 
 class Cluster(Protocol):
-    """Thread rule: one thread at a time. No call waits for a node: what one began shows in nodes().
-    Invariant: a node that leaves or changes its role lets requests in flight end."""
+    """A set of nodes. Thread rule: one thread at a time. No call waits for a node: progress shows
+    in nodes(). Invariant: a node lets requests in flight finish before it leaves or changes its
+    role."""
 
     def nodes(self) -> Sequence[ClusterNode]:
-        """Those that have not ended, as they now are."""
+        """Return the current state of all nodes that have not ended."""
 
     def place(self, role: NodeRole) -> None: ...
 
     def drain(self, name: str) -> None:
-        """REQUIRES: it is ready."""
+        """Drain a node. REQUIRES: it is ready."""
 
     def change_role(self, name: str, role: NodeRole) -> None:
-        """REQUIRES: it is ready."""
+        """Change a node's role. REQUIRES: it is ready."""
 
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Standing:
-    """A node that takes calls. address, http: HOST:PORT of gRPC and of HTTP."""
+    """A node ready for calls. address, http: HOST:PORT of gRPC and of HTTP."""
 
     role: str
     address: str
@@ -71,20 +72,20 @@ class Standing:
 
 
 class NodeHandle(Protocol):
-    """Of a node that lives elsewhere."""
+    """The handle of a remote node."""
 
     def ask(self, method: str, *arguments: Any) -> "Future[Any]":
-        """Begin one of its methods: stand() gives its Standing, and starts it where it is dead;
-        follow(addresses), its prefill nodes where it decodes; change_role(role); drain(), until
-        all has ended that was in flight."""
+        """Begin one of the node's methods. stand() returns its Standing, and starts the node if it
+        is dead. follow(addresses) sets a decode node's prefill nodes. change_role(role) changes its
+        role. drain() finishes requests in flight."""
 
     def end(self) -> None:
-        """It has drained, or cannot: let go of it."""
+        """Release the node after its drain, or if it cannot drain."""
 
 
 @dataclass
 class _Placed:
-    """asked: what it was asked last, and the answer to come."""
+    """One placed node. asked: the last method called. answer: its pending result."""
 
     role: NodeRole
     handle: NodeHandle
@@ -96,7 +97,8 @@ class _Placed:
 
 class PlacedNodes:
     def __init__(self, start: Callable[[NodeRole, str], NodeHandle]) -> None:
-        """start: begins to place a node of that role and name, and returns at once."""
+        """Set up an empty cluster. start: begins to place a node of that role and name, and returns
+        at once."""
         self._start = start
         self._placed: dict[str, _Placed] = {}
         self._made = 0
@@ -127,8 +129,8 @@ class PlacedNodes:
         placed.handle.ask("follow", self._members())
 
     def drain_all(self, seconds: float) -> None:
-        """Decode nodes first: they still need the others. Blocks until all have ended, for so long
-        each role."""
+        """Drain all nodes, decode nodes first, because they still need the others. Blocks until all
+        have ended, at most `seconds` for each role."""
         for role in (NodeRole.DECODE, NodeRole.PREFILL):
             deadline = time.monotonic() + seconds
             for name, placed in self._placed.items():
@@ -138,13 +140,13 @@ class PlacedNodes:
                 time.sleep(_POLL_SECONDS)
 
     def end(self) -> None:
-        """Let go of all, as they are."""
+        """Release all nodes in their current state."""
         for placed in self._placed.values():
             placed.handle.end()
         self._placed.clear()
 
     def _look(self, name: str, placed: _Placed) -> None:
-        """Take the answer that has come, and ask what is next."""
+        """Process a completed answer, and send the next question."""
         if placed.answer is not None and not placed.answer.done():
             return
         asked, answer, placed.answer = placed.asked, placed.answer, None
@@ -171,7 +173,7 @@ class PlacedNodes:
         _ask(placed, "drain" if placed.phase is NodePhase.LEAVING else "stand")
 
     def _introduce(self) -> None:
-        """Decode nodes to the prefill nodes that are ready."""
+        """Send the ready prefill nodes' addresses to every ready decode node."""
         members = self._members()
         for placed in self._placed.values():
             # One that changes or leaves answers nothing until it has, and asks would pile up.

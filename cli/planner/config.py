@@ -1,6 +1,6 @@
-"""The settings of a planner: what `tasuki ray --plan` aims at.
+"""The settings of a planner: the targets of `tasuki ray --plan`.
 
-How a planner reaches the nodes that it placed.
+Also holds a planner's access to the nodes it placed.
 """
 
 import ssl
@@ -17,16 +17,16 @@ from tasuki.utils.options import Headings, option
 
 @dataclass(frozen=True)
 class NodeAccess:
-    """key: borne to nodes; empty for none. ca: PEM file that they are checked against; empty: plain
-    text. drain_seconds: for which what is in flight may go on."""
+    """Access to nodes. key: sent to nodes; empty for none. ca: PEM file for checking nodes; empty:
+    plain text. drain_seconds: time for requests in flight to finish."""
 
     key: str = field(default="", repr=False)
     ca: str = ""
     drain_seconds: float = 600.0
 
     def flags(self, host: str, given: Sequence[str]) -> list[str]:
-        """What a planned daemon must have, where `given` has not: an HTTP server for its metrics,
-        and time to drain."""
+        """Return the flags a planned daemon needs and `given` lacks: an HTTP server for its
+        metrics, and time to drain."""
         wanted = {
             "--http-bind": join_address(host, 0),
             "--drain-timeout": f"{self.drain_seconds:g}",
@@ -40,7 +40,7 @@ class NodeAccess:
 
 
 class PlannerConfigError(ValueError):
-    """A file that a setting names cannot be used; the message names it and the mend."""
+    """A file named by a setting cannot be used; the message names it and the fix."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class PlannerConfig:
 
     @property
     def policy(self) -> PlanPolicy:
-        """Raises ValueError."""
+        """Return the plan's policy. Raises ValueError."""
         window, every = self.plan_window, self.plan_seconds
         return PlanPolicy(
             ServiceTargets(
@@ -115,11 +115,12 @@ class PlannerConfig:
 
     @property
     def access(self) -> NodeAccess:
-        """Raises PlannerConfigError."""
+        """Return the access to nodes. Raises PlannerConfigError."""
         return NodeAccess(self._key, self.plan_ca, self.drain_seconds)
 
     def credentials(self, insecure: bool) -> Credentials:
-        """insecure: the key may leave this host in plain text. Raises PlannerConfigError."""
+        """Return the credentials for nodes. insecure: the key may leave this host in plain text.
+        Raises PlannerConfigError."""
         try:
             tls = ssl.create_default_context(cafile=self.plan_ca) if self.plan_ca else None
         except OSError as error:

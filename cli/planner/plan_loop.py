@@ -1,14 +1,13 @@
-"""The loop of a planner: observes the nodes' /metrics, plans and acts, again and again.
+"""The loop of a planner: it observes the nodes' /metrics, plans and acts, repeatedly.
 
-NodeFigures: the work of one node between two answers of its /metrics. Pure.
+NodeFigures: the work of one node between two reads of its /metrics. Pure.
 
-FleetObserver owns the last answers of each node. Invariants: rates are of one life of a node; a
-node that is ready for less than `warm` adds neither times of steps nor times of prompts; a node
-that does not answer is not taken for one without work: the nodes that answer are scaled up to the
-whole.
+FleetObserver owns the last answers of each node. Invariants: rates never span a node's restart. A
+node ready for less than `warm` adds neither step times nor prompt times. A node without answers is
+not counted as idle: the figures of answering nodes are scaled up to the whole fleet.
 
-PlanLoop owns the observations and no other state: it asks the cluster for its nodes each time. So a
-loop that begins anew takes no node away before it has observed a whole window. One event loop's
+PlanLoop owns the observations and no other state: it reads the cluster's nodes each time. So a
+restarted loop removes no node before it has observed a whole window. Used on one event loop's
 thread.
 """
 
@@ -51,7 +50,7 @@ PLANNED_BY = frozenset(
         *(_WAIT, _STARTED, _GENERATED, _REQUESTS, *_POOLS),
     }
 )
-"""The samples that figures are made of."""
+"""Names of the samples used for figures."""
 
 _HELD = ("working", "pinned", "in_transfer")
 _MEMORY = (RequestPhase.WAITING.value, RequestPhase.RETRACTED.value)
@@ -60,11 +59,11 @@ _MOST_VARIATION = 50.0
 
 @dataclass(frozen=True)
 class NodeFigures:
-    """seconds: that they are of. busy: seconds of forwards. steps: forwards. rooms: prompts that
-    were computed for other nodes; variation: of their times, the variance over the mean's square.
-    tokens: given to callers. running: answers that are written; waiting: requests without memory.
-    held: share of its memory that cannot be given to others. waits: by name of a prefill node,
-    seconds of prefill that it has left."""
+    """Figures of one node. seconds: their time span. busy: seconds of forwards. steps: number of
+    forwards. rooms: prompts computed for other nodes. variation: variance of their times over the
+    mean's square. tokens: returned to callers. running: answers being decoded. waiting: requests
+    without memory. held: share of its memory not available to other requests. waits: by prefill
+    node's name, its remaining seconds of prefill."""
 
     seconds: float
     busy: float
@@ -79,7 +78,8 @@ class NodeFigures:
 
 
 def figures(earlier: Samples, later: Samples, seconds: float) -> NodeFigures | None:
-    """None where they are of two lives of the node. seconds: between them, over 0."""
+    """Return the figures between two reads, or None if the node restarted between them. seconds:
+    between the reads, over 0."""
     if one(earlier, _STARTED) != one(later, _STARTED):
         return None
     gained = difference(later, earlier)
@@ -108,7 +108,8 @@ def _held(owners: dict[str, float]) -> float:
 
 
 def _variation(buckets: Buckets) -> float:
-    """Each observation counts as the middle of its bucket; 1 without any."""
+    """Return the variance over the squared mean. Each observation counts as the middle of its
+    bucket. Returns 1 without observations."""
     low = below = many = sums = squares = 0.0
     for bound, count in buckets.items():
         here = max(0.0, count - below)
@@ -121,16 +122,16 @@ def _variation(buckets: Buckets) -> float:
 
 
 class NodesUnseen(Exception):
-    """No node of a role has answered twice: nothing is known of what is asked for."""
+    """No node of a role has answered twice, so its demand is unknown."""
 
 
 class FleetObserver:
     def __init__(self, warm: float) -> None:
-        """warm: seconds."""
+        """Set up the observer. warm: seconds."""
         self._warm = warm
         self._latest: dict[str, tuple[float, Samples]] = {}
         self._before: dict[str, tuple[float, Samples]] = {}
-        """By the address of HTTP: as it stood at the last observation."""
+        """Samples at the last observation, by HTTP address."""
         self._ready_since: dict[tuple[str, NodeRole], float] = {}
         self._figures: dict[str, NodeFigures] = {}
         self._backlog = 0.0
@@ -150,7 +151,7 @@ class FleetObserver:
         self._before.pop(address, None)
 
     def least_busy(self, nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
-        """The one with the least to lose first: of requests it has, then of what it did."""
+        """Return the nodes by load, least first: by current requests, then by recent busy time."""
 
         def load(node: ClusterNode) -> tuple[float, float]:
             known = self._figures.get(node.http)
@@ -159,7 +160,8 @@ class FleetObserver:
         return sorted(nodes, key=load)
 
     def observe(self, nodes: Sequence[ClusterNode], now: float) -> Observation:
-        """now: monotonic seconds, later than at the last one. Raises NodesUnseen."""
+        """Observe the nodes. now: monotonic seconds, later than at the previous call. Raises
+        NodesUnseen."""
         counts = {role: _count(nodes, role) for role in NodeRole}
         ready = [node for node in nodes if node.phase is NodePhase.READY]
         standing = {(node.name, node.role) for node in ready}
@@ -259,7 +261,8 @@ class PlanLoop:
         seconds: float,
         show: Callable[[dict[str, Any]], None],
     ) -> None:
-        """poll: feeds the observer. seconds: between two plans. show: takes what was done."""
+        """Set up a loop. poll: feeds the observer. seconds: between two plans. show: receives the
+        actions taken."""
         self._cluster = cluster
         self._observer = observer
         self._poll = poll
@@ -270,7 +273,7 @@ class PlanLoop:
         self._history: deque[Observation] = deque(maxlen=round(policy.pace.window / seconds) + 2)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Plan repeatedly until cancelled."""
         while True:
             try:
                 await self.step()
@@ -281,7 +284,7 @@ class PlanLoop:
             await asyncio.sleep(self._seconds)
 
     async def step(self) -> FleetPlan | None:
-        """One plan, acted upon; None while too little is known."""
+        """Make one plan and act on it. Returns None while too little is known."""
         nodes = await asyncio.to_thread(self._cluster.nodes)
         await self._poll.ask_these(
             node.http for node in nodes if node.http and node.phase is NodePhase.READY
@@ -307,7 +310,8 @@ class PlanLoop:
         return made
 
     def _place_what_is_least(self, nodes: Sequence[ClusterNode]) -> None:
-        """Of a fleet that begins, or has lost all nodes of a role: nothing could be observed."""
+        """Place the minimum of each role with no node: at start, or after losing all its nodes.
+        Nothing could be observed then."""
         bounds = self._policy.bounds
         for role, least in ((NodeRole.PREFILL, bounds.prefill), (NodeRole.DECODE, bounds.decode)):
             there = [n for n in nodes if n.role is role and n.phase is not NodePhase.LEAVING]

@@ -1,8 +1,9 @@
-"""One node under Ray: an actor that keeps one daemon alive and gives its address.
+"""One node under Ray: an actor for keeping one daemon alive and returning its address.
 
-Owns a child process and a file of prefill nodes that the child watches while it decodes. Thread
-rule: Ray calls one method at a time. Invariants: a child never outlives its actor, since its stdin
-ends with it; the address of a child that died is its successor's, which has the role that it had.
+Owns a child process and a file of prefill nodes, watched by the child while it decodes. Thread
+rule: Ray calls one method at a time. Invariants: a child never outlives its actor, because its
+stdin closes with the actor. A dead child's successor has the same role, and its address replaces
+the old one.
 """
 
 import os
@@ -22,7 +23,7 @@ _SHOWN = "CUDA_VISIBLE_DEVICES"
 
 
 class RayNode:
-    """Made an actor by fleet.py. role: prefill or decode."""
+    """One node; fleet.py makes it an actor. role: prefill or decode."""
 
     def __init__(
         self,
@@ -33,8 +34,9 @@ class RayNode:
         access: NodeAccess | None = None,
         gpus: float = 0.0,
     ) -> None:
-        """flags: the daemon's, without --bind and --name; host: to bind, empty for Ray's address of
-        this machine. access: of a planner, for nodes that it places. gpus: that Ray gives it."""
+        """Set up a node. flags: the daemon's, without --bind and --name. host: to bind; empty for
+        Ray's address of this machine. access: a planner's, for nodes it places. gpus: number given
+        by Ray."""
         if gpus:
             shown = os.environ.get(_SHOWN, "")
             os.environ[_SHOWN] = own_first(shown, _machines_gpus())
@@ -53,11 +55,11 @@ class RayNode:
         self._other.write_text(f'prefill_file = "{self._members}"\n', encoding="utf-8")
         self._daemon: Daemon | None = None
         self._address = ""
-        """Of its front."""
+        """Address of the daemon's API server."""
 
     def address(self) -> str:
-        """HOST:PORT of a daemon that takes calls, of decode nodes where it prefills; starts one
-        where there is none. Raises LaunchError."""
+        """Return HOST:PORT of a ready daemon; starts one if there is none. For a prefill daemon it
+        is the address for decode nodes. Raises LaunchError."""
         if self._daemon is not None and self._daemon.exit_status is not None:
             self._daemon.stop()
             self._daemon = None
@@ -68,20 +70,21 @@ class RayNode:
         return self._daemon.handover_address or self._address
 
     def stand(self) -> Standing:
-        """As address(). Raises LaunchError."""
+        """Return the role and addresses of a ready daemon, started like in address(). Raises
+        LaunchError."""
         address = self.address()
         assert self._daemon is not None
         return Standing(self._role, address, self._daemon.http_address or "")
 
     def follow(self, members: Sequence[str]) -> None:
-        """(decode) The prefill nodes from now on, HOST:PORT."""
+        """Set the prefill nodes of a decode node from now on, HOST:PORT each."""
         fresh = self._members.with_suffix(".new")
         fresh.write_text("".join(f"{member}\n" for member in members), encoding="utf-8")
         fresh.replace(self._members)
 
     def change_role(self, role: str) -> None:
-        """Once what was in flight has ended. REQUIRES: address() was called; it has an access.
-        Raises ClientError, RoleNotTaken."""
+        """Change the role after requests in flight have finished. REQUIRES: address() was called;
+        it has an access. Raises ClientError, RoleNotTaken."""
         access = self._access
         assert access is not None
         tls = ClientTls(access.ca) if access.ca else None
@@ -91,19 +94,20 @@ class RayNode:
         self._role = role
 
     def pid(self) -> int:
-        """The daemon's process id. REQUIRES: address() was called."""
+        """Return the daemon's process id. REQUIRES: address() was called."""
         assert self._daemon is not None
         return self._daemon.pid
 
     def machine(self) -> str:
-        """As Ray names it."""
+        """Return Ray's id of this machine."""
         import ray
 
         return str(ray.get_runtime_context().get_node_id())
 
     def drain(self, timeout: float | None = None) -> int:
-        """SIGTERM, and its exit status once what was in flight has ended. timeout: seconds; None:
-        the access's and what it takes to end. Nothing may be asked of it afterwards."""
+        """Send SIGTERM, and return the exit status after requests in flight have finished. timeout:
+        seconds; None: the access's drain time plus time to stop. Call no other method
+        afterwards."""
         if timeout is None:
             timeout = STOP_SECONDS + (self._access.drain_seconds if self._access else 0.0)
         daemon, self._daemon = self._daemon, None
@@ -123,9 +127,9 @@ class RayNode:
 
 
 def own_first(own: str, gpus: int) -> str:
-    """The GPUs that Ray gave a node, which computes on the first that it sees, and behind them the
-    machine's others: it hands over by writing to their memory. own: as Ray shows them; names
-    instead of numbers stay as they are."""
+    """Return the GPUs given by Ray to a node, then the machine's others. The node computes on the
+    first GPU it sees. It needs the others because transfers write to their memory. own: Ray's list;
+    names instead of numbers are returned unchanged."""
     numbers = own.split(",")
     if not all(number.isdecimal() for number in numbers):
         return own

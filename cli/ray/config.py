@@ -1,6 +1,6 @@
-"""What `tasuki ray` is asked for.
+"""The settings of `tasuki ray`.
 
-How many ranks a node's flags ask for, and whether what Ray gives it has a GPU for each. Pure.
+Also counts the ranks in a node's flags, and checks that Ray gives it a GPU for each. Pure.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class RayConfig:
             )
 
     def flags_of(self, role: str, flags: Sequence[str]) -> list[str]:
-        """A daemon's of that role. flags: every daemon's."""
+        """Return the flags of a daemon with that role. flags: common to all daemons."""
         return [*flags, *(shlex.split(self.prefill_flags) if role == "prefill" else [])]
 
     def gpus_of(self, role: str) -> float:
@@ -50,17 +50,17 @@ class RayConfig:
         return self.gpus if given is None else given
 
     def gpus_flag(self, role: str) -> str:
-        """The one that decides gpus_of()."""
+        """Return the flag that sets gpus_of()."""
         own = role == "prefill" and self.prefill_gpus is not None
         return "--prefill-gpus" if own else "--gpus"
 
 
 class RayNodeError(ValueError):
-    """Nodes of those flags would not start; the message has the mend."""
+    """Nodes with those flags would not start; the message names the fix."""
 
 
 def asked(name: str, flags: Sequence[str], default: str) -> str:
-    """The value of a setting of the engine, as the last of a daemon's flags gives it."""
+    """Return the value of an engine setting, from the last matching flag of a daemon."""
     # It loads torch.
     from tasuki.engine.config import EngineConfig
 
@@ -72,7 +72,7 @@ def asked(name: str, flags: Sequence[str], default: str) -> str:
 
 
 def check_nodes(config: RayConfig, flags: Sequence[str]) -> None:
-    """flags: of every daemon. Raises RayNodeError."""
+    """Check the ranks and GPUs of each role. flags: common to all daemons. Raises RayNodeError."""
     for role in ("prefill", "decode"):
         own = config.flags_of(role, flags)
         ranks = asked("tensor_parallel", own, "1")

@@ -1,16 +1,14 @@
-"""Nodes on the machines of a Ray cluster: a fixed number, or as many as a planner wants.
+"""Nodes on the machines of a Ray cluster: a fixed number, or a number set by a planner.
 
-Prefill and decode nodes on the machines of a Ray cluster: `tasuki ray`.
+`tasuki ray` runs a fixed number of prefill and decode nodes. Ray places, starts and restarts nodes;
+tokens and cache travel between nodes directly, as in every deployment. Owns one actor a node and
+their placement group. Used by one thread. Invariant: decode nodes get every prefill node's address
+once it is ready, and again after it has moved.
 
-Ray places, starts and restarts nodes; tokens and cache travel between nodes directly, as in every
-deployment. Owns one actor a node and the placement group that they live in. One thread. Invariant:
-decode nodes get every prefill node's address once it takes calls, and again when it has moved.
-
-Nodes on a Ray cluster, as many as a planner wants: `tasuki ray --plan`.
-
-Each node is an actor of its own, outside of any placement group, so that one that finds no room
-waits, and Ray's autoscaler adds a machine for it. Owns the actors. One event loop's thread.
-Invariant: Ray is asked for the resources of all nodes that stand or come, and no more.
+`tasuki ray --plan` runs the number of nodes set by a planner. Each node is an actor of its own,
+outside of any placement group. So a node without free resources waits, and Ray's autoscaler adds a
+machine for it. Owns the actors. Used on one event loop's thread. Invariant: Ray is asked for the
+resources of all ready and coming nodes, and no more.
 """
 
 import asyncio
@@ -43,10 +41,11 @@ _FIRST_SECONDS = 180.0
 
 
 class RayFleet:
-    """`with` it; then look() again and again. REQUIRES: ray.init was called."""
+    """A fleet for a `with` block; call look() repeatedly. REQUIRES: ray.init was called."""
 
     def __init__(self, config: RayConfig, flags: Sequence[str]) -> None:
-        """flags: of every daemon. Blocks until the cluster has room for all nodes."""
+        """Place the nodes. flags: common to all daemons. Blocks until the cluster has resources for
+        all nodes."""
         self._config = config
         roles = ["prefill"] * config.prefill + ["decode"] * config.decode
         bundles = [_bundle(config, role) for role in roles]
@@ -54,7 +53,7 @@ class RayFleet:
         ray.get(self._group.ready())
         self.nodes: dict[str, Any] = {}
         self.addresses: dict[str, str] = {}
-        """Of the nodes that took calls when last asked, by name."""
+        """Addresses by name of the nodes ready at the last look."""
         for index, role in enumerate(roles):
             name = f"{role}-{index if role == 'prefill' else index - config.prefill}"
             actor = ray.remote(RayNode).options(
@@ -68,8 +67,8 @@ class RayFleet:
             self.nodes[name] = actor.remote(role, name, own, config.host, gpus=gpus)
 
     def look(self, patience: float = _ANSWER_SECONDS) -> dict[str, str]:
-        """Get every node's address, which also starts daemons that died, and give decode nodes the
-        prefill nodes' addresses. patience: seconds for all of them together."""
+        """Get every node's address, and give decode nodes the prefill nodes' addresses. Getting an
+        address also restarts a dead daemon. patience: timeout in seconds for all nodes together."""
         asked = {name: node.address.remote() for name, node in self.nodes.items()}
         ray.wait([*asked.values()], num_returns=len(asked), timeout=patience)
         self.addresses = {
@@ -85,7 +84,7 @@ class RayFleet:
         return self.addresses
 
     def wait_ready(self, seconds: float = _FIRST_SECONDS) -> dict[str, str]:
-        """Every node's address. Raises TimeoutError with those that do not answer."""
+        """Return every node's address. Raises TimeoutError naming the nodes without an answer."""
         deadline = time.monotonic() + seconds
         while len(self.look()) < len(self.nodes):
             if time.monotonic() > deadline:
@@ -94,7 +93,7 @@ class RayFleet:
         return self.addresses
 
     def drain(self, timeout: float = 60.0) -> None:
-        """Decode nodes first: they still need the others."""
+        """Drain decode nodes first, because they still need the others."""
         for role in ("decode-", "prefill-"):
             calls = [
                 node.drain.remote(timeout)
@@ -113,13 +112,13 @@ class RayFleet:
 
 
 def _bundle(config: RayConfig, role: str) -> dict[str, float]:
-    """One node's: of one machine, since a bundle is."""
+    """Return the resources of one node. A bundle lies on one machine, so a node does too."""
     gpus = config.gpus_of(role)
     return {"CPU": config.cpus, **({"GPU": gpus} if gpus else {})}
 
 
 def _answered(call: Any) -> str | None:
-    """None where the actor is being restarted, or its daemon does not start."""
+    """Return a call's result, or None if the actor is restarting or its daemon does not start."""
     try:
         return str(ray.get(call, timeout=0))
     except (GetTimeoutError, RayActorError, RayTaskError):
@@ -127,8 +126,8 @@ def _answered(call: Any) -> str | None:
 
 
 def supervise(config: RayConfig, flags: Sequence[str]) -> None:
-    """Until Ctrl-C, which drains. Prints the nodes' addresses as one line of JSON, and again
-    whenever one has moved."""
+    """Run the fleet until Ctrl-C, then drain it. Prints the nodes' addresses as one line of JSON,
+    and again after each move."""
     ray.init(address=config.address)
     with RayFleet(config, flags) as fleet:
         try:
@@ -207,8 +206,8 @@ class RayNodes:
 
 
 def supervise_planned(config: RayConfig, planner: PlannerConfig, flags: Sequence[str]) -> None:
-    """Until Ctrl-C or SIGTERM, which drains. Prints what is done about nodes, and the nodes'
-    addresses whenever they are others, a line of JSON each. Raises PlannerConfigError."""
+    """Run the planned fleet until Ctrl-C or SIGTERM, then drain it. Prints each action on nodes,
+    and the nodes' addresses after each change, one line of JSON each. Raises PlannerConfigError."""
     credentials = planner.credentials("--insecure" in flags)
     ray.init(address=config.address)
     cluster = RayNodes(config, flags, planner.access)

@@ -1,4 +1,4 @@
-"""`tasuki ray`: reads its flags and runs the fleet, whose modules need Ray."""
+"""`tasuki ray`: its flags, and the start of the fleet in modules that need Ray."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from .config import RayConfig, check_nodes
 
 
 class RayMissing(RuntimeError):
-    """Ray is wanted and not installed; the message has the mend."""
+    """Ray is needed and not installed; the message names the fix."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Raises RayMissing, RayNodeError, PlannerConfigError."""
+    """Run the command. Raises RayMissing, RayNodeError, PlannerConfigError."""
     parser = FlagParser("tasuki ray", "Nodes on the machines of a Ray cluster.")
     parser.add_argument("flags", nargs="*", help="of every daemon, behind --")
     parser.add_config(RayConfig)

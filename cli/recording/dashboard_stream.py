@@ -1,7 +1,7 @@
-"""A node's dashboard streams, from either of its ports: JSON values as they come.
+"""A node's dashboard streams, read from either of its ports as JSON values.
 
-Reads server-sent events and sends the key; values stay JSON. A thread of its own reads, so that
-whoever follows a stream can look at the clock while nothing comes.
+Reads server-sent events and sends the key; values stay JSON. A separate thread reads, so the caller
+can check the clock while no values arrive.
 """
 
 import http.client
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _CONNECT_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
 _SILENT_SECONDS = 30.0
-"""Of a stream, before the node is asked whether it still lives: one step of a busy engine may take
-as long."""
+"""Longest pause of a stream before checking that the node is alive. One step of a busy engine may
+take as long."""
 _MOST_READ = 64 << 10
 _MOST_WAITING = 4096
 
@@ -37,14 +37,14 @@ Value = dict[str, Any]
 @dataclass(frozen=True)
 class HttpTarget(NodeTarget):
     def values(self, path: str) -> Iterator[Value]:
-        """As followed(), without the pauses."""
+        """Yield the values of followed(), without the pauses."""
         for value in self.followed(path):
             if value is not None:
                 yield value
 
     def followed(self, path: str) -> Generator[Value | None, None, None]:
-        """Values of the stream at `path`, as /debug/stream, and None after each half second in
-        which there was none. Raises ClientError, also where the node has gone."""
+        """Yield values of the stream at `path`, for example /debug/stream. Yields None after each
+        half second without a value. Raises ClientError, also if the node is gone."""
         address = self.http_address()
         stream = _Stream(*self._opened(address, path))
         last_at = time.monotonic()
@@ -65,7 +65,8 @@ class HttpTarget(NodeTarget):
             stream.close()
 
     def _opened(self, address: str, path: str) -> tuple[Any, socket.socket]:
-        """The answer, and its connection without a bound on silence. Raises ClientError."""
+        """Open the stream. Returns the response, and its connection without a read timeout. Raises
+        ClientError."""
         scheme = "https" if self.ca else "http"
         trust = ssl.create_default_context(cafile=self.ca) if self.ca else None
         request = urllib.request.Request(f"{scheme}://{address}{path}")
@@ -85,7 +86,7 @@ class HttpTarget(NodeTarget):
 
 
 class _Stream:
-    """Owns the answer and the thread that reads it. close() once."""
+    """One stream. Owns the HTTP response and its reader thread. Call close() once."""
 
     def __init__(self, reply: Any, connection: socket.socket) -> None:
         self._reply = reply
@@ -96,8 +97,8 @@ class _Stream:
         self._thread.start()
 
     def next(self, seconds: float) -> Value | None:
-        """None where there is none in that time. Raises OSError, ValueError, HTTPException once
-        the stream has ended."""
+        """Return the next value, or None if none arrives in `seconds`. Raises OSError, ValueError,
+        HTTPException after the stream has ended."""
         try:
             value = self._values.get(timeout=seconds)
         except queue.Empty:
@@ -148,7 +149,7 @@ def _denied(message: str) -> "ClientError":
 
 
 def _refusal(error: Exception) -> str:
-    """A node's own words; empty where no node refused."""
+    """Return the node's own error message, or an empty string if no node refused."""
     if not isinstance(error, urllib.error.HTTPError):
         return ""
     try:
@@ -159,7 +160,7 @@ def _refusal(error: Exception) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """In words; what came in place of HTTP may hold any bytes."""
+    """Return the cause as text. A reply that is not HTTP may hold any bytes."""
     if isinstance(error, http.client.HTTPException | ValueError):
         return "what answers is no HTTP"
     reason = error.reason if isinstance(error, urllib.error.URLError) else error

@@ -1,9 +1,10 @@
-"""A recording: what happened at a node, event by event, in a file of gzipped JSON lines.
+"""A recording: the events of a node, in a file of gzipped JSON lines.
 
-Owns the format. The first line is {"tasuki_recording": 1, "about": {...}}, every other one an event
-as in dashboard/history/events.py, in order of `at`, or of the kind NOT_CONNECTED: for so many
-`seconds` behind that time the recorder had no connection, and what the node forgot meanwhile is
-missing. A recording whose end was cut off is read up to there: the recorder may have been killed.
+Owns the format. The first line is {"tasuki_recording": 1, "about": {...}}. Every other line is an
+event in the form of dashboard/history/events.py, in order of `at`, or has the kind NOT_CONNECTED.
+NOT_CONNECTED: the recorder had no connection for `seconds` after that time. Events forgotten by the
+node meanwhile are missing. A truncated recording is read up to its end, because the recorder may
+have been killed.
 """
 
 import gzip
@@ -21,18 +22,19 @@ NOT_CONNECTED = "not_connected"
 
 
 class RecordingError(Exception):
-    """The file is no recording that this version reads; the message names it and the mend."""
+    """The file is not a recording readable by this version; the message names it and the fix."""
 
 
 class RecordingWriter:
-    """`with` it; `add` each event. What was added is in the file at the latest a flush later."""
+    """A writer of a recording. Use it in `with`; `add` each event. Added events are in the file
+    after the next flush at the latest."""
 
     def __init__(self, path: Path, about: dict[str, str]) -> None:
         self._path = path
         self._about = about
         self._lines: IO[str]
         self.count = 0
-        """Events added."""
+        """Number of events added."""
 
     def __enter__(self) -> "RecordingWriter":
         self._lines = gzip.open(self._path, "wt", encoding="utf-8")
@@ -60,7 +62,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: Path) -> "Recording":
-        """Raises RecordingError."""
+        """Load a recording. Raises RecordingError."""
         try:
             head, *events = _values(path)
         except OSError as error:

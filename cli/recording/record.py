@@ -1,7 +1,7 @@
-"""`tasuki record`: keeps what happens at a node in a file, until interrupted.
+"""`tasuki record`: a recording of a node's events in a file, until interrupted.
 
-A node that is silent is waited for, and one that restarts is found again; the file and the last
-line say for how long it was not connected.
+Waits for a silent node, and reconnects to a restarted one. The file and the last line report the
+time without connection.
 """
 
 import sys
@@ -47,7 +47,8 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclass
 class Recorder:
-    """run() once. count: events kept. gaps: seconds of each time without a connection."""
+    """A recorder; call run() once. count: events kept. gaps: seconds of each time without a
+    connection."""
 
     config: RecordConfig
     writer: RecordingWriter
@@ -58,8 +59,8 @@ class Recorder:
     _flushed: float = 0.0
 
     def run(self) -> None:
-        """Returns once the time is over. Raises ClientError where a node refuses, at its first
-        connection and later."""
+        """Record until the time is over. Raises ClientError if a node refuses, at the first
+        connection or later."""
         import grpc
 
         from tasuki.client.errors import ClientError
@@ -117,8 +118,8 @@ class Recorder:
 
 
 class _LastEvents:
-    """Which events a stream that begins anew repeats: those before the last one's time, and those
-    of that time itself that were there."""
+    """The events repeated by a restarted stream: events before the last event's time, and recorded
+    events of that same time."""
 
     def __init__(self) -> None:
         self.at = 0.0

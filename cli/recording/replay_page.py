@@ -1,6 +1,6 @@
 """`tasuki replay FILE`: the page of a recording, without the node.
 
-Fills a history with the recording's events and serves it as a node does; there is no tree to ask.
+Fills a history with the recording's events and serves it like a node does. There is no tree.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def replayed(recording: Recording, seconds: float | None = None) -> "DashboardSource":
-    """A recording as the source of a page: a history of its events, and no tree to ask. seconds: of
-    its beginning; None: all."""
+    """Return a recording as a page's source: a history of its events, without a tree. seconds:
+    length to replay from its start; None: all."""
     from tasuki.dashboard.history.node_history import NodeHistory
     from tasuki.server.http.dashboard import DashboardSource
 

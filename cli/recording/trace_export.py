@@ -1,7 +1,7 @@
 """`tasuki trace-export`: recorded traffic as an anonymous trace of block hashes.
 
-Blocks are counted off in order of their first appearance, sessions too, and times from the first
-request, so that nothing of the prompts, names or dates is left. `tasuki replay-trace` reads it.
+Blocks and sessions are numbered in order of first appearance, and times count from the first
+request. So no prompts, names or dates remain. `tasuki replay-trace` reads it.
 """
 
 import gzip
@@ -28,7 +28,7 @@ _WITHOUT_BLOCKS = "came before a recording with --blocks began"
 
 @dataclass(frozen=True)
 class Trace:
-    """left_out: requests that are no rows, by the reason."""
+    """A trace. left_out: number of requests without a row, by reason."""
 
     rows: list[dict[str, Any]]
     left_out: Counter[str]
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _mend(recording: Recording) -> str:
-    """Of a recording of which nothing can be exported."""
+    """Return the fix for a recording without exportable requests."""
     submits = [event for event in recording.events if event["kind"] == "submit"]
     if any(event.get("blocks") for event in submits):
         return "record for longer, until requests have ended"
@@ -70,7 +70,7 @@ def _mend(recording: Recording) -> str:
 
 
 def trace_of(recording: Recording) -> Trace:
-    """Rows: of each request that was answered, in order of arrival."""
+    """Return the trace of a recording. Its rows are the answered requests, in order of arrival."""
     ends = {
         event["request"]: event
         for event in recording.events
@@ -110,7 +110,7 @@ def trace_of(recording: Recording) -> Trace:
 
 
 def _why_not(submit: dict[str, Any], end: dict[str, Any] | None) -> str | None:
-    """Why a request is no row; None where it is one."""
+    """Return the reason a request has no row, or None if it has one."""
     if end is None:
         return _RUNNING
     if end["kind"] == "rejected":

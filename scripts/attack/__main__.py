@@ -1,4 +1,4 @@
-"""`python -m scripts.attack --seconds 600`: as `python -m scripts.chaos attack`."""
+"""`python -m scripts.attack --seconds 600`: the same as `python -m scripts.chaos attack`."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""An attack: a name, and a function that tries things until its time is up.
+"""An attack: a name, and a function trying things until its time is up.
 
-Pure. A function notes each try and how it ended in the tally, and calls what must not be a finding;
-what holds for all attacks (the nodes live, answer /health, come to rest, give the same tokens) is
-judged by the world behind it. Invariant: everything an attack asks has a deadline.
+Pure. A function records each try and its end in the tally, and names forbidden results as findings.
+The world checks afterwards the rules common to all attacks: the nodes live, answer /health, come to
+rest, give the same tokens. Invariant: every request of an attack has a deadline.
 """
 
 import random
@@ -17,7 +17,7 @@ from scripts.attack.world import World
 
 @dataclass(frozen=True)
 class Attempt:
-    """until: when no new try begins, on the monotonic clock."""
+    """One attempt. until: end of new tries, on the monotonic clock."""
 
     world: World
     rng: random.Random
@@ -25,14 +25,14 @@ class Attempt:
     tally: Tally
 
     def rounds(self) -> Iterator[None]:
-        """One, and more until the time is up."""
+        """Yield once, and again until the time is up."""
         yield
         while time.monotonic() < self.until:
             yield
 
     def at_once(self, callers: int, calls: Sequence[Callable[[], object]]) -> None:
-        """Each call by some caller; what is not begun when the time is up is left, but for every
-        caller's first. An attack's own failure is raised."""
+        """Make each call by one of the callers. Calls not begun when the time is up are left out,
+        except each caller's first. An attack's own error is raised."""
 
         def unless_over(number: int) -> None:
             if number < callers or time.monotonic() < self.until:

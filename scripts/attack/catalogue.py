@@ -1,4 +1,4 @@
-"""Every attack, in the order in which they are tried: those that need no luck first."""
+"""Every attack, in the order of trying them: attacks without chance first."""
 
 from scripts.attack.attack import Attack
 from scripts.attack.attacks.bombs import (

@@ -1,7 +1,6 @@
-"""One gRPC call as an attacker makes it, and what its status shows of the server.
+"""One gRPC call of an attacker, and the server's fault shown by its status.
 
-Every call has a deadline. INTERNAL, UNKNOWN and a deadline that passed are findings, whatever was
-asked.
+Every call has a deadline. INTERNAL, UNKNOWN and a passed deadline are always findings.
 """
 
 import itertools
@@ -17,14 +16,14 @@ from scripts.attack.tally import Tally
 
 CALL_SECONDS = 60.0
 ENDS_A_NODE = ("Drain", "ChangeRole")
-"""Methods after which, well answered, a node takes no requests."""
+"""Methods that stop a node's service if they succeed."""
 _HEARD = 200
-"""Messages of a stream after which we hang up."""
+"""Messages read from a stream before hanging up."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """path: /service/method. arity: as grpc.Channel names it."""
+    """One method. path: /service/method. arity: the name in grpc.Channel."""
 
     path: str
     arity: str
@@ -41,7 +40,7 @@ class Method:
 
 
 def methods(module: ModuleType) -> list[Method]:
-    """Of each service of a .proto file's stubs."""
+    """Return the methods of every service of a .proto file's stubs."""
     return [
         Method(
             f"/{service.full_name}/{method.name}",
@@ -56,7 +55,7 @@ def methods(module: ModuleType) -> list[Method]:
 
 
 def service(module: ModuleType, name: str) -> dict[str, Method]:
-    """One service's methods by name."""
+    """Return one service's methods by name."""
     return {method.name: method for method in methods(module) if method.service.endswith(name)}
 
 
@@ -72,7 +71,8 @@ def ask(
     tally: Tally,
     seconds: float = CALL_SECONDS,
 ) -> tuple[grpc.StatusCode, list[Any]]:
-    """The call's status, which the tally has noted, and its answers. Endless streams are left."""
+    """Call the method, and record its status in the tally. Returns the status and the answers.
+    Endless streams are cut."""
     sent = list(requests)
     answers: list[Any] = []
     try:
@@ -92,7 +92,8 @@ def ask(
 def begin(
     channel: grpc.Channel, method: Method, sent: Sequence[Any], key: str, seconds: float
 ) -> Any:
-    """The call's answer, or its answers as they come. sent: messages, or bytes as they are."""
+    """Start the call. Returns its answer, or an iterator of its answers. sent: messages, or raw
+    bytes."""
     call = getattr(channel, method.arity)(
         method.path,
         request_serializer=lambda message: (

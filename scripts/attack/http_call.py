@@ -1,6 +1,6 @@
-"""One HTTP call as an attacker makes it, and what its end shows of the server.
+"""One HTTP call of an attacker, and the server's fault shown by its end.
 
-Every call has a deadline. A status of 500, or no end at all, is a finding, whatever was asked.
+Every call has a deadline. A status of 500, or no end at all, is always a finding.
 """
 
 import http.client
@@ -14,7 +14,7 @@ CALL_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class HttpCall:
-    """key: sent as a bearer's; none where it is empty. body: bytes as they are."""
+    """One call. key: sent as a bearer token; empty: none. body: raw bytes."""
 
     method: str
     path: str
@@ -28,7 +28,8 @@ class HttpCall:
 
 
 def ask(address: str, call: HttpCall, tally: Tally) -> int | None:
-    """The status, which the tally has noted; None where the server hung up without one."""
+    """Send the call, and record its status in the tally. Returns the status, or None if the server
+    hung up without one."""
     connection = http.client.HTTPConnection(address, timeout=CALL_SECONDS)
     headers = {**call.headers}
     if call.key:
@@ -58,7 +59,7 @@ def judge(status: int, content: bytes, description: str, tally: Tally) -> None:
 
 
 def raw(address: str, sent: bytes, seconds: float) -> bytes:
-    """What comes back of bytes that need not be HTTP, within `seconds`; empty: nothing."""
+    """Send bytes, not necessarily HTTP. Returns the reply within `seconds`, or empty bytes."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=seconds) as connection:
         received = b""

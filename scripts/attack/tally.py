@@ -14,10 +14,10 @@ class Tally:
         self._lock = threading.Lock()
         self._outcomes: Counter[str] = Counter()
         self.findings: list[str] = []
-        """What must not be, a line each; the first ones."""
+        """The first findings, one line each."""
 
     def note(self, outcome: str) -> None:
-        """One try, and how it ended."""
+        """Record one try and its outcome."""
         with self._lock:
             self._outcomes[outcome] += 1
 

@@ -18,7 +18,7 @@ from scripts.common.probe import Probe, resident
 from tests.harness.daemons import Node, asked, flags, questions
 
 OWNER = "owner-key"
-"""Of --api-key: every scope."""
+"""The key of --api-key, with every scope."""
 KEYS = {
     "ann": ("ann-key", "caller"),
     "bob": ("bob-key", "caller"),
@@ -28,16 +28,16 @@ KEYS = {
 }
 ANN, BOB = KEYS["ann"][0], KEYS["bob"][0]
 STRANGERS = ("ann-key", "metrics-key", "gateway-key", "", "forged", "ann")
-"""Who are no operators: keys, none, and some that are none."""
+"""Keys without the operator's scope: other keys, no key, and invalid ones."""
 
 MOST_SESSIONS = 64
 MOST_BUSY_SECONDS = 1.5
-"""Processor time of the event loop that one probe may wait for."""
+"""Longest processor time of the event loop while one probe waits."""
 MOST_SILENT_SECONDS = 60.0
 MOST_KEPT_BYTES = 300 * 2**20
-"""By which a node may be larger after one attack."""
+"""Largest growth of a node's memory after one attack."""
 MOST_HELD_BYTES = 900 * 2**20
-"""By which it may be larger during one."""
+"""Largest growth of a node's memory during one attack."""
 _REST_SECONDS = 60.0
 _QUESTIONS = (40, 300)
 
@@ -59,7 +59,8 @@ class World(Pair):
 
     @contextmanager
     def watched(self, tally: Tally) -> Iterator[None]:
-        """Attack inside; what must hold during and afterwards is judged at the end."""
+        """Run an attack in the block. At the end, judge the rules for the time during and after
+        it."""
         before = {node: resident(node.pid) for node in self.nodes}
         words = {node: node.last_words for node in self.nodes}
         probes = {
@@ -98,7 +99,7 @@ class World(Pair):
             tally.finding(f"{name}: not at rest: {error}")
 
     def mend(self, tally: Tally) -> None:
-        """What died or refuses requests is a finding, and starts anew."""
+        """Restart nodes that died or refuse requests, and record each as a finding."""
         for name, node in (("prefill", self.prefill), ("decode", self.decode)):
             trouble = _trouble(node)
             if trouble is None:
@@ -109,7 +110,7 @@ class World(Pair):
         self.meet()
 
     def _ask_again(self, tally: Tally) -> None:
-        """Cached and not, the answers are those of before."""
+        """Ask again, cached and not, and compare with the earlier answers."""
         self._asked_again += 1
         for salt in (b"right", f"anew {self._asked_again}".encode()):
             for question in self.right:
@@ -123,11 +124,12 @@ class World(Pair):
                     tally.finding(f"another answer than before: {length} tokens, {salt!r}")
 
     def channel(self, node: Node) -> grpc.Channel:
-        """A connection of its own."""
+        """Open a separate connection."""
         return grpc.insecure_channel(node.address, options=[("grpc.use_local_subchannel_pool", 1)])
 
     def close(self) -> list[int]:
-        """However they end: what an attack did to them is judged before."""
+        """Stop all nodes, ignoring their exit status, because the effects of attacks were judged
+        before."""
         for node in self.nodes:
             node.put_down()
         self._folder.cleanup()
@@ -135,7 +137,7 @@ class World(Pair):
 
 
 def _since(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
-    """Lines of `now` that are not the end of `before`."""
+    """Return the lines of `now` after the end of `before`."""
     for shared in range(min(len(before), len(now)), 0, -1):
         if before[-shared:] == now[:shared]:
             return now[shared:]
@@ -143,7 +145,7 @@ def _since(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _trouble(node: Node) -> str | None:
-    """Why it takes no requests; None where it does."""
+    """Return the reason a node takes no requests, or None if it does."""
     status = node.exit_status
     if status is not None:
         return f"ended with {status}: {' | '.join(node.last_words[-3:])}"

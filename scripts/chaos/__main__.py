@@ -1,8 +1,8 @@
 """`python -m scripts.chaos WORKLOAD [--fault FAULT] [--seconds N] [--seed N]`: what breaks?
 
-A workload asks real daemons or parts of one, while faults are injected. `WORKLOAD --help` lists
-its flags. The seed is printed first; the same seed asks and breaks the same things in the same
-order. Exit status 0 only where nothing was seen that must not be.
+A workload sends requests to real daemons or parts of one, while faults are injected. `WORKLOAD
+--help` lists its flags. The seed is printed first; the same seed repeats the same requests and
+faults in the same order. Exit status 0 only if no forbidden result was seen.
 """
 
 import sys
@@ -18,7 +18,8 @@ from scripts.common.tally import Tally
 
 @dataclass(frozen=True)
 class Workload:
-    """about: one line. module, settings, run: where its Settings and its function are."""
+    """One workload. about: one line. module, settings, run: the names of its module, its Settings
+    and its function."""
 
     about: str
     module: str

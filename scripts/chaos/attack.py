@@ -32,10 +32,11 @@ def campaign(
     attacks: Sequence[Attack], seconds: float, seed: int, say: Callable[[str], None]
 ) -> list[Row]:
     """Try the attacks on one pair of daemons, one after another, each judged by itself. An attack
-    gets an equal share of the time that is left.
+    gets an equal share of the remaining time.
 
-    seconds: for all of them, once the daemons stand; every attack makes a try, though the time
-    be up. say: a line an attack."""
+    seconds: for all of them, once the daemons are ready. Every attack makes a try, even after the
+    time is up. say: receives one line an attack.
+    """
     rows = []
     with World() as world:
         ends = time.monotonic() + seconds

@@ -1,6 +1,6 @@
-"""What may befall the nodes of a pair and the link between them, and when, drawn from a seed.
+"""The faults of a pair's nodes and of their link, and their times, derived from a seed.
 
-Pure. Invariant: equal seeds give equal disturbances; only the moments at which things meet differ
+Pure. Invariant: equal seeds give equal disturbances; only their coincidence with requests differs
 from run to run.
 """
 
@@ -21,12 +21,12 @@ class Fault(Enum):
     FREEZE_PREFILL = "freeze-prefill"
     FREEZE_DECODE = "freeze-decode"
     STOP_PREFILL = "stop-prefill"
-    """SIGTERM, and what it drains."""
+    """SIGTERM to the prefill node, with its drain."""
     STOP_DECODE = "stop-decode"
     CUT = "cut"
-    """The link's connections are reset, and can be made anew."""
+    """The link's connections are reset, and can be made again."""
     HALF_OPEN = "half-open"
-    """The link carries nothing, and says so to nobody."""
+    """The link carries nothing, without notifying either side."""
     DELAY = "delay"
     THROTTLE = "throttle"
     STORM = "storm"
@@ -38,7 +38,7 @@ class Fault(Enum):
 
 
 class UnknownFault(ValueError):
-    """No fault of this workload has such a name; the message lists those it has."""
+    """This workload has no fault of that name; the message lists its faults."""
 
 
 def fault_option() -> Any:
@@ -46,8 +46,8 @@ def fault_option() -> Any:
 
 
 def chosen(names: str, known: Sequence[Fault]) -> tuple[Fault, ...]:
-    """Those whose names begin with one of these; all that are known where there are none. Raises
-    UnknownFault."""
+    """Return the faults with names starting with one of these, or all known ones if `names` is
+    empty. Raises UnknownFault."""
     beginnings = tuple(names.split(",")) if names else ("",)
     for beginning in beginnings:
         if not any(fault.value.startswith(beginning) for fault in known):
@@ -58,7 +58,7 @@ def chosen(names: str, known: Sequence[Fault]) -> tuple[Fault, ...]:
 
 @dataclass(frozen=True)
 class Disturbance:
-    """after, lasts: seconds before it, and until it is undone."""
+    """One fault. after, lasts: seconds before it, and until it is undone."""
 
     fault: Fault
     after: float
@@ -71,7 +71,7 @@ def disturbances(
     after: tuple[float, float],
     lasts: Sequence[float],
 ) -> Iterator[Disturbance]:
-    """Without end. shares: how often each fault comes."""
+    """Yield endless disturbances. shares: frequency of each fault."""
     while True:
         (fault,) = rng.choices(list(shares), list(shares.values()))
         yield Disturbance(fault, rng.uniform(*after), rng.choice(lasts))

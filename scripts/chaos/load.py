@@ -1,8 +1,8 @@
 """Many conversations on a pair at once: no turn may be lost, and memory stays flat.
 
-Knows the asyncio client only. One event loop's thread; nodes are disturbed by another. Invariant: a
-turn that its node gave up in the middle is asked again while the policy has attempts left, and lost
-otherwise.
+Uses only the asyncio client. Runs on one event loop's thread; another thread disturbs the nodes.
+Invariant: a turn interrupted by its node is asked again while the policy has attempts left, and is
+lost otherwise.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _TURNS = 4
 _PREAMBLE_TOKENS = 192
 _SAMPLE_SECONDS = 0.5
 _JUDGED_SAMPLES = 120
-"""A shorter life's memory is its warm-up."""
+"""Samples needed to judge a life's memory; a shorter life is all warm-up."""
 _TELL_SECONDS = 15.0
 _FAULT_SECONDS = 1.0
 
@@ -47,12 +47,13 @@ class LoadSettings:
 
 
 class Users:
-    """Callers that each keep one stream open until the time is up."""
+    """Callers keeping one stream open each until the time is up."""
 
     def __init__(
         self, target: str, streams: int, seed: int | None, tally: Tally, api_key: str = ""
     ) -> None:
-        """streams: how many talk at once. seed: what they say. api_key: none where it is empty."""
+        """Set up the callers. streams: number of concurrent ones. seed: of their prompts. api_key:
+        empty: none."""
         self._api_key = api_key
         self._target = target
         self._streams = streams
@@ -60,7 +61,7 @@ class Users:
         self._tally = tally
 
     async def talk(self, until: Callable[[], bool]) -> None:
-        """Returns once `until` holds and every turn that had begun is over."""
+        """Converse until `until` holds, and return once every begun turn is over."""
         async with AsyncClient(self._target, retry=_PATIENT, api_key=self._api_key) as client:
             await asyncio.gather(
                 *(self._converse(client, number, until) for number in range(self._streams))
@@ -94,7 +95,8 @@ class Users:
         tally.took("first token", max(0.0, spent) + usage.time_to_first_token)
 
     async def _persist(self, session: AsyncSession, new_tokens: int) -> Answer:
-        """The client asks again until the first piece; what breaks after it is for us."""
+        """Generate, and retry a turn broken after its first part. The client itself retries before
+        that."""
         pauses = _PATIENT.pauses()
         while True:
             try:
@@ -110,14 +112,14 @@ class Users:
 
 
 def nodes(settings: LoadSettings) -> World:
-    """More ask at once than are served in a minute. Raises UnknownFault."""
+    """Start a pair for more concurrent requests than it serves in a minute. Raises UnknownFault."""
     small = tuple(flags(arena_mib=settings.arena_mib))
     return World(small, (*small, "--drain-timeout", "60", "--http-bind", "127.0.0.1:0"))
 
 
 def run(settings: LoadSettings, say: Callable[[str], None]) -> Tally:
-    """A load on nodes of its own, which are to be at rest behind it, no larger than before. Raises
-    UnknownFault."""
+    """Run a load on nodes of its own. Afterwards they must be at rest, and no larger than before.
+    Raises UnknownFault."""
     named = _named(settings)
     with nodes(settings) as world:
         tally = asyncio.run(load(world, settings, named, say))
@@ -138,8 +140,9 @@ async def load(
     befall: tuple[Fault, ...] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> Tally:
-    """befall: what happens to the nodes in turn, again and again. The load outlasts all of it once,
-    and the settings' seconds and turns. A load without a turn is a trouble."""
+    """Run a load on the world's nodes. befall: faults of the nodes in turn, repeated. The load
+    lasts at least one round of faults, and the settings' seconds and turns. A load without a turn
+    is a trouble."""
     tally = Tally()
     deadline = time.monotonic() + settings.seconds
     happening = asyncio.ensure_future(_disturb(world, befall, deadline, tally))
@@ -178,7 +181,7 @@ async def _disturb(world: World, befall: tuple[Fault, ...], deadline: float, tal
 
 
 async def _watch_memory(world: World, tally: Tally, over: Callable[[], bool]) -> None:
-    """A trail of each node's life that is being lived, until `over`."""
+    """Record a memory trail for each life of each node, until `over`."""
     while not over():
         for name, node in (("prefill", world.prefill), ("decode", world.decode)):
             trail = tally.memory.setdefault(f"{name} {node.pid}", MemoryTrail())

@@ -1,9 +1,9 @@
 """Rounds of random conversations under random faults, each ended at rest.
 
-A pair that drafts, with host memory below the prefill node's arena; the oracle does and has
-neither. Thread rule: the caller's thread disturbs, a pool's threads converse. Invariants: equal
-seeds and round numbers ask and break the same, whatever the rounds before did; every token that
-reached a client is judged, also where it left or the decode node died.
+The pair drafts, and has host memory below the prefill node's arena; the oracle has neither. Thread
+rule: the caller's thread disturbs, a pool's threads converse. Invariants: equal seeds and round
+numbers give the same requests and faults, independent of earlier rounds. Every token received by a
+client is judged, even if the client left or the decode node died.
 """
 
 import random
@@ -39,7 +39,7 @@ SHARES = {
     Fault.THROTTLE: 1,
     Fault.STORM: 2,
 }
-"""How often each fault comes."""
+"""Frequency of each fault."""
 _LASTS = (0.1, 0.5, 1.5, 4.0)
 _REST_SECONDS = 10.0
 _TURN_SECONDS = 120.0
@@ -64,7 +64,7 @@ class SoakSettings:
 
 @dataclass(frozen=True)
 class Turn:
-    """leave_after: seconds until its client leaves; None: it stays to the end."""
+    """One turn. leave_after: seconds until its client leaves; None: it stays to the end."""
 
     tokens: tuple[int, ...]
     answer_tokens: int
@@ -73,7 +73,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversation:
-    """prefix: tokens that other conversations begin with too."""
+    """One conversation. prefix: tokens other conversations start with too."""
 
     salt: bytes
     prefix: tuple[int, ...]
@@ -87,7 +87,7 @@ class Round:
 
 
 def draw(settings: SoakSettings, number: int) -> Round:
-    """A round of the settings' seed. Raises UnknownFault."""
+    """Return a round, determined by the settings' seed. Raises UnknownFault."""
     seed = settings.seed
     rng = random.Random(f"{seed}/{number}")
     prefixes = [faults.tokens(random.Random(f"{seed}/prefix/{i}"), 700) for i in range(_PREFIXES)]
@@ -110,8 +110,8 @@ def _turn(rng: random.Random) -> Turn:
 
 
 def soak(settings: SoakSettings, say: Callable[[str], None]) -> Tally:
-    """Whole rounds until `seconds` have passed, or until one saw what must not be. say: one line a
-    round. Raises UnknownFault."""
+    """Run whole rounds until `seconds` have passed, or until one saw a forbidden result. say:
+    receives one line a round. Raises UnknownFault."""
     tally, number = Tally(), settings.first_round
     drafts = ("--speculate", "tree", "--draft-tokens", "3")
     small = (*flags(arena_mib=48), *drafts)
@@ -159,7 +159,7 @@ def _play(world: World, tally: Tally, settings: SoakSettings, number: int) -> No
 
 
 def _expected(conversation: Conversation, world: World) -> list[Answer]:
-    """What the undisturbed node answers, turn by turn."""
+    """Return the undisturbed node's answers, turn by turn."""
     history, answers = conversation.prefix, list[Answer]()
     with Client(world.oracle.address) as client:
         for turn in conversation.turns:
@@ -172,7 +172,8 @@ def _expected(conversation: Conversation, world: World) -> list[Answer]:
 def _converse(
     conversation: Conversation, answers: Sequence[Answer], world: World, tally: Tally, story: str
 ) -> None:
-    """answers: undisturbed ones. story: which conversation of which round, for what goes wrong."""
+    """Run one conversation. answers: undisturbed ones. story: the round and conversation, for
+    reports of troubles."""
     history = conversation.prefix
     for number, (turn, answer) in enumerate(zip(conversation.turns, answers, strict=True)):
         prompt = (*history, *turn.tokens)
@@ -204,7 +205,8 @@ def _count(tally: Tally, usage: Usage) -> None:
 
 
 def _broken(answer: tuple[int, ...], chance: random.Random) -> list[int]:
-    """What the answer might be thought to be: about one token in six is another, new or missing."""
+    """Return a plausible prediction of the answer: about one token in six is changed, new or
+    missing."""
     found: list[int] = []
     for token in answer:
         found += chance.choices([[token], [token ^ 1], [], [token, 1]], (15, 1, 1, 1))[0]
@@ -214,7 +216,7 @@ def _broken(answer: tuple[int, ...], chance: random.Random) -> list[int]:
 def _ask(
     world: World, salt: bytes, prompt: tuple[int, ...], turn: Turn, prediction: Sequence[int]
 ) -> tuple[list[int], Usage | Exception]:
-    """The tokens that came, and how the turn ended for its client."""
+    """Run one turn. Returns the received tokens, and the turn's end as seen by its client."""
     found: list[int] = []
     with Client(world.decode.address) as client:
         stream = client.generate(

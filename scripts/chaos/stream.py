@@ -1,4 +1,5 @@
-"""A stream of new requests while links are cut, half-open and silent: each is answered, and right.
+"""A stream of new requests while links are cut, half-open and silent: each must get the right
+answer.
 
 Thread rule: the event loop asks, one thread disturbs. Invariants: equal seeds give equal plans;
 every request is counted once, as answered or as a trouble.
@@ -33,12 +34,12 @@ OUTCOMES = HANDED_OVER, PULLED, LOST, HERE = (
 _CONVERSATIONS = 6
 _NEW_TOKENS = 4
 _ANSWER_SECONDS = 60.0
-"""A request that has no end by then is one that is never answered."""
+"""Time limit of a request; without an end by then it counts as unanswered."""
 _REST_SECONDS = 20.0
 _TOLD_EVERY = 500
 _LOOK_SECONDS = 0.02
 _LASTS = (0.05, 0.4, 1.2, 1.6)
-"""Some are shorter than what counts as silence, so that a link is only nearly lost."""
+"""Durations of link loss. Some are shorter than the heartbeat timeout, so the link survives."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class StreamSettings:
 
 @dataclass(frozen=True)
 class Ask:
-    """conversation: which of them, under a salt that no other request has. returns: whether its
-    client asks a second turn too, which a prefill node fetches the first answer for."""
+    """One request. conversation: index, under a salt no other request has. returns: its client also
+    asks a second turn; a prefill node fetches the first answer for it."""
 
     number: int
     conversation: int
@@ -73,7 +74,8 @@ def asks(seed: int | None, count: int) -> Iterator[Ask]:
 def disturbances(settings: StreamSettings) -> Iterator[tuple[int, Disturbance]]:
     """Yield, without end, a count of prompts and the disturbance after them.
 
-    Prompts are counted, not seconds: a slow host breaks and hands over as much as a fast one.
+    Prompts are counted instead of seconds, so a slow host breaks and transfers as much as a fast
+    one.
     """
     rng = random.Random(f"{settings.seed}/disturbances")
     shares = dict.fromkeys(faults.chosen(settings.fault, FAULTS), 1)
@@ -82,7 +84,7 @@ def disturbances(settings: StreamSettings) -> Iterator[tuple[int, Disturbance]]:
 
 
 def _conversations(oracle: Client) -> list[tuple[Question, Question]]:
-    """Of two turns each, no token of which is a near tie."""
+    """Return conversations of two turns each, without near ties."""
     found: list[tuple[Question, Question]] = []
     for seed in range(20 * _CONVERSATIONS):
         rng = random.Random(f"{seed}/prompts")
@@ -103,7 +105,8 @@ def _question(oracle: Client, prompt: tuple[int, ...]) -> Question | None:
 
 
 def stream(settings: StreamSettings, say: Callable[[str], None]) -> Tally:
-    """Ask all of them while links are lost, then look that nothing is held. Raises UnknownFault."""
+    """Send all requests while links are lost, then check that nothing is held. Raises
+    UnknownFault."""
     tally = Tally()
     shared = (*flags(arena_mib=128), "--pull-tokens", "1")
     decode = (*shared, "--local-prefill-tokens", "8", "--http-bind", "127.0.0.1:0")

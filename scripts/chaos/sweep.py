@@ -1,4 +1,4 @@
-"""SIGKILL at every place and every window of a hand-over, on both sides, with real daemons.
+"""SIGKILL at every place and every layer chunk of a transfer, on both sides, with real daemons.
 
 The tokens must be right, the other side at rest, and the death noticed in a second. Thread rule:
 one thread. Invariant: a Death is kept only if every token was right and the survivor holds nothing.
@@ -38,14 +38,15 @@ class SweepSettings:
 
 @dataclass(frozen=True)
 class Point:
-    """window: the sequence number at which it dies; None where the place is not one of windows."""
+    """A point of death. window: the sequence number of the layer chunk; None if the place is not
+    tied to chunks."""
 
     place: Place
     window: int | None
 
     @property
     def sends(self) -> bool:
-        """Whether it is the sender that dies."""
+        """Return True if the sender dies."""
         return self.place.value.startswith("sender.")
 
     def __str__(self) -> str:
@@ -54,8 +55,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Death:
-    """noticed: seconds from the death until the survivor knew. rested: until it held nothing.
-    fell_back: whether the answer was prefilled anew."""
+    """One death. noticed: seconds until the survivor noticed. rested: seconds until it held
+    nothing. fell_back: the answer was prefilled again."""
 
     point: Point
     noticed: float
@@ -70,7 +71,8 @@ class Death:
 
 
 def every_point(windows: int) -> tuple[Point, ...]:
-    """Each place of a hand-over in so many windows, those of windows once for each."""
+    """Return each place of a transfer with `windows` layer chunks. Places tied to chunks appear
+    once for each chunk."""
     return tuple(
         Point(place, window)
         for place in Place
@@ -79,7 +81,7 @@ def every_point(windows: int) -> tuple[Point, ...]:
 
 
 def sample(points: tuple[Point, ...], seed: int | None, more: int) -> tuple[Point, ...]:
-    """One point of each phase of each side, and `more` of the rest, drawn from the seed."""
+    """Return one point of each phase of each side, and `more` of the rest, chosen by the seed."""
     rng = random.Random(seed)
     phases: dict[str, list[Point]] = {}
     for point in points:
@@ -90,7 +92,7 @@ def sample(points: tuple[Point, ...], seed: int | None, more: int) -> tuple[Poin
 
 
 def _phase(place: Place) -> str:
-    """As sender.ready, whether before or after it."""
+    """Return the phase, for example sender.ready, without before or after."""
     side, _, moment = place.value.partition(".")
     return f"{side}.{moment.partition('_')[2]}"
 
@@ -103,7 +105,7 @@ def run(settings: SweepSettings, say: Callable[[str], None]) -> Tally:
 
 
 def sweep(settings: SweepSettings, tally: Tally) -> list[Death]:
-    """Every point after the other. Raises ValueError where no place is meant."""
+    """Test every point in turn. Raises ValueError if the settings select no place."""
     deaths = []
     (question,) = questions((_PROMPT_TOKENS,))
     # A few tokens: the answer is not what dies here, and the death after Done comes at its start.
@@ -136,7 +138,7 @@ def _points(settings: SweepSettings, windows: int) -> tuple[Point, ...]:
 
 
 def _windows_of(nodes: Victims, question: Question) -> int:
-    """Windows of an undisturbed hand-over."""
+    """Return the number of layer chunks of an undisturbed transfer."""
     for salt in (b"undisturbed", b"on a slow host", b"on a very slow host"):
         before = nodes.other.landed()
         answer = _ask(nodes.other, question, salt).result()
@@ -149,8 +151,8 @@ def _windows_of(nodes: Victims, question: Question) -> int:
 def _sender_dies(
     nodes: Victims, question: Question, point: Point, salt: bytes, seconds: float
 ) -> Death:
-    """salt: of no request before. seconds: in which it must be noticed. Raises AssertionError where
-    something is not as promised."""
+    """Let the sender die at the point. salt: not used by an earlier request. seconds: time limit to
+    notice the death. Raises AssertionError if a promise is broken."""
     victim, survivor = nodes.mortal_sender, nodes.receiver
     victim.reborn(str(point))
     nodes.met(survivor)
@@ -168,7 +170,7 @@ def _sender_dies(
 def _receiver_dies(
     nodes: Victims, question: Question, point: Point, salt: bytes, seconds: float
 ) -> Death:
-    """As _sender_dies."""
+    """Let the receiver die at the point. Arguments and errors are those of _sender_dies."""
     victim, survivor = nodes.mortal_receiver, nodes.sender
     victim.reborn(str(point))
     nodes.met(victim)
@@ -187,7 +189,7 @@ def _receiver_dies(
 
 
 def _nothing_wrong(stream: AnswerStream, question: Question) -> None:
-    """The tokens before the death are right, and the client gets an error."""
+    """Check that the tokens before the death are right, and the client gets an error."""
     tokens: list[int] = []
     try:
         for piece in stream:

@@ -1,7 +1,7 @@
-"""Turns of conversations without a model: the cache, the tier and its copies, and memory in which
-every page and state says which tokens it is of.
+"""Turns of conversations without a model: the cache, the tier and its copies, and marked memory.
+Every page and state in memory names its own tokens.
 
-Whatever a turn starts from is compared, word for word, with what its own tokens say.
+The data a turn starts from is compared, word for word, with the marks of its own tokens.
 """
 
 import threading
@@ -40,15 +40,16 @@ LAYOUT = CacheLayout(
 )
 Tokens = NDArray[np.int32]
 _ABORTED, _LATE = 150, 400
-"""One load of so many."""
+"""Intervals: one load of so many is aborted, or late."""
 _MOST_AT_ONCE = 4
 _MOST_UNWRITTEN = 16
-"""Writes that wait: turns that outrun the thread of copies would find nothing below."""
+"""Most waiting writes. If turns outran the copy thread, they would find nothing below."""
 _SAID = 10_000
 
 
 class RandomFaults:
-    """Faults of copies, drawn from a seed: one piece of so many goes wrong. Thread rule: any."""
+    """Random faults of copies, determined by a seed: one piece of so many goes wrong. Thread rule:
+    any."""
 
     def __init__(self, seed: int, one_of: int) -> None:
         self._random = np.random.default_rng(seed)
@@ -76,7 +77,7 @@ class Turns:
     def __init__(
         self, seed: int, slabs: int = 40, host_slabs: int = 300, disk: FaultyDisk | None = None
     ) -> None:
-        """disk: below host memory."""
+        """Set up the tiers. disk: below host memory."""
         self.arena = Arena(LAYOUT, slabs)
         self.host = Arena(LAYOUT, host_slabs, key=ArenaKey(Place.HOST))
         prices = TierPrices(1.0, 0.1, 0.1, 1e-6)
@@ -139,7 +140,7 @@ class Turns:
         self.ask(tokens)
 
     def finish(self) -> None:
-        """Until nothing is under way."""
+        """Run until nothing is in progress."""
         while self.tier.is_busy or self._landed:
             self.tier.advance()
             while self._landed:
@@ -148,7 +149,7 @@ class Turns:
         self.cache.check_integrity()
 
     def ask(self, tokens: Tokens) -> None:
-        """A turn of these; its load goes on."""
+        """Start a turn of these tokens; its load continues afterwards."""
         allocation = self.cache.allocate_or_load(
             tokens,
             capacity_tokens=len(tokens),
@@ -185,7 +186,7 @@ class Turns:
             self.cache.release(allocation)
 
     def _compute(self, allocation: Allocation, tokens: Tokens) -> None:
-        """Check what it starts from; then the rest is as if computed."""
+        """Check the data a turn starts from, then fill the rest as if computed."""
         cached, pages = allocation.cached_tokens, allocation.pages.tolist()
         slots = allocation.working_slots
         ends = list(range(PAGE_TOKENS, cached + 1, PAGE_TOKENS))
@@ -206,7 +207,7 @@ class Turns:
         self.cache.release(allocation)
 
     def _blocks_of(self, pages: list[int]) -> NDArray[np.int64]:
-        """[pages, regions]."""
+        """Return the blocks of pages, [pages, regions]."""
         regions = np.arange(len(LAYOUT.regions)) * LAYOUT.pages_per_slab
         return np.array(pages, np.int64)[:, None] + regions
 
@@ -223,13 +224,13 @@ class Turns:
 
 
 def _sign(tokens: Tokens, end: int) -> int:
-    """Of the tokens before `end`."""
+    """Return the mark of the tokens before `end`."""
     # The same in every process.
     return xxhash.xxh3_64_intdigest(tokens[:end].tobytes()) >> 1
 
 
 def _signs(tokens: Tokens, ends: list[int]) -> NDArray[np.int64]:
-    """Of each page, which says all that its tokens and those before it are."""
+    """Return the mark of each page, covering its own tokens and all before them."""
     return np.array([_sign(tokens, end) for end in ends], np.int64)
 
 

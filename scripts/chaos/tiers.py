@@ -1,4 +1,4 @@
-"""Random loads from host memory, with and without a model, while copies fail, and a kill after
+"""Random loads from host memory, with and without a model, while copies fail. Then a kill, after
 which the next node starts over the disk's folder."""
 
 import logging
@@ -93,9 +93,9 @@ def _forwards(seed: int, loads: int, tally: Tally) -> None:
 
 
 def _kill(conversations: int, tally: Tally, say: Callable[[str], None]) -> None:
-    """A process answers conversations and is killed (SIGKILL) when all are on the disk; the next
-    one starts over the same folder. A trouble: under 95% of what need not be computed before need
-    not be then, beyond 30 s, or a token differs from that of a node without a cache."""
+    """Kill a process (SIGKILL) after all its conversations are on the disk, and start the next one
+    over the same folder. A trouble: under 95% of the tokens cached before are cached then, or the
+    restart takes 30 s. Another trouble: a token differs from that of a node without a cache."""
     firsts = [prompt(80 + 7 * seed, seed) for seed in range(conversations)]
     nexts = [first + prompt(30, seed=1000) for first in firsts]
     with tempfile.TemporaryDirectory() as name:
@@ -140,7 +140,7 @@ def _node(folder: Path) -> TieredEngine:
 
 
 def _begun(node: TieredEngine, turns: list[list[int]]) -> int:
-    """Tokens of these that stand somewhere."""
+    """Return the number of these tokens stored in any tier."""
     found = 0
     for turn in turns:
         match = node.lone.engine._cache.match(submit("x", turn, 1).prompt)

@@ -1,7 +1,7 @@
 """Random lives of the cache's tree against the oracle of its tests, every invariant at every step.
 
-Owns the clock and the count; the lives and what must hold in them are the test's (TreeMachine).
-Each round is one seed, printed before it starts: `--seed N` begins with the round that failed.
+Owns the clock and the count. The lives and their checks are the test's (TreeMachine). Each round is
+one seed, printed before it starts: `--seed N` begins with the failed round.
 """
 
 import time
@@ -26,11 +26,12 @@ class TreeSettings:
 
 
 def run(asked: TreeSettings, say: Callable[[str], None]) -> Tally:
-    """Raises the error of a life that broke an invariant; hypothesis has printed that life."""
+    """Run rounds until the time is up. Raises the error of a life that broke an invariant;
+    hypothesis has printed that life."""
     tally = Tally()
 
     class Counted(TreeMachine):
-        """Counts; adds no rule."""
+        """A counting machine; it adds no rule."""
 
         def __init__(self) -> None:
             super().__init__()

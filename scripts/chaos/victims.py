@@ -1,6 +1,6 @@
-"""The daemons of a sweep: victims die at their armed point, the others must go on.
+"""The daemons of a sweep: victims die at their armed point, the others must continue.
 
-Owns processes. Victims are forked, for each point needs a new life. Thread rule: one thread.
+Owns processes. Victims are forked, because each point needs a new life. Thread rule: one thread.
 """
 
 import os
@@ -20,7 +20,7 @@ CHUNK = 64
 
 
 class Victim(Node):
-    """A daemon that begins each life armed. Its address stays."""
+    """A daemon armed at the start of each life. Its address stays."""
 
     def __init__(self, command: str, *flags: str) -> None:
         self.armed = ""
@@ -31,7 +31,8 @@ class Victim(Node):
         return ForkedDaemon(command, flags, bind, {VARIABLE: self.armed})
 
     def reborn(self, armed: str) -> None:
-        """A new life that dies at `armed`, a point; the one before ends here if it has not."""
+        """Start a new life that dies at `armed`, a point. The previous life ends here if it has
+        not."""
         if self._dead:
             self._ended()
         else:
@@ -47,8 +48,8 @@ class Victim(Node):
         return 0
 
     def dies(self) -> float:
-        """Wait for its death by itself; when that was, on the monotonic clock. Its client lives
-        on, and may read its messages."""
+        """Wait for its death by itself, and return the time on the monotonic clock. Its client
+        lives on, and may read its messages."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -75,8 +76,8 @@ def decode_flags(prefill: Node) -> list[str]:
 
 
 class Victims(Daemons):
-    """Two pairs: a sender that dies beside `receiver`, and a receiver that dies beside `sender`,
-    which serves `other` too."""
+    """Two pairs: a dying sender beside `receiver`, and a dying receiver beside `sender`, also
+    serving `other`."""
 
     def __init__(self) -> None:
         prefill = [*victim_flags(), "--layers-per-window", "1"]
@@ -102,6 +103,6 @@ class Victims(Daemons):
 
 
 def state(decode: Node) -> int:
-    """What the decode node knows of its prefill node."""
+    """Return the prefill node's state, as known by the decode node."""
     (node,) = decode.stats().prefill_nodes
     return int(node.state)

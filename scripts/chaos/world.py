@@ -1,8 +1,8 @@
-"""The daemons that a workload asks: a disturbed pair, and an undisturbed fused oracle.
+"""The daemons of a workload: a disturbed pair, and an undisturbed fused oracle.
 
-Owns the oracle, the proxy between the two nodes where their link may be lost, and storms of aborts.
-Thread rule: one thread disturbs and mends; any may read. Invariant: what disturb() broke it has
-mended when it returns; after mend() both nodes run, unfrozen, connected over a whole link.
+Owns the oracle, the proxy between the two nodes if their link may be lost, and storms of aborts.
+Thread rule: one thread disturbs and mends; any may read. Invariants: disturb() has repaired its
+fault when it returns. After mend() both nodes run, not frozen, connected over a working link.
 """
 
 import os
@@ -37,17 +37,17 @@ class World(Pair):
         patience: float = 1.0,
         storm_clients: int = 0,
     ) -> None:
-        """prefill, decode, oracle: flags of the nodes; there is no oracle without them. faults:
-        that disturb() may be asked for; any is nodes' own, and the link's need a proxy. patience:
-        factor on what is waited for. storm_clients: how many ask and leave at once in an abort
-        storm."""
+        """Start the daemons. prefill, decode, oracle: flags of the nodes; without oracle flags
+        there is no oracle. faults: those disturb() may inject. Node faults are always possible;
+        link faults need a proxy, started if one is named. patience: factor on timeouts.
+        storm_clients: number that ask and leave at once in an abort storm."""
         self.patience = patience
         self._proxy: TcpProxy | None = None
         self._has_proxy = any(fault.is_of_link for fault in faults)
         self._storm_clients = storm_clients
         self._storms = 0
         self.decode_deaths = 0
-        """How often the decode node was about to end so far."""
+        """Number of times so far the decode node was about to end."""
         self._decode_stands = threading.Event()
         self._decode_stands.set()
         self._oracles = [Node("serve", *oracle).wait_ready()] if oracle else []
@@ -61,11 +61,11 @@ class World(Pair):
 
     @property
     def oracle(self) -> Node:
-        """REQUIRES: there is one."""
+        """Return the oracle. REQUIRES: there is one."""
         return self._oracles[0]
 
     def disturb(self, fault: Fault, seconds: float = 0.0) -> None:
-        """Inject it, and undo it after so long; a stop takes as long as its drain does."""
+        """Inject a fault, and undo it after `seconds`. A stop takes as long as its drain."""
         undo = self._inject(fault)
         try:
             time.sleep(0.0 if fault in (Fault.STOP_PREFILL, Fault.STOP_DECODE) else seconds)
@@ -128,7 +128,8 @@ class World(Pair):
         return leave
 
     def wait_for_decode(self, seconds: float) -> int:
-        """Until the decode node takes calls, or `seconds`; its deaths before that moment."""
+        """Wait until the decode node takes calls, or for `seconds`. Returns its deaths before that
+        moment."""
         deadline = time.monotonic() + seconds
         while True:
             # Read in this order: a death that this count misses is one of the caller's own time.
@@ -145,7 +146,8 @@ class World(Pair):
         self.meet()
 
     def lost_by_cause(self) -> dict[str, int]:
-        """Hand-overs, as the decode node counts them. REQUIRES: it has --http-bind."""
+        """Return the lost transfers by cause, from the decode node's counters. REQUIRES: it has
+        --http-bind."""
         with urllib.request.urlopen(f"http://{self.decode.http_address}/metrics") as reply:
             counts = _LOST.findall(reply.read().decode())
         return {cause: int(float(count)) for cause, count in counts if float(count)}
@@ -164,7 +166,7 @@ class World(Pair):
 
 
 def undisturbed(client: Client, prompt: tuple[int, ...], salt: bytes, new_tokens: int) -> Answer:
-    """What the oracle answers."""
+    """Return the oracle's answer."""
     asked = Prompt(token_ids=prompt)
     return client.generate(
         asked, max_new_tokens=new_tokens, ignore_eos=True, cache_salt=salt

@@ -1,7 +1,7 @@
 """`python -m scripts.clients [CLIENT ...]`: installs each client, runs it against nodes of this
-machine, prints what of it works.
+machine, prints its working features.
 
-Exit status 0 only where every cell of each table holds.
+Exit status 0 only if every cell of each table holds.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Clients that agents are written with: what of each works, a row a client and a column a feature.
+"""Clients for writing agents, and their working features: a row a client and a column a feature.
 
-Each is driven by a script of `agents/`, run by the client's own interpreter, which asks a model
-that calls what it is asked to call (tests/tool_caller), by a published chat template.
+Each is driven by a script of `agents/`, run by the client's own interpreter. It asks a model
+trained to make the requested calls (tests/tool_caller), by a published chat template.
 """
 
 import json
@@ -49,8 +49,8 @@ CLIENTS = (*_DRIVERS, *_PROGRAMS, "ai-sdk")
 
 @dataclass(frozen=True)
 class AgentRun:
-    """template: a published chat template's name. folder: the clients' to write in. records: the
-    document's table gets the rows."""
+    """One table. template: a published chat template's name. folder: where clients write. records:
+    write the rows into the document's table."""
 
     arrangement: str
     template: str
@@ -58,7 +58,7 @@ class AgentRun:
     records: bool
 
     def run(self, clients: Sequence[str]) -> bool:
-        """Prints a table, a row a client; whether every cell holds."""
+        """Print a table, a row a client. Returns True if every cell holds."""
         show(head(f"{self.arrangement}, {self.template}", *COLUMNS))
         good = True
         with _node(self.arrangement, self.template, self.folder) as address:
@@ -87,7 +87,7 @@ def _node(arrangement: str, template: str, folder: Path) -> Iterator[str]:
 
 
 def _row(client: str, address: str, folder: Path) -> tuple[str, bool]:
-    """A line of the table, and whether every cell of it holds."""
+    """Return a line of the table, and True if every cell of it holds."""
     done = subprocess.run(
         [*_command(client), f"http://{address}", MODEL, *_more(client)],
         cwd=folder,
@@ -129,9 +129,9 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "clients.md"
 
 
 def record(name: str, order: Sequence[str], rows: Mapping[str, str]) -> None:
-    """name: of the table. order: all clients, as their rows stand. rows: client to its line, with
-    the client and its version in the first cell. Raises ValueError where the document has no such
-    table."""
+    """Write rows into the document. name: of the table. order: all clients, in row order. rows:
+    client to its line, with the client and its version in the first cell. Raises ValueError if the
+    document has no such table."""
     text = DOCUMENT.read_text(encoding="utf-8")
     DOCUMENT.write_text(with_rows(text, name, order, rows), encoding="utf-8")
 

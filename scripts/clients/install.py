@@ -1,7 +1,7 @@
-"""`python -m scripts.clients.install CLIENT ...`: each foreign client into an environment of its
-own, since their dependencies contradict tasuki's and each other's.
+"""`python -m scripts.clients.install CLIENT ...`: each foreign client in a separate environment,
+because their dependencies contradict tasuki's and each other's.
 
-A client is pinned, so that a run can be repeated.
+A client is pinned, so a run can be repeated.
 """
 
 import argparse
@@ -19,11 +19,12 @@ ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "build" / "clients"
 _NEWER_PYTHONS = 3
 _TORCH = "torch==2.13.0"
-"""Named with those that want it, or an index may choose a build with CUDA."""
+"""Named together with packages that need it, because an index may otherwise choose a build with
+CUDA."""
 
 
 class MissingPython(RuntimeError):
-    """A client wants a newer Python than any on the path: it names both."""
+    """A client needs a newer Python than any on the path; the message names both."""
 
 
 PACKAGES = {
@@ -78,16 +79,17 @@ NODE_PACKAGES = {
         "zod@4.6.7",
     ),
 }
-"""By npm, each into a `node_modules` of its own."""
+"""Clients installed by npm, each into its own `node_modules`."""
 
 
 OLDEST_PYTHON = {"inference-perf": (3, 12)}
-"""Of those that our own interpreter is too old for."""
+"""Oldest Python of the clients that need a newer one than our own interpreter."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """needs: what its build wants to be installed before it. environment: of the build."""
+    """A client built from source. needs: packages installed before its build. environment: of the
+    build."""
 
     needs: tuple[str, ...]
     environment: Mapping[str, str]
@@ -102,14 +104,15 @@ BUILT = {
         {"VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": "0.33.0"},
     )
 }
-"""From their sources: vLLM's bench needs none of the kernels that its wheel has for GPUs."""
+"""Clients built from source. vLLM's bench needs none of the GPU kernels in its wheel."""
 
 BESIDE = frozenset({"docs", "goldens", "ray", "suites"})
-"""Those that run our own package: they see it and all it needs, and are held to our versions."""
+"""Clients that run our own package: they import it and its dependencies, at our versions."""
 
 
 def pins(client: str) -> str:
-    """The versions of what it is installed by; a package of another name has it before."""
+    """Return the versions of the client's packages. A package of another name is shown with its
+    name."""
     found = [
         re.fullmatch(r"(@?[^=@\[]+)(?:\[.*\])?(?:==|@)(.+)", package)
         for package in (*PACKAGES.get(client, ()), *NODE_PACKAGES.get(client, ()))
@@ -119,19 +122,20 @@ def pins(client: str) -> str:
 
 
 def interpreter(client: str) -> Path | None:
-    """The Python that has it; None where it is not installed."""
+    """Return the Python of the client's environment, or None if it is not installed."""
     folder = FOLDER / client
     return folder / "bin" / "python" if (folder / "installed").exists() else None
 
 
 def program(client: str, name: str) -> Path:
-    """A command that the client's packages bring. REQUIRES: it is installed."""
+    """Return the path of a command from the client's packages. REQUIRES: it is installed."""
     folder = "node_modules/.bin" if client in NODE_PACKAGES else "bin"
     return FOLDER / client / folder / name
 
 
 def install(client: str) -> None:
-    """Raises CalledProcessError with pip's or npm's own words on stderr, and MissingPython."""
+    """Install a client. Raises CalledProcessError with the error of pip or npm on stderr, and
+    MissingPython."""
     folder = FOLDER / client
     if (folder / "installed").exists():
         return
@@ -162,7 +166,7 @@ def _install_python(client: str, folder: Path) -> None:
 
 
 def _python(client: str) -> str:
-    """The interpreter for its environment. Raises MissingPython."""
+    """Return the interpreter for its environment. Raises MissingPython."""
     oldest = OLDEST_PYTHON.get(client, sys.version_info[:2])
     if sys.version_info[:2] >= oldest:
         return sys.executable

@@ -1,7 +1,7 @@
-"""Clients that put load on a pair, and what they counted beside what the server did.
+"""Clients putting load on a pair, and their counts beside the server's.
 
-A row holds where no request failed and the client's sum of cached tokens equals the server's count;
-of a client that keeps no count the server's is shown alone. Traffic stays on loopback.
+A row holds if no request failed and the client's sum of cached tokens equals the server's count. If
+a client keeps no count, only the server's is shown. Traffic stays on loopback.
 """
 
 import json
@@ -28,8 +28,8 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 @dataclass(frozen=True)
 class ClientCounts:
-    """cached_tokens: their sum over all answers; None where the client keeps no such count; 0
-    where it keeps none either, and its prompts share nothing."""
+    """The counts of a client. cached_tokens: sum over all answers; None: the client keeps no such
+    count. It is 0 if the client keeps none and its prompts share nothing."""
 
     requests: int
     failed: int
@@ -38,8 +38,8 @@ class ClientCounts:
 
 @dataclass(frozen=True)
 class Run:
-    """A client as its authors ship it. command: run in `folder`; read: its result, from its output
-    and its folder."""
+    """A client, unmodified. command: run in `folder`. read: extracts its result from its output and
+    its folder."""
 
     command: tuple[str, ...]
     read: Callable[[str, Path], ClientCounts]
@@ -47,8 +47,8 @@ class Run:
 
 
 def runs(url: str, tokenizer: Path, folder: Path) -> dict[str, Run]:
-    """url: of the HTTP server, without /v1; tokenizer: a folder in Hugging Face layout; folder:
-    theirs to write in."""
+    """Return the run of each client. url: of the HTTP server, without /v1. tokenizer: a folder in
+    Hugging Face layout. folder: where clients write."""
     hub = _hub(tokenizer, folder / "hub")
     return {
         "aiperf": Run(
@@ -140,9 +140,9 @@ def runs(url: str, tokenizer: Path, folder: Path) -> dict[str, Run]:
 
 
 def _inference_perf_settings(url: str, tokenizer: Path, folder: Path) -> Path:
-    """Write its settings, a file of YAML, which JSON is.
+    """Write its settings to a YAML file, in the form of JSON.
 
-    None of its own prompts of a chosen length are chats, so it gets a file of them.
+    Its own prompts of a chosen length are not chats, so it gets a file of chats.
     """
     chats, config = folder / "chats.json", folder / "config.yml"
     text = " ".join(
@@ -170,7 +170,8 @@ def _inference_perf_settings(url: str, tokenizer: Path, folder: Path) -> Path:
 
 
 def _hub(tokenizer: Path, home: Path) -> dict[str, str]:
-    """Some clients take names of a hub only: a cache that has the folder under one."""
+    """Build a cache containing the tokenizer folder under a hub name, because some clients accept
+    only hub names."""
     model = home / "hub" / f"models--{_HUB_NAME.replace('/', '--')}"
     snapshot = model / "snapshots" / "0"
     snapshot.mkdir(parents=True)
@@ -194,7 +195,8 @@ def _read_aiperf(output: str, folder: Path) -> ClientCounts:
 
 
 def _read_evalscope(output: str, folder: Path) -> ClientCounts:
-    """The summary has a rate; the timeline has the count, added up answer by answer."""
+    """Return the counts. The summary has a rate; the timeline has the count, accumulated answer by
+    answer."""
     (summary,) = (folder / "evalscope").rglob("benchmark_summary.json")
     counts = json.loads(summary.read_text(encoding="utf-8"))
     timeline = summary.with_name("workload_timeline.json")
@@ -251,7 +253,7 @@ def usable_tokens(address: str) -> int:
 
 
 def _ran(client: str, address: str, folder: Path) -> bool:
-    """Runs it and prints its line of a Markdown table."""
+    """Run a client and print its line of a Markdown table."""
     run = runs(f"http://{address}", embedded_model(), folder)[client]
     before, begun = usable_tokens(address), time.monotonic()
     done = subprocess.run(
@@ -276,7 +278,8 @@ def _ran(client: str, address: str, folder: Path) -> bool:
 
 
 def run_load(clients: Sequence[str], folder: Path) -> bool:
-    """Prints a table, a row a client; whether every row holds. folder: theirs to write in."""
+    """Print a table, a row a client. Returns True if every row holds. folder: where clients
+    write."""
     common = flags(arena_mib=256)
     http = ("--http-bind", "127.0.0.1:0", "--served-model-name", "embedded")
     columns = ("requests", "failed", "cached, its sum", "cached, the server's", "took")

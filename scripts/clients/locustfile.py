@@ -1,6 +1,6 @@
-"""Users for locust: chats of several turns, whose answers must report cached tokens.
+"""Users for locust: chats of several turns; the answers must report cached tokens.
 
-Prints one line of JSON at the end: turns, failures, and the cached tokens that answers reported.
+Prints one line of JSON at the end: turns, failures, and the cached tokens reported by answers.
 """
 
 import json

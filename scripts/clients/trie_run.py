@@ -1,8 +1,8 @@
-"""Runs tokenspeed-trie, unmodified, and prints what it counted as JSON.
+"""Runs tokenspeed-trie, unmodified, and prints its counts as JSON.
 
-`python trie_run.py ENDPOINT MODEL TOKENIZER_FOLDER WORKLOAD_JSONL SECONDS`, by the interpreter that
-trie is installed for. One conversation at a time: then trie cuts none in the middle, and what it
-counted is all that it asked.
+`python trie_run.py ENDPOINT MODEL TOKENIZER_FOLDER WORKLOAD_JSONL SECONDS`, by the interpreter of
+trie's environment. One conversation at a time: then trie cuts none in the middle, and its counts
+cover all its requests.
 """
 
 import json

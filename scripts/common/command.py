@@ -1,4 +1,4 @@
-"""What the commands of this folder share: settings with a drawn seed, lines that show at once,
+"""The shared parts of this folder's commands: settings with a random seed, unbuffered lines,
 Markdown rows, a verdict."""
 
 import random
@@ -18,12 +18,12 @@ def seed_option() -> Any:
 
 
 def drawn_seed() -> int:
-    """A seed that nobody chose."""
+    """Return a random seed."""
     return random.SystemRandom().randrange(2**32)
 
 
 def settings_of(module: str, about: str, kind: type[Settings], argv: Sequence[str]) -> Settings:
-    """From flags; a `seed` that they do not give is drawn."""
+    """Read settings from flags; without a `seed` flag the seed is random."""
     settings = parse_config(f"python -m {module}", about, argv, kind)
     return replace(settings, seed=drawn_seed()) if settings.seed is None else settings
 
@@ -33,18 +33,18 @@ def show(line: str) -> None:
 
 
 def row(*cells: object) -> str:
-    """A line of a Markdown table."""
+    """Return a line of a Markdown table."""
     flat = (str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells)
     return f"| {' | '.join(flat)} |"
 
 
 def head(*columns: str) -> str:
-    """The first two lines of a Markdown table."""
+    """Return the first two lines of a Markdown table."""
     return f"{row(*columns)}\n{row(*['---'] * len(columns))}"
 
 
 def concluded(name: str, seed: int, tally: Tally) -> int:
-    """Shows the troubles and the verdict; the exit status."""
+    """Show the troubles and the verdict, and return the exit status."""
     for trouble in tally.troubles:
         print(trouble)
     show(f"{name}: {'PASSED' if tally.good else 'FAILED'}, seed {seed}: {tally}")

@@ -1,7 +1,7 @@
-"""The daemons that a script is about.
+"""The daemons of a script.
 
-Owns their processes. Invariant: each node of a pair keeps its address over its lives, so that
-clients and the other node find it again.
+Owns their processes. Invariant: each node of a pair keeps its address over its lives, so clients
+and the other node find it again.
 """
 
 import subprocess
@@ -15,20 +15,21 @@ from tests.harness.waiting import HANG_SECONDS, until
 
 
 class Daemons:
-    """`with` it: at the end every node stops, and where nothing was raised it must stop well."""
+    """Daemons for a `with` block: at the end every node stops. If nothing was raised it must stop
+    well."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """In the order in which they are to stop."""
+        """Return the nodes in the order of stopping them."""
         raise NotImplementedError
 
     def assert_at_rest(self, seconds: float = HANG_SECONDS) -> None:
-        """Nothing is held on any node."""
+        """Check that nothing is held on any node."""
         for node in self.nodes:
             node.assert_at_rest(seconds)
 
     def close(self) -> list[int]:
-        """Exit statuses."""
+        """Stop all nodes and return their exit statuses."""
         return [node.stop() for node in self.nodes]
 
     def __enter__(self) -> Self:
@@ -45,7 +46,7 @@ class Pair(Daemons):
     def __init__(
         self, prefill: Sequence[str], decode: Sequence[str], meet_seconds: float = HANG_SECONDS
     ) -> None:
-        """prefill, decode: their flags. Returns once the two have met."""
+        """Start the pair, and return once the two are connected. prefill, decode: their flags."""
         self._meet_seconds = meet_seconds
         self.prefill = Node("prefill", *prefill, bind=kept_address()).wait_ready()
         target = ("--prefill", self._link(self.prefill.address))
@@ -57,11 +58,11 @@ class Pair(Daemons):
         return self.decode, self.prefill
 
     def _link(self, address: str) -> str:
-        """Where the decode node is to look for the prefill node at `address`."""
+        """Return the address the decode node dials for the prefill node at `address`."""
         return address
 
     def meet(self) -> None:
-        """Wait until the two nodes have met."""
+        """Wait until the two nodes are connected."""
         story = "decode and prefill do not find each other"
         until(lambda: has_met(self.decode), story, self._meet_seconds)
 
@@ -78,8 +79,8 @@ class ModuleDaemon(Daemon):
         *,
         between: Sequence[str] = (),
     ) -> None:
-        """program: a module and what it takes before the command. between: what it takes between
-        the command and its flags."""
+        """Start a module. program: a module and its arguments before the command. between: its
+        arguments between the command and its flags."""
         self._program = program
         self._between = between
         super().__init__(command, flags, bind)

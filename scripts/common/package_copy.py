@@ -1,8 +1,8 @@
-"""A copy of the checkout that imports as the package, beside the editable install.
+"""A copy of the checkout, importable as the package, beside the editable install.
 
-Owns a folder and what runs in it. The copy stands on PYTHONPATH, before the editable install, whose
-finder is hidden by an empty module of its name. The checkout is only read. Thread rule: one thread
-a copy. Invariant: what it starts has a deadline, and ends with all that it started.
+Owns a folder and the processes in it. The copy is on PYTHONPATH before the editable install. An
+empty module of the finder's name hides the install's finder. The checkout is only read. Thread
+rule: one thread a copy. Invariant: its processes have a deadline, and end with all their children.
 """
 
 import os
@@ -17,13 +17,13 @@ from pathlib import Path
 import pybind11
 
 CPP_TESTS = "cpp_cache_tests"
-"""The doctest program."""
+"""Name of the doctest program."""
 _MADE = {"__pycache__", ".hypothesis"}
-"""Folders of what Python and tests keep."""
+"""Folders of caches made by Python and tests."""
 
 
 def tracked(root: Path) -> list[Path]:
-    """What git knows or would add, relative to the root."""
+    """Return the files git knows or would add, relative to the root."""
     command = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
     done = subprocess.run(command, cwd=root, check=True, stdout=subprocess.PIPE, text=True)
     paths = [Path(name) for name in done.stdout.split("\0") if name]
@@ -32,16 +32,16 @@ def tracked(root: Path) -> list[Path]:
 
 class PackageCopy:
     def __init__(self, root: Path, folder: Path) -> None:
-        """root: the checkout. folder: what differs there is written anew, so that what was built in
-        it is built again where it must be."""
+        """Copy the checkout. root: the checkout. folder: only files that differ there are
+        rewritten, so builds in it redo only the necessary parts."""
         self._tree = folder / "tree"
         self.place = self._tree / "tasuki"
         """The copy of the checkout."""
         self.cpp_build = folder / "cpp"
         self.log = folder / "last.log"
-        """What the last command said."""
+        """Output of the last command."""
         self.changed = self._take(root)
-        """What was written anew, relative to the checkout."""
+        """Files rewritten, relative to the checkout."""
         site = Path(sysconfig.get_paths()["purelib"])
         for finder in site.glob("_editable_*tasuki*.py"):
             (self._tree / finder.name).touch()
@@ -66,7 +66,7 @@ class PackageCopy:
 
     @property
     def environment(self) -> dict[str, str]:
-        """In which the copy is the package."""
+        """Return the environment in which the copy is the package."""
         beside = str(Path(sys.executable).parent)
         return {
             **os.environ,
@@ -77,7 +77,7 @@ class PackageCopy:
         }
 
     def load_installed(self) -> None:
-        """The extension is the checkout's again."""
+        """Use the checkout's extension again."""
         self._load(self._installed)
 
     def _load(self, extension: Path) -> None:
@@ -87,7 +87,8 @@ class PackageCopy:
         here.with_suffix(".new").replace(here)
 
     def configure(self, *definitions: str) -> bool:
-        """The C++ part's build, and whether that was possible. definitions: for cmake."""
+        """Configure the build of the C++ part. Returns True if that was possible. definitions: for
+        cmake."""
         return not self.run(
             (
                 *("cmake", "-G", "Ninja", "-S", str(self.place / "cpp_cache")),
@@ -104,11 +105,12 @@ class PackageCopy:
         )
 
     def build_tests(self) -> bool:
-        """The tests in C++; whether they compile."""
+        """Build the C++ tests. Returns True if they compile."""
         return self._built(CPP_TESTS)
 
     def build(self) -> bool:
-        """The extension, which the copy then loads, and the tests in C++; whether it compiles."""
+        """Build the extension and the C++ tests. Returns True if they compile; then the copy loads
+        the extension."""
         if not self._built("_cpp_cache", CPP_TESTS):
             return False
         self._load(self.cpp_build / self._name)
@@ -121,7 +123,8 @@ class PackageCopy:
     def run(
         self, command: Sequence[str], seconds: float, more: Mapping[str, str] | None = None
     ) -> int | None:
-        """The exit status; None where it did not end in time. more: of its environment."""
+        """Run a command. Returns the exit status, or None if it did not end in time. more:
+        additions to its environment."""
         with self.log.open("wb") as log:
             process = subprocess.Popen(
                 command,

@@ -1,8 +1,7 @@
-"""Asks a node's /health again and again, and watches its memory.
+"""A prober of a node's /health, also watching its memory.
 
-Owns a thread. Invariant: how long a node was silent is measured in processor time of its event
-loop's thread, so that a busy machine is no finding; only a silence beyond all reason counts by the
-clock.
+Owns a thread. Invariant: a node's silence is measured in processor time of its event loop's thread,
+so a busy machine is no finding. Only an extreme silence counts by the clock.
 """
 
 import http.client
@@ -17,12 +16,12 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def loop_seconds(pid: int) -> float:
-    """Processor time of the process's first thread so far; 0 where it is gone."""
+    """Return the processor time of the process's first thread so far; 0 if it is gone."""
     return _processor_seconds(Path(f"/proc/{pid}/task/{pid}/stat"))
 
 
 def resident(pid: int) -> int:
-    """Bytes; 0 where the process is gone."""
+    """Return the resident bytes; 0 if the process is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
     except OSError:
@@ -30,7 +29,7 @@ def resident(pid: int) -> int:
 
 
 def tree(pid: int) -> list[int]:
-    """The process and all below it."""
+    """Return the process and all its descendants."""
     found = [pid]
     for parent in found:
         for listed in Path(f"/proc/{parent}/task").glob("*/children"):
@@ -42,7 +41,7 @@ def tree(pid: int) -> list[int]:
 
 
 def tree_seconds(pid: int) -> float:
-    """Processor time of a process and of all below it that live."""
+    """Return the processor time of a process and its living descendants."""
     return sum(_processor_seconds(Path(f"/proc/{each}/stat")) for each in tree(pid))
 
 
@@ -55,11 +54,12 @@ def _processor_seconds(stat: Path) -> float:
 
 
 class Probe:
-    """Between start() and stop(). pid: the daemon's, whose first thread runs its event loop."""
+    """A probe, active between start() and stop(). pid: the daemon's; its first thread runs its
+    event loop."""
 
     def __init__(self, address: str, pid: int, patience: float, interval: float = 0.1) -> None:
-        """patience: seconds of the clock after which a silence is a finding by itself. interval:
-        seconds between two probes."""
+        """Set up a probe. patience: timeout in seconds of the clock; a longer silence is always a
+        finding. interval: seconds between two probes."""
         self._interval = interval
         self._address = address
         self._pid = pid
@@ -69,11 +69,11 @@ class Probe:
         self.answers = 0
         self.refused = 0
         self.worst_busy = 0.0
-        """The most processor time that the loop took while one probe waited, seconds."""
+        """Longest processor time of the loop while one probe waited, seconds."""
         self.waits: list[float] = []
-        """How long each probe waited, seconds of the clock."""
+        """Waiting time of each probe, seconds of the clock."""
         self.most_memory = 0
-        """Resident bytes."""
+        """Largest resident bytes."""
 
     def start(self) -> None:
         self._thread.start()

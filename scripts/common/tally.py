@@ -1,7 +1,6 @@
-"""The counts of a run so far, and what must not be.
+"""The counts of a run so far, and its forbidden results.
 
-Owns counts. Thread rule: any thread, one lock. Invariant: once there was a trouble, never again
-good.
+Owns counts. Thread rule: any thread, one lock. Invariant: after a trouble it is never good again.
 """
 
 import threading
@@ -14,7 +13,7 @@ _MIB = 2**20
 
 
 class MemoryTrail:
-    """Samples of one process's resident bytes in even steps, and whether they stay flat."""
+    """Samples of one process's resident bytes at even intervals, and a test of their growth."""
 
     def __init__(self) -> None:
         self._samples: list[int] = []
@@ -27,10 +26,10 @@ class MemoryTrail:
 
     @property
     def growth(self) -> int:
-        """Bytes from the third fifth of the trail to its last, each by its lowest sample: what a
-        forward holds while it runs comes and goes, what leaks stays. What comes before is warm-up,
-        in which the arena's pages are touched for the first time and the logs of ended requests
-        fill. 0 before there are enough samples."""
+        """Return the growth in bytes from the third fifth of the trail to its last fifth, each by
+        its lowest sample. The lowest sample excludes memory of running forwards, and keeps leaks.
+        Earlier samples are warm-up: the arena's pages are touched for the first time, and the logs
+        of ended requests fill. Returns 0 before there are enough samples."""
         fifth = len(self._samples) // 5
         if not fifth:
             return 0
@@ -38,7 +37,7 @@ class MemoryTrail:
         return min(last) - min(middle)
 
     def is_flat(self, share: float = 0.03) -> bool:
-        """Whether the growth is at most that share of what the process holds."""
+        """Return True if the growth is at most that share of the process's memory."""
         return not self._samples or self.growth <= share * self._samples[-1]
 
     def __str__(self) -> str:
@@ -52,13 +51,13 @@ class Tally:
         self._counts: Counter[str] = Counter()
         self._seconds: defaultdict[str, list[float]] = defaultdict(list)
         self.faults: Counter[str] = Counter()
-        """What was done to the nodes and their link."""
+        """Count of faults injected into the nodes and their link."""
         self.lost: Counter[str] = Counter()
-        """Hand-overs by cause, as the decode node counts them once all is over."""
+        """Lost transfers by cause, from the decode node's counters after the run."""
         self.memory: dict[str, MemoryTrail] = {}
-        """By a process's name."""
+        """Memory trails by a process's name."""
         self.troubles: list[str] = []
-        """A line each."""
+        """Troubles, one line each."""
 
     def count(self, what: str, times: int = 1) -> None:
         with self._lock:
@@ -73,15 +72,15 @@ class Tally:
             self.faults[fault] += 1
 
     def trouble(self, kind: str, story: str) -> None:
-        """kind: one word, which is counted."""
+        """Record a trouble. kind: one word, also counted."""
         self.count(kind)
         self.troubles.append(f"{kind}: {story}")
 
     def judge(
         self, tokens: Sequence[int], expected: Sequence[int], margins: Sequence[float], story: str
     ) -> None:
-        """Compare what a client got, whole or not, with the undisturbed answer and its margins.
-        Behind a near tie the two are other texts, and not compared."""
+        """Compare a client's tokens, whole or not, with the undisturbed answer and its margins.
+        After a near tie the two texts differ, and are not compared."""
         for position, token in enumerate(tokens):
             if position >= len(expected):
                 self.trouble("wrong", f"{story}: more than {len(expected)} tokens")

@@ -1,7 +1,7 @@
 """`python -m scripts.compile_kernels`: every Triton kernel compiles for Hopper and Blackwell.
 
 Without flags it writes docs/results/kernel_resources.json; `--check` compares with that file
-instead, and fails on growth. No GPU is needed.
+instead, and fails on growth. Needs no GPU.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def as_json(measured: Table) -> str:
-    """One line a kernel and architecture, so that a change shows as one line of a diff."""
+    """Return JSON with one line a kernel and architecture, so a change is one line of a diff."""
     rows = [
         f'  "{name}": {{\n'
         + ",\n".join(f'   "{sm}": {json.dumps(resources)}' for sm, resources in by_arch.items())

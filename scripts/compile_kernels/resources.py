@@ -1,6 +1,7 @@
-"""Compiles one spec for one architecture on a machine without a GPU and reads what it takes.
+"""A compiler of one spec for one architecture on a machine without a GPU, and a reader of its
+resources.
 
-Needs triton with its ptxas and cuobjdump, and a process in which TRITON_INTERPRET is not set.
+Needs triton with its ptxas and cuobjdump, and a process without TRITON_INTERPRET.
 """
 
 import importlib
@@ -30,11 +31,11 @@ FOLDERS = (
 
 
 class KernelSpecError(ValueError):
-    """A spec that cannot be compiled; the message names it and the mend."""
+    """A spec cannot be compiled; the message names it and the fix."""
 
 
 def find_specs() -> list[KernelSpec]:
-    """All specs by name. Raises KernelSpecError where two share one."""
+    """Return all specs by name. Raises KernelSpecError if two have the same name."""
     specs: dict[str, KernelSpec] = {}
     for module in _modules():
         for spec in importlib.import_module(module).compile_specs():
@@ -47,7 +48,7 @@ def find_specs() -> list[KernelSpec]:
 
 
 def _modules() -> Iterator[str]:
-    """Modules that define compile_specs; helpers without kernels of their own have none."""
+    """Yield the modules defining compile_specs. Helpers without their own kernels define none."""
     for folder in FOLDERS:
         package = importlib.import_module(folder)
         for found in pkgutil.walk_packages(package.__path__, prefix=f"{folder}."):
@@ -62,8 +63,8 @@ _ALIGNED = [["tt.divisibility", 16]]
 
 @dataclass(frozen=True)
 class Resources:
-    """Of one thread: registers, and bytes of local memory it spills to; of one block: bytes of
-    shared memory."""
+    """Resources of a kernel. Of one thread: registers, and bytes of local memory for spills. Of one
+    block: bytes of shared memory."""
 
     registers: int
     spilled_bytes: int
@@ -71,7 +72,7 @@ class Resources:
 
 
 def compile_spec(spec: KernelSpec, capability: int) -> Resources:
-    """`capability`: 90 for sm_90a, 100 for sm_100a. Raises KernelSpecError."""
+    """Compile a spec. `capability`: 90 for sm_90a, 100 for sm_100a. Raises KernelSpecError."""
     compiled = triton.compile(
         _source(spec),
         target=GPUTarget("cuda", capability, 32),
@@ -131,11 +132,11 @@ def _read(name: str, cubin: bytes, shared_bytes: int) -> Resources:
 
 
 Table = dict[str, dict[str, dict[str, int]]]
-"""Kernel name, then architecture ("sm_90"), then resource name, to its number."""
+"""Numbers by kernel name, then architecture ("sm_90"), then resource name."""
 
 
 def growth(recorded: Table, measured: Table) -> list[str]:
-    """One line a kernel, architecture or number that is missing, left over or has grown. Fewer
+    """Return one line for each kernel, architecture or number missing, left over or grown. Fewer
     resources than recorded are no fault."""
     faults = [f"{name}: recorded but gone" for name in sorted(recorded.keys() - measured.keys())]
     for name, by_arch in sorted(measured.items()):

@@ -1,7 +1,7 @@
-"""`python -m scripts.conformance.node serve MODEL FLAGS`: a node that says what it is asked for.
+"""`python -m scripts.conformance.node serve MODEL FLAGS`: a node answering with a given text.
 
-MODEL: folder of a checkpoint, of which tokenizer, template and shape are used and no weight. The
-answer to a prompt is the JSON string behind its last `say: `. There are no forwards, so no grammar
+MODEL: folder of a checkpoint; its tokenizer, template and shape are used, and no weights. The
+answer to a prompt is the JSON string after its last `say: `. There are no forwards, so no grammar
 is followed and no token has a logprob.
 """
 
@@ -32,20 +32,21 @@ _NOTHING = "Nothing was asked for."
 
 @dataclass(frozen=True)
 class Dictation:
-    """The answer to a prompt, in tokens. end: that ends a turn."""
+    """Answers to prompts, in tokens. end: token ending a turn."""
 
     tokenizer: Tokenizer
     end: int
 
     def answer_to(self, prompt: Sequence[int]) -> list[int]:
-        """With its end. A prompt without an order has an answer that says so."""
+        """Return the answer and its end token. A prompt without a dictated text gets a fixed
+        answer."""
         text = self.tokenizer.decode(prompt)
         _, found, order = text.rpartition(SAY)
         said = json.JSONDecoder().raw_decode(order)[0] if found else _NOTHING
         return [*self._tokens_of(str(said)), self.end]
 
     def _tokens_of(self, text: str) -> list[int]:
-        """As a model writes it: each tag that the tokenizer has is a token."""
+        """Encode a text like a model writes it: each tag known to the tokenizer is one token."""
         added = self.tokenizer.added_tokens
         pieces = re.split("(" + "|".join(map(re.escape, added)) + ")", text)
         return [
@@ -57,7 +58,7 @@ class Dictation:
 
 @dataclass
 class _Lane:
-    """begins: tokens before the answer; known once the prompt is whole."""
+    """One lane. begins: tokens before the answer; known once the prompt is whole."""
 
     prompt: list[int] = field(default_factory=list)
     answer: list[int] | None = None
@@ -65,11 +66,11 @@ class _Lane:
 
 
 class SayingRunner:
-    """A runner whose answers are dictated: each prompt says its own (cli/conformance/dictated).
+    """A runner with dictated answers: each prompt contains its own (cli/conformance/dictated).
 
-    Owns the tokens of each lane's prompt and its answer. Everything else is a FreeRunner's. Thread
-    rule: the engine loop's. REQUIRES: prompts that are new behind their cached begin from before
-    the last `say: ` on; no sequence gives way.
+    Owns the tokens of each lane's prompt and its answer. The rest is a FreeRunner's. Thread rule:
+    the engine loop's. REQUIRES: the uncached part of a prompt begins before the last `say: `; no
+    sequence is preempted.
     """
 
     def __init__(self, inner: FreeRunner, lanes: int, dictation: Dictation) -> None:
@@ -92,7 +93,7 @@ class SayingRunner:
         return self._inner.record_event()
 
     def launch(self, plan: ForwardPlan) -> FreeForward:
-        """As a Runner's."""
+        """Launch a plan, like a Runner."""
         forward = self._inner.launch(plan)
         rows = self._sequences.apply(plan)
         for left in plan.left:
@@ -110,7 +111,7 @@ class SayingRunner:
         return replace(forward, drawn=replace(forward.drawn, tokens=tokens))
 
     def _next(self, lane: _Lane, stop: int) -> int:
-        """The token that stands at `stop`."""
+        """Return the token at position `stop`."""
         if lane.answer is None:
             lane.answer, lane.begins = self._dictation.answer_to(lane.prompt), stop
         place = stop - lane.begins
@@ -118,11 +119,11 @@ class SayingRunner:
 
 
 class NoTokenizer(Exception):
-    """The model's folder has no tokenizer; the message names it and the mend."""
+    """The model's folder has no tokenizer; the message names it and the fix."""
 
 
 def parts(config: EngineConfig, progress: Progress, role: Role) -> EngineParts:
-    """Raises NoTokenizer."""
+    """Build the parts of a node with dictated answers. Raises NoTokenizer."""
     found = free_parts(StepCost(), next_token, config, progress, role)
     tokenizer = Tokenizer.load(Path(config.model))
     if tokenizer is None:
@@ -138,7 +139,7 @@ def _runner(dictation: Dictation, built: EngineParts, hands_on: bool) -> Runner:
 
 
 def main(argv: Sequence[str]) -> int:
-    """argv: serve and its flags."""
+    """Run the node. argv: serve and its flags."""
     return int(fused.main(argv[1:], parts))
 
 

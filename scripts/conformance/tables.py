@@ -1,5 +1,6 @@
 """`python -m scripts.conformance.tables FILE ...`: files of `tasuki conformance --json` as tables,
-a row a check, a column an API, then what came in place of what was expected."""
+a row a check, a column an API. After each table come the received values that differ from the
+expected ones."""
 
 import json
 import sys
@@ -25,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The table, then a line for each note with the APIs and the check that it is about."""
+    """Return the table, then a line for each note with its check and APIs."""
     apis = list(dict.fromkeys(row["api"] for row in rows))
     found: dict[str, dict[str, str]] = defaultdict(dict)
     notes: dict[tuple[str, str], list[str]] = defaultdict(list)

@@ -1,6 +1,6 @@
-"""`python -m scripts.docs.error_table`: the table of docs/errors.md, written from the errors.
+"""`python -m scripts.docs.error_table`: the table of docs/errors.md, generated from the errors.
 
-Pure functions. Lists every ServerError that its imports define.
+Pure functions. Lists every ServerError defined by its imports.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,8 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """One a kind, the first class that has it: by status, then by kind."""
+    """Return one row a kind, from the first class with that kind, sorted by status, then by
+    kind."""
     found: dict[str, Row] = {}
     for error, meaning in _errors():
         code = error_body(error)["error"]["code"]
@@ -47,7 +48,7 @@ def rows() -> list[Row]:
 
 
 def table() -> str:
-    """A row for each kind."""
+    """Return the table, with a row for each kind."""
     lines = (
         f"| `{row.kind}` | {row.status} | {row.http} | `{row.code}` | `{row.retry.value}` "
         f"| {row.meaning} |\n"

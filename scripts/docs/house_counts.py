@@ -25,12 +25,12 @@ _MANY_PARAMETERS = 9
 _LEAST_LINES, _MOST_LINES = 80, 400
 
 Sources = Mapping[str, str]
-"""Texts by path."""
+"""Source texts by path."""
 
 
 def sources(commit: str) -> Sources:
-    """The Python files of a commit, or of the working tree where it is `.`; generated ones are left
-    out."""
+    """Return the Python files of a commit, or of the working tree if it is `.`; generated ones are
+    left out."""
     if commit == ".":
         listed = _git("ls-files", "-co", "--exclude-standard").splitlines()
         paths = [path for path in listed if _is_counted(path) and (ROOT / path).exists()]
@@ -68,7 +68,7 @@ class House:
 
     @cached_property
     def production(self) -> Sources:
-        """Modules of the product, without the `__init__` of packages."""
+        """Return the modules of the product, without the `__init__` of packages."""
         return {
             path: text
             for path, text in self.files.items()
@@ -84,7 +84,7 @@ class House:
 
     @cached_property
     def importers(self) -> Counter[str]:
-        """By module of production: how many others import it."""
+        """Return the number of other importing modules, by production module."""
         names = {_module(path): path for path in self.production}
         counts: Counter[str] = Counter()
         for path, tree in self.trees.items():
@@ -93,7 +93,7 @@ class House:
 
     @property
     def definitions(self) -> Sequence[tuple[str, bool]]:
-        """Public classes and functions, and whether each has a docstring."""
+        """Return the public classes and functions, each with True if it has a docstring."""
         return [
             (node.name, ast.get_docstring(node) is not None)
             for tree in self.trees.values()
@@ -104,7 +104,7 @@ class House:
 
     @property
     def wide_constructors(self) -> int:
-        """Constructors of nine parameters or more, `self` left out."""
+        """Return the number of constructors with nine parameters or more, without `self`."""
         return sum(
             isinstance(node, ast.FunctionDef)
             and node.name == "__init__"
@@ -120,7 +120,8 @@ def _module(path: str) -> str:
 
 
 def _imported(path: str, tree: ast.Module) -> set[str]:
-    """Names that a file imports of this package, those behind `from` also with what they hold."""
+    """Return the names a file imports from this package. A name after `from` counts with its module
+    too."""
     package = PurePosixPath(path).parts[:-1]
     found: set[str] = set()
     for node in ast.walk(tree):
@@ -135,7 +136,7 @@ def _imported(path: str, tree: ast.Module) -> set[str]:
 
 
 def code_lines(text: str) -> int:
-    """Lines that hold code: neither blank nor a comment, a docstring or an import."""
+    """Return the number of code lines: neither blank nor a comment, a docstring or an import."""
     lines = text.splitlines()
     left_out: set[int] = set()
     for node in ast.walk(ast.parse(text)):

@@ -1,8 +1,9 @@
-"""`python -m scripts.docs.house_walks [--list]`: count the files that a newcomer must open.
+"""`python -m scripts.docs.house_walks [--list]`: count the files a newcomer must open.
 
-Traces three walks on the CPU and counts the production modules whose functions run: one chat over
-HTTP with a fused node, one decode step of one row, one hand-over between two engines. A first walk
-of the same kind, not counted, pays for what runs once. `--list` prints the modules too.
+Traces three walks on the CPU and counts the production modules with a function run. The walks are
+one chat over HTTP with a fused node, one decode step of one row, and one transfer between two
+engines. A first walk of the same kind, not counted, runs the one-time code. `--list` prints the
+modules too.
 """
 
 import argparse
@@ -31,7 +32,7 @@ _ANSWER_TOKENS = 8
 
 
 class Trace:
-    """Production modules whose functions run in any thread while a walk is recorded."""
+    """The production modules with functions run in any thread during a recorded walk."""
 
     def __init__(self) -> None:
         self._walked: set[str] | None = None
@@ -55,7 +56,7 @@ class Trace:
 
 
 def _module(file: str) -> str | None:
-    """The path of a production module below the root; None for any other file."""
+    """Return the path of a production module below the root, or None for any other file."""
     path = Path(file)
     if "site-packages" in path.parts or not path.is_file():
         return None
@@ -67,7 +68,7 @@ def _module(file: str) -> str | None:
 
 
 def chat(trace: Trace) -> set[str]:
-    """Walk through one chat of a fused node that serves the embedded model."""
+    """Walk through one chat of a fused node serving the embedded model."""
     walked: set[str] = set()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -127,7 +128,7 @@ def decode_step(trace: Trace) -> set[str]:
 
 
 def hand_over(trace: Trace) -> set[str]:
-    """Walk through one hand-over between two engines, without the nodes around them."""
+    """Walk through one transfer between two engines, without the nodes around them."""
     with engine_pair(tiny_parts(), tiny_parts()) as pair:
         pair.join(pair.begin(submit("warm", prompt(150, seed=1), 4)))
         with trace.walk() as modules:

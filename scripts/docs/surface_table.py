@@ -23,7 +23,7 @@ Name = TypeVar("Name")
 
 
 def surface_table() -> str:
-    """A row for each requirement: the methods and routes that have it."""
+    """Return a row for each requirement, with its methods and routes."""
     asked = dict.fromkeys((*GRPC.values(), *HTTP.values()))
     return _HEAD + "".join(map(_row, sorted(asked, key=_asked_for)))
 

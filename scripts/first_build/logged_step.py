@@ -1,8 +1,8 @@
-"""Runs a command, keeps its output in a file, and shows it where the command fails.
+"""Runs a command, keeps its output in a file, and shows it if the command fails.
 
     python3 -m scripts.first_build.logged_step build/install.log "torch" -- pip install torch
 
-A terminal has a line meanwhile with the newest of the output. The file keeps earlier steps.
+A terminal shows one line meanwhile with the newest output. The file keeps earlier steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SECONDS_A_LINE = 0.2
 
 
 def run(log: IO[str], command: Sequence[str], screen: IO[str]) -> tuple[int, list[str]]:
-    """Its exit status and its last lines."""
+    """Run the command. Returns its exit status and its last lines."""
     log.write(f"$ {' '.join(map(shlex.quote, command))}\n")
     last: deque[str] = deque(maxlen=SHOWN_LINES)
     live, shown = screen.isatty(), 0.0
@@ -44,7 +44,8 @@ def run(log: IO[str], command: Sequence[str], screen: IO[str]) -> tuple[int, lis
 
 
 def main(arguments: Sequence[str]) -> int:
-    """arguments: the file, how the step is called, `--`, the command. The command's status."""
+    """Run one step and return the command's status. arguments: the file, the step's title, `--`,
+    the command."""
     path, title, mark, *command = arguments
     assert mark == "--" and command, "usage: logged_step.py LOG TITLE -- COMMAND"
     screen = sys.stderr

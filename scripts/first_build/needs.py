@@ -1,9 +1,9 @@
-"""What a build needs of this machine, looked at before anything is downloaded.
+"""The needs of a build on this machine, checked before anything is downloaded.
 
     python3 -m scripts.first_build.needs .venv
 
-Prints nothing where all is there; else one line a lack, with its mend, and ends with status 1.
-Pure but for `main`: each check is given what it looks at.
+Prints nothing if nothing is missing. Otherwise prints one line for each lack, with its fix, and
+ends with status 1. Pure except `main`: each check gets its input as arguments.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from .torch_choice import gpu_names
 LEAST_PYTHON = (3, 11)
 GIB = 1 << 30
 CPU_BYTES = 4 * GIB
-"""An environment with a CPU build of torch, what pip unpacks on the way, and the compiled part."""
+"""Size of an environment with a CPU build of torch, pip's unpacked files, and the compiled part."""
 CUDA_BYTES = 14 * GIB
-"""The same with a CUDA build of torch and its libraries."""
+"""Size of the same with a CUDA build of torch and its libraries."""
 TEMPORARY_BYTES = 1 * GIB
-"""Of the folder for temporary files: the largest wheel."""
+"""Needed size of the folder for temporary files: the largest wheel."""
 COMPILERS = ("c++", "g++", "clang++")
 COMPILE_SECONDS = 60.0
 SAMPLE = "#include <concepts>\n#include <span>\nint main() { return std::span<int>{}.size(); }\n"
-"""What a compiler of C++20 takes, and an older one does not."""
+"""A source accepted by a C++20 compiler, and rejected by an older one."""
 _FEDORA = {"compiler": "gcc-c++", "venv": "{0}", "headers": "{0}-devel"}
 PACKAGES = {
     "apt-get": {"compiler": "g++", "venv": "{0}-venv", "headers": "{0}-dev"},
     "dnf": _FEDORA,
     "zypper": _FEDORA,
 }
-"""What a package manager calls what a build needs; {0}: as python3.12."""
+"""Package names of the build's needs, by package manager; {0}: for example python3.12."""
 
 
 class Lack(NamedTuple):
-    """what is not as a build needs it; mend: what to do."""
+    """One lack. what: the failed need. mend: how to fix it."""
 
     what: str
     mend: str
@@ -55,7 +55,7 @@ class Lack(NamedTuple):
 
 
 def system_lack(system: str) -> Lack | None:
-    """system: as platform.system() says."""
+    """Return a lack if the system is not Linux. system: the value of platform.system()."""
     if system == "Linux":
         return None
     return Lack(f"this is {system}", "tasuki runs on Linux; use a Linux machine or container")
@@ -72,7 +72,8 @@ def python_lack(version: Sequence[int], executable: str) -> Lack | None:
 
 
 def venv_lack(found: Mapping[str, bool], install: str) -> Lack | None:
-    """found: of venv and ensurepip, whether this Python has them."""
+    """Return a lack if this Python cannot make environments. found: for venv and ensurepip, True if
+    this Python has it."""
     missing = [name for name, there in found.items() if not there]
     if not missing:
         return None
@@ -80,14 +81,15 @@ def venv_lack(found: Mapping[str, bool], install: str) -> Lack | None:
 
 
 def headers_lack(include: Path, install: str) -> Lack | None:
-    """include: where this Python's C headers should be."""
+    """Return a lack if the C headers are missing. include: their expected folder."""
     if (include / "Python.h").is_file():
         return None
     return Lack(f"{include} has no Python.h, which the extension is compiled with", install)
 
 
 def compiler_lack(environment: Mapping[str, str], install: str) -> Lack | None:
-    """Compiles a few lines with what CMake would take: CXX, else the first of COMPILERS."""
+    """Compile a few lines with the compiler of CMake's choice: CXX, otherwise the first of
+    COMPILERS. Returns a lack if that fails."""
     named = shlex.split(environment.get("CXX", ""))
     path = environment.get("PATH", os.defpath)
     if named and shutil.which(named[0], path=path) is None:
@@ -123,8 +125,8 @@ def disk_lack(folder: Path, free: int, needed: int, mend: str) -> Lack | None:
 
 
 def lacks(venv: Path, environment: Mapping[str, str]) -> Iterator[Lack]:
-    """What this machine and interpreter lack for an environment in `venv`, which need not be
-    there. Where the interpreter is not the right one nothing else of it is looked at."""
+    """Yield the lacks of this machine and interpreter for an environment in `venv`; `venv` need not
+    exist. With a wrong interpreter its other checks are skipped."""
     wrong = [
         *filter(None, (system_lack(platform.system()), python_lack(sys.version_info, _python())))
     ]
@@ -139,7 +141,7 @@ def lacks(venv: Path, environment: Mapping[str, str]) -> Iterator[Lack]:
 
 
 def install_line(of: str) -> str:
-    """How this machine's package manager installs what is called so in PACKAGES."""
+    """Return the install command of this machine's package manager for an entry of PACKAGES."""
     python = f"python{_dotted(sys.version_info[:2])}"
     for manager, names in PACKAGES.items():
         if shutil.which(manager):
@@ -175,7 +177,7 @@ def _dotted(version: Sequence[int]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """arguments: the folder of the environment."""
+    """Print the lacks and return the exit status. arguments: the folder of the environment."""
     found = list(lacks(Path(arguments[0]), os.environ))
     for lack in found:
         sys.stderr.write(f"tasuki: {lack}\n")

@@ -1,8 +1,8 @@
-"""Prints what pyproject.toml asks for, a line each: to build with, then to run with.
+"""Prints the requirements of pyproject.toml, a line each: to build with, then to run with.
 
     .venv/bin/python -m scripts.first_build.requirements pyproject.toml
 
-So that downloads are a step of their own, and what follows only compiles.
+So downloads are a separate step, and the next step only compiles.
 """
 
 import sys

@@ -1,10 +1,10 @@
-"""Which torch an environment gets: a CUDA build where a GPU is, a CPU build where none is.
+"""The choice of an environment's torch: a CUDA build with a GPU, a CPU build without one.
 
     python3 -m scripts.first_build.torch_choice
 
 Prints the arguments for `pip install torch`: the index of CPU builds, or nothing. On Linux a plain
-`pip install torch` brings gigabytes of CUDA libraries, which a machine without a GPU has no use
-for. An index that cannot be reached is not insisted on: then pip installs what its own one has.
+`pip install torch` brings gigabytes of CUDA libraries, useless on a machine without a GPU. If the
+index cannot be reached, pip installs from its own index.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ ASK_SECONDS = 10.0
 
 
 def gpu_names(pattern: str = "/dev/nvidia[0-9]*") -> list[str]:
-    """NVIDIA's devices of this machine, as its driver names them; WSL has another."""
+    """Return the device files of NVIDIA GPUs, including the one of WSL."""
     return [*glob.glob(pattern), *glob.glob("/dev/dxg")]
 
 
 def reachable(index: str) -> bool:
-    """Whether that index itself answers. pip cannot be asked: it would look into its other indices,
-    and wait for this one at each of torch's dependencies."""
+    """Return True if that index itself answers. pip cannot be used for this: it would search its
+    other indices, and wait for this one at each of torch's dependencies."""
     try:
         with urllib.request.urlopen(f"{index}/torch/", timeout=ASK_SECONDS):
             return True

@@ -1,8 +1,9 @@
-"""`python -m scripts.first_build.wheel_use dist/tasuki-*.whl`: whether a wheel is enough by itself.
+"""`python -m scripts.first_build.wheel_use dist/tasuki-*.whl`: a test that a wheel is enough by
+itself.
 
-Installs it into an empty environment, with what it asks for, and starts a node from there, in a
-folder that has no sources: the model that the wheel carries answers twice, and the second answer's
-prompt was cached. Exit status 1 where any of it fails. Owns the environment and the node.
+Installs it into an empty environment with its requirements, and starts a node from there, in a
+folder without sources. The model inside the wheel answers twice, and the second answer's prompt
+must be cached. Exit status 1 if any of it fails. Owns the environment and the node.
 """
 
 import json
@@ -25,17 +26,17 @@ ROOT = Path(__file__).parents[2]
 INSTALL_SECONDS = 1200.0
 READY_SECONDS, ANSWER_SECONDS, STOP_SECONDS = 120.0, 120.0, 60.0
 LEAST_CACHED = 200
-"""Prompt tokens of the second answer."""
+"""Least cached prompt tokens of the second answer."""
 QUESTION = ROOT / "examples" / "letters.json"
 _FIND_MODEL = "from tasuki.model.named_checkpoints import embedded_model; print(embedded_model())"
 
 
 class WheelUnfit(Exception):
-    """What an installed wheel does not do."""
+    """An installed wheel fails one of the checks."""
 
 
 def install(wheel: Path, venv: Path) -> None:
-    """Raises WheelUnfit, subprocess.TimeoutExpired."""
+    """Install the wheel. Raises WheelUnfit, subprocess.TimeoutExpired."""
     _run([sys.executable, "-m", "venv", str(venv)])
     pip = str(venv / "bin" / "pip")
     constraints = ("-c", str(ROOT / "constraints.txt"))
@@ -46,7 +47,7 @@ def install(wheel: Path, venv: Path) -> None:
 
 
 def installed_model(venv: Path, folder: Path) -> Path:
-    """Where the wheel put its model. Raises WheelUnfit where that is not in the environment."""
+    """Return the path of the wheel's model. Raises WheelUnfit if it is outside the environment."""
     command = [str(venv / "bin" / "python"), "-c", _FIND_MODEL]
     found = Path(_run(command, cwd=folder).strip())
     if venv.resolve() not in found.resolve().parents:
@@ -56,7 +57,7 @@ def installed_model(venv: Path, folder: Path) -> Path:
 
 @contextmanager
 def node(venv: Path, model: Path, folder: Path) -> Iterator[str]:
-    """`tasuki serve` of that environment; yields its HTTP address. Raises WheelUnfit."""
+    """Run `tasuki serve` of that environment; yields its HTTP address. Raises WheelUnfit."""
     port = free_port()
     log = folder / "node.log"
     command = [str(venv / "bin" / "tasuki"), "serve", str(model), "--port", str(port)]
@@ -79,7 +80,7 @@ def node(venv: Path, model: Path, folder: Path) -> Iterator[str]:
 
 
 def usage_of_answer(address: str) -> Mapping[str, Any]:
-    """Of QUESTION, asked once. Raises WheelUnfit."""
+    """Ask QUESTION once and return the answer's usage. Raises WheelUnfit."""
     request = urllib.request.Request(
         f"{address}/v1/chat/completions",
         QUESTION.read_bytes(),
@@ -98,7 +99,7 @@ def cached(usage: Mapping[str, Any]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """arguments: the wheel."""
+    """Test a wheel. arguments: the wheel."""
     (wheel,) = arguments
     with tempfile.TemporaryDirectory(prefix="tasuki-wheel-") as name:
         folder = Path(name)

@@ -1,7 +1,7 @@
-"""`python -m scripts.gpu --out build/gpu`: what only a GPU can show, a command after another.
+"""`python -m scripts.gpu --out build/gpu`: the checks only a GPU can run, a command after another.
 
-A table of what passed is kept beside the logs and the figures as it goes, so that a run that is
-cut leaves what it had. Exit status 1 where one failed or ran out of time.
+Keeps a table of passed commands beside the logs and the figures during the run, so an interrupted
+run keeps its results. Exit status 1 if one failed or ran out of time.
 """
 
 import sys
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _chosen(runs: Sequence[Run], only: str) -> list[Run]:
-    """Raises SystemExit where a part of `only` begins no name."""
+    """Return the chosen runs. Raises SystemExit if a part of `only` starts no name."""
     if not only:
         return list(runs)
     beginnings = tuple(only.split(","))

@@ -1,6 +1,6 @@
-"""What only a GPU can show, in the order in which it decides: tests first, then figures.
+"""The checks only a GPU can run, in order of their importance: tests first, then figures.
 
-Pure values. A figure is a file that `tasuki bench` writes, named as below docs/results.
+Pure values. A figure is a file written by `tasuki bench`, named like in docs/results.
 """
 
 import shlex
@@ -15,8 +15,8 @@ _BENCH = ("-m", "tasuki.cli.main", "bench")
 
 @dataclass(frozen=True)
 class Plan:
-    """results: the folder of the figures. commit: of the source, where it is no git tree.
-    arena_mib: of each node of a pair, and of the one beside it."""
+    """The runs of one campaign. results: the folder of the figures. commit: of the source, if it is
+    not a git tree. arena_mib: of each node of a pair, and of the node beside it."""
 
     results: Path
     commit: str
@@ -26,7 +26,7 @@ class Plan:
         return [*_tests(), *self._pairs(), *self._steps(), *self._ranks()]
 
     def _pairs(self) -> list[Run]:
-        """Agents on two GPUs, and on one of them."""
+        """Return the runs of agents on two GPUs, and on one of them."""
         arena = f"--arena-mib {self.arena_mib}"
         alone = ("--node-flags", f"--device cuda:0 {arena}")
         one = ("--agents", *alone)
@@ -59,7 +59,7 @@ class Plan:
         ]
 
     def _steps(self) -> list[Run]:
-        """Whole models on one GPU."""
+        """Return the runs of whole models on one GPU."""
         drafted = "--kernels --points 1x8192,1x50000,16x8192,64x8192"
         both = "--quantization fp8 --kv-dtype fp8"
         large = f"{both} --alone --kernels --arena-mib 8192 --max-batch 4 --points 4x50000"
@@ -89,7 +89,7 @@ class Plan:
         ]
 
     def _ranks(self) -> list[Run]:
-        """Models that two GPUs share."""
+        """Return the runs of models shared by two GPUs."""
         small = "decode --tensor-parallel 2 --points 1x50000,64x8192"
         large = "--model 27b --tensor-parallel 2 --arena-mib 16000"
         experts = "decode --model 35b-a3b --tensor-parallel 2 --points 1x50000"

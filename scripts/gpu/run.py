@@ -29,9 +29,9 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Run:
-    """name: also of its log. gpus: how many it needs. seconds: after which it is ended. decides:
-    what follows from it, for whoever reads the table. argv: after the interpreter's own. is_timed:
-    its figures are of a machine that does nothing else."""
+    """One run. name: also of its log. gpus: number needed. seconds: time limit. decides: the
+    decision based on it, for readers of the table. argv: after the interpreter's own. is_timed: its
+    figures need an otherwise idle machine."""
 
     name: str
     gpus: int
@@ -49,8 +49,8 @@ class Outcome:
 
 
 def done(run: Run, interpreter: str, log: Path, gpus: Sequence[str]) -> Outcome:
-    """Runs it where it has the GPUs, by their names in CUDA_VISIBLE_DEVICES; whatever it started is
-    over by then."""
+    """Run it if enough GPUs are given, by their names in CUDA_VISIBLE_DEVICES. All its processes
+    have ended on return."""
     if run.gpus > len(gpus):
         return Outcome(run, Verdict.LEFT_OUT, 0.0)
     begun = time.monotonic()
@@ -72,13 +72,14 @@ def done(run: Run, interpreter: str, log: Path, gpus: Sequence[str]) -> Outcome:
 
 
 def _threads(run: Run) -> dict[str, str]:
-    """Tests have CPU twins in many workers: all cores in each would leave none to any."""
+    """Limit the threads of a run. Tests have CPU reference implementations in many workers, so each
+    worker must not use all cores."""
     return {} if run.is_timed else {"OMP_NUM_THREADS": "2"}
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Its daemons hold GPU memory that the next run needs: the whole group ends with it. Tests that
-    are interrupted write which of them failed."""
+    """End the whole process group, because its daemons hold GPU memory the next run needs.
+    Interrupted tests write the names of the failed ones."""
     for number in (signal.SIGINT, signal.SIGTERM):
         _signal(process.pid, number)
         with suppress(subprocess.TimeoutExpired):
@@ -93,7 +94,7 @@ def _signal(group: int, number: signal.Signals) -> None:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Their names in CUDA_VISIBLE_DEVICES."""
+    """Return the GPUs' names in CUDA_VISIBLE_DEVICES."""
     count = torch.cuda.device_count()
     named = os.environ.get(VISIBLE)
     return tuple(named.split(",") if named else map(str, range(count)))[:count]
@@ -102,8 +103,9 @@ def visible_gpus() -> tuple[str, ...]:
 def outcomes_of(
     runs: Sequence[Run], gpus: Sequence[str], outcome: Callable[[Run, Sequence[str]], Outcome]
 ) -> Iterator[Outcome]:
-    """Of each run, as it ends; a run begins behind those before it that share no lane with it.
-    outcome: runs it on these GPUs; called from several threads."""
+    """Yield the outcome of each run as it ends. Untimed runs of one GPU share the GPUs; any other
+    run waits for all before it. outcome: executes a run on these GPUs; called from several
+    threads."""
     for shares, some in groupby(runs, lambda run: run.gpus == 1 and not run.is_timed):
         if not shares or len(gpus) < 2:
             yield from (outcome(run, gpus) for run in some)

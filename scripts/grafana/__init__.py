@@ -1,1 +1,1 @@
-"""Boards for Grafana, built by code so that every query in them can be tested."""
+"""Boards for Grafana, built by code so every query in them can be tested."""

@@ -1,7 +1,7 @@
-"""The boards: what an operator looks at first, then the cache, the
-tiers below it, hand-overs and faults. Data only.
+"""The boards: first an operator's overview, then the cache, the tiers below it, transfers and
+faults. Data only.
 
-Metrics are named without the `tasuki_` that they all begin with.
+Metrics are named without their common prefix `tasuki_`.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from .tiles import PROMPT, TILES, USABLE
 
 @dataclass(frozen=True)
 class Board:
-    """name: of its file, and behind "tasuki" its uid and its title."""
+    """One board. name: of its file; after "tasuki" also its uid and title."""
 
     name: str
     panels: tuple[Panel | Tile, ...]

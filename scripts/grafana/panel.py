@@ -1,7 +1,7 @@
-"""One panel of a board: a title, a unit and its queries; and what Grafana's SDK makes of it.
+"""One panel of a board: a title, a unit, its queries, and their form in Grafana's SDK.
 
-Metrics are named without the `tasuki_` that they all begin with. Queries use $node for the chosen
-nodes and $rate for the span of a rate.
+Metrics are named without their common prefix `tasuki_`. Queries use $node for the chosen nodes and
+$rate for the span of a rate.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ NODES = 'instance=~"$node"'
 
 @dataclass(frozen=True)
 class Query:
-    """expr: PromQL. legend: with {{label}} for a label's value."""
+    """One query. expr: PromQL. legend: with {{label}} for a label's value."""
 
     expr: str
     legend: str
@@ -30,7 +30,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """unit: as Grafana calls it. stacked: the queries are parts of one whole."""
+    """One panel. unit: Grafana's name. stacked: the queries are parts of one whole."""
 
     title: str
     unit: str
@@ -41,8 +41,8 @@ class Panel:
 
 @dataclass(frozen=True)
 class Tile:
-    """A number or two, now, over the curve of the board's time. marks: lower bounds and the colours
-    from there on, the first without a bound."""
+    """One or two current numbers, above their curve over the board's time. marks: lower bounds and
+    the colours above them; the first has no bound."""
 
     title: str
     unit: str
@@ -52,7 +52,8 @@ class Tile:
 
 
 def rate(metric: str, by: str = "") -> str:
-    """Of a counter, a second, summed over the nodes looked at. by: a label to keep."""
+    """Return the query of a counter's rate a second, summed over the chosen nodes. by: a label to
+    keep."""
     kept = f" by ({by})" if by else ""
     return f"sum{kept} (rate(tasuki_{metric}{{{NODES}}}[$rate]))"
 
@@ -68,14 +69,15 @@ def gauge(metric: str, by: str) -> str:
 def by_label(
     title: str, metric: str, by: str, text: str, unit: str = "short", stacked: bool = False
 ) -> Panel:
-    """A metric by the values of one label: a counter's a second, a gauge's as it is."""
+    """Return a metric's panel by the values of one label: a counter's rate a second, a gauge's
+    value."""
     expr = rate(metric, by) if metric.endswith("_total") else gauge(metric, by)
     return Panel(title, unit, (Query(expr, f"{{{{{by}}}}}"),), text, stacked)
 
 
 def of_tiers(metric: str, by: str = "", where: str = "") -> str:
-    """Of memory below the arena, tier by tier. by: another label to keep. where: what other labels
-    are to be, as PromQL, with a comma behind it."""
+    """Return the query of memory below the arena, tier by tier. by: another label to keep. where:
+    conditions on other labels, in PromQL, ending with a comma."""
     kept = f"tier, {by}" if by else "tier"
     chosen = f"tasuki_tier_{metric}{{{where}{NODES}}}"
     if metric.endswith("_total"):
@@ -84,28 +86,28 @@ def of_tiers(metric: str, by: str = "", where: str = "") -> str:
 
 
 def by_tier(title: str, metric: str, by: str, text: str) -> Panel:
-    """Each tier's by the values of one label."""
+    """Return each tier's panel by the values of one label."""
     return Panel(title, "short", (Query(of_tiers(metric, by), f"{{{{tier}}}} {{{{{by}}}}}"),), text)
 
 
 def times(title: str, metric: str, text: str) -> Panel:
-    """How a histogram of seconds is spread, named without its `_seconds`."""
+    """Return the panel of a histogram of seconds, named without its `_seconds`."""
     return spread(title, f"{metric}_seconds", text, "s")
 
 
 def spread(title: str, metric: str, text: str, unit: str) -> Panel:
-    """How a histogram is spread."""
+    """Return the panel of a histogram's quantiles."""
     return Panel(title, unit, quantiles(metric), text)
 
 
 def rates(title: str, text: str, unit: str = "short", **metrics: str) -> Panel:
-    """Counters, a second, by their legends, in which `_` is a blank."""
+    """Return a panel of counters' rates a second, by legend; `_` in a legend becomes a blank."""
     queries = (Query(rate(of), legend.replace("_", " ")) for legend, of in metrics.items())
     return Panel(title, unit, tuple(queries), text)
 
 
 def quantiles(metric: str, wanted: tuple[float, ...] = (0.5, 0.9, 0.99)) -> tuple[Query, ...]:
-    """Of a histogram: the median and the slow end."""
+    """Return the queries of a histogram's median and upper quantiles."""
     buckets = f"sum by (le) (rate(tasuki_{metric}_bucket{{{NODES}}}[$rate]))"
     return tuple(
         Query(f"histogram_quantile({quantile}, {buckets})", f"p{100 * quantile:g}")

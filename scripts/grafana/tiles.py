@@ -1,6 +1,6 @@
-"""The tiles that the first board begins with: whether all is well, in ten seconds. Data only.
+"""The tiles at the top of the first board: the state of the service in ten seconds. Data only.
 
-The bounds of their colours are those of docs/grafana/alerts.yml, and a step before.
+Their colours change at the bounds of docs/grafana/alerts.yml, and one step earlier.
 """
 
 from .panel import NODES, Query, Tile, quantiles, rate, share

@@ -1,7 +1,7 @@
-"""`python -m scripts.mutate --seed 1 --sample 150`: are there tests that would notice?
+"""`python -m scripts.mutate --seed 1 --sample 150`: are there tests to notice a change?
 
 Tries a seeded sample of small wrong changes, each in a copy of the tree, against the tests next to
-what is changed. Goes on where it was stopped. Exit status 1 where a mutant survives that
+the changed code. Continues from an interrupted run. Exit status 1 if a mutant survives that
 docs/mutants.md does not show to be equivalent.
 """
 
@@ -18,7 +18,7 @@ from scripts.mutate.results import Verdict
 from scripts.mutate.targets import ROOT, aims
 
 _MOST_BYTES = 8 << 30
-"""Of each process: a loop that is changed may allocate for ever, and take the machine with it."""
+"""Memory limit of each process. A changed loop may allocate forever, and exhaust the machine."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def table(verdicts: list[Verdict]) -> str:
-    """By area, as docs/mutants.md shows it."""
+    """Return the table by area, in the form of docs/mutants.md."""
     shown = (Status.CAUGHT, Status.TIMEOUT, Status.SURVIVED, Status.EQUIVALENT)
     rows = [head("area", "mutants", *(status.value for status in shown))]
     areas = list(dict.fromkeys(verdict.area for verdict in verdicts))
@@ -56,7 +56,7 @@ def table(verdicts: list[Verdict]) -> str:
 
 
 def interval(good: int, tried: int) -> tuple[float, float]:
-    """Wilson's, of the share that a sample stands for, at 95%."""
+    """Return Wilson's 95% interval of a share estimated from a sample."""
     if tried == 0:
         return 0.0, 1.0
     z = 1.96

@@ -1,7 +1,7 @@
 """One small wrong change of one place in the source, and its verdict.
 
-Pure. Invariant: a key names a symbol, an operator and how many of that operator stand before it in
-the symbol, so that it holds while the symbol's text does, whichever file the symbol lives in.
+Pure. Invariant: a key names a symbol, an operator, and the count of earlier uses of that operator
+in the symbol. So it stays valid while the symbol's text does, in any file.
 """
 
 import hashlib
@@ -12,8 +12,8 @@ from enum import Enum
 
 @dataclass(frozen=True)
 class Edit:
-    """Bytes [start, end) of a file become `text`. symbol: what they belong to; scope: that symbol's
-    whole source."""
+    """A change: bytes [start, end) of a file become `text`. symbol: the symbol containing them.
+    scope: its whole source."""
 
     symbol: str
     operator: str
@@ -37,23 +37,24 @@ class Mutant:
 
     @property
     def scope_digest(self) -> str:
-        """Of the symbol as it stands: what is known of a mutant holds for that text only."""
+        """Return a digest of the symbol's current text, because verdicts hold for that text
+        only."""
         return hashlib.sha256(self.edit.scope.encode()).hexdigest()[:16]
 
 
 class Status(Enum):
     CAUGHT = "caught"
     TIMEOUT = "timeout"
-    """The tests did not end: caught too, and slowly."""
+    """The tests did not end: it counts as caught, but is slow."""
     SURVIVED = "survived"
     EQUIVALENT = "equivalent"
-    """It survived, and docs/mutants.md has the reason why no test could notice."""
+    """It survived, and docs/mutants.md explains why no test could notice it."""
     INVALID = "invalid"
-    """It does not compile: no mutant."""
+    """It does not compile, so it is not a mutant."""
 
 
 def numbered(edits: list[Edit]) -> list[Mutant]:
-    """Mutants with their keys, in the order of the source."""
+    """Return mutants with their keys, in the order of the source."""
     seen: Counter[tuple[str, str]] = Counter()
     mutants = []
     for edit in sorted(edits, key=lambda edit: (edit.start, edit.end, edit.operator)):

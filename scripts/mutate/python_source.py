@@ -1,8 +1,8 @@
-"""Mutants of a Python file: what a slip of the hand would make of each expression and statement.
+"""Mutants of a Python file: the typical slip in each expression and statement.
 
-Pure. Only code inside functions is touched: what stands around it are settings and declarations.
-Texts are left alone (messages, logging, assertions of the code about itself), since a change there
-is no measure of the tests. Invariant: a mutant still parses.
+Pure. Only code inside functions is changed, because code outside is settings and declarations.
+Texts are left alone (messages, logging, assertions of the code about itself), because tests need
+not notice a change there. Invariant: a mutant still parses.
 """
 
 import ast
@@ -25,16 +25,16 @@ _SWAPS: dict[type[ast.AST], tuple[str, type[Any]]] = {
         *((ast.BitAnd, "&", ast.BitOr), (ast.BitOr, "|", ast.BitAnd), (ast.BitXor, "^", ast.BitOr)),
     )
 }
-"""An operator's name, and what it becomes."""
+"""By operator: the change's name, and the replacement."""
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _UNSAID = {"log", "logging", "warnings"}
-"""Whose calls only write text for people."""
+"""Names with calls that only write text for people."""
 _LEFT_ALONE = (ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom, ast.Raise)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def mutants_of(source: bytes, module: str) -> list[Mutant]:
-    """module: what the keys begin with."""
+    """Return the mutants of a file. module: prefix of their keys."""
     return numbered(
         [
             edit
@@ -45,7 +45,7 @@ def mutants_of(source: bytes, module: str) -> list[Mutant]:
 
 
 def _functions(node: ast.AST, name: str) -> Iterator[tuple[str, _Function]]:
-    """Outermost functions and methods, with their full names."""
+    """Yield outermost functions and methods, with their full names."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _Function):
             yield f"{name}.{child.name}", child
@@ -54,7 +54,7 @@ def _functions(node: ast.AST, name: str) -> Iterator[tuple[str, _Function]]:
 
 
 class _Edits:
-    """Of one function."""
+    """The changes of one function."""
 
     def __init__(self, source: bytes, symbol: str, function: _Function) -> None:
         self._lines = [0]
@@ -98,7 +98,7 @@ class _Edits:
             yield from self._within(child, says_bool)
 
     def _changes(self, node: ast.AST, says_bool: bool) -> Iterator[tuple[ast.AST, str, ast.AST]]:
-        """A node, the change's name, and what comes in the node's place."""
+        """Yield each change: a node, the change's name, and the node's replacement."""
         match node:
             case ast.Compare():
                 for place, operator in enumerate(node.ops):

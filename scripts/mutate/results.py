@@ -1,7 +1,7 @@
-"""The verdicts of mutants, a JSON line each, so that a run goes on where the last one ended.
+"""The verdicts of mutants, a JSON line each, so a run continues from the last one.
 
 Owns the file. Thread rule: any thread, one lock. Invariant: a verdict counts only for the symbol's
-text that it was given for, and that of one that survived only for the tests that it outlived.
+text at its trial. A survivor's verdict counts only for the tests at its trial.
 """
 
 import hashlib
@@ -20,8 +20,8 @@ _TITLE = "## Equivalent mutants"
 
 @dataclass(frozen=True)
 class Verdict:
-    """scope, tests: digests of the symbol's text and of the tests' files. by: the test that noticed
-    it."""
+    """One verdict. scope, tests: digests of the symbol's text and of the tests' files. by: the test
+    that noticed it."""
 
     key: str
     area: str
@@ -35,8 +35,9 @@ class Verdict:
 
 class Results:
     def __init__(self, path: Path, root: Path) -> None:
-        """path: a file that only grows while a run lasts; a last line that was not written whole is
-        left out. Raises ValueError where another line is no verdict. root: of the checkout."""
+        """Read the known verdicts. path: a file that only grows during a run; an incomplete last
+        line is left out. Raises ValueError if another line is not a verdict. root: of the
+        checkout."""
         self._path = path
         self._root = root
         self._lock = threading.Lock()
@@ -76,7 +77,7 @@ class Results:
         return replace(verdict, status=Status.EQUIVALENT.value) if excused else verdict
 
     def _tests_of(self, aim: Aim) -> str:
-        """A digest of the target's test files, C++ ones included where they matter."""
+        """Return a digest of the target's test files, including C++ tests for a C++ target."""
         paths = [self._root / run for run in aim.target.runs]
         paths += sorted((self._root / "cpp_cache/tests").glob("*")) if aim.is_cpp else []
         return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
@@ -87,7 +88,7 @@ def _line(verdict: Verdict) -> str:
 
 
 def equivalents(document: Path) -> dict[str, str]:
-    """Reasons by key: rows `| `key` | reason |` of the document's table."""
+    """Return reasons by key: rows `| `key` | reason |` of the document's table."""
     _, _, section = document.read_text().partition(_TITLE)
     section = section.partition("\n## ")[0]
     return {row["key"].replace("\\|", "|"): row["reason"] for row in _ROW.finditer(section)}

@@ -1,6 +1,6 @@
-"""The mutated files, and the tests that should notice: those next to a file, which take seconds.
+"""The mutated files, and the tests that should notice: those next to a file, taking seconds.
 
-targets.toml has them. A file is named by the end of its module's name, so that it may move.
+targets.toml lists them. A file is named by the end of its module's name, so it may move.
 """
 
 import tomllib
@@ -19,8 +19,9 @@ _NOT_MUTATED = ("tests", "scripts", "bench", "tools")
 
 @dataclass(frozen=True)
 class Target:
-    """area: as in the table of results. name: a module's, or a symbol's in it. tests: names of
-    files below tests/, in the order in which they are tried; CPP_TESTS, the C++ program, first."""
+    """One target. area: its name in the table of results. name: a module's, or a symbol's in it.
+    tests: names of files below tests/, in order of trying them; CPP_TESTS, the C++ program,
+    first."""
 
     area: str
     name: str
@@ -28,7 +29,8 @@ class Target:
 
     @cached_property
     def runs(self) -> tuple[str, ...]:
-        """Test files, relative to the root. Raises ValueError where a name is not one file's."""
+        """Return the test files, relative to the root. Raises ValueError if a name is not exactly
+        one file's."""
         names = [test for test in self.tests if test != CPP_TESTS]
         files = [file for name in names for (file,) in (ROOT.glob(f"tests/*/{name}.py"),)]
         return tuple(str(file.relative_to(ROOT)) for file in files)
@@ -47,7 +49,7 @@ PYTHON, CPP = tuple(_targets("python")), tuple(_targets("cpp"))
 
 @dataclass(frozen=True)
 class Aim:
-    """One mutant with where it is and what should notice it."""
+    """One mutant with its file and the target whose tests should notice it."""
 
     target: Target
     path: Path
@@ -59,7 +61,7 @@ class Aim:
 
 
 def aims(root: Path) -> list[Aim]:
-    """Every mutant of every target, in the order of the tables and of the sources."""
+    """Return every mutant of every target, in the order of the tables and of the sources."""
     paths = [path for path in tracked(root) if path.parts[0] not in _NOT_MUTATED]
     found = []
     for targets, suffix, reader in (
@@ -75,7 +77,7 @@ def aims(root: Path) -> list[Aim]:
 
 
 def _file_of(name: str, paths: list[Path]) -> tuple[Path, str]:
-    """The one file whose module's name ends as `name` or the front part of it does."""
+    """Return the one file with a module name ending in `name` or in a front part of it."""
     words = name.split(".")
     for length in range(len(words), 0, -1):
         end = tuple(words[:length])

@@ -1,10 +1,9 @@
-"""The tests of each line and their cost, noted once a run over the unchanged source.
+"""The tests of each line and their cost, recorded once a run over the unchanged source.
 
-The notes choose the first tests of a mutant and their time limit. They give no verdict: all tests
-try a mutant that passes the first ones. As a plugin of pytest
-(`-p scripts.mutate.touched_lines`) it notes a file's tests. TOUCHED_FILES names the noted source
-files. TOUCHED_OUT names a JSON file; it gets a Ran for each test that passed. Thread rule: any
-thread, one lock.
+The records choose the first tests of a mutant and their time limit. They give no verdict: all tests
+try a mutant that passes the first ones. As a plugin of pytest (`-p scripts.mutate.touched_lines`)
+it records a file's tests. TOUCHED_FILES names the recorded source files. TOUCHED_OUT names a JSON
+file; it gets a Ran for each passed test. Thread rule: any thread, one lock.
 """
 
 import json
@@ -26,7 +25,7 @@ PLUGIN, FILES, OUT = __name__, "TOUCHED_FILES", "TOUCHED_OUT"
 
 
 class Ran(NamedTuple):
-    """One test that passed: its seconds, and the lines that it ran by their file."""
+    """One passed test: its seconds, and its executed lines by file."""
 
     test: str
     seconds: float
@@ -35,15 +34,15 @@ class Ran(NamedTuple):
 
 class TouchedLines:
     def __init__(self, root: Path, aims: Sequence[Aim]) -> None:
-        """aims: whose files' lines are noted."""
+        """Set up the records. aims: the mutants; lines of their files are recorded."""
         self.mutated = sorted({aim.path for aim in aims if not aim.is_cpp})
         self._root = root
         self._lock = threading.Lock()
         self._passed: dict[str, Sequence[Ran]] = {}
 
     def touching(self, aim: Aim, file: str, measure: Callable[[str], Sequence[Ran]]) -> list[Ran]:
-        """Tests of one of the aim's files that run what the mutant changes, the cheapest first.
-        measure: runs the file, noting lines, where that is not known."""
+        """Return the tests of one of the aim's files that execute the mutant's lines, cheapest
+        first. measure: runs the file and records lines, if not yet known."""
         source = (self._root / aim.path).read_bytes()
         first = source.count(b"\n", 0, aim.mutant.edit.start) + 1
         last = source.count(b"\n", 0, aim.mutant.edit.end) + 1
@@ -62,7 +61,7 @@ class TouchedLines:
 
 class _Notes:
     def __init__(self, files: Sequence[str], out: Path) -> None:
-        """files: relative to the folder in which pytest runs."""
+        """Set up the plugin. files: relative to pytest's working folder."""
         self._files = {os.path.abspath(file): file for file in files}
         self._out = out
         self._failed = False

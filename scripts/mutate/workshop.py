@@ -1,8 +1,8 @@
-"""Where one mutant at a time is tried: a copy of the tree, so that the checkout is never touched.
+"""A workshop for trying one mutant at a time: a copy of the tree, so the checkout is never changed.
 
-Owns the copy. Thread rule: one thread a workshop; workshops share what is known of lines.
-Invariants: between trials sources and extension of the copy are the checkout's; a test that failed
-late, or did not end, counts only where the same tests pass right after without the mutant.
+Owns the copy. Thread rule: one thread a workshop; workshops share the records of lines. Invariants:
+between trials the copy's sources and extension equal the checkout's. A test that failed late, or
+did not end, counts only if the same tests pass right after without the mutant.
 """
 
 import json
@@ -23,7 +23,7 @@ from scripts.mutate.touched_lines import FILES, OUT, PLUGIN, Ran, TouchedLines
 _LEAST_SECONDS = 60.0
 _PATIENCE = 6.0
 _LATE_SECONDS = 20.0
-"""After which a busy machine may have failed a test."""
+"""After this time, a busy machine may have caused a test's failure."""
 _MEASURED_SECONDS = 1800.0
 _PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (?:\S*/)?([^\s\[]+)", re.MULTILINE)
@@ -39,7 +39,8 @@ _Step = tuple[tuple[str, ...], float, Callable[[], bool]]
 
 class Workshop:
     def __init__(self, root: Path, folder: Path, touched: TouchedLines) -> None:
-        """root: the checkout. folder: of the copy. touched: of all workshops of this checkout."""
+        """Set up the copy. root: the checkout. folder: of the copy. touched: common to all
+        workshops of this checkout."""
         self._copy = PackageCopy(root, folder)
         for path in self._copy.changed:
             if path.suffix == ".py" and not path.name.startswith("test_"):
@@ -51,14 +52,14 @@ class Workshop:
 
     @property
     def place(self) -> Path:
-        """The copy of the checkout."""
+        """Return the path of the copy."""
         return self._copy.place
 
     def try_out(self, aim: Aim) -> tuple[Status, str]:
         """Return CAUGHT, TIMEOUT, INVALID or SURVIVED, and the test that noticed the mutant.
 
-        Tests of the changed lines run first, in C++ those of the C++ part. All tests of the target
-        run if the first ones pass. Raises BrokenWorkshop.
+        Tests of the changed lines run first; for C++, the tests of the C++ part. All tests of the
+        target run if the first ones pass. Raises BrokenWorkshop.
         """
         for step in self._cpp_steps(aim) if aim.is_cpp else self._python_steps(aim):
             status, by = self._tried(aim, step)
@@ -67,7 +68,8 @@ class Workshop:
         return Status.SURVIVED, ""
 
     def _python_steps(self, aim: Aim) -> Iterator[_Step]:
-        """File by file: a later one is not measured for what the first one notices."""
+        """Yield steps file by file, so later files are not measured if the first one notices the
+        mutant."""
         for file in aim.target.runs:
             if touching := self._touched.touching(aim, file, self._measure):
                 tests = [ran.test for ran in touching]
@@ -108,7 +110,7 @@ class Workshop:
         return Status.CAUGHT, failed[1] if failed else Path(command[0]).name
 
     def _measure(self, file: str) -> Sequence[Ran]:
-        """What the tests of a file run, and cost."""
+        """Measure the lines and the cost of a file's tests."""
         out = self._copy.log.with_name("touched.json")
         out.unlink(missing_ok=True)
         more = {FILES: os.pathsep.join(map(str, self._touched.mutated)), OUT: str(out)}
@@ -119,7 +121,8 @@ class Workshop:
         return [Ran(*ran) for ran in json.loads(out.read_text())]
 
     def _configure(self) -> None:
-        """Once. What does not build without a mutant would make every mutant invalid."""
+        """Configure the C++ build once. A build failing without a mutant would make every mutant
+        invalid."""
         if self._builds_cpp:
             return
         if not (self._copy.cpp_build / "build.ninja").exists() and not self._copy.configure():
@@ -130,7 +133,7 @@ class Workshop:
 
     @contextmanager
     def _changed(self, aim: Aim) -> Iterator[None]:
-        """The copy has the mutant while the block runs."""
+        """Put the mutant into the copy while the block runs."""
         file = self.place / aim.path
         source = file.read_bytes()
         file.write_bytes(aim.mutant.edit.applied(source))
@@ -143,6 +146,6 @@ class Workshop:
 
 
 def _step(tests: Sequence[str], seconds: float, build: Callable[[], bool]) -> _Step:
-    """seconds: that the tests take without a mutant."""
+    """Return a step. seconds: duration of the tests without a mutant."""
     command = (sys.executable, *_PYTEST, *tests)
     return command, max(_LEAST_SECONDS, _PATIENCE * seconds), build

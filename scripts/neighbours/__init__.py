@@ -1,1 +1,1 @@
-"""What a quiet caller of a node gets while two others send it the worst that is let in."""
+"""The service a quiet caller of a node gets while two others send the worst allowed requests."""

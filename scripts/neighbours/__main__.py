@@ -1,9 +1,9 @@
-"""`python -m scripts.neighbours`: a quiet caller beside two that send the worst that is let in.
+"""`python -m scripts.neighbours`: a quiet caller beside two that send the worst allowed requests.
 
 Starts a node of its own with three keys. Two keys send eight requests at once, each left after five
 seconds; the third chats once a second. Prints the quiet caller's first tokens alone, beside as many
-plain streams, and beside the worst; /health; and what is left of the work afterwards. Exit status 1
-where a bound is passed. The bounds are for a machine with nothing else on it.
+plain streams, and beside the worst. Also prints /health and the work left over afterwards. Exit
+status 1 if a bound is passed. The bounds are for a machine with nothing else on it.
 """
 
 import argparse
@@ -31,7 +31,7 @@ KEYS = ("ann", "bob", "cat")
 QUIET = "cat"
 AT_ONCE = 8
 CONTEXT_TOKENS = 262_144
-"""As Qwen3.5 has."""
+"""The context length of Qwen3.5."""
 LEAVE_SECONDS = 5.0
 MOST_SLOWER = 2.0
 MOST_HEALTH_SECONDS = 0.100
@@ -49,7 +49,8 @@ def _memory(pid: int) -> int:
 
 
 def _first_token(address: str, number: int) -> tuple[float | None, bool]:
-    """Seconds until the first token, None without one; and whether the answer came whole."""
+    """Return the seconds until the first token, or None without one, and True if the answer was
+    whole."""
     content = f"Where does Elizabeth live, in chapter {number}?"
     asked = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "stream": True}
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {QUIET}-key"}
@@ -81,7 +82,8 @@ def _has_text(line: bytes) -> bool:
 
 
 def _chats(address: str, seconds: float) -> tuple[list[float], int]:
-    """One a second: the first tokens' seconds, and how many chats were not answered whole."""
+    """Start one chat a second. Returns the first tokens' seconds, and the number of chats not
+    answered whole."""
     firsts: list[float] = []
     lost: list[int] = []
     threads = []
@@ -107,8 +109,8 @@ def _chats(address: str, seconds: float) -> tuple[list[float], int]:
 
 @contextmanager
 def _noise(crowd: Crowd) -> "Iterator[Counter[tuple[str, str]]]":
-    """Send the crowd's bodies until it exits. The counts that it yields, of how each body ended,
-    are filled at the exit."""
+    """Send the crowd's bodies until the block ends. Yields counts of each body's end, filled at the
+    exit."""
     sent: Counter[tuple[str, str]] = Counter()
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=crowd.run, args=(theirs,))

@@ -1,7 +1,7 @@
-"""The worst that a caller's key may send: each body costs the most that one reader allows.
+"""The worst requests a caller's key may send: each body costs the most one reader allows.
 
-Pure, but for `send`, which leaves after some seconds. No body here harms a library: what a harmful
-grammar does is left to stand-ins (node.py).
+Pure except `send`; it leaves after some seconds. No body here harms a library: stand-ins replace
+harmful grammars (node.py).
 """
 
 import http.client
@@ -20,10 +20,10 @@ _CHAT, _COMPLETE = "/v1/chat/completions", "/v1/completions"
 _RESPOND, _MESSAGES = "/v1/responses", "/v1/messages"
 _MIB = 2**20
 ANSWER = '<tool_call>\n{"arguments": [' + "[]," * 1000
-"""A call whose arguments come before its name, and have no end."""
+"""A call with endless arguments before its name."""
 
 Body = tuple[str, bytes]
-"""A path and the content that is posted there."""
+"""A path and the content to post there."""
 
 
 def _json(path: str, **fields: object) -> Body:
@@ -52,13 +52,13 @@ def _tools() -> list[dict[str, object]]:
 
 
 def _streamed(**fields: object) -> Body:
-    """Return a streamed chat, whose answer is ANSWER over and over at a node of node.py."""
+    """Return a streamed chat. At a node of node.py its answer is ANSWER, repeated."""
     user = {"role": "user", "content": "write"}
     return _json(_CHAT, messages=[user], stream=True, max_tokens=3000, **fields)
 
 
 def texts() -> dict[str, Callable[[], Body]]:
-    """Return bodies whose reading costs the most, by name. Each is made when it is asked for."""
+    """Return bodies with the highest cost of reading, by name. Each is built on its call."""
     nested = '{"a":' + "[" * 1_000_000
     quotes = b'{"prompt": "' + b"," * 1_100_000 + b'", "x": [' + b'"" ' * 9_000_000
     return {
@@ -77,7 +77,7 @@ def texts() -> dict[str, Callable[[], Body]]:
 
 
 def answers() -> dict[str, Callable[[], Body]]:
-    """Return bodies whose streamed answers cost the most to read, by name."""
+    """Return bodies with streamed answers of the highest cost of reading, by name."""
     stops = [letter * 1024 for letter in "bcdefghijklmnop"] + ["[]," * 341 + "q"]
     return {
         "long stop strings": lambda: _streamed(stop=stops),
@@ -100,7 +100,7 @@ STAND_INS = ("spin", "allocate", "sleep", "abort", "garbage", "flood")
 
 
 def _grammar(rng: random.Random, words: Sequence[str]) -> Body:
-    """A source that is new each time, so that no verdict is remembered."""
+    """Return a grammar with a new source each time, so no verdict is remembered."""
     word = rng.choice(words)
     field = rng.choice(("guided_regex", "guided_grammar"))
     source = {field: f"{word} {rng.random()}"}
@@ -109,8 +109,8 @@ def _grammar(rng: random.Random, words: Sequence[str]) -> Body:
 
 @dataclass(frozen=True)
 class Crowd:
-    """Callers in a process of their own, at the lowest priority: as from another machine, they take
-    little of this one. shapes: makes the bodies. stand_ins: words of the harmful grammars between
+    """Callers in a separate process at the lowest priority: they take little CPU, like callers on
+    another machine. shapes: makes the bodies. stand_ins: words of the harmful grammars between
     them; none: no grammars. at_once: requests of each key. leave_seconds: each request's time."""
 
     address: str
@@ -122,8 +122,8 @@ class Crowd:
     seed: int
 
     def run(self, owner: Connection) -> None:
-        """The process's main. Says when it begins, ends when it is told, and sends the counts of
-        how each body ended."""
+        """Run the crowd's process. Reports its start, ends on request, and sends the counts of each
+        body's end."""
         os.nice(19)
         made = [(name, make()) for name, make in self.shapes().items()]
         over = threading.Event()

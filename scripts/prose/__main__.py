@@ -1,6 +1,6 @@
 """`python -m scripts.prose [--list ROW] [KIND ...]`: the rows of plain English, in Markdown.
 
-(a) relative words a hundred words, (b) sentences that begin with one of eight words, (c) sentences
+(a) relative words a hundred words, (b) sentences starting with one of eight words, (c) sentences
 without a verb, (d) sentences over 25 words, in percent; (e) help texts over 120 characters; (f)
 commit subjects over 72 characters, in percent.
 """
@@ -16,7 +16,7 @@ LETTERS = "abcdef"
 
 
 def table(all_measured: Sequence[Measured]) -> str:
-    """One line a kind."""
+    """Return a table with one line a kind."""
     lines = [
         "| kind | words | " + " | ".join(f"({row})" for row in LETTERS) + " |",
         "| --- |" + " ---: |" * (1 + len(LETTERS)),

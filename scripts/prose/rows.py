@@ -16,9 +16,9 @@ from .texts import Kind, Text
 
 MOST_WORDS = 25
 MOST_HELP = 120
-"""Characters of a help text."""
+"""Most characters of a help text."""
 MOST_SUBJECT = 72
-"""Characters of a commit's subject."""
+"""Most characters of a commit's subject."""
 _LISTS: dict[str, list[str]] = {
     name: words.split()
     for name, words in tomllib.loads(Path(__file__).with_name("words.toml").read_text()).items()
@@ -62,7 +62,7 @@ class Measured:
 
 
 def measured(kind: Kind, texts: Iterable[Text]) -> Measured:
-    """Counts rows (a) to (f) over the texts of one kind."""
+    """Count rows (a) to (f) over the texts of one kind."""
     texts = list(texts)
     found = [(text, sentence) for text in texts for sentence in sentences(text.text)]
     words = sum(len(sentence.words) for _, sentence in found)
@@ -101,8 +101,8 @@ def _count(breaches: Iterable[Found], row: str) -> int:
 
 
 def _lacks_verb(kind: Kind) -> Callable[[Sentence], bool]:
-    """A rule for one kind. A noun phrase may head a docstring, be a whole help text, a comment at a
-    line's end, or follow a label; headings and cells are no sentences."""
+    """Return the rule for one kind. A noun phrase may start a docstring, be a whole help text, a
+    comment at a line's end, or follow a label. Headings and cells are not sentences."""
 
     def lacks(at: Sentence) -> bool:
         if at.is_fragment or (kind in _NOUNS_FIRST and at.is_first):
@@ -116,9 +116,9 @@ _NOUNS_FIRST = frozenset({Kind.DOCSTRINGS, Kind.HELP, Kind.COMMENTS})
 
 
 def has_verb(words: tuple[str, ...]) -> bool:
-    """Whether a word is a verb: an auxiliary or a form of a listed verb.
+    """Return True if a word is a verb: an auxiliary or a form of a listed verb.
 
-    A form that is a noun as well counts unless an article, a number or a preposition precedes it. A
+    A form that is also a noun counts unless an article, a number or a preposition precedes it. A
     sentence's first word counts in its base form only.
     """
     verbs, nouns = _verbs()
@@ -136,7 +136,7 @@ def has_verb(words: tuple[str, ...]) -> bool:
 
 @cache
 def _verbs() -> tuple[frozenset[str], frozenset[str]]:
-    """The forms of the listed verbs, and those of them that are nouns as well."""
+    """Return the forms of the listed verbs, and the forms that are also nouns."""
     verbs, nouns = set[str](), set[str]()
     for entry in _LISTS["verbs"]:
         name, *past = entry.replace("*", "").split("/")

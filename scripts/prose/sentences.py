@@ -1,6 +1,6 @@
 """Splits a text into sentences of plain words.
 
-Code, addresses and markup become one word or nothing, so that only English is measured.
+Code, addresses and markup become one word or nothing, so only English is measured.
 
 Pure functions, without I/O.
 """
@@ -24,7 +24,7 @@ _ITEM = re.compile(r"^ *(?:[-*+]|\d+[.)]) +")
 _LABEL = re.compile(r"^[`\w][^.!?:]{0,60}: ")
 _UNDERLINE = re.compile(r"^ *[|:\-\s=]+$")
 CODE = "Identifier"
-"""The word that takes the place of a code span."""
+"""The word replacing a code span."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Sentence:
 
 
 def sentences(text: str) -> Iterator[Sentence]:
-    """The sentences of a text in Markdown or of a docstring; those without a word are left out."""
+    """Yield the sentences of a text in Markdown or of a docstring, except those without a word."""
     first = True
     for block in _blocks(_plain(text)):
         begins = True
@@ -57,7 +57,7 @@ def sentences(text: str) -> Iterator[Sentence]:
 
 
 def _plain(text: str) -> str:
-    """The text without code blocks, links' targets, emphasis and HTML."""
+    """Return the text without code blocks, links' targets, emphasis and HTML."""
     text = _FENCE.sub("\n\n", text)
     text = _IMAGE.sub("", text)
     text = _CODE.sub(CODE, text)

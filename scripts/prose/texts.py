@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SUBJECTS = 50
-"""Commits whose subjects count."""
+"""Number of commits with counted subjects."""
 _GENERATED = ("_pb2", "docs/results/")
 _DIRECTIVE = re.compile(r"#\s*(noqa|type:|ruff|pragma|fmt:|mypy|pyright|!)")
 _C_COMMENT = re.compile(r"//[/!]?<? ?(.*)$")
@@ -42,7 +42,7 @@ class Text:
 
 
 def texts(kind: Kind) -> list[Text]:
-    """All texts of one kind."""
+    """Return all texts of one kind."""
     return list(_SOURCES[kind]())
 
 
@@ -57,7 +57,7 @@ def _docstrings() -> Iterator[Text]:
 
 
 def _comments() -> Iterator[Text]:
-    """Comments of Python, C++ and proto files; consecutive lines are one text."""
+    """Yield the comments of Python, C++ and proto files; consecutive lines are one text."""
     for path in _listed("*.py", "*.pyi"):
         yield from _joined(path, _python_comments(path))
     for path in _listed("*.h", "*.cpp", "*.proto"):
@@ -94,7 +94,7 @@ def _joined(path: str, lines: Iterator[tuple[int, str]]) -> Iterator[Text]:
 
 
 def _errors() -> Iterator[Text]:
-    """Literal texts of three words or more in raised errors."""
+    """Yield literal texts of three words or more in raised errors."""
     for path, tree in _modules():
         for node in ast.walk(tree):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
@@ -116,7 +116,7 @@ def _literal(node: ast.expr) -> str:
 
 
 def _help() -> Iterator[Text]:
-    """What `--help` prints of each command and each flag."""
+    """Yield the `--help` texts of each command and each flag."""
     from tasuki.cli.completion import described
     from tasuki.utils.program import COMMANDS
 

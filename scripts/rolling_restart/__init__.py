@@ -1,1 +1,1 @@
-"""Nodes that are restarted in turn behind a reverse proxy, under load."""
+"""Nodes restarted in turn behind a reverse proxy, under load."""

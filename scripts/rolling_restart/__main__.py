@@ -1,8 +1,8 @@
 """Nodes restarted in turn behind a reverse proxy: python -m scripts.rolling_restart --proxy nginx
 
-Two nodes behind the proxy of deploy/proxies, requests at a fixed pace, and one node after the other
-is stopped and started again. Requests come until the last restart is over. Exit status 1 where
-an answer is lost or not whole.
+Two nodes run behind the proxy of deploy/proxies, with requests at a fixed pace. One node after the
+other is stopped and started again. Requests continue until the last restart is over. Exit status 1
+if an answer is lost or not whole.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _EMBEDDED_ARENA_MIB = 256
 
 @dataclass(frozen=True)
 class Restart:
-    """ended_after, ready_after: seconds from SIGTERM on."""
+    """One restart. ended_after, ready_after: seconds from SIGTERM."""
 
     node: int
     ended_after: float
@@ -48,8 +48,8 @@ class Nodes(Daemons):
     """Two nodes of the free or of the embedded model. Each keeps its addresses over its lives."""
 
     def __init__(self, folder: Path, model: str, grace: float, step_ms: float) -> None:
-        """model: free or embedded. grace: the nodes' drain_grace. step_ms: of the free model's
-        forwards."""
+        """Start two nodes. model: free or embedded. grace: the nodes' drain_grace. step_ms: of the
+        free model's forwards."""
         program = (f"{PACKAGE}.bench.load.node_main",)
         forwards = ("--weights", "free", "--step-ms", f"{step_ms:g}", "--")
         free = partial(ModuleDaemon, program, between=forwards)
@@ -73,11 +73,12 @@ class Nodes(Daemons):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """HOST:PORT of HTTP."""
+        """Return HOST:PORT of the nodes' HTTP."""
         return tuple(node.http_address for node in self._nodes)
 
     def restart(self, number: int) -> Restart:
-        """SIGTERM, the grace, the drain, and a new life at the old addresses. Blocks."""
+        """Restart a node: SIGTERM, the grace, the drain, and a new life at the old addresses.
+        Blocks."""
         node = self._nodes[number]
         address = node.http_address
         began = time.monotonic()
@@ -150,7 +151,7 @@ class Run:
 
 
 def restarted_under_load(settings: Settings, folder: Path) -> Run:
-    """Raises ProxyError."""
+    """Restart the nodes under load and return the run. Raises ProxyError."""
     with (
         Nodes(folder, settings.model, settings.grace, settings.step_ms) as nodes,
         running_proxy(settings.proxy, nodes.addresses, folder) as address,

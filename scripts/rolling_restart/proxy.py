@@ -1,7 +1,7 @@
-"""nginx or haproxy as deploy/proxies configures it, before two nodes of this machine.
+"""nginx or haproxy with the configuration of deploy/proxies, before two nodes of this machine.
 
-Owns the proxy's process. What differs from the file that is shipped: the addresses, and for nginx
-the frame around it, which a package brings.
+Owns the proxy's process. Differences from the shipped file: the addresses, and for nginx the frame
+around it, usually from a package.
 """
 
 import os
@@ -19,7 +19,7 @@ from tests.harness.processes import free_port
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "proxies"
 NODES = ("127.0.0.1:8001", "127.0.0.1:8002")
-"""As the configurations name them."""
+"""The nodes' addresses in the shipped configurations."""
 LISTENS = "127.0.0.1:8080"
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
@@ -43,13 +43,13 @@ http {{
 
 
 class ProxyError(RuntimeError):
-    """A proxy is not installed, or does not start; the message has its reason and the mend."""
+    """A proxy is not installed, or does not start; the message names the reason and the fix."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """package: of Debian. file: what is shipped. write: a configuration into a folder; returns the
-    command's arguments that check it, and those that run it."""
+    """A kind of proxy. package: of Debian. file: the shipped configuration. write: writes a
+    configuration into a folder; returns the command's arguments to check it, and to run it."""
 
     program: str
     package: str
@@ -80,8 +80,8 @@ KINDS = {
 
 @contextmanager
 def running_proxy(name: str, nodes: Sequence[str], folder: Path) -> Iterator[str]:
-    """Yields the HOST:PORT that clients ask. name: of KINDS. nodes: HOST:PORT of two nodes' HTTP.
-    Raises ProxyError."""
+    """Run a proxy; yields the HOST:PORT for clients. name: of KINDS. nodes: HOST:PORT of two nodes'
+    HTTP. Raises ProxyError."""
     kind = KINDS[name]
     program = shutil.which(kind.program) or shutil.which(f"/usr/sbin/{kind.program}")
     if program is None:
@@ -106,8 +106,8 @@ def running_proxy(name: str, nodes: Sequence[str], folder: Path) -> Iterator[str
 
 
 def configured(kind: Kind, address: str, nodes: Sequence[str]) -> str:
-    """The shipped configuration with these addresses. Raises ProxyError where it names others than
-    those that are replaced."""
+    """Return the shipped configuration with these addresses. Raises ProxyError if it does not name
+    each replaced address exactly once."""
     text = (SHIPPED / kind.file).read_text()
     for shipped, here in zip((LISTENS, *NODES), (address, *nodes), strict=True):
         if text.count(shipped) != 1:

@@ -1,7 +1,7 @@
-"""What clients ask while nodes are restarted, and whether each answer is whole.
+"""The clients' requests while nodes are restarted, and checks of each answer's completeness.
 
-One event loop's thread. Requests come at a fixed pace, whatever becomes of those before. Clients
-keep connections open and use them again.
+Runs on one event loop's thread. Requests come at a fixed pace, independent of earlier ones. Clients
+keep connections open and reuse them.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from tasuki.bench.load.words import Words
 
 _LONGEST_SECONDS = 300.0
 _WHOLE_ANSWERS = 8
-"""One in so many is asked for as a whole, the others as streams."""
+"""Interval of whole answers; the other requests are streams."""
 _SESSIONS = 4
-"""One in so many names a conversation."""
+"""Interval of requests naming a conversation."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """requests: at least so many. a_second: requests. tokens: the least and the most of an answer.
-    prompt: the most tokens. known: answers are the free model's, token by token."""
+    """The load. requests: minimal number. a_second: requests a second. tokens: smallest and largest
+    answer. prompt: most tokens. known: answers are the free model's, token by token."""
 
     requests: int
     a_second: float
@@ -40,7 +40,8 @@ class Load:
 
 @dataclass
 class Outcome:
-    """lost: why, of each request without a whole answer. longest_seconds: of a whole answer."""
+    """The outcome of a load. lost: the reason for each request without a whole answer.
+    longest_seconds: of a whole answer."""
 
     sent: int = 0
     whole: int = 0
@@ -71,7 +72,7 @@ class Ask:
 
 
 def asks(load: Load) -> Iterator[Ask]:
-    """In their order, the same for the same seed, without an end."""
+    """Yield endless requests in order, the same for the same seed."""
     drawn = random.Random(load.seed)
     for number in itertools.count():
         length = drawn.randint(1, load.prompt)
@@ -82,8 +83,8 @@ def asks(load: Load) -> Iterator[Ask]:
 
 
 async def asked_at_a_pace(address: str, load: Load, over: Callable[[], bool]) -> Outcome:
-    """Returns once every answer has ended. address: HOST:PORT. over: whether no more than the
-    load's requests are wanted."""
+    """Send requests at a fixed pace; returns once every answer has ended. address: HOST:PORT. over:
+    returns True if requests beyond the load's number are not wanted."""
     outcome = Outcome()
     words = Words(VOCABULARY)
     loop = asyncio.get_running_loop()
@@ -130,7 +131,7 @@ async def _ask(
 async def _trouble(
     session: aiohttp.ClientSession, address: str, ask: Ask, known: bool, words: Words
 ) -> str:
-    """Why an answer is not whole; empty where it is."""
+    """Return the reason an answer is not whole, or an empty string if it is."""
     headers = {"x-session-id": ask.session} if ask.session else {}
     url = f"http://{address}/v1/completions"
     async with session.post(url, json=ask.body, headers=headers) as reply:
@@ -153,7 +154,7 @@ async def _trouble(
 
 
 async def _read_stream(reply: aiohttp.ClientResponse) -> tuple[str, int, bool]:
-    """Text, tokens, and whether it ended. Raises ValueError for an error in it."""
+    """Return text, tokens, and True if the stream ended. Raises ValueError for an error in it."""
     parts: list[str] = []
     tokens = 0
     async for line in reply.content:

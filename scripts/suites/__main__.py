@@ -1,8 +1,8 @@
 """`python -m scripts.suites SUITES [--only SUITE] [--file FILE]`: runs other projects' suites
-against real nodes, and gives each failure the class that the reviewed tables give it.
+against real nodes, and assigns each failure its class from the reviewed tables.
 
-Exit status 1 where a failure has no class, or is ours, or where a row of the tables explains
-nothing any more.
+Exit status 1 if a failure has no class, or is ours, or if a row of the tables no longer explains
+anything.
 """
 
 import argparse

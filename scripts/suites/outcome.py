@@ -1,4 +1,4 @@
-"""What one test of a suite gave."""
+"""The outcome of one test of a suite."""
 
 import json
 from collections.abc import Iterable
@@ -11,7 +11,8 @@ Verdict = Literal["passed", "failed", "skipped"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """test: its name within the suite; message: why it failed or was skipped, else empty."""
+    """One test's outcome. test: its name within the suite. message: reason of a failure or a skip,
+    else empty."""
 
     suite: str
     test: str
@@ -20,9 +21,9 @@ class Outcome:
 
 
 def read_lines(suite: str, file: Path) -> list[Outcome]:
-    """Read what the plugin outcome_lines wrote; nothing where there is no file.
+    """Read the output of the plugin outcome_lines; empty if there is no file.
 
-    A test that is noted twice, by its set-up and its call, counts by the later line.
+    If a test is recorded twice, by its set-up and its call, the later line counts.
     """
     if not file.exists():
         return []
@@ -34,5 +35,5 @@ def read_lines(suite: str, file: Path) -> list[Outcome]:
 
 
 def failures(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Return those that failed, in their order."""
+    """Return the failed outcomes, in order."""
     return [each for each in outcomes if each.verdict == "failed"]

@@ -31,7 +31,7 @@ def as_json(ran: Mapping[str, Sequence[Outcome]], explained: Sequence[Explained]
 
 
 def merged(kept: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fresh, and of kept the suites that fresh has not run."""
+    """Return fresh, plus the suites of kept not run in fresh."""
     suites = {**kept["suites"], **fresh["suites"]}
     old = [row for row in kept["failures"] if row["suite"] not in fresh["suites"]]
     rows = [*old, *fresh["failures"]]
@@ -40,7 +40,7 @@ def merged(kept: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_page(results: Mapping[str, Any]) -> str:
-    """Return the page in Markdown. results: what as_json returned."""
+    """Return the page in Markdown. results: returned by as_json."""
     made = "Made by `python -m scripts.suites`. Classes of failures:"
     lines = ["# Other projects' suites", "", made, ""]
     lines += [f"- {kind}: {MEANINGS[kind]}." for kind in CLASSES]
@@ -80,8 +80,8 @@ def _row(explained: Explained) -> dict[str, str]:
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """A function's rows of one reason are one, with how many there are; so are a file's, where more
-    than _FUNCTIONS of its functions have that reason."""
+    """Return the table of failures. Rows of one function and reason become one, with their count.
+    So do rows of one file, if more than _FUNCTIONS of its functions have that reason."""
 
     def in_file(row: Mapping[str, str]) -> tuple[str, str, str]:
         return (row["test"].partition("::")[0], row["class"], row["reason"])

@@ -1,8 +1,8 @@
-"""The reviewed table of failures: which class each has, and why.
+"""The reviewed table of failures: the class of each, and the reason.
 
-A rule is a table `[[rule]]` of `classes/SUITE.toml`: `tests`, patterns of names (`*` for any text);
-`says`, a regular expression that the failure's message must hold; `class`; `reason`, a sentence.
-`sometimes = true` marks a failure that a run may not show, since the model's words decide it.
+A rule is a table `[[rule]]` of `classes/SUITE.toml`. `tests`: patterns of names (`*` for any text).
+`says`: a regular expression found in the failure's message. `class`. `reason`: a sentence.
+`sometimes = true` marks a failure not seen in every run, because the model's words decide it.
 """
 
 import re
@@ -26,7 +26,7 @@ MEANINGS: dict[Class, str] = {
 
 
 class BadRule(ValueError):
-    """A malformed rule. The message has its file, its place and the mend."""
+    """A malformed rule. The message names its file, its place and the fix."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class Explained:
-    """A failure beside the first rule for it; None: there is no rule."""
+    """A failure with the first rule for it; None: there is no rule."""
 
     outcome: Outcome
     rule: Rule | None
 
 
 def read_rules(folder: Path, suite: str) -> list[Rule]:
-    """Read the suite's table; empty where it has none. Raises BadRule."""
+    """Read the suite's table; empty if it has none. Raises BadRule."""
     file = folder / f"{suite}.toml"
     if not file.exists():
         return []
@@ -65,7 +65,7 @@ def read_rules(folder: Path, suite: str) -> list[Rule]:
 
 
 def explain(failures: Iterable[Outcome], rules: Sequence[Rule]) -> list[Explained]:
-    """Give each failure the first rule that covers it."""
+    """Assign each failure the first rule covering it."""
     return [
         Explained(each, next((rule for rule in rules if rule.covers(each)), None))
         for each in failures
@@ -73,9 +73,9 @@ def explain(failures: Iterable[Outcome], rules: Sequence[Rule]) -> list[Explaine
 
 
 def stale(outcomes: Sequence[Outcome], rules: Sequence[Rule]) -> list[Rule]:
-    """Return the rules that explain nothing, though a test that they name was run.
+    """Return the rules explaining nothing, although a test they name was run.
 
-    A rule of `sometimes` is never stale.
+    A rule with `sometimes` is never stale.
     """
     explained = {id(each.rule) for each in explain(_failed(outcomes), rules)}
     ran = [each.test for each in outcomes if each.verdict != "skipped"]

@@ -1,4 +1,5 @@
-"""Open Responses' compliance tests, as they are, against a model that thinks and one without."""
+"""Open Responses' compliance tests, unchanged, against a thinking model and one without
+thoughts."""
 
 import json
 import os
@@ -13,14 +14,14 @@ NAME = "openresponses"
 ORIGIN = "git clone https://github.com/openresponses/openresponses"
 _PACKAGE = "open-responses"
 _MODELS = ("tool_caller", "tool_caller_quick")
-"""Each test is run with both, since a thought's events hide what follows them."""
+"""Each test is run with both, because a thought's events hide later ones."""
 _WEB_SOCKETS = "--experimental-websocket"
-"""Node 20 has them so; later ones have them without."""
+"""Flag needed by Node 20; later versions have web sockets without it."""
 _SECONDS = 1200.0
 
 
 def run(place: Workplace) -> list[Outcome]:
-    """Run it. Raises MissingSuite."""
+    """Run the suite. Raises MissingSuite."""
     install(_PACKAGE)
     copied = place.copy(place.suite(NAME, ORIGIN), "copy")
     (copied / "node_modules").symlink_to(FOLDER / _PACKAGE / "node_modules")
@@ -50,7 +51,7 @@ def _log(place: Workplace, copied: Path, model: str) -> str:
 
 
 def read_log(model: str, log: str) -> list[Outcome]:
-    """Read the JSON that the suite prints, behind what Node may warn of; nothing where none is.
+    """Read the suite's JSON output, after possible warnings of Node; empty if there is none.
 
     A test's name begins with the model's.
     """

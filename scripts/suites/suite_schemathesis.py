@@ -1,4 +1,4 @@
-"""schemathesis over a node's own /openapi.json: drawn requests, and checks of what comes back."""
+"""schemathesis over a node's own /openapi.json: random requests, and checks of the replies."""
 
 import json
 import subprocess
@@ -16,16 +16,17 @@ _MODEL = "tool_caller_quick"
 _SEED = "1"
 _EXAMPLES = "20"
 _ENDLESS = "^/debug/(stream|events)$"
-"""Routes whose replies never end."""
+"""Routes with endless replies."""
 _UNSAID = "positive_data_acceptance"
-"""The check that what is valid by a schema is taken: rules of several fields are in no schema."""
+"""The check that a request valid by its schema is accepted. It is left out, because schemas cannot
+express rules over several fields."""
 _REQUEST_SECONDS = "30"
 _SECONDS = 3600.0
 _ANSWER_SECONDS = 30.0
 
 
 def run(place: Workplace) -> list[Outcome]:
-    """Run it. It needs no folder: the suite is a package."""
+    """Run the suite. It needs no folder, because the suite is a package."""
     install("suites")
     with place.served(_MODEL) as url:
         schema = f"{url}/openapi.json"
@@ -53,9 +54,9 @@ def run(place: Workplace) -> list[Outcome]:
 
 
 def read_report(file: Path) -> list[Outcome]:
-    """Read a JUnit file: a test is an operation, and each kind of its failures one of its own.
+    """Read a JUnit file: a test is an operation, and each kind of its failures is a separate test.
 
-    A kind is schemathesis' code, such as ST202; the message has all that it says of it.
+    A kind is schemathesis' code, such as ST202; the message has its full text.
     """
     if not file.exists():
         return []

@@ -1,4 +1,4 @@
-"""smg's `e2e_test`, which carries SGLang's server tests: a copy whose backend is a plain node."""
+"""smg's `e2e_test`, including SGLang's server tests: a copy with a plain node as backend."""
 
 import shutil
 
@@ -24,7 +24,7 @@ LEFT_OUT = {
 
 
 def run(place: Workplace) -> list[Outcome]:
-    """Run it. Raises MissingSuite."""
+    """Run the suite. Raises MissingSuite."""
     source = place.suite(NAME, ORIGIN)
     root = place.folder / "copy"
     shutil.copytree(source / "e2e_test", root / "e2e_test")

@@ -1,4 +1,4 @@
-"""vLLM's `tests/entrypoints`: a copy whose server fixture starts a real `tasuki serve`."""
+"""vLLM's `tests/entrypoints`: a copy with a server fixture starting a real `tasuki serve`."""
 
 import shutil
 
@@ -19,7 +19,7 @@ LEFT_OUT = {
 
 
 def run(place: Workplace) -> list[Outcome]:
-    """Run it. Raises MissingSuite."""
+    """Run the suite. Raises MissingSuite."""
     source = place.suite(_FOLDER, ORIGIN) / "tests" / "entrypoints"
     root = place.folder / "copy"
     shutil.copytree(STAND_INS / "vllm_tests", root / "tests")

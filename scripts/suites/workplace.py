@@ -1,4 +1,5 @@
-"""Where suites run: copies of them, the two models' folders, the environments of their packages."""
+"""The folders of the suites: copies of them, the two models' folders, the environments of their
+packages."""
 
 import os
 import shutil
@@ -24,13 +25,13 @@ TEST_SECONDS = 150
 
 
 class MissingSuite(RuntimeError):
-    """A suite is not in the folder of suites: it names where one gets it."""
+    """A suite is not in the folder of suites; the message names its origin."""
 
 
 @dataclass(frozen=True)
 class Workplace:
-    """suites: the folder that holds them; folder: one of ours, emptied at the start; chosen: files
-    or folders of the suites that alone run, all where it is empty."""
+    """suites: the folder holding them. folder: one of ours, emptied at the start. chosen: files or
+    folders of the suites to run; empty: all."""
 
     suites: Path
     folder: Path
@@ -47,21 +48,21 @@ class Workplace:
         shutil.copytree(embedded_model(), models / "embedded")
 
     def suite(self, name: str, origin: str) -> Path:
-        """Return the suite's folder. Raises MissingSuite, which says its origin."""
+        """Return the suite's folder. Raises MissingSuite naming its origin."""
         folder = self.suites / name
         if not folder.is_dir():
             raise MissingSuite(f"{folder} is not there: {origin}")
         return folder
 
     def copy(self, source: Path, name: str) -> Path:
-        """Return a copy of the folder that a run may change."""
+        """Return a copy of the folder, for a run to change."""
         copied = self.folder / name
         shutil.copytree(source, copied, ignore=shutil.ignore_patterns("node_modules", ".git"))
         return copied
 
     def environment(self, *paths: Path) -> dict[str, str]:
-        """Return what programs of a suite get: the stand-ins and paths, where the node and the
-        models are, no hub."""
+        """Return the environment of a suite's programs: the stand-ins and paths, the locations of
+        the node and the models, no hub."""
         searched = os.pathsep.join(map(str, (STAND_INS, *paths)))
         return {
             **os.environ,
@@ -76,7 +77,7 @@ class Workplace:
 
     @contextmanager
     def served(self, model: str, *flags: str) -> Iterator[str]:
-        """Serve that model for as long as a block runs; give the node's URL."""
+        """Serve that model during a block; yields the node's URL."""
         node = ServedNode(PROGRAM, self.folder / "models" / model, list(flags))
         try:
             yield node.url
@@ -84,7 +85,7 @@ class Workplace:
             node.stop()
 
     def pytest(self, root: Path, targets: list[str], *paths: Path) -> Path:
-        """Run the suite's tests in the folder root, where paths are importable.
+        """Run the suite's tests in the folder root, with paths importable.
 
         Returns the file of outcomes.
         """

@@ -1,8 +1,8 @@
-"""Chapters as token sequences: a novel's own text, now plain, now in turns of a chat.
+"""Chapters as token sequences: a novel's own text, either plain or in turns of a chat.
 
-Owns where turns are cut and how long they are. A user gives a passage, the assistant goes on with
-the sentences that follow, so the format teaches when to answer and when to stop without any text
-but the novels'. Randomness comes from the caller's generator only.
+Owns the cuts of turns and their lengths. A user gives a passage, and the assistant continues with
+the following sentences. So the format teaches to answer and to stop, with no text except the
+novels'. Randomness comes from the caller's generator only.
 """
 
 import math
@@ -31,8 +31,8 @@ _SYSTEM_PROMPTS = (
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence twice: `opening` without its leading white space begins a turn, `following` goes
-    on in one. `ends_chapter` marks the last of its chapter."""
+    """A sentence in two encodings. `opening`, without its leading white space, starts a turn;
+    `following` continues one. `ends_chapter` marks the last of its chapter."""
 
     opening: tuple[int, ...]
     following: tuple[int, ...]
@@ -40,7 +40,8 @@ class Sentence:
 
 
 class ConversationMaker:
-    """Cuts one list of chapters into sequences of a fixed number of tokens, anew each epoch."""
+    """Cuts one list of chapters into sequences of a fixed number of tokens, differently each
+    epoch."""
 
     def __init__(self, chapters: Sequence[Chapter], tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -67,11 +68,12 @@ class ConversationMaker:
 
     @property
     def text_tokens(self) -> int:
-        """Tokens of the novels' text, without any chat format."""
+        """Return the number of tokens of the novels' text, without any chat format."""
         return sum(len(sentence.following) for sentence in self._sentences)
 
     def epoch(self, length: int, chooser: random.Random) -> list[list[int]]:
-        """Sequences of `length` tokens that pass over all text about once, from a random start."""
+        """Return sequences of `length` tokens that cover all text about once, from a random
+        start."""
         found = []
         at = chooser.randrange(len(self._sentences))
         left = len(self._sentences)
@@ -83,7 +85,7 @@ class ConversationMaker:
         return found
 
     def _sequence(self, at: int, length: int, chooser: random.Random) -> tuple[list[int], int]:
-        """`length` tokens from sentence `at` on, and how many sentences they took."""
+        """Return `length` tokens from sentence `at` on, and the number of sentences used."""
         chat = chooser.random() >= _PLAIN_SHARE
         tokens: list[int] = []
         used = 0
@@ -116,9 +118,9 @@ class ConversationMaker:
         return tokens[:length], used
 
     def _turns(self, chooser: random.Random) -> Iterator[tuple[str, int]]:
-        """Roles and the tokens after which a turn ends at its next sentence end. Users' lengths
-        are spread evenly over orders of magnitude; answers are short and much alike, so that even
-        greedy decoding learns to stop."""
+        """Yield roles and token counts; after so many tokens a turn ends at its next sentence end.
+        Users' lengths are spread evenly over orders of magnitude. Answers are short and similar in
+        length, so even greedy decoding learns to stop."""
         if chooser.random() < _SYSTEM_SHARE:
             yield "system", 0
         low, high = (math.log(tokens) for tokens in _USER_TOKENS)

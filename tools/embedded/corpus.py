@@ -1,8 +1,8 @@
 """Austen's six novels as chapters of clean text, read from Debian's r-cran-janeaustenr package.
 
 Owns the way from the .deb (ar > tar > R lazy-load records > character vectors) to unwrapped
-paragraphs, the cut into sentences, and which chapters are held out. Does not know tokens. Pure
-functions of the file: the same package gives the same corpus.
+paragraphs, the cut into sentences, and the choice of held-out chapters. Knows nothing of tokens.
+Pure functions of the file: the same package gives the same corpus.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _HELD_OUT_EVERY = 20
 
 
 class CorpusError(ValueError):
-    """The package does not hold what this reader expects; the message names what and where."""
+    """The package does not hold the expected data; the message names the data and the place."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Every twentieth chapter is held out, so each novel is seen and each is judged."""
+    """All chapters. Every twentieth is held out, so each novel is trained on and each is judged."""
 
     train: tuple[Chapter, ...]
     held_out: tuple[Chapter, ...]
 
     @property
     def sha256(self) -> str:
-        """Over all chapters' UTF-8 text in reading order, training first."""
+        """Return the digest of all chapters' UTF-8 text in reading order, training first."""
         digest = hashlib.sha256()
         for chapter in self.train + self.held_out:
             digest.update(chapter.text.encode() + b"\0")
@@ -67,8 +67,8 @@ def load_corpus(package: Path) -> Corpus:
 
 
 def sentences(text: str) -> list[str]:
-    """Cut `text` after sentence ends; each piece keeps the white space before it, so that joining
-    the pieces gives `text` back."""
+    """Cut `text` after sentence ends. Each piece keeps the white space before it, so joining the
+    pieces gives `text` back."""
     cuts = [0]
     for match in _SENTENCE_END.finditer(text):
         following = text[match.end() :].lstrip(" \n\"'(")[:1]
@@ -80,7 +80,8 @@ def sentences(text: str) -> list[str]:
 
 
 def _novels(package: Path) -> Iterator[list[str]]:
-    """The lines of each novel, in the order of the lazy-load file: length, then a zlib stream."""
+    """Yield the lines of each novel, in the order of the lazy-load file: length, then a zlib
+    stream."""
     records = _member(package)
     while records:
         inflater = zlib.decompressobj()
@@ -89,7 +90,7 @@ def _novels(package: Path) -> Iterator[list[str]]:
 
 
 def _member(package: Path) -> bytes:
-    """The lazy-load file inside data.tar.* inside the ar archive."""
+    """Return the lazy-load file inside data.tar.* inside the ar archive."""
     raw = package.read_bytes()
     if not raw.startswith(b"!<arch>\n"):
         raise CorpusError(f"{package}: is no Debian package; download r-cran-janeaustenr again")
@@ -106,7 +107,7 @@ def _member(package: Path) -> bytes:
 
 
 def _string_vector(record: bytes, package: Path) -> list[str]:
-    """One R serialisation (XDR, version 3) that is a plain character vector."""
+    """Parse one R serialisation (XDR, version 3) of a plain character vector."""
     encoding_length = struct.unpack_from(">i", record, 14)[0]
     at = 18 + encoding_length
     kind, count = struct.unpack_from(">ii", record, at)
@@ -124,7 +125,8 @@ def _string_vector(record: bytes, package: Path) -> list[str]:
 
 
 def _chapters(lines: list[str]) -> Iterator[Chapter]:
-    """Unwrap lines into paragraphs and cut at headings; what stands before the first is dropped."""
+    """Unwrap lines into paragraphs and cut at headings. Text before the first heading is
+    dropped."""
     novel = lines[0].strip().title()
     number = 0
     paragraphs: list[str] = []

@@ -1,10 +1,10 @@
-"""The draft layer of a dense model as a module that is trained: names, shapes and arithmetic are
-those that the product loads and computes (model/backends/torch_backend.py).
+"""The draft layer of a dense model as a trainable module. Names, shapes and arithmetic are the same
+as those loaded and computed by the product (model/backends/torch_backend.py).
 
-Computes whole sequences at once. A chain's first step is the layer as prompts go through it; each
-later one starts from what the one before returned, sees the first one's keys up to where its chain
-began, and of every step since then the key of its own chain. The token before is always the text's:
-a chain goes on only where the draft was right.
+Computes whole sequences at once. A chain's first step is the layer applied to a prompt. Each later
+step starts from the result of the previous one. It sees the first step's keys up to its chain's
+beginning, and its own chain's key of every step since then. The token before is always the text's,
+because a chain continues only after a correct draft.
 """
 
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ _SPREAD = 0.02
 
 
 class Keys(NamedTuple):
-    """Of one step, [B, kv_heads, T, head_dim] each."""
+    """The keys and values of one step, [B, kv_heads, T, head_dim] each."""
 
     keys: Tensor
     values: Tensor
 
 
 class DraftHead(nn.Module):
-    """state_dict() with `mtp.` before each name is what a checkpoint has."""
+    """The draft layer. state_dict() with `mtp.` before each name gives a checkpoint's tensors."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -45,9 +45,10 @@ class DraftHead(nn.Module):
                 nn.init.normal_(parameter, std=_SPREAD)
 
     def forward(self, embedded: Tensor, hidden: Tensor, steps: int) -> list[Tensor]:
-        """Of each step of the chains [B, T, hidden], which the model's head makes logits of: at
-        token i what is expected behind it. embedded, hidden [B, T, hidden]: of the tokens, and the
-        model's behind its final norm. Step s (from 0) means nothing at tokens 0 to s."""
+        """Return the output of each step of the chains, [B, T, hidden]; the model's head turns it
+        into logits. At token i it predicts a later token. embedded, hidden [B, T, hidden]: of the
+        tokens, and the model's states after its final norm. The output of step s (from 0) has no
+        meaning at tokens 0 to s."""
         before, earlier, found = hidden, list[Keys](), list[Tensor]()
         embedding = self.pre_fc_norm_embedding(embedded)
         for _ in range(steps):
@@ -60,7 +61,7 @@ class DraftHead(nn.Module):
 
 
 class Norm(nn.Module):
-    """Zero-centred, as published."""
+    """A norm with zero-centred weights, like published ones."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -117,7 +118,7 @@ class _Attention(nn.Module):
         self.k_norm = Norm(self._dim, config.norm_eps)
 
     def forward(self, x: Tensor, earlier: Sequence[Keys]) -> tuple[Tensor, Keys]:
-        """earlier: of the chain's steps before this one."""
+        """Apply the layer. earlier: keys of the chain's previous steps."""
         tokens, dim = x.shape[1], self._dim
         gated = self.q_proj(x).unflatten(-1, (self._heads, 2 * dim))
         q, gate = gated.float().chunk(2, -1)
@@ -132,7 +133,7 @@ class _Attention(nn.Module):
         return self.o_proj(output.flatten(2)), kept
 
     def _attend(self, q: Tensor, steps: Sequence[Keys]) -> Tensor:
-        """q [B, heads, T, dim], of the last of the steps."""
+        """Attend over the keys of all steps. q [B, heads, T, dim]: of the last step."""
         ratio = self._heads // self._kv_heads
         own = [Keys(*(part.repeat_interleave(ratio, 1) for part in step)) for step in steps]
         tokens, last = q.shape[2], len(own) - 1
@@ -154,7 +155,7 @@ class _Attention(nn.Module):
 
 
 def _behind(x: Tensor, by: int, dim: int = 1) -> Tensor:
-    """x moved on by so many tokens; zeros come first."""
+    """Return x shifted by `by` tokens, with zeros first."""
     if not by:
         return x
     rest = x.narrow(dim, 0, x.shape[dim] - by)
@@ -162,13 +163,13 @@ def _behind(x: Tensor, by: int, dim: int = 1) -> Tensor:
 
 
 STEP_WEIGHTS = (0.51, 0.31, 0.18)
-"""Of a chain's steps, after FastMTP (arXiv 2509.18362)."""
+"""Weights of a chain's steps, after FastMTP (arXiv 2509.18362)."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """tokens [B, T]; embedded, hidden [B, T, hidden]: of the tokens, and the model's behind its
-    final norm; head [vocab, hidden]: the model's."""
+    """tokens [B, T]. embedded, hidden [B, T, hidden]: of the tokens, and the model's states after
+    its final norm. head [vocab, hidden]: the model's."""
 
     tokens: Tensor
     embedded: Tensor
@@ -178,10 +179,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class StepScores:
-    """Of one step of the chains, means over tokens, on the device. divergence: of the model's
-    distribution from the head's, nats. cross_entropy: of the text, nats. agreed: where both would
-    choose the same token greedily. overlap: the part of the two distributions that is common, which
-    bounds how many drawn drafts can hold."""
+    """Scores of one step of the chains, means over tokens, on the device. divergence: of the
+    model's distribution from the head's, nats. cross_entropy: of the text, nats. agreed: share of
+    equal greedy tokens. overlap: common part of the two distributions, the upper bound of accepted
+    sampled drafts."""
 
     divergence: Tensor
     cross_entropy: Tensor
@@ -190,7 +191,7 @@ class StepScores:
 
 
 def scores(head: DraftHead, batch: Batch) -> list[StepScores]:
-    """Of every step with a weight."""
+    """Return the scores of every step with a weight."""
     with torch.no_grad():
         trunk = functional.linear(batch.hidden, batch.head).float().log_softmax(-1)
     chain = head(batch.embedded, batch.hidden, len(STEP_WEIGHTS))
@@ -201,7 +202,7 @@ def scores(head: DraftHead, batch: Batch) -> list[StepScores]:
 
 
 def loss(found: list[StepScores], cross_entropy: float) -> Tensor:
-    """cross_entropy: its weight beside the divergence's."""
+    """Return the training loss. cross_entropy: weight relative to the divergence's."""
     parts = [
         weight * (step.divergence + cross_entropy * step.cross_entropy)
         for weight, step in zip(STEP_WEIGHTS, found, strict=True)
@@ -210,7 +211,7 @@ def loss(found: list[StepScores], cross_entropy: float) -> Tensor:
 
 
 def _step(step: int, logits: Tensor, trunk: Tensor, tokens: Tensor) -> StepScores:
-    """trunk: log probabilities [B, T, vocab]."""
+    """Return the scores of one step. trunk: log probabilities [B, T, vocab]."""
     # No draft stands behind the first tokens, no text behind the last.
     rows = slice(step + 1, -1)
     ours, theirs = logits[:, rows].float().log_softmax(-1), trunk[:, rows]

@@ -1,8 +1,9 @@
-"""Trains the embedded model and writes its checkpoint folder: `python -m
-tools.embedded.train --package FILE.deb --out FOLDER`.
+"""Trains the embedded model and writes its checkpoint folder: `python -m tools.embedded.train
+--package FILE.deb --out FOLDER`.
 
-Owns schedule, regularisation and the record (training.json). Keeps the weights that did best on the
-held-out chapters and stops when they stop improving. One process, one GPU (a CPU works, for days).
+Owns schedule, regularisation and the record (training.json). Keeps the weights with the best result
+on the held-out chapters, and stops once they no longer improve. One process, one GPU (a CPU works,
+for days).
 """
 
 import argparse
@@ -47,8 +48,8 @@ CHAT_TEMPLATE = """\
 
 
 def model_config(end_of_text: int) -> Any:
-    """About 7.9 M parameters, 16 MB in bfloat16: the smallest that runs through the same kernels as
-    published models.
+    """Return the config of about 7.9 M parameters, 16 MB in bfloat16: the smallest model running
+    through the same kernels as published models.
 
     Head sizes (128 for GDN, 256 for attention), rotary share and ratios are those of Qwen3.5; only
     width, depth and vocabulary shrink.
@@ -79,8 +80,8 @@ _WARM_UP_STEPS = 3
 class TrainingStep:
     """Forward, backward, clipping and AdamW on float32 weights, with bfloat16 matrix products.
 
-    A CUDA graph replays it where there is a GPU: a small model is bound by kernel launches. Owns
-    the optimiser and its graphs, one a batch shape. Single-threaded.
+    With a GPU, a CUDA graph replays the step, because kernel launches limit a small model. Owns the
+    optimiser and its graphs, one a batch shape. Single-threaded.
     """
 
     def __init__(self, model: nn.Module, weight_decay: float) -> None:
@@ -100,7 +101,8 @@ class TrainingStep:
         self._replays: dict[torch.Size, Callable[[Tensor], Tensor]] = {}
 
     def __call__(self, tokens: Tensor, rate: float) -> Tensor:
-        """Train on tokens [B, T] at that learning rate; the mean loss, a scalar on the device."""
+        """Train on tokens [B, T] at that learning rate. Returns the mean loss, a scalar on the
+        device."""
         if not self._graphed:
             for group in self._optimiser.param_groups:
                 group["lr"] = rate
@@ -156,13 +158,13 @@ class TrainingStep:
 
 
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Mean cross-entropy (nats a token) of tokens [B, T] after the first."""
+    """Return the mean cross-entropy (nats a token) of tokens [B, T] after the first."""
     logits = model(input_ids=tokens, use_cache=False).logits
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
 def mixed_precision(device: torch.device) -> torch.autocast:
-    """bfloat16 matrix products on a GPU, float32 elsewhere."""
+    """Use bfloat16 matrix products on a GPU, float32 elsewhere."""
     # A cached cast would outlive the graph that made it.
     return torch.autocast(
         device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False
@@ -247,7 +249,8 @@ def main() -> None:
 
 
 def _write_excerpt(corpus: Corpus, directory: Path) -> str:
-    """The head of one held-out chapter, cut at a word; also written beside the weights."""
+    """Return the start of one held-out chapter, cut at a word; also writes it beside the
+    weights."""
     text = corpus.held_out[len(corpus.held_out) // 2].text[:_EXCERPT_CHARACTERS]
     excerpt = text[: text.rindex(" ")] + "\n"
     (directory / _EXCERPT).write_text(excerpt, encoding="utf-8")
@@ -261,7 +264,7 @@ def _train(
     settings: argparse.Namespace,
     started: float,
 ) -> tuple[list[dict[str, float | None]], nn.Module]:
-    """The loss curve and the model that did best on `validation`."""
+    """Return the loss curve and the model with the best result on `validation`."""
     step = TrainingStep(model, settings.weight_decay)
     batches = _batches(data, settings)
     steps = settings.epochs * data.text_tokens // settings.batch_tokens
@@ -294,7 +297,7 @@ def _train(
 
 
 def _batches(data: ConversationMaker, settings: argparse.Namespace) -> Iterator[Tensor]:
-    """Endless batches of batch_tokens each, every fourth of long sequences."""
+    """Yield endless batches of batch_tokens each, every fourth of long sequences."""
     chooser = random.Random(settings.seed)
 
     def sequences(length: int) -> Iterator[list[int]]:
@@ -310,8 +313,8 @@ def _batches(data: ConversationMaker, settings: argparse.Namespace) -> Iterator[
 
 
 def _drop_branches(model: nn.Module, share: float) -> None:
-    """Dropout on what each branch adds to the residual stream and on embeddings; transformers'
-    class has none, and a million tokens are memorised without it."""
+    """Add dropout on each branch's addition to the residual stream and on embeddings. transformers'
+    class has none, and without it a million tokens are memorised."""
 
     def drop(module: nn.Module, _: Any, output: Tensor) -> Tensor:
         return functional.dropout(output, share, module.training)
@@ -323,7 +326,8 @@ def _drop_branches(model: nn.Module, share: float) -> None:
 
 @torch.no_grad()
 def _loss(model: nn.Module, tokens: Tensor) -> float:
-    """Mean loss over tokens [N, T] of the model in its own precision, dropout off."""
+    """Return the mean loss over tokens [N, T] of the model in its own precision, without
+    dropout."""
     training = model.training
     model.eval()
     parts = [next_token_loss(model, part).item() * len(part) for part in tokens.split(4)]

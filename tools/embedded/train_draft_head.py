@@ -1,9 +1,9 @@
-"""Trains the embedded model's draft layer: `python -m tools.embedded.train_draft_head
---package FILE.deb --out FOLDER`.
+"""Trains the embedded model's draft layer: `python -m tools.embedded.train_draft_head --package
+FILE.deb --out FOLDER`.
 
-The model is frozen. Its hidden states are computed once for a few ways of cutting the text into
-chats, by the product; the layer is then trained to expect what the model expects, three tokens on.
-Keeps the weights that did best on the held-out chapters. One process, one GPU or a CPU.
+The model is frozen. The product computes its hidden states once, for a few ways of cutting the text
+into chats. The layer is then trained to predict the model's own predictions, three tokens ahead.
+Keeps the weights with the best result on the held-out chapters. One process, one GPU or a CPU.
 """
 
 import argparse
@@ -92,7 +92,8 @@ def main() -> None:
 
 
 def _check_split(corpus: Corpus, model: Path) -> None:
-    """Or what is held out here the model may have seen. Raises CorpusError."""
+    """Check that the model was trained on the same corpus. Otherwise it may have seen the held-out
+    chapters. Raises CorpusError."""
     known = json.loads((model / "training.json").read_text(encoding="utf-8"))["corpus"]["sha256"]
     if corpus.sha256 != known:
         raise CorpusError(
@@ -113,7 +114,7 @@ def _train(
     settings: argparse.Namespace,
     started: float,
 ) -> tuple[list[dict[str, Any]], DraftHead]:
-    """The loss curve, and the head that did best on `validation`."""
+    """Return the loss curve, and the head with the best result on `validation`."""
     groups = parameter_groups(head, settings.weight_decay)
     optimiser = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95))
     order = random.Random(settings.seed)
@@ -161,7 +162,7 @@ def _batch(texts: Texts, chosen: Tensor, embedding: Tensor) -> Batch:
 def _evaluate(
     head: DraftHead, embedding: Tensor, texts: Texts, settings: argparse.Namespace
 ) -> dict[str, Any]:
-    """Means over the texts, in the precision of training."""
+    """Return means over the texts, in the precision of training."""
     parts: list[list[StepScores]] = []
     for row in range(len(texts.tokens)):
         chosen = torch.tensor([row], device=embedding.device)
@@ -180,14 +181,14 @@ def _evaluate(
 
 
 def _rounded(head: DraftHead) -> DraftHead:
-    """As it is shipped."""
+    """Return the head rounded to its shipped precision."""
     shipped = copy.deepcopy(head)
     shipped.to(torch.bfloat16).float()
     return shipped
 
 
 def _mixed_precision(device: torch.device) -> torch.autocast:
-    """bfloat16 matrix products on a GPU, float32 elsewhere."""
+    """Use bfloat16 matrix products on a GPU, float32 elsewhere."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 

@@ -1,6 +1,6 @@
-"""What the frozen model computes of texts: its hidden states behind the final norm.
+"""The frozen model's hidden states of texts, after the final norm.
 
-By the product's own forward, on a CPU or a GPU, in an arena that nobody else uses.
+Computed by the product's own forward, on a CPU or a GPU, in a separate arena.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ from tasuki.pycache.layout import PAGE_TOKENS
 
 class Trunk:
     def __init__(self, folder: Path, device: str, threads: int) -> None:
-        """device: cpu, computed in float32, or cuda, in bfloat16. Raises the model's errors."""
+        """Load the model. device: cpu, computed in float32, or cuda, in bfloat16. Raises the
+        model's errors."""
         dtype = "float32" if device == "cpu" else "bfloat16"
         config = EngineConfig(
             model=str(folder),
@@ -37,12 +38,13 @@ class Trunk:
 
     @property
     def embedding(self) -> Tensor:
-        """[vocab, hidden], also the head: the embedded model ties them."""
+        """Return the embedding [vocab, hidden]. It is also the head, because the embedded model
+        ties them."""
         return self._parts.model.weights.embedding
 
     @torch.no_grad()
     def hidden(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """[N, T, hidden] on the device, of sequences of one length."""
+        """Return hidden states [N, T, hidden] on the device, of sequences of one length."""
         length = len(sequences[0])
         at_once = max(1, 16384 // length)
         rows = [

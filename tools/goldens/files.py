@@ -1,6 +1,6 @@
 """A golden model's folder: config, weights, prompts with their answers, arrays.
 
-Invariant: equal values give equal bytes, so that a rebuild shows what changed.
+Invariant: equal values give equal bytes, so a rebuild shows the changes.
 """
 
 import filecmp
@@ -29,7 +29,8 @@ TOLERANCE = {
 
 
 def write_model(shape: Shape, folder: Path) -> int:
-    """Bytes written. Raises RuntimeError where no prompt keeps its distance from a tie."""
+    """Write a model's folder, and return the bytes written. Raises RuntimeError if every prompt
+    comes too near a tie."""
     folder.mkdir(parents=True, exist_ok=True)
     reference = Reference(shape)
     weights = {
@@ -60,7 +61,7 @@ def write_model(shape: Shape, folder: Path) -> int:
 
 
 def differing(made: Path, kept: Path) -> list[str]:
-    """Files, below either folder, that are not byte by byte equal."""
+    """Return the files below either folder that differ in any byte."""
     if made == kept:
         return []
     names = {path.relative_to(root) for root in (made, kept) for path in root.glob("*/*")}

@@ -1,7 +1,8 @@
-"""What transformers answers: its own PyTorch path, float32, one thread, eager attention.
+"""The reference answers of transformers: its own PyTorch path, float32, one thread, eager
+attention.
 
-Owns the model of one shape. Arrays are named as tests/harness/goldens.py
-reads them; a convolution's state is the last three inputs, since no step reads the fourth again.
+Owns the model of one shape. Arrays have the names read by tests/harness/goldens.py. A convolution's
+state is the last three inputs, because no step reads the fourth again.
 """
 
 import importlib.util
@@ -19,7 +20,8 @@ from tools.goldens.shapes import Case, Shape
 from tools.goldens.weights import random_weights
 
 MARGIN = 0.05
-"""Between the two likeliest tokens at every step, so that no other order of sums flips one."""
+"""Smallest distance of the two likeliest tokens at every step, so another order of sums does not
+change the choice."""
 
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -51,7 +53,8 @@ class Reference:
 
     @torch.inference_mode()
     def answer(self, case: Case, prompt: list[int]) -> Answer | None:
-        """None where a step nearly ties, or where one token makes up most of the answer."""
+        """Return the answer to a prompt. Returns None if a step nearly ties, or if one token makes
+        up most of the answer."""
         arrays: Arrays = {}
         with self._watched(arrays if case.hidden else {}):
             first = self._forward(prompt, None)
@@ -82,7 +85,7 @@ class Reference:
 
     @torch.inference_mode()
     def logits(self, prompt: list[int]) -> NDArray[np.float32]:
-        """[tokens, vocab], of a forward over the prompt."""
+        """Return logits [tokens, vocab] of a forward over the prompt."""
         return _array(self._forward(prompt, None).logits[0])
 
     def _forward(self, tokens: list[int], cache: Any) -> Any:
@@ -90,7 +93,7 @@ class Reference:
         return self._model(input_ids=ids, past_key_values=cache, use_cache=True)
 
     def _states(self, cache: Any, prefix: str, tokens: int | None) -> Arrays:
-        """tokens: of KV to keep; None: none."""
+        """Return the caches of all layers. tokens: number of KV tokens to keep; None: none."""
         found: Arrays = {}
         for layer, kind in enumerate(self._model.config.layer_types):
             held, name = cache.layers[layer], f"{prefix}.layer{layer}"
@@ -104,7 +107,7 @@ class Reference:
 
     @contextmanager
     def _watched(self, arrays: Arrays) -> Iterator[None]:
-        """Keeps what each layer and the last norm give."""
+        """Store the outputs of each layer and of the last norm."""
 
         def keep(name: str) -> Any:
             def hook(module: nn.Module, given: object, out: Any) -> None:
@@ -129,7 +132,8 @@ class Reference:
 def rotary_angles(
     shape: Shape, positions: Tensor
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Radians a position [pairs]; cos and sin [positions, pairs]. REQUIRES: the shape is dense."""
+    """Return radians a position [pairs], and cos and sin [positions, pairs]. REQUIRES: the shape is
+    dense."""
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
     rotary = Qwen3_5TextRotaryEmbedding(_config(shape))

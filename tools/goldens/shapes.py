@@ -6,8 +6,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Case:
-    """states_at: prompt lengths at which caches are kept. extends: its prompt begins with that
-    case's. hidden: what every layer gives is kept too. end: and the caches behind the answer."""
+    """One prompt. states_at: prompt lengths at which caches are stored. extends: the case whose
+    prompt it starts with. hidden: every layer's output is stored too. end: the caches after the
+    answer are stored too."""
 
     name: str
     prompt_tokens: int
@@ -20,9 +21,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Shape:
-    """One checkpoint. prefix: of its tensors' names; a nested one has a nested config too. mtp: it
-    brings the tensors of a draft head, which nobody here reads. stretched: it has goldens of longer
-    contexts too."""
+    """One checkpoint. prefix: of its tensors' names; a nested one has a nested config too. mtp:
+    includes the tensors of a draft head, unused by tests. stretched: has goldens of longer contexts
+    too."""
 
     name: str
     seed: int

@@ -1,7 +1,7 @@
-"""What transformers makes of contexts longer than the training: angles and logits under YaRN.
+"""The results of transformers for contexts longer than the training: angles and logits under YaRN.
 
-The weights are a golden model's own; of its config only what has to do with positions is changed.
-Angles are of heads as wide as published ones.
+The weights are a golden model's own; only the position settings of its config are changed. Angles
+are of heads as wide as published ones.
 """
 
 import json
@@ -68,7 +68,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def write_stretched(shape: Shape, folder: Path) -> int:
-    """Bytes written."""
+    """Write the goldens of longer contexts, and return the bytes written."""
     prompt = np.random.default_rng(shape.seed + 1).integers(
         0, shape.text["vocab_size"], PROMPT_TOKENS
     )

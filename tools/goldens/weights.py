@@ -1,7 +1,7 @@
-"""Random weights of a checkpoint: numpy's generator decides them, which draws the same on every
+"""Random weights of a checkpoint, from numpy's generator, because it gives the same values on every
 processor.
 
-Invariant: a tensor depends on the shape's seed, its own name and its own size alone.
+Invariant: a tensor depends only on the shape's seed, its own name and its own size.
 """
 
 import hashlib
@@ -16,7 +16,8 @@ from tools.training.checkpoint import FLOAT32
 
 
 def random_tensor(seed: int, name: str, size: tuple[int, ...]) -> Tensor:
-    """Of a scale at which a network of these shapes neither fades nor saturates."""
+    """Return a random tensor, scaled so that a network of these shapes neither fades nor
+    saturates."""
     key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     drawn = np.random.default_rng(list(key)).standard_normal(size)
     match name.rsplit(".", 2)[-2:]:
@@ -39,12 +40,13 @@ def random_tensor(seed: int, name: str, size: tuple[int, ...]) -> Tensor:
 
 
 def random_weights(shape: Shape, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """sizes: of the model's tensors, by transformers' names."""
+    """Return the weights by name. sizes: of the model's tensors, by transformers' names."""
     return {name: random_tensor(shape.seed, name, size) for name, size in sizes.items()}
 
 
 def draft_head(shape: Shape) -> dict[str, Tensor]:
-    """The tensors of a dense layer and what leads to it, as checkpoints with MTP name them."""
+    """Return the tensors of a draft head: a dense layer and its input projection, named like in
+    checkpoints with MTP."""
     text = shape.text
     hidden, wide, head = text["hidden_size"], text["intermediate_size"], text["head_dim"]
     queries, keys = text["num_attention_heads"] * head, text["num_key_value_heads"] * head

@@ -1,4 +1,4 @@
-"""Batches of the tool caller's training: what is in them, and from when on."""
+"""Batches of the tool caller's training: their content, and the stage of each kind."""
 
 import random
 import re
@@ -21,19 +21,19 @@ _TEMPLATES = _ROOT / "tests" / "harness" / "qwen_templates"
 
 
 def texts() -> list[str]:
-    """Prose and code: what words are learnt from."""
+    """Return prose and code, the sources of learnt words."""
     files = (_TEMPLATES / "LICENSE", _ROOT / "model" / "embedded" / "held_out.txt")
     prose = [path.read_text(encoding="utf-8") for path in files]
     return [*prose, *map(template_source, XML_TEMPLATES)]
 
 
 def passages() -> list[str]:
-    """The same texts, without what begins and ends a turn."""
+    """Return the same texts, without the marks at the start and end of a turn."""
     return [text.replace(TURN_START, "").replace(TURN_END, "") for text in texts()]
 
 
 def words_of(found: Sequence[str]) -> list[str]:
-    """Words of the texts, each once."""
+    """Return the words of the texts, each once."""
     return sorted({word for text in found for word in re.findall("[A-Za-z]{3,9}", text)})
 
 
@@ -55,7 +55,7 @@ def by_template(name: str) -> Render:
 def bare(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], thinks: bool
 ) -> str:
-    """A Render. The tools are left out."""
+    """Render messages without the tools. A Render function."""
     return "".join(map(_turn, messages)) + (
         "<|im_start|>assistant\n<think>\n" + ("" if thinks else "\n</think>\n\n")
     )
@@ -84,10 +84,11 @@ _FILLERS = {
     4: (20, 60, 150, 350, 650),
 }
 _TURNS = {1: 1, 2: 1, 3: 6, 4: 6}
-"""By stage. So many requests follow a prompt of the third, whose tokens cost too much for one."""
+"""Number of requests after a prompt, by stage. In the third stage a prompt's tokens cost too much
+for one request."""
 _SHARED_NAMES = 12
-"""In a prompt of the fourth stage: tools and their arguments are named with these, its prose names
-them, and so do its requests."""
+"""Shared names in a prompt of the fourth stage: its tools, their arguments, its prose and its
+requests use them."""
 _KINDS = {
     1: ("bare", "full"),
     2: ("bare", "long"),
@@ -96,13 +97,13 @@ _KINDS = {
 }
 _HELD_OUT_FILLER = {"bare": 0, "full": 10, "long": 60, "longer": 240, "longest": 650}
 _HELD_OUT = {"bare": 24, "full": 24, "long": 24, "longer": 8, "longest": 4}
-"""Prompts of a kind."""
+"""Number of held-out prompts by kind."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """tokens: prompt, answer and the end of its turn, and of further turns alike; answers: the
-    places of each answer's tokens."""
+    """One training text. tokens: prompt, answer and the end of its turn, and the same of further
+    turns. answers: the places of each answer's tokens."""
 
     tokens: list[int]
     answers: tuple[range, ...]
@@ -110,10 +111,10 @@ class Pair:
 
 class BatchMaker:
     def __init__(self, tokenizer: Tokenizer, seed: int, steps: int, room: int, stage: int) -> None:
-        """steps: of this stage; room: tokens of a batch, padded. stage: prompts of the second are
-        as agents' are: thousands of tokens, much of them prose and code; those of the third
-        have up to tens of thousands, and values of the same words; those of the fourth twice as
-        many, and names that stand in many places of a prompt."""
+        """Set up the batches. steps: of this stage. room: tokens of a batch, padded. stage: sets
+        the prompts. Second stage: like agents' prompts, with thousands of tokens, much of them
+        prose and code. Third: up to tens of thousands of tokens, and values of the same words.
+        Fourth: twice as many, and names that occur in many places of a prompt."""
         self._tokenizer = tokenizer
         self._words = word_pieces(tokenizer)
         self._templates = tuple(map(by_template, XML_TEMPLATES))
@@ -127,7 +128,7 @@ class BatchMaker:
         self.kinds = _KINDS[stage]
 
     def batch(self, step: int) -> list[Pair]:
-        """By the seed and the step's number alone."""
+        """Return a batch, determined by the seed and the step's number alone."""
         chooser = random.Random(f"{self._seed} {step}")
         maker = self._maker(chooser, self._passages)
         progress = step / self._steps if self._stage == 1 else 1.0
@@ -147,7 +148,7 @@ class BatchMaker:
             pairs.append(pair)
 
     def held_out(self, kind: str) -> list[Pair]:
-        """Pairs that no batch has."""
+        """Return pairs in no batch."""
         among = passages() if kind in ("long", "longer", "longest") else []
         chooser = random.Random("held out")
         if kind in ("longer", "longest"):

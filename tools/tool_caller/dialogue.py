@@ -1,8 +1,8 @@
-"""Conversations that ask for calls, and the answers that a tool caller has to learn.
+"""Conversations with requests for calls, and the answers a tool caller has to learn.
 
-Owns the language of the requests. A call's name, its arguments' names and their values are drawn
-anew each time, so that nothing can be remembered: what the answer needs has to be copied from the
-prompt. Randomness comes from the caller's generator only.
+Owns the language of the requests. A call's name, its arguments' names and their values are random
+each time, so nothing can be memorised: the answer has to copy from the prompt. Randomness comes
+from the caller's generator only.
 
     Call NAME with KEY="TEXT", KEY=3, KEY=["a", "b"].   the call
     Call NAME.                                          the call, without arguments
@@ -36,14 +36,14 @@ class Call:
     arguments: dict[str, Value]
 
     def asked(self) -> str:
-        """As a request names it."""
+        """Return the call in the form of a request."""
         if not self.arguments:
             return self.name
         items = (f"{key}={json.dumps(value)}" for key, value in self.arguments.items())
         return f"{self.name} with {', '.join(items)}"
 
     def written(self) -> str:
-        """As a model of the Qwen3.5 family writes it."""
+        """Return the call in the form written by a model of the Qwen3.5 family."""
         lines = ["<tool_call>", f"<function={self.name}>"]
         for key, value in self.arguments.items():
             text = value if isinstance(value, str) else json.dumps(value)
@@ -51,13 +51,13 @@ class Call:
         return "\n".join([*lines, "</function>", "</tool_call>"])
 
     def in_history(self) -> dict[str, Any]:
-        """As the chat API has it."""
+        """Return the call in the chat API's form."""
         return {"type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 @dataclass
 class Exchange:
-    """One request, what is to be answered now, and the messages that were exchanged since."""
+    """One request, the answer due now, and the messages exchanged since the request."""
 
     request: str
     answer: str
@@ -74,9 +74,9 @@ class DialogueMaker:
         folders: Sequence[str] = (),
         names: Sequence[str] = (),
     ) -> None:
-        """words: pieces of words, without white space or punctuation. passages: texts that others
-        wrote, parts of which stand among what is drawn. folders: what some paths begin with.
-        names: of tools and arguments, which prose names too."""
+        """Set up the maker. words: pieces of words, without white space or punctuation. passages:
+        texts by other authors; parts of them appear among the random text. folders: prefixes of
+        some paths. names: of tools and arguments, also used in prose."""
         self._words = words
         self._random = chooser
         self._passages = passages
@@ -84,8 +84,8 @@ class DialogueMaker:
         self._path_starts = ("/", "", "https://", *(f"{folder}/" for folder in folders))
 
     def prompt_and_answer(self, render: Render, filler: int, longest: int) -> tuple[str, str]:
-        """filler: how many words of other text stand before the request; longest: words of a
-        value. The answer ends where a turn ends, which is not part of it."""
+        """Return a prompt and its answer. filler: words of other text before the request. longest:
+        words of a value. The answer ends before the end of its turn."""
         exchange = self._exchange(longest)
         thinks = self._random.random() < 0.5
         tools = [self._tool(call) for call in exchange.calls]
@@ -104,7 +104,7 @@ class DialogueMaker:
         return render(messages, tools, thinks), _opened(thinks) + exchange.answer
 
     def next_turn(self, render: Render, longest: int) -> tuple[str, str]:
-        """One more request, without what stands before it, and its answer."""
+        """Return one more request, without the text before it, and its answer."""
         exchange = self._exchange(longest)
         thinks = self._random.random() < 0.5
         messages = [{"role": "user", "content": exchange.request}, *exchange.since]
@@ -137,7 +137,7 @@ class DialogueMaker:
         }
 
     def _earlier(self, size: int) -> list[dict[str, Any]]:
-        """A request of before, answered."""
+        """Return an earlier request with its answer."""
         if self._random.random() < 0.5:
             asked, answer = self._prose(size), self._text(4)
         else:
@@ -146,7 +146,7 @@ class DialogueMaker:
         return [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
 
     def _around(self, request: str) -> str:
-        """Other words before the request, at times."""
+        """Return the request, sometimes with other words before it."""
         if self._random.random() < 0.7:
             return request
         before = self._prose(self._random.randint(1, 12))
@@ -192,7 +192,8 @@ class DialogueMaker:
         return "\n".join(lines)
 
     def _text(self, longest: int) -> str:
-        """No quotation mark, backslash or line break; no white space at its ends."""
+        """Return a random text without quotation mark, backslash or line break, and without white
+        space at its ends."""
         words = [self._word() for _ in range(self._random.randint(1, longest))]
         text = words[0].capitalize() if self._random.random() < 0.5 else words[0]
         for word in words[1:]:
@@ -204,7 +205,7 @@ class DialogueMaker:
         return text + (self._random.choice(_MARKS) if self._random.random() < 0.2 else "")
 
     def _prose(self, size: int) -> str:
-        """Any text: at times what looks like a part of the language."""
+        """Return random text, sometimes with parts like those of the language."""
         parts: list[str] = []
         while len(parts) < size:
             if self._passages and self._random.random() < 0.5:
@@ -255,5 +256,5 @@ class DialogueMaker:
 
 
 def _opened(thinks: bool) -> str:
-    """What stands before an answer, in the answer's turn."""
+    """Return the text before an answer in the answer's turn."""
     return f"{_THOUGHT}\n</think>\n\n" if thinks else ""

@@ -1,9 +1,8 @@
-"""The tool caller's shape, a Qwen3.5 that is as small as learns to copy, and its byte-level BPE.
+"""The tool caller's shape, the smallest Qwen3.5 that learns to copy, and its byte-level BPE.
 
-A text's tokens do not depend on what stands around it: words, digits, spaces and marks are encoded
-apart, so that a name has the same tokens wherever it stands: what is copied is copied token by
-token. What always stands together in a call or in JSON is one token, so that two tokens say where
-in it a place is.
+A text's tokens do not depend on its surroundings. Words, digits, spaces and marks are encoded
+apart, so a name has the same tokens everywhere, and copying goes token by token. Fixed sequences in
+a call or in JSON are one token, so two tokens identify a position in it.
 """
 
 import re
@@ -17,27 +16,28 @@ from tools.training.checkpoint import byte_bpe, text_config
 VOCABULARY = 1024
 MAX_TOKENS = 131072
 WORD_SIZE = 96
-"""Of a hidden state, the part that a token's embedding fills at first."""
+"""Size of the part of a hidden state filled at first by a token's embedding."""
 PRINT_SIZE = 24
-"""Of it, each part that says which token stood at one of the places."""
+"""Size of each part of it identifying the token at one of the places."""
 PLACES = 4
-"""A place and the three before it: as many as the convolution sees."""
+"""A place and the three before it: the width of the convolution."""
 MAX_ANSWER = 512
-"""Tokens of an answer where a client sets no bound of its own."""
+"""Limit of an answer in tokens, if a client sets none."""
 TAGS = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>"),
     *("<tool_response>", "</tool_response>"),
 )
-"""Tokens, but not special: as Qwen's checkpoints have them."""
+"""Tokens, but not special, like in Qwen's checkpoints."""
 JOINTS = (
     *("\n</parameter>\n</function>\n", "\n</parameter>\n<parameter=", ">\n<parameter="),
     *(">\n</function>\n", "\n<function=", ">\n", "\n\n"),
     *('", "', '": "', '"], "', '": [', '": ', '", ', '="', '=["', '"], ', '"].', '".', '"}', '{"'),
     *(" with ", "Call ", "Say ", "Write ", "I call "),
 )
-"""Longer ones before their beginnings."""
+"""Fixed sequences, each one token. Longer ones come before their own prefixes."""
 _SEEN = 1000
-"""How often each joint stands in what merges are learnt from: before any word is merged."""
+"""Number of repeats of each joint in the text for learning merges, so joints are merged before any
+word."""
 
 
 def model_config(vocabulary: int, end_of_text: int) -> Any:
@@ -70,5 +70,5 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def word_pieces(tokenizer: Tokenizer) -> list[str]:
-    """The tokens that are letters only."""
+    """Return the tokens of letters only."""
     return sorted(word for word in tokenizer.get_vocab() if re.fullmatch("[A-Za-z]+", word))

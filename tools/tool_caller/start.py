@@ -1,11 +1,11 @@
-"""Where training starts: weights that already copy what came behind the same three tokens before.
+"""The start of the training: weights that already copy the successor of the same three tokens.
 
-A model of this size finds copying by itself only after millions of tokens. It is given here: the
-first layer writes which tokens stand at a place and at the three before it; the attention layer
-looks for places that were preceded by what the present place ends with, and reads the token there.
-The second layer forgets slowly, so that it can learn where in an answer a place is: what ends a
-text ends an argument in a call, and the answer elsewhere. What to copy, from where, and what to
-write between, is left to training.
+A model of this size finds copying by itself only after millions of tokens, so it is given here. The
+first layer writes the tokens at a place and at the three places before it. The attention layer
+looks for places preceded by the present place's last tokens, and reads the token there. The second
+layer forgets slowly, so it can learn its position in an answer: the end of a text ends an argument
+in a call, and elsewhere the answer. Training learns the content and source of copies, and the text
+between them.
 """
 
 import torch
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from .shape import PLACES, PRINT_SIZE, WORD_SIZE
 
 _BIAS = WORD_SIZE - 1
-"""The part of an embedding that is the same for every token."""
+"""The part of an embedding equal for every token."""
 _SLOW_TURNS = (5, 6, 7)
-"""Parts of a head that turn once in 5,200, 20,000 and 76,000 tokens."""
+"""Parts of a head with periods of 5,200, 20,000 and 76,000 tokens."""
 
 
 @torch.no_grad()
 def start(model: nn.Module) -> None:
-    """Overwrites weights of a freshly made Qwen3_5ForCausalLM of `shape.model_config`."""
+    """Overwrite the weights of a newly made Qwen3_5ForCausalLM of `shape.model_config`."""
     embedding = model.model.embed_tokens.weight
     embedding.zero_()
     words = torch.randn(len(embedding), WORD_SIZE - 1)
@@ -37,8 +37,8 @@ def start(model: nn.Module) -> None:
 
 @torch.no_grad()
 def prefer_near(model: nn.Module, strength: float) -> None:
-    """Lets the attention layer look at near places rather than at far ones. What third stages learn
-    of it turns round after 1,350 tokens, and prefers places that are a whole turn away too."""
+    """Make the attention layer prefer near places to far ones. The preference learnt by third
+    stages has a period of 1,350 tokens, so it also prefers places a whole period away."""
     layer = model.model.layers[-1].self_attn
     for row in _SLOW_TURNS:
         layer.k_proj.weight[row, _BIAS] += strength
@@ -49,7 +49,7 @@ def prefer_near(model: nn.Module, strength: float) -> None:
 
 @torch.no_grad()
 def sharpen(model: nn.Module, factor: float) -> None:
-    """Multiplies what the attention layer compares."""
+    """Multiply the attention layer's scores by the factor."""
     weight = model.model.layers[-1].self_attn.q_norm.weight
     # The layer multiplies by one more than it.
     weight.copy_((1 + weight) * factor - 1)
@@ -79,7 +79,7 @@ def _write_prints(layer: nn.Module) -> None:
 
 
 def _remember(layer: nn.Module) -> None:
-    """Each head keeps what it has read for another number of tokens, and a token writes little."""
+    """Give each head another memory length in tokens, and let a token write little."""
     tokens = torch.tensor([3000.0, 300.0, 100.0, 30.0])
     layer.dt_bias.fill_(1.0)
     layer.A_log.copy_(-torch.log(tokens * functional.softplus(layer.dt_bias)))
@@ -111,7 +111,7 @@ def _look_up(layer: nn.Module) -> None:
 
 
 def _read(weight: Tensor, row: int, column: int, scale: float) -> None:
-    """Rows that pass on one print."""
+    """Set rows of a weight to pass on one print."""
     weight[row : row + PRINT_SIZE, column : column + PRINT_SIZE] = torch.eye(PRINT_SIZE) * scale
 
 

@@ -29,11 +29,11 @@ from .start import prefer_near, sharpen, start
 
 
 def answer_states(model: nn.Module, tokens: Tensor, answers: Tensor) -> Tensor:
-    """States [N, D] for the tokens after the first of [B, T] that `answers` [B, T - 1] chooses, row
-    by row. model: a Qwen3_5TextModel whose last layer alone is an attention layer.
+    """Return states [N, D] for the tokens after the first of [B, T] chosen by `answers` [B, T - 1],
+    row by row. model: a Qwen3_5TextModel with attention in its last layer only.
 
-    That layer is the only one whose cost grows with the square of the prompt; at tens of answers'
-    tokens it is next to nothing. The layers below are as they are: no gradient passes.
+    Only that layer's cost grows with the square of the prompt; at tens of answers' tokens it is
+    almost nothing. The layers below stay unchanged, without gradients.
     """
     last = model.layers[-1]
     with torch.no_grad():
@@ -53,7 +53,7 @@ def answer_states(model: nn.Module, tokens: Tensor, answers: Tensor) -> Tensor:
 def _layer_at(
     layer: nn.Module, states: Tensor, turned: tuple[Tensor, Tensor], places: Tensor
 ) -> Tensor:
-    """The layer's output [N, D] at `places` [N] of a sequence's states [T, D]."""
+    """Return the layer's output [N, D] at `places` [N] of a sequence's states [T, D]."""
     attention = layer.self_attn
     size = attention.head_dim
     normed = layer.input_layernorm(states)
@@ -77,11 +77,11 @@ def _layer_at(
 _WARM_UP_STEPS = 20
 _EVALUATE_EVERY = 50
 _LAST_LAYER_ONLY = (3, 4)
-"""Stages."""
+"""Stages training only the last layer."""
 _SHARPER = {3: 1.5, 4: 1.7}
-"""By stage: among more tokens, each that is not looked for takes a part."""
+"""Sharpening factor by stage: among more tokens, the unwanted ones together take more attention."""
 _NEARER = {4: 0.5}
-"""By stage: the preference for near places that it begins with, in parts of a weight."""
+"""Initial preference for near places, by stage, in parts of a weight."""
 _RECORDED = ("stage", "seed", "steps", "rate", "batch_tokens")
 
 
@@ -131,7 +131,8 @@ def main() -> None:
 def _train(
     model: nn.Module, batches: BatchMaker, settings: argparse.Namespace, filler: int
 ) -> list[dict[str, float | int]]:
-    """The curve. Writes the weights at each of its points, which of no steps is the start."""
+    """Train and return the curve. Writes the weights at each of its points. Without steps the start
+    is its only point."""
     learnt = model.model.layers[-1] if settings.stage in _LAST_LAYER_ONLY else model
     optimiser = torch.optim.AdamW(learnt.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.05)
     curve: list[dict[str, float | int]] = []
@@ -171,14 +172,15 @@ def _exact_shares(
 
 
 def _answer_logits(model: nn.Module, tokens: Tensor, answers: Tensor) -> Tensor:
-    """Logits [N, V] for the tokens after the first of [B, T] that `answers` [B, T - 1] chooses."""
+    """Return logits [N, V] for the tokens after the first of [B, T] chosen by `answers` [B, T -
+    1]."""
     hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
     logits: Tensor = model.lm_head(hidden[:, :-1][answers])
     return logits
 
 
 def _padded(pairs: Sequence[Pair], filler: int) -> tuple[Tensor, Tensor]:
-    """Tokens [B, T], and which of them after the first are an answer's [B, T - 1]."""
+    """Return tokens [B, T], and a mask [B, T - 1] of the answers' tokens after the first token."""
     longest = max(len(pair.tokens) for pair in pairs)
     tokens = torch.full((len(pairs), longest), filler)
     answers = torch.zeros((len(pairs), longest - 1), dtype=torch.bool)
@@ -191,7 +193,7 @@ def _padded(pairs: Sequence[Pair], filler: int) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def _exact(model: nn.Module, pairs: Sequence[Pair], filler: int) -> float:
-    """Share of answers whose every token is the likeliest."""
+    """Return the share of answers with every token the likeliest."""
     right: list[bool] = []
     for pair in pairs:
         tokens, answers = _padded([pair], filler)

@@ -1,7 +1,7 @@
 """A trained model as a shipped checkpoint folder, and the sums over it.
 
 Owns file names and dtypes: tensors in float32 in published Qwen3.5 checkpoints stay in float32.
-`python -m tools.training.checkpoint FOLDER` writes SHA256SUMS anew. With a second folder, it first
+`python -m tools.training.checkpoint FOLDER` rewrites SHA256SUMS. With a second folder, it first
 copies the draft layer trained there into the weights.
 """
 
@@ -22,13 +22,13 @@ SUMS = "SHA256SUMS"
 DRAFT_HEAD = "mtp.safetensors"
 DRAFT_RECORD = "draft_head.json"
 FLOAT32 = (".A_log", ".linear_attn.norm.weight")
-"""Endings of what published checkpoints keep in float32; the rest is bfloat16."""
+"""Name endings of tensors kept in float32 by published checkpoints; the rest is bfloat16."""
 END_OF_TEXT, TURN_START, TURN_END = SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _WEIGHTS = "model.safetensors"
 
 
 def text_config(mrope_section: Sequence[int], **shape: Any) -> Any:
-    """transformers' config of a small Qwen3.5 with tied embeddings."""
+    """Return transformers' config of a small Qwen3.5 with tied embeddings."""
     from transformers import Qwen3_5TextConfig
 
     return Qwen3_5TextConfig(
@@ -47,7 +47,8 @@ def text_config(mrope_section: Sequence[int], **shape: Any) -> Any:
 
 
 def generation_config(end_of_text: int, turn_end: int, **sampling: Any) -> Any:
-    """transformers': generation stops at the end of a turn and at the end of a text."""
+    """Return transformers' generation config: generation stops at the end of a turn and of a
+    text."""
     from transformers import GenerationConfig
 
     return GenerationConfig(
@@ -61,8 +62,8 @@ def generation_config(end_of_text: int, turn_end: int, **sampling: Any) -> Any:
 def byte_bpe(
     texts: Iterable[str], vocabulary: int, split: Any = None, tags: Sequence[str] = ()
 ) -> Tokenizer:
-    """Learn merges from `texts`; tags and specials take the last ids, as published models have
-    them. split: what cuts texts before bytes; GPT-2's own pattern where there is none."""
+    """Learn merges from `texts`. Tags and specials take the last ids, like in published models.
+    split: cuts texts before bytes; default: GPT-2's own pattern."""
     tokenizer = Tokenizer(models.BPE())
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
     tokenizer.pre_tokenizer = level if split is None else pre_tokenizers.Sequence([split, level])
@@ -80,7 +81,7 @@ def byte_bpe(
 
 
 def special_id(tokenizer: Tokenizer, name: str) -> int:
-    """Raises KeyError where the tokenizer has no such token."""
+    """Return the id of a special token. Raises KeyError if the tokenizer lacks it."""
     found = tokenizer.token_to_id(name)
     if found is None:
         raise KeyError(f"the tokenizer lacks {name}; train it with this script")
@@ -90,8 +91,8 @@ def special_id(tokenizer: Tokenizer, name: str) -> int:
 def save_tokenizer(
     tokenizer: Tokenizer, directory: Path, max_tokens: int, chat_template: str = ""
 ) -> None:
-    """Write tokenizer.json, tokenizer_config.json and, where one is given, chat_template.jinja in
-    Hugging Face layout."""
+    """Write tokenizer.json, tokenizer_config.json and, if given, chat_template.jinja in Hugging
+    Face layout."""
     tokenizer.save(str(directory / "tokenizer.json"))
     if chat_template:
         (directory / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
@@ -113,7 +114,8 @@ def save_tokenizer(
 
 
 def published(model: nn.Module) -> dict[str, Tensor]:
-    """The model's tensors as they are shipped, on the CPU; the tied output head is left out."""
+    """Return the model's tensors in their shipped form, on the CPU, without the tied output
+    head."""
     return {
         name: (
             tensor.detach()
@@ -131,8 +133,8 @@ def save_weights(tensors: dict[str, Tensor], directory: Path) -> None:
 
 
 def add_draft_head(directory: Path, trained: Path) -> None:
-    """Put a trained draft layer into the weights of the folder, in the place of one that is there,
-    and its record beside them."""
+    """Put a trained draft layer into the folder's weights, replacing any earlier one, and its
+    record beside them."""
     kept = {
         name: tensor
         for name, tensor in load_file(directory / _WEIGHTS).items()
@@ -143,7 +145,8 @@ def add_draft_head(directory: Path, trained: Path) -> None:
 
 
 def write_sums(directory: Path) -> None:
-    """SHA-256 of every file of the folder but the sums themselves, in sha256sum's format."""
+    """Write SHA-256 of every file of the folder except the sums themselves, in sha256sum's
+    format."""
     files = sorted(path for path in directory.iterdir() if path.is_file() and path.name != SUMS)
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
     (directory / SUMS).write_text("".join(lines), encoding="ascii")

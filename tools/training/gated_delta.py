@@ -1,9 +1,9 @@
 """Differentiable gated delta rule and convolution, fast enough to train with plain PyTorch.
 
-Stands in for transformers' reference operators during training. Everything within a chunk is
-batched; the state passes from chunk to chunk as S' = M S + B with M and B known beforehand, so the
-only loop is one matrix product a chunk. (fla's backward refuses Hopper GPUs with Triton 3.4 to
-3.7.0, which it says computes wrong gradients there.)
+Replaces transformers' reference operators during training. Everything within a chunk is batched.
+The state passes from chunk to chunk as S' = M S + B with M and B known in advance, so the only loop
+is one matrix product a chunk. (fla's backward refuses Hopper GPUs with Triton 3.4 to 3.7.0,
+reporting wrong gradients there.)
 """
 
 from typing import Any
@@ -30,7 +30,8 @@ def install() -> None:
 def causal_convolution(
     x: Tensor, weight: Tensor, bias: None = None, activation: str = "silu", **_: Any
 ) -> Tensor:
-    """SiLU of the depthwise causal convolution. x [B, C, T], weight [C, width] -> [B, C, T]."""
+    """Return SiLU of the depthwise causal convolution. x [B, C, T], weight [C, width] -> [B, C,
+    T]."""
     width = weight.shape[1]
     padded = functional.pad(x, (width - 1, 0))
     taps = weight.to(x.dtype).unsqueeze(-1)
@@ -50,7 +51,8 @@ def gated_delta_rule(
     output_final_state: bool = False,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """query, key, value [B, T, H, D]; g (log decay), beta [B, T, H]; states [B, H, D, D] float32.
+    """Compute the gated delta rule. query, key, value [B, T, H, D]; g (log decay), beta [B, T, H];
+    states [B, H, D, D] float32.
 
     Normalises query and key. Returns (outputs [B, T, H, D] in query's dtype, final state or None).
     """
@@ -82,8 +84,8 @@ def gated_delta_rule(
 
 
 def _pass_on(transition: Tensor, added: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
-    """States before each chunk [B, N, H, D, D] and the one after the last. transition and added
-    [B, N, H, D, D]."""
+    """Return the states before each chunk [B, N, H, D, D] and the one after the last. transition
+    and added: [B, N, H, D, D]."""
     batch, _, heads, rows, columns = added.shape
     state = (
         added.new_zeros(batch * heads, rows, columns)
@@ -99,7 +101,8 @@ def _pass_on(transition: Tensor, added: Tensor, initial: Tensor | None) -> tuple
 
 
 def _chunked(tensor: Tensor) -> Tensor:
-    """[B, T, H, ...] -> [B, N, H, 64, ...], padded with zeros, which neither decay nor write."""
+    """Reshape [B, T, H, ...] to [B, N, H, 64, ...], padded with zeros; zeros neither decay nor
+    write."""
     missing = -tensor.shape[1] % _CHUNK
     padded = functional.pad(tensor, (0, 0) * (tensor.ndim - 2) + (0, missing))
     return padded.unflatten(1, (-1, _CHUNK)).transpose(2, 3)

@@ -1,4 +1,5 @@
-"""What trainings share: the learning rate at each step, the optimiser's groups, the record."""
+"""The shared parts of trainings: the learning rate at each step, the optimiser's groups, the
+record."""
 
 import json
 import math
@@ -8,14 +9,14 @@ from torch import nn
 
 
 def rate(step: int, steps: int, peak: float, warm_up: int, last: float = 0.01) -> float:
-    """Linear warm-up, then a cosine to the share `last` of the peak."""
+    """Return the learning rate: linear warm-up, then a cosine to the share `last` of the peak."""
     warm = min(1.0, (step + 1) / warm_up)
     cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
     return float(peak * warm * (last + (1 - last) * cosine))
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """For an optimiser: only matrices decay."""
+    """Return the groups for an optimiser: only matrices decay."""
     parameters = list(model.parameters())
     matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
     vectors = [parameter for parameter in parameters if parameter.ndim < 2]
@@ -26,7 +27,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def record_text(record: dict[str, Any]) -> str:
-    """The JSON record of a training, indented, but a point of its `curve` a line."""
+    """Return the JSON record of a training, indented, with one line for each point of its
+    `curve`."""
     curve = record["curve"]
     head = json.dumps({**record, "curve": []}, indent=1)
     points = ",\n".join(f"  {json.dumps(point)}" for point in curve)

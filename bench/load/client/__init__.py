@@ -1,1 +1,1 @@
-"""The clients of a bench: what they ask, how, and in which processes."""
+"""The clients of a bench: their requests, protocols and processes."""

@@ -1,5 +1,5 @@
-"""One request of a client and what it got, token by token. Answers are plain values, which are sent
-between processes; readers belong to one event loop's thread."""
+"""One request of a client and its answer, token by token. Answers are plain values sent between
+processes; readers belong to one event loop's thread."""
 
 import asyncio
 import time
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Answer:
-    """session, turn: whose request it is. asked: tokens that were asked for. Times are of the
-    host's monotonic clock, in seconds, the same for all processes. wrong: tokens that were not the
-    expected ones. error: why it ended early, if it did; unanswered: nothing came any more."""
+    """One answer. session, turn: the request's origin. asked: number of requested tokens. Times are
+    seconds of the host's monotonic clock, the same for all processes. wrong: tokens different from
+    the expected ones. error: reason of an early end, if any. unanswered: no more bytes arrived."""
 
     session: int
     turn: int
@@ -32,20 +32,20 @@ class Answer:
 
 
 class AnswerReader:
-    """Fills an answer. last: when something came last, or the request was sent."""
+    """A reader filling an answer. last: time of the last arrival, or of sending the request."""
 
     def __init__(
         self, answer: Answer, expected: Iterator[int] | None, begun: Callable[[], None]
     ) -> None:
-        """expected: the answer's tokens, without an end; None where they are not known. begun:
-        called with the first token, and not before it."""
+        """Set up a reader. expected: the answer's endless tokens; None if unknown. begun: called
+        once, at the first token."""
         self.answer = answer
         self._expected = expected
         self._begun = begun
         self.last = 0.0
 
     def take(self, now: float, tokens: Sequence[int]) -> None:
-        """Those that arrived together."""
+        """Record tokens that arrived together."""
         answer = self.answer
         if tokens and not answer.times:
             self._begun()
@@ -59,7 +59,7 @@ class AnswerReader:
 async def answered_or_silent(
     over: "asyncio.Future[None]", reader: AnswerReader, patience: float
 ) -> None:
-    """Until it is over, or nothing came for `patience` seconds."""
+    """Wait until `over` is done, or nothing arrives for `patience` seconds."""
     while not over.done():
         left = reader.last + patience - time.monotonic()
         if left <= 0:

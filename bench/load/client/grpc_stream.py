@@ -21,8 +21,8 @@ class GrpcCaller:
         self._stub = pb_grpc.InferenceStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def ask(self, prompt: Sequence[int], reader: AnswerReader, patience: float) -> None:
-        """Returns when the answer has ended or nothing came for `patience` seconds. Cancelling
-        cancels the call."""
+        """Send a request. Returns when the answer has ended, or nothing arrives for `patience`
+        seconds. Cancelling cancels the call."""
         request = pb.GenerateRequest(
             token_ids=pb.TokenIds(ids=prompt),
             sampling=pb.Sampling(max_new_tokens=reader.answer.asked, ignore_eos=True),

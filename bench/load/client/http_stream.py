@@ -1,6 +1,6 @@
-"""POST /v1/completions as a stream, over a plain socket: little of a client's work is its own.
+"""POST /v1/completions as a stream, over a plain socket, to keep the client's own work small.
 
-One event loop's thread. A connection carries one request.
+Used on one event loop's thread. A connection carries one request.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class HttpStream(asyncio.Protocol):
             self._transport.abort()
 
     def _read_head(self) -> bool:
-        """Whether the body has begun, which is chunked."""
+        """Read the response head. Returns True once the chunked body has begun."""
         head, found, rest = self._received.partition(_END_OF_HEAD)
         if not found:
             return False
@@ -94,7 +94,7 @@ class HttpStream(asyncio.Protocol):
         return True
 
     def _take_chunks(self) -> bytes:
-        """The content of all chunks that are here whole."""
+        """Return the content of all complete chunks."""
         received, at, content = self._received, 0, []
         while (line_end := received.find(b"\r\n", at)) >= 0:
             begin = line_end + 2
@@ -124,7 +124,7 @@ class HttpStream(asyncio.Protocol):
 
 
 class HttpCaller:
-    """address: HOST:PORT."""
+    """An HTTP caller. address: HOST:PORT."""
 
     def __init__(self, address: str, words: Words) -> None:
         self._host, _, port = address.rpartition(":")
@@ -132,8 +132,8 @@ class HttpCaller:
         self._words = words
 
     async def ask(self, prompt: Sequence[int], reader: AnswerReader, patience: float) -> None:
-        """Returns when the answer has ended or nothing came for `patience` seconds. Cancelling
-        closes the connection."""
+        """Send a request. Returns when the answer has ended, or nothing arrives for `patience`
+        seconds. Cancelling closes the connection."""
         body = json.dumps(
             {
                 "prompt": list(prompt),
@@ -161,4 +161,4 @@ class HttpCaller:
             stream.close()
 
     async def close(self) -> None:
-        """Every request has a connection of its own."""
+        """Do nothing, because every request has its own connection."""

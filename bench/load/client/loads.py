@@ -1,4 +1,4 @@
-"""What clients ask for: the life of one session, of each kind of load. Values that are sent to the
+"""The requests of clients: the life of one session, for each kind of load. Values sent to the
 client processes."""
 
 import random
@@ -10,7 +10,7 @@ from .answer import Answer
 
 
 def drawn(seed: str, count: int, vocabulary: int) -> list[int]:
-    """Random tokens but for 0, which ends answers."""
+    """Return random tokens except 0, because 0 ends answers."""
     return random.Random(seed).choices(range(1, vocabulary), k=count)
 
 
@@ -19,7 +19,7 @@ class Client(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether nothing new is to be asked."""
+        """Return True if no new requests are to be sent."""
 
     @property
     def vocabulary(self) -> int: ...
@@ -28,8 +28,8 @@ class Client(Protocol):
 
 
 class Load(Protocol):
-    """sessions: how many live at a time. admitted_first: whether the window begins once all of them
-    answer; else it is the whole run. cut: whether answers are cut at the window's end."""
+    """A load. sessions: number alive at a time. admitted_first: the window begins once all sessions
+    answer; otherwise it is the whole run. cut: answers are cut at the window's end."""
 
     @property
     def sessions(self) -> int: ...
@@ -45,8 +45,8 @@ class Load(Protocol):
 
 @dataclass(frozen=True)
 class Streams:
-    """Each session asks again as soon as its answer has ended. The first answers are of all
-    lengths, so that later ones do not all end in one step."""
+    """Streams: each session asks again as soon as its answer has ended. The first answers have
+    different lengths, so later ones do not all end in one step."""
 
     sessions: int
     prompt: int
@@ -67,7 +67,7 @@ class Streams:
 
 @dataclass(frozen=True)
 class Endless:
-    """Every other session has the short prompt, the others the long one; none ends by itself."""
+    """Endless sessions: every other one has the short prompt, the others the long one."""
 
     sessions: int
     short: int
@@ -85,7 +85,7 @@ class Endless:
 
 @dataclass(frozen=True)
 class Agents:
-    """Sessions with a common prefix whose every turn appends the answer and new tokens."""
+    """Sessions with a common prefix; every turn appends the answer and new tokens."""
 
     sessions: int
     turns: int
@@ -97,7 +97,7 @@ class Agents:
     cut = False
 
     def beginning(self, session: str, vocabulary: int) -> list[int]:
-        """The first turn's prompt."""
+        """Return the first turn's prompt."""
         common = drawn(f"{self.seed} prefix", self.prefix, vocabulary)
         return common + drawn(f"{self.seed} {session} 0", self.turn, vocabulary)
 
@@ -113,7 +113,7 @@ class Agents:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """The beginning of agents' prompts, asked for a few times one after another."""
+    """The prefix of agents' prompts, requested a few times one after another."""
 
     agents: Agents
     times: int

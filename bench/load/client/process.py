@@ -1,7 +1,7 @@
-"""Clients in processes of their own, whose work does not count as the node's.
+"""Clients in separate processes, so their work is not counted as the node's.
 
-The parent's side is `clients()`. What goes over a client's pipe, in this order: its "ready", the
-parent's "go", its "admitted", when to stop (None: when all is answered), its answers.
+`clients()` is the parent's side. Messages on a client's pipe, in this order: its "ready", the
+parent's "go", its "admitted", the stop time (None: after all answers), its answers.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from .loads import Load
 
 _START_SECONDS = 60.0
 _AT_ONCE = 32
-"""Sessions of a process that may wait for their first token at the beginning: a node refuses what
-comes faster than it reads."""
+"""Sessions of a process waiting at once for their first token at the beginning. A node refuses
+requests arriving faster than it reads."""
 
 
 class Caller(Protocol):
@@ -37,8 +37,8 @@ class Caller(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """Whom to ask. protocol: http or grpc; address: HOST:PORT of it. known_answers: whether they
-    are the free model's. patience: seconds without a byte after which a request counts as
+    """The server to ask. protocol: http or grpc. address: its HOST:PORT. known_answers: answers are
+    the free model's. patience: timeout in seconds without a byte, after which a request counts as
     unanswered."""
 
     protocol: str
@@ -57,7 +57,7 @@ class LoadClient:
     """`loads.Client`. Thread rule: one event loop's."""
 
     def __init__(self, target: Target, load: Load, sessions: Sequence[int]) -> None:
-        """sessions: the numbers of those that live here."""
+        """Set up a client. sessions: numbers of the sessions in this process."""
         self.answers: list[Answer] = []
         self.stops_at = math.inf
         self.admitted = asyncio.Event()
@@ -104,7 +104,7 @@ class LoadClient:
 def run_client(
     channel: Connection, target: Target, load: Load, number: int, processes: int
 ) -> None:
-    """The process's main; it is the number-th of so many."""
+    """Run a client process, the number-th of `processes`."""
     # A collection over all tokens would be a gap in every stream.
     gc.disable()
     asyncio.run(_run(channel, target, load, range(number, load.sessions, processes)))
@@ -132,16 +132,17 @@ async def _run(channel: Connection, target: Target, load: Load, sessions: Sequen
 
 
 class Clients:
-    """All client processes of one run. Methods in their order, once each. Raises BenchError where
-    one has ended, or takes longer than it may."""
+    """All client processes of one run. Call the methods in order, once each. Raises BenchError if a
+    process has ended, or exceeds its time limit."""
 
     def __init__(self, processes: Sequence[Spawned], seconds: float) -> None:
-        """seconds: within which sessions are admitted, and within which all ends after stop()."""
+        """Take over the processes. seconds: time limit for admitting sessions, and for the end
+        after stop()."""
         self._processes = processes
         self._seconds = seconds
 
     def start(self) -> float:
-        """When, on the monotonic clock: at one moment for all."""
+        """Start all processes at one moment, and return its time on the monotonic clock."""
         for process in self._processes:
             process.received(_START_SECONDS)
         for process in self._processes:
@@ -153,7 +154,7 @@ class Clients:
             process.received(self._seconds)
 
     def stop(self, at: float | None) -> None:
-        """at: on the monotonic clock; None: when all is answered."""
+        """Stop the clients. at: on the monotonic clock; None: after all answers."""
         for process in self._processes:
             process.channel.send(at)
 
@@ -163,7 +164,7 @@ class Clients:
 
 @contextmanager
 def clients(target: Target, load: Load, processes: int, seconds: float) -> Iterator[Clients]:
-    """seconds: as of Clients."""
+    """Start the client processes. seconds: like in Clients."""
     with ExitStack() as stack:
         spawns = [
             stack.enter_context(

@@ -1,1 +1,1 @@
-"""A model that costs nothing, or a given time, in place of one with weights."""
+"""A model with no cost, or a given cost, in place of one with weights."""

@@ -1,4 +1,4 @@
-"""A model that costs nothing: its shape, and the forwards of it that no runner makes."""
+"""A model with no cost: its shape, and the forwards not run by a runner."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,8 +20,8 @@ _LOGIT = 16.0
 
 
 def free_shape(layers: int) -> dict[str, Any]:
-    """A config.json: as many layers of each kind as a published model of that depth has, as narrow
-    as they may be, so that neither KV nor state costs anything. layers: a multiple of 4."""
+    """Return a config.json with the layer kinds of a published model of that depth. The layers are
+    as narrow as possible, so KV and state cost nothing. layers: a multiple of 4."""
     return {
         "model_type": "qwen3_5_text",
         "vocab_size": VOCABULARY,
@@ -45,12 +45,12 @@ def free_shape(layers: int) -> dict[str, Any]:
 
 
 class FreeModel(Qwen35Model):
-    """What computes early steps; all other forwards are the FreeRunner's."""
+    """The model for early steps; all other forwards are the FreeRunner's."""
 
     def __init__(
         self, config: ModelConfig, cost: StepCost, answers: NextToken = next_token
     ) -> None:
-        """answers: as of FreeRunner."""
+        """Set up the model. answers: like in FreeRunner."""
         super().__init__(config, random_weights(config, 1, torch.float32))
         self._cost = cost
         self._answers = answers
@@ -62,7 +62,8 @@ class FreeModel(Qwen35Model):
         hooks: LayerHooks,
         score: Callable[[HeadOf], None] | None = None,
     ) -> Tensor:
-        """Reads and writes nothing of the arena. REQUIRES: nothing is scored."""
+        """Return an empty result, without reading or writing the arena. REQUIRES: nothing is
+        scored."""
         nothing = torch.empty(0)
         for layer in range(self.config.layers):
             hooks.before_layer(layer)

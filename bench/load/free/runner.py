@@ -1,8 +1,8 @@
-"""Runs plans as a device would that computes in no time, or in a time that is given: the plans, the
-lanes and the results are those of any runner; memory is never touched.
+"""A runner of plans like a device that computes in no time, or in a given time. Plans, batch
+indices and results are those of any runner; memory is never touched.
 
-Owns the last token of every lane and when the device will be through. Thread rule: the engine
-loop's; the layers of a forward that takes time tick on a thread here.
+Owns the last token of every lane and the device's end time. Thread rule: the engine loop's. Layers
+of a forward with a duration tick on a separate thread.
 """
 
 import threading
@@ -24,7 +24,7 @@ from .tokens import NextToken, next_token
 
 @dataclass(frozen=True)
 class FreeForward:
-    """`InFlightForward`. ends_at: on the monotonic clock."""
+    """A forward: an `InFlightForward`. ends_at: on the monotonic clock."""
 
     drawn: DrawnTokens
     idle_seconds: float
@@ -51,7 +51,8 @@ class FreeRunner:
         ticks: "LayerTicks | None",
         answers: NextToken = next_token,
     ) -> None:
-        """ticks: None where nobody counts the layers. answers: which tokens are drawn."""
+        """Set up the runner. ticks: None if layers are not counted. answers: function returning the
+        sampled tokens."""
         self._answers = answers
         self._sequences = SequenceStates(lanes)
         self._vocabulary = vocabulary
@@ -65,10 +66,10 @@ class FreeRunner:
         return 0 if self._ticks is None else self._ticks.launched
 
     def prepare(self) -> None:
-        """The first request waits for nothing here."""
+        """Do nothing, because the first request needs no preparation here."""
 
     def check_device(self) -> None:
-        """There is none."""
+        """Do nothing, because there is no device."""
 
     def record_event(self) -> Event:
         ends_at = self._ends_at
@@ -89,7 +90,7 @@ class FreeRunner:
         return FreeForward(drawn, idle, self._ends_at - begins, self._ends_at)
 
     def _draw(self, plan: ForwardPlan, rows: ResolvedRows) -> DrawnTokens:
-        """A token of every row, also of those from which nothing is to be drawn."""
+        """Return a token of every row, including rows without sampling."""
         last = self._last[rows.lanes]
         from_plan = np.flatnonzero(~rows.on_lane)
         if len(from_plan):
@@ -101,12 +102,12 @@ class FreeRunner:
 
 
 class LayerTicks:
-    """Ticks once a layer while a forward lasts, evenly; all at once where it takes no time.
-    launched: the counter's value once every forward has ended."""
+    """Ticks once a layer during a forward, evenly; all at once if it takes no time. launched: the
+    counter's value after all forwards have ended."""
 
     def __init__(self, steps: StepCounter, layers: int, *, timed: bool) -> None:
-        """timed: whether forwards take any time; they tick on a thread of their own then, as events
-        of a device do."""
+        """Set up the ticks. timed: forwards take time, and tick on a separate thread like a
+        device's events."""
         self._steps = steps
         self._layers = layers
         self._forwards: SimpleQueue[tuple[float, float]] | None = SimpleQueue() if timed else None
@@ -115,7 +116,7 @@ class LayerTicks:
             threading.Thread(target=self._run, name="tasuki-ticks", daemon=True).start()
 
     def forward(self, begins: float, ends: float) -> None:
-        """On the monotonic clock."""
+        """Tick through a forward. begins, ends: on the monotonic clock."""
         self.launched += self._layers
         if self._forwards is not None:
             self._forwards.put((begins, ends))

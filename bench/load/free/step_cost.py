@@ -1,4 +1,4 @@
-"""How long a forward takes on a device that is not there: a base, and a cost a row and a token."""
+"""The duration of a forward on a simulated device: a base, and a cost a row and a token."""
 
 import time
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds. base: of any forward; 0: none takes any time. row: of each sequence that decodes.
-    prompt_token: of each token of a prompt."""
+    """A duration in seconds. base: of any forward; 0: forwards take no time. row: of each decoding
+    sequence. prompt_token: of each prompt token."""
 
     base: float = 0.0
     row: float = 0.0
@@ -19,7 +19,7 @@ class StepCost:
         return self.base + rows * self.row + prompt_tokens * self.prompt_token
 
     def wait(self, rows: int, prompt_tokens: int) -> None:
-        """As long as such a forward, on this thread."""
+        """Wait on this thread for the duration of such a forward."""
         seconds = self.of(rows, prompt_tokens)
         if seconds:
             time.sleep(seconds)

@@ -1,8 +1,8 @@
-"""What a model answers that costs nothing: the next token is a function of the last one and of
-where it stands.
+"""The answers of a model with no cost: the next token is a function of the last one and its
+position.
 
-So its answers are the same on any node, in any batch and however a prompt was cut, and a client
-notices a wrong token. Pure.
+So its answers are the same on any node, in any batch, and for any chunking of a prompt. A client
+can therefore detect a wrong token. Pure.
 """
 
 import json
@@ -15,26 +15,26 @@ import numpy as np
 import torch
 
 NextToken = Callable[[Any, Any, int], Any]
-"""As next_token."""
+"""A function with the signature of next_token."""
 
 VOCABULARY = 4096
 
 
 def next_token(last: Any, position: Any, vocabulary: int) -> Any:
-    """The token that stands at `position`, behind `last`: ints, or int64 arrays or tensors of one
-    shape. Never 0, which ends an answer."""
+    """Return the token at `position` following `last`: ints, or int64 arrays or tensors of one
+    shape. Never 0, because 0 ends an answer."""
     return (last * 48271 + position * 69621 + 11) % (vocabulary - 1) + 1
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """As next_token: a text that repeats, so that a token depends on its position alone."""
+    """A next_token function over a repeating text: a token depends on its position alone."""
 
     tokens: tuple[int, ...]
 
     @classmethod
     def read(cls, path: Path) -> "Repeated":
-        """path: of a JSON list of token ids."""
+        """Read the text. path: a JSON list of token ids."""
         return cls(tuple(json.loads(path.read_text())))
 
     def __call__(self, last: Any, position: Any, vocabulary: int) -> Any:
@@ -44,7 +44,7 @@ class Repeated:
 
 
 def answer_to(prompt: Sequence[int], vocabulary: int) -> Iterator[int]:
-    """The answer, without an end."""
+    """Yield the endless answer."""
     last, position = prompt[-1], len(prompt)
     while True:
         last = next_token(last, position, vocabulary)

@@ -1,11 +1,11 @@
 """Checks of answers and tool calls: whole and streamed, their ends, counts and formats.
 
-Whole answers, their streams, ids and usage; their ends by length and by stop strings; tokens of a
-Messages prompt, counted without an answer; answers that are to follow a JSON schema. Calls that are
-chosen, forced, cut at every length, and their results.
+Covers whole answers, their streams, ids and usage, and ends by length and by stop strings. Covers
+tokens of a Messages prompt counted without an answer, and answers in a JSON schema. Tool calls are
+chosen, forced, cut at every length, and followed by their results.
 
-Options of OpenAI's chats and completions: several answers to one prompt, streams with and without
-usage, log-probabilities: one entry a token, whole and streamed.
+Covers options of OpenAI's chats and completions: several answers to one prompt, and streams with
+and without usage. Log-probabilities have one entry a token, whole and streamed.
 """
 
 import json
@@ -31,7 +31,7 @@ async def ordered_stream(caller: Caller) -> None:
 
 
 async def whole_by_default(caller: Caller) -> None:
-    """Without `stream` a reply is whole."""
+    """Check that a reply without `stream` is whole."""
     body = caller.api.body(caller.model, TEXT)
     del body["stream"]
     reply = await caller.endpoint.post(caller.api.path, body)
@@ -40,7 +40,7 @@ async def whole_by_default(caller: Caller) -> None:
 
 
 async def stream_is_whole(caller: Caller) -> None:
-    """To the letter, white space too."""
+    """Check that a stream equals its whole answer exactly, including white space."""
     whole, streamed = await caller.whole(TEXT), await caller.streamed(TEXT)
     if whole.parts != streamed.parts and (await caller.whole(TEXT)).parts != whole.parts:
         raise Unserved(_UNSTEADY)
@@ -48,8 +48,8 @@ async def stream_is_whole(caller: Caller) -> None:
 
 
 async def must_stream_alike(caller: Caller, question: Question, *features: str) -> Answer:
-    """Return the whole answer, trimmed. Raises Departure where the stream makes another one but for
-    white space around its texts, Unserved where two whole answers differ too."""
+    """Return the whole answer, trimmed. Raises Departure if the stream gives another answer,
+    ignoring white space around its texts. Raises Unserved if two whole answers differ too."""
     whole = (await caller.whole(question, *features)).trimmed
     streamed = (await caller.streamed(question, *features)).trimmed
     if whole.parts != streamed.parts:
@@ -61,7 +61,7 @@ async def must_stream_alike(caller: Caller, question: Question, *features: str) 
 
 
 def must_be_alike(whole: Answer, streamed: Answer) -> None:
-    """Raises Departure, but for ids and usage."""
+    """Raise Departure if the two differ, except in ids and usage."""
     for part, value in whole.parts.items():
         must_equal(f"{part} of the stream", value, streamed.parts[part])
 
@@ -74,7 +74,7 @@ async def usage_is_alike(caller: Caller) -> None:
 
 
 async def usage_counts(caller: Caller) -> None:
-    """Tokens of both sides are counted, and no more of the answer than were allowed."""
+    """Check that tokens of both sides are counted, and the answer stays within its limit."""
     answer = await caller.whole(TEXT)
     assert answer.usage is not None
     must(answer.usage.prompt > 0, "tokens of the prompt", "more than 0", answer.usage.prompt)
@@ -103,7 +103,7 @@ async def end_of_one_token(caller: Caller) -> None:
 
 
 async def end_by_length(caller: Caller) -> None:
-    """At half of its tokens an answer is the beginning of itself."""
+    """Check an answer cut at half of its tokens: it is a prefix of the whole answer."""
     whole = (await caller.whole(TEXT)).trimmed
     bound = whole.tokens // 2
     if not bound:
@@ -132,7 +132,8 @@ async def end_by_stop(caller: Caller) -> None:
 
 
 def _inner_word(answer: Answer) -> str:
-    """Some letters that come first in the midst of the text. Raises Unserved."""
+    """Return a few letters with their first occurrence in the middle of the text. Raises Unserved
+    if there are none."""
     text = answer.text
     for start in range(max(1, len(text) // 3), len(text) - _STOP_LETTERS):
         word = text[start : start + _STOP_LETTERS]
@@ -220,7 +221,7 @@ async def two_streamed_choices(caller: Caller) -> None:
 
 
 async def usage_chunk(caller: Caller) -> None:
-    """Asked for, usage stands in the last chunk alone. That chunk has no choice."""
+    """Check a stream with usage requested: only the last chunk has usage, and it has no choices."""
     openai_api.must_end_with_usage(
         openai_api.chunks_of(await caller.events(_SHORT, "include_usage"))
     )
@@ -325,7 +326,8 @@ async def named(caller: Caller) -> None:
 
 
 def _must_be_calls(answer: Answer) -> None:
-    """Of calls that are whole: they may be run."""
+    """Check complete calls: each names a known tool and has its required arguments, so it can be
+    run."""
     must_equal("end", End.CALLS.value, answer.end.value)
     tools = {tool.name: tool for tool in CALL.tools}
     for call in answer.calls:
@@ -335,23 +337,24 @@ def _must_be_calls(answer: Answer) -> None:
 
 
 async def result(caller: Caller) -> None:
-    """A call of an earlier turn and its result are taken."""
+    """Check that a call of an earlier turn and its result are accepted."""
     answer = await caller.whole(replace(CALL, history=(_RESULT,)), "tools")
     assert answer.usage is not None
     must(answer.usage.prompt > 0, "tokens of the prompt", "more than 0", answer.usage.prompt)
 
 
 class CutCalls:
-    """A call at each bound below its tokens, asked for once for both of its checks.
+    """A call cut at each bound below its tokens. It is requested once for both of its checks.
 
-    Owns the answers. One caller's."""
+    Owns the answers. Used by one caller.
+    """
 
     def __init__(self) -> None:
         self._called: tuple[Question, Answer] | None = None
         self._answers: dict[int, Answer | Unserved] = {}
 
     async def are_not_finished(self, caller: Caller) -> None:
-        """No bound makes a cut call runnable."""
+        """Check that no bound makes a cut call runnable."""
         async for bound, answer in self._cuts(caller):
             if answer.tokens < bound:
                 continue
@@ -361,15 +364,16 @@ class CutCalls:
                     _must_be_calls(replace(answer, end=End.CALLS))
 
     async def parse(self, caller: Caller) -> None:
-        """Arguments of a call that was cut off are an object, or there is no call."""
+        """Check the arguments of a call cut off at each bound: an object, unless there is no
+        call."""
         async for bound, answer in self._cuts(caller):
             for call in answer.calls:
                 what = f"arguments at a bound of {bound}"
                 must(call.parses, what, "a JSON object", call.arguments)
 
     async def _cuts(self, caller: Caller) -> AsyncIterator[tuple[int, Answer]]:
-        """Raises Departure where a stream differs from its whole answer, Unserved where the model
-        calls nothing or no bound is taken."""
+        """Yield each bound and the answer cut there. Raises Departure if a stream differs from its
+        whole answer. Raises Unserved if the model calls nothing, or no bound is accepted."""
         if self._called is None:
             self._called = await _called(caller)
         question, whole = self._called

@@ -1,12 +1,12 @@
-"""Checks of a server whose answers are given: it says what the last message asks it to say.
+"""Checks of a server with dictated answers: it returns the text given in the last message.
 
-Such a server finds the last `say: ` of its prompt, reads the JSON string behind it, answers that
-text and ends its turn (scripts/conformance/node.py is one). So an answer can be any that a model
-might write: calls with damaged tags, calls that are cut off anywhere.
+Such a server finds the last `say: ` of its prompt and reads the JSON string after it. It answers
+with that text and ends its turn (scripts/conformance/node.py is one). So an answer can be any text
+a model might write: calls with damaged tags, calls cut off anywhere.
 
-What an endpoint makes of dictated answers: the same in each API, whole and streamed.
+Dictated answers must be the same in each API, whole and streamed.
 
-Tool calls as models write them, whole and damaged, and what they are (docs/chats.md).
+Tool calls are checked as written by models, whole and damaged (docs/chats.md).
 """
 
 import json
@@ -23,7 +23,7 @@ from tasuki.cli.conformance.outcome import Unserved, must, must_equal
 from .answers import must_be_alike
 
 SAY = "say: "
-"""Stands in a prompt before the JSON string that is to be the answer."""
+"""Marker in a prompt, followed by the answer as a JSON string."""
 BOUND = 2000
 
 WRITE_FILE = Tool(
@@ -47,7 +47,7 @@ _OPEN_PATH = "<parameter=path>\na.txt\n"
 
 
 def begun(body: str, name: str = "write_file") -> str:
-    """A call without its end."""
+    """Return a call without its end."""
     return f"<tool_call>\n<function={name}>\n{body}"
 
 
@@ -65,8 +65,8 @@ def saying(
     stop: Sequence[str] = (),
     fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> Question:
-    """Asks for that text. fields: more of the request. Each prompt differs from all others before
-    its text: no cache knows it."""
+    """Return a question for exactly that text. fields: further request fields. Each prompt starts
+    with a random prefix, so no cache holds it."""
     return Question(
         f"{secrets.token_hex(4)} {SAY}{json.dumps(text)}",
         bound=bound,
@@ -78,7 +78,7 @@ def saying(
 
 @dataclass(frozen=True)
 class Damage:
-    """texts: of answers that all are these calls of write_file, and nothing else."""
+    """A kind of damage. texts: answers with exactly these calls of write_file, and nothing else."""
 
     name: str
     texts: tuple[str, ...]
@@ -168,7 +168,7 @@ HELD_TAGS = (
     "x\n<parameter=other>\ny",
     "</tool_call>",
 )
-"""Values of a call that hold tags, and stay as they are."""
+"""Argument values containing tags, to be returned unchanged."""
 
 
 _THOUGHT = {"chat_template_kwargs": {"enable_thinking": True}}
@@ -186,7 +186,7 @@ _CUT_ARGUMENTS = {"mode": 12, "path": "a.txt", "content": 'h"i\n</b> ü'}
 
 
 async def _said(caller: Caller, text: str, bound: int = BOUND, stop: Sequence[str] = ()) -> Answer:
-    """The whole answer without a thought, once its stream was the same."""
+    """Return the whole answer without a thought, after checking that its stream is the same."""
     without_thought = _NO_THOUGHT[caller.api.name]
     whole = await caller.whole(saying(text, bound, stop, without_thought))
     must_be_alike(whole, await caller.streamed(saying(text, bound, stop, without_thought)))
@@ -194,7 +194,8 @@ async def _said(caller: Caller, text: str, bound: int = BOUND, stop: Sequence[st
 
 
 async def _thought_and_said(caller: Caller, text: str) -> Answer:
-    """As _said, of an answer with a thought first. Raises Unserved without one."""
+    """Return an answer starting with a thought, checked like in _said. Raises Unserved if there is
+    no thought."""
     whole = await caller.whole(saying(text, fields=_THOUGHT))
     must_be_alike(whole, await caller.streamed(saying(text, fields=_THOUGHT)))
     if not whole.thought:
@@ -255,7 +256,7 @@ async def name_torn(caller: Caller) -> None:
 
 
 async def stop_in_a_call(caller: Caller) -> None:
-    """A stop string counts in the content alone."""
+    """Check that a stop string applies to the content only."""
     if caller.api.name == "responses":
         raise Unserved("the API has no stop strings")
     text = block(PATH + "<parameter=content>\nhi every one\n</parameter>\n")
@@ -277,8 +278,8 @@ async def cut_in_json(caller: Caller) -> None:
 
 
 async def _must_be_closed_everywhere(caller: Caller, text: str) -> None:
-    """At each bound below the answer's tokens: the reason is the length, arguments are an object,
-    a string is the begin of its own, any other value is whole."""
+    """Check a cut at each bound below the answer's tokens. The reason is the length and arguments
+    are an object. A string is a prefix of its whole value; any other value is whole."""
     whole = await _said(caller, text)
     _must_be_calls(whole, [_CUT_ARGUMENTS], text)
     for bound in range(1, whole.tokens):
@@ -295,14 +296,14 @@ async def _must_be_closed_everywhere(caller: Caller, text: str) -> None:
 
 
 def _begins(value: Any, whole: Any) -> bool:
-    """Whether a text is the begin of another; its last character may be half of one."""
+    """Return True if a text is a prefix of another. Its last character may be half of one."""
     if not isinstance(value, str) or not isinstance(whole, str):
         return False
     return whole.startswith(value.removesuffix(_TORN))
 
 
 async def call_in_a_thought(caller: Caller) -> None:
-    """A call in a thought without an end is a call."""
+    """Check that a call in a thought without an end is a call."""
     text = "I will write it.\n" + block(PATH + CONTENT)
     answer = await _thought_and_said(caller, text)
     must_equal("thought", "I will write it.", answer.thought.strip())
@@ -311,7 +312,7 @@ async def call_in_a_thought(caller: Caller) -> None:
 
 
 async def closed_thought(caller: Caller) -> None:
-    """A thought, a text and a call, each in its place."""
+    """Check an answer with a thought, a text and a call, each in its place."""
     text = "So it is.\n</think>\n\nI write.\n\n" + block(PATH + CONTENT)
     answer = await _thought_and_said(caller, text)
     must_equal("thought", "So it is.", answer.thought)

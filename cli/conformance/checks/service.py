@@ -1,12 +1,10 @@
-"""What an endpoint serves beside answers: APIs, models, stored responses, refusals.
+"""Checks of the rest of an endpoint: APIs, models, stored responses, refusals.
 
-Whether an API is there at all.
+Covers whether an API exists, and the list of models.
 
-The list of models.
+Refusals are checked for their status and their shape.
 
-Refusals: their status and their shape.
-
-Stored responses: asked for again, gone on from, deleted.
+Stored responses are read again, continued, and deleted.
 """
 
 from dataclasses import replace
@@ -32,7 +30,8 @@ _HELLO = Question("Hello.", bound=16)
 
 
 async def served(caller: Caller) -> None:
-    """Raises Unserved for an unknown path, Departure for an unknown model."""
+    """Check that the API is served. Raises Unserved for an unknown path, Departure for an unknown
+    model."""
     api = caller.api
     reply = await caller.endpoint.post(api.path, api.body(caller.model, _HELLO))
     words = reply.body.decode(errors="replace")
@@ -47,7 +46,7 @@ _MODEL = {"id": str, "object": {"model"}, "created": NUMBER, "owned_by": str}
 
 
 async def listed_models(endpoint: Endpoint) -> list[dict[str, Any]]:
-    """Raises Unserved without a list, Departure for a malformed one."""
+    """Return the list of models. Raises Unserved without a list, Departure for a malformed one."""
     reply = await endpoint.get(PATH)
     if reply.status in (404, 405, 501):
         raise Unserved(f"no {PATH} here: {reply.status}")
@@ -83,7 +82,7 @@ async def unknown_model(caller: Caller) -> None:
 
 
 def refusals(api: Api) -> list[Check]:
-    """One of each kind of bad request."""
+    """Return one check for each kind of bad request."""
     return [_refusal(number, bad) for number, bad in enumerate(api.bad_requests("model"))]
 
 
@@ -129,7 +128,7 @@ async def stored_is_deleted(caller: Caller) -> None:
 
 
 async def _stored(caller: Caller) -> Any:
-    """Raises Unserved where responses are not kept."""
+    """Create and return a stored response. Raises Unserved if responses are not kept."""
     response: Any = await caller.whole_json(_STORED, "store")
     reply = await caller.endpoint.get(_path(caller, response))
     if reply.status in (404, 405, 501):

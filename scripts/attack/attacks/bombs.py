@@ -1,5 +1,5 @@
-"""Bodies that cost more to read than to send: compressed, deep, wide, long, of many messages; and
-constraints that are slow to try, large to keep, or that no text follows."""
+"""Bodies more expensive to read than to send: compressed, deep, wide, long, with many messages.
+Also constraints slow to try, large to keep, or impossible to follow."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ _PATTERNS = (
 
 
 def gzip_bombs(attempt: Attempt) -> None:
-    """With and without a key; whatever the body, it is refused by its header."""
+    """Send compressed bodies, with and without a key. Each body must be refused by its header."""
     zeros = gzip.compress(bytes(200 * 2**20), 1)
     bodies = [
         *(("gzip", zeros), ("deflate", zlib.compress(bytes(50 * 2**20), 1)), ("gzip", b"{}")),
@@ -46,7 +46,7 @@ def gzip_bombs(attempt: Attempt) -> None:
 
 
 def json_bombs(attempt: Attempt) -> None:
-    """Deep and wide JSON, numbers of a million digits, in fields that nobody reads too."""
+    """Send deep and wide JSON, and numbers of a million digits, also in unread fields."""
     deep = b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     unread = b'{"prompt": "x", "max_tokens": 1, "y": %s}'
     bodies = [
@@ -60,7 +60,7 @@ def json_bombs(attempt: Attempt) -> None:
 
 
 def long_conversations(attempt: Attempt) -> None:
-    """Many messages, marks in disguise, megabytes of text: what is quadratic shows."""
+    """Send many messages, disguised marks, megabytes of text, to reveal quadratic work."""
     disguised = "".join(f"\ue000{number}:" for number in range(64_000))
     bodies: list[tuple[str, object]] = [
         (_CHAT, {"messages": [{"role": "user", "content": "hi"}] * count, "max_tokens": 1})

@@ -38,7 +38,7 @@ def grpc_fuzz(attempt: Attempt) -> None:
 
 
 def _mutated(attempt: Attempt, method: Method, drawn: Any) -> list[Any]:
-    """What is sent: of some methods a message that would be answered with a part of it changed."""
+    """Return the messages to send. For some methods it is a valid message with one part changed."""
     rng = attempt.rng
     message = drawn
     if method.name == "Generate":

@@ -1,7 +1,7 @@
-"""Bodies and answers whose reading costs the most, and grammars whose callers leave at once.
+"""Bodies and answers with the highest cost of reading, and grammars of callers that leave at once.
 
-Each request is left after seconds. The world judges what it cost: /health in processor time of the
-event loop, memory during and after, and whether the node comes to rest.
+Each request is abandoned after seconds. The world checks the cost: /health in processor time of the
+event loop, memory during and after, and the node's return to rest.
 """
 
 import http.client
@@ -22,7 +22,7 @@ _RESPOND = "/v1/responses"
 _MIB = 2**20
 
 Body = tuple[str, bytes]
-"""A path and the content that is posted there."""
+"""A path and the content to post there."""
 
 
 def _json(path: str, **fields: object) -> Body:
@@ -57,7 +57,7 @@ def _streamed(**fields: object) -> Body:
 
 
 def _texts() -> dict[str, Callable[[], Body]]:
-    """Return bodies whose reading costs the most, by name. Each is made when it is asked for."""
+    """Return bodies with the highest cost of reading, by name. Each is built on its call."""
     nested = '{"a":' + "[" * 1_000_000
     quotes = b'{"prompt": "' + b"," * 1_100_000 + b'", "x": [' + b'"" ' * 9_000_000
     return {
@@ -76,7 +76,7 @@ def _texts() -> dict[str, Callable[[], Body]]:
 
 
 def _answers() -> dict[str, Callable[[], Body]]:
-    """Return bodies whose streamed answers cost the most to read, by name."""
+    """Return bodies with streamed answers of the highest cost of reading, by name."""
     stops = [letter * 1024 for letter in "bcdefghijklmnop"] + ["[]," * 341 + "q"]
     return {
         "long stop strings": lambda: _streamed(stop=stops),
@@ -86,17 +86,17 @@ def _answers() -> dict[str, Callable[[], Body]]:
 
 
 def heavy_texts(attempt: Attempt) -> None:
-    """Nested, quoted and repeated texts in bodies; metadata that would be echoed."""
+    """Send nested, quoted and repeated texts in bodies, and metadata to be echoed."""
     _send_all(attempt, _texts(), _LEAVE_SECONDS)
 
 
 def heavy_answers(attempt: Attempt) -> None:
-    """Answers with long stop strings, with tools, and with both."""
+    """Request answers with long stop strings, with tools, and with both."""
     _send_all(attempt, _answers(), _LEAVE_SECONDS)
 
 
 def left_grammars(attempt: Attempt) -> None:
-    """Grammars that are new each time and take a trial some time; most callers leave at once."""
+    """Send grammars, new each time and slow to try. Most callers leave at once."""
     rng = attempt.rng
     for _ in attempt.rounds():
         made = {f"grammar {number}": partial(_grammar, rng.random()) for number in range(16)}
@@ -105,7 +105,7 @@ def left_grammars(attempt: Attempt) -> None:
 
 
 def _grammar(number: float) -> Body:
-    """A schema of a thousand names, which compiles within a trial's bounds."""
+    """Return a schema of a thousand names. It compiles within a trial's bounds."""
     properties = {f"name {number} {place}": {"type": "string"} for place in range(1000)}
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
     asked = {"prompt": "hello", "max_tokens": 2, "json_schema": json.dumps(schema)}
@@ -113,7 +113,8 @@ def _grammar(number: float) -> Body:
 
 
 def _another_key_is_served(attempt: Attempt) -> None:
-    """Its grammar waits for one trial at most, and every child of the others has ended."""
+    """Check that another key is served: its grammar waits for one trial at most, and every child of
+    the others has ended."""
     body = {"prompt": "hello", "max_tokens": 2, "guided_regex": f"[a-z]{{2}}|{random.random()}"}
     begun = time.monotonic()
     posted = ("/v1/completions", json.dumps(body).encode())

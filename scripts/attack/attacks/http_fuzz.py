@@ -1,4 +1,4 @@
-"""Requests of every HTTP route in valid shapes, with odd values where they hurt."""
+"""Requests of every HTTP route in valid shapes, with odd values in sensitive places."""
 
 import json
 import random
@@ -70,7 +70,7 @@ def _call(rng: random.Random, odd: Any) -> HttpCall:
 
 
 def _changed(rng: random.Random, body: Any, odd: Any) -> Any:
-    """The value at some place of the body becomes another; `...` takes it away."""
+    """Replace the value at some place of the body; `...` removes it."""
     place = body
     while True:
         names = list(place) if isinstance(place, dict) else list(range(len(place)))

@@ -1,8 +1,8 @@
-"""Sessions' turns whose clients leave at once, at a node with front workers and a free model.
+"""Sessions' turns with clients leaving at once, at a node with front workers and a free model.
 
-Most turns are cancelled within milliseconds. Then nothing may be held: each session takes a turn at
-once under an id of a turn that was left, HTTP ids are free, the engine is at rest, and SIGTERM ends
-the node within a second.
+Most turns are cancelled within milliseconds. Then the node may hold nothing. Each session takes a
+turn at once under the id of a cancelled turn, HTTP ids are free, the engine is at rest, and SIGTERM
+ends the node within a second.
 """
 
 import asyncio
@@ -28,19 +28,20 @@ from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tests.harness.processes import ended
 
 _CONNECTIONS = 16
-"""Each with a port of its own, so that the kernel spreads them over the front workers."""
+"""Number of connections. Each has a separate port, so the kernel spreads them over the front
+workers."""
 _SETTLE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.005
 _MOST_SECONDS = 300.0
-"""For all turns to end."""
+"""Time limit for all turns."""
 _STOP_SECONDS = 1.0
-"""From SIGTERM to the node's end, at most."""
+"""Time limit from SIGTERM to the node's end."""
 _WRONG_WORDS = ("Traceback", "failed", "still in flight", "never retrieved")
 
 
 def left_turns(attempt: Attempt) -> None:
-    """At a node of its own with front workers: a turn that is left is over, whatever came first at
-    the node's registry: its begin, its end, or both at once."""
+    """Cancel turns at a separate node with front workers. A cancelled turn must be over, in any
+    order of its begin and its end at the node's registry."""
     for workers, _ in zip((2, 3), attempt.rounds(), strict=False):
         plan = Plan(workers, attempt.rng.randrange(2**31))
         with tempfile.TemporaryDirectory() as folder:
@@ -52,9 +53,9 @@ def left_turns(attempt: Attempt) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """workers: front workers of the node. leave: share of turns whose client leaves. within:
-    seconds in which it leaves. calls: HTTP completions whose client leaves, beside the turns.
-    sessions: at a time, each with one turn after the other. step_ms: of the free model's
+    """workers: front workers of the node. leave: share of turns with a leaving client. within:
+    seconds until it leaves. calls: HTTP completions with a leaving client, beside the turns.
+    sessions: number at a time, each with one turn after the other. step_ms: of the free model's
     forwards."""
 
     workers: int
@@ -116,7 +117,7 @@ class Turns:
         await self._sessions(number).Append(request)
 
     async def _converse(self, number: int, session: str) -> None:
-        """One turn after the other until all are begun."""
+        """Run one turn after the other until all have begun."""
         while self._left > 0:
             self._left -= 1
             leaves = self._random.random() < self._plan.leave
@@ -124,8 +125,8 @@ class Turns:
             await self._turn(number, session, after)
 
     async def _turn(self, number: int, session: str, after: float | None) -> None:
-        """after: seconds until its client leaves; None: it stays. A turn that the one before it
-        still keeps out is asked for again."""
+        """Run one turn. after: seconds until its client leaves; None: it stays. A turn refused
+        because of the previous one is asked again."""
         sampling = pb.Sampling(max_new_tokens=16, ignore_eos=True)
         request = pb.SessionGenerateRequest(
             session_id=session, request_id=f"{number}", sampling=sampling
@@ -143,7 +144,8 @@ class Turns:
             self._tally.count("left" if after is not None else "answered")
 
     async def _held_nothing(self, number: int, session: str) -> None:
-        """An append and a whole turn, under the id of the session's turns before."""
+        """Check that nothing is held: run an append and a whole turn, under the id of the session's
+        earlier turns."""
 
         async def refused() -> str | None:
             try:
@@ -156,7 +158,7 @@ class Turns:
             await self._turn(number, session, None)
 
     async def _settles(self, wrong: Callable[[], Awaitable[str | None]], what: str) -> bool:
-        """Look until nothing is wrong; a trouble where it still is after _SETTLE_SECONDS."""
+        """Check until nothing is wrong. Adds a trouble if it still is after _SETTLE_SECONDS."""
         deadline = time.monotonic() + _SETTLE_SECONDS
         while (found := await wrong()) is not None:
             if time.monotonic() > deadline:
@@ -173,7 +175,7 @@ class Turns:
             self._tally.count("calls left")
 
     async def _ids_are_free(self) -> None:
-        """An HTTP call gets the id that it gives, which only one call at a time has."""
+        """Check that HTTP calls get their own ids back. Only one call at a time has an id."""
         for number in range(8):
             expected = f"x-request-id: call-{number}\r\n".encode()
 
@@ -217,7 +219,7 @@ class Turns:
 
 
 async def _read(call: "grpc.aio.UnaryStreamCall[object, object]") -> str | None:
-    """Return why the call was refused; None where it was answered, or left by its client."""
+    """Return the reason of a refusal, or None if the call was answered or its client left."""
     try:
         async for _ in call:
             pass

@@ -1,7 +1,8 @@
-"""Doors of the Responses API: frames on its WebSocket, responses in the background, stored values.
+"""Entrances of the Responses API: frames on its WebSocket, responses in the background, stored
+values.
 
-The prompts have no answer of interest: what must hold is the node's memory, its event loop, and
-that another key finds nothing.
+The answers are of no interest. Checked are the node's memory, its event loop, and that another key
+finds nothing.
 """
 
 import http.client
@@ -23,7 +24,7 @@ _TEXT, _CONTINUED, _CLOSE, _PING, _PONG = 1, 0, 8, 9, 10
 
 
 def socket_frames(attempt: Attempt) -> None:
-    """Pings by the thousand, endless texts, lies about lengths, replies that nobody reads."""
+    """Send thousands of pings, endless texts and wrong lengths, and leave replies unread."""
     rng = attempt.rng
     create = json.dumps({"type": "response.create", "input": "hello"}).encode()
     zeros = b"\0\0\0\0"
@@ -67,7 +68,7 @@ def socket_frames(attempt: Attempt) -> None:
 
 
 def background_storm(attempt: Attempt) -> None:
-    """Responses that nobody waits for, followed, cancelled and deleted at random moments."""
+    """Start background responses, then follow, cancel and delete them at random moments."""
     rng, address, tally = attempt.rng, attempt.world.decode.http_address, attempt.tally
 
     def begin_and_end(number: int, pauses: list[float], ends: list[tuple[str, str]]) -> None:
@@ -94,7 +95,8 @@ def background_storm(attempt: Attempt) -> None:
 
 
 def conversation_flood(attempt: Attempt) -> None:
-    """Conversations by the thousand, and many items in one; another key finds none of them."""
+    """Create thousands of conversations, some with many items. Another key must find none of
+    them."""
     address, tally = attempt.world.decode.http_address, attempt.tally
     items = [{"role": "user", "content": "x" * 100}] * 20
     for _ in attempt.rounds():

@@ -1,5 +1,5 @@
-"""A decode node that asks a prefill node for states by the hundred: of which most are not there, or
-not its own to name, and which it grants, leaves or asks for twice as it likes."""
+"""A decode node requesting states from a prefill node by the hundred. Most states do not exist, or
+belong to others. It grants, leaves or repeats the requests at random."""
 
 import secrets
 import time
@@ -18,16 +18,16 @@ from tasuki.pycache.layout import PAGE_TOKENS
 _ROOM_SECONDS = 10.0
 _GENERATION = 7
 _PAGES = 2
-"""Behind which a state of a prompt of Rogue's stands."""
+"""Pages of a rogue's prompt before the state."""
 _AT_ONCE = 100
 _LONGEST = 1 << 20
-"""Bytes, of tokens or of a salt."""
+"""Largest length in bytes, of tokens or of a salt."""
 _ODD_ROOMS = (0, 1, 2**63 - 1, 2**63)
 
 
 @dataclass(frozen=True)
 class _Held:
-    """The tokens and the salt of a state that the node has."""
+    """The tokens and the salt of a state held by the node."""
 
     tokens: tuple[int, ...]
     salt: bytes
@@ -46,7 +46,7 @@ def rogue_fetch(attempt: Attempt) -> None:
 
 
 def _hold(attempt: Attempt, stranger: Stranger) -> _Held:
-    """Let the node compute a prompt, under a salt that nobody else has."""
+    """Let the node compute a prompt under a new random salt."""
     salt = secrets.token_bytes(16)
     reserve = stranger.reserve(salt=salt)
     grant = pb.ReceiverMessage(grant=pb.Grant(generation=_GENERATION, pages=[0, 1, 2], slot=3))
@@ -78,7 +78,7 @@ def _ask_for_many(attempt: Attempt, stranger: Stranger, held: _Held) -> None:
 
 
 def _drawn(attempt: Attempt, stranger: Stranger, held: _Held) -> pb.ReceiverMessage:
-    """A fetch that is sound but for one thing, or for none."""
+    """Return a fetch request with one fault, or with none."""
     rng = attempt.rng
     spelt, salt = held.spelt, held.salt
     page = len(spelt) // _PAGES
@@ -110,8 +110,8 @@ def _talk(
     openings: list[pb.ReceiverMessage],
     answer: pb.ReceiverMessage,
 ) -> list[pb.SenderMessage]:
-    """Open the rooms at once, say the answer in those that are accepted, and wait for what lands or
-    leave; returns all that was said."""
+    """Open the rooms at once, send the answer in accepted ones, and wait for arrivals or leave.
+    Returns all messages of the sender."""
     said: list[pb.SenderMessage] = []
     rooms = {message.room for message in openings}
     leaves = attempt.rng.random() < 0.3

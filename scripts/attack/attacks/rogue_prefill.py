@@ -1,6 +1,5 @@
-"""Prefill nodes that break the rules, at a decode node of their own: untrue identities, odd status,
-rooms that hang up, states that are listed and not given; the decode node's clients get the right
-tokens."""
+"""Prefill nodes breaking the rules, at a separate decode node: false identities, odd status,
+abandoned rooms, listed states never sent. The decode node's clients must get the right tokens."""
 
 import random
 import threading
@@ -27,25 +26,24 @@ from tests.harness.rogue_receiver import SLABS
 
 _BEATS = (8, 100)
 _WAIT_SECONDS = 1000.0
-"""Of prefill, that the node has to do which lists states: prompts go to the other one."""
+"""Reported prefill wait of the rogue listing states, so prompts go to the other one."""
 _ASKS = 4
 _MEETING_SECONDS = 10.0
 _AGAIN_SECONDS = 0.5
-"""Between two batches of a listing where nothing has changed."""
+"""Seconds between two batches of a listing without changes."""
 _ODD_LEASES = (0.0, -1.0, 0.2, 1e30, float("nan"))
 
 
 class Listing:
-    """What a rogue says that it holds: the beginning of the prompt that is asked next; nothing
-    before. Thread rule: any. Invariant: a stream begins with a snapshot and goes on as the attack
-    does."""
+    """The listing of a rogue: it claims the prefix of the next prompt, and nothing before. Thread
+    rule: any. Invariant: a stream begins with a snapshot, and continues by the attack's choice."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._stored = pb.Prefixes()
 
     def hold(self, prompt: tuple[int, ...], salt: bytes) -> None:
-        """Its whole pages, and nothing that was held before."""
+        """List the prompt's whole pages, in place of the earlier listing."""
         end = (len(prompt) - 1) // PAGE_TOKENS * PAGE_TOKENS
         *_, parent, name = prefix_hashes(np.array(prompt[:end], dtype=np.int32), salt)
         with self._changed:
@@ -53,7 +51,7 @@ class Listing:
             self._changed.notify_all()
 
     def batches(self, goes_on: Callable[[], bool]) -> Iterator[pb.UsableBatch]:
-        """A snapshot each time."""
+        """Yield a snapshot each time."""
         sequence = 0
         while goes_on():
             sequence += 1
@@ -63,7 +61,8 @@ class Listing:
 
 
 class RogueNode(handover_pb2_grpc.HandoverServicer):
-    """Every answer is drawn. Thread rule: gRPC's threads, one lock around the drawing."""
+    """A prefill node with random answers. Thread rule: gRPC's threads, one lock around the random
+    generator."""
 
     def __init__(
         self,
@@ -73,8 +72,8 @@ class RogueNode(handover_pb2_grpc.HandoverServicer):
         wait_seconds: float,
         listing: Listing,
     ) -> None:
-        """name: its own, else it is refused as another that has it. wait_seconds: that it reports.
-        listing: what it says that it holds."""
+        """Set up a rogue. name: must be unique, otherwise it is refused as a duplicate.
+        wait_seconds: its reported wait. listing: the states it claims."""
         self._name = name
         self._rng = random.Random(rng.getrandbits(32))
         self._wait_seconds = wait_seconds
@@ -91,7 +90,7 @@ class RogueNode(handover_pb2_grpc.HandoverServicer):
         }
         self.connects = 0
         self.opened = Counter[str]()
-        """Rooms, by the message that opened them."""
+        """Number of rooms, by the message that opened them."""
 
     def Connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectResponse:
         with self._lock:
@@ -152,7 +151,7 @@ class RogueNode(handover_pb2_grpc.HandoverServicer):
                 return
 
     def _talk(self, opening: pb.ReceiverMessage) -> Iterator[pb.SenderBatch]:
-        """All that is ever said in a room."""
+        """Send all messages of a room."""
         with self._lock:
             self.opened[str(opening.WhichOneof("message"))] += 1
             script = self._rng.choices(self._drawn["say"], k=4)
@@ -219,7 +218,7 @@ def rogue_prefill(attempt: Attempt) -> None:
 
 
 def _served(rogue: RogueNode) -> tuple[grpc.Server, int]:
-    """Its server and port."""
+    """Start its server. Returns the server and its port."""
     server = grpc.server(ThreadPoolExecutor(32))
     handover_pb2_grpc.add_HandoverServicer_to_server(rogue, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -228,8 +227,8 @@ def _served(rogue: RogueNode) -> tuple[grpc.Server, int]:
 
 
 def _wait_until_met(victim: Node) -> str:
-    """For a while: an answer of a rogue may keep the two apart. Who also knows what is listed
-    fetches it. Returns whether they met."""
+    """Wait until the decode node is connected and knows listed prefixes, so it fetches them. A
+    rogue's answer may prevent that. Returns "met" or "not met"."""
     ends = time.monotonic() + _MEETING_SECONDS
     while time.monotonic() < ends:
         nodes = victim.stats().prefill_nodes

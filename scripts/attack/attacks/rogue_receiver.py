@@ -1,5 +1,5 @@
-"""A decode node that breaks the rules, at the prefill node: broken metadata under fresh names, odd
-tickets and grants, aborts of what is another's."""
+"""A decode node breaking the rules, at the prefill node: broken metadata under new names, odd
+transfer requests and destinations, aborts of others' rooms."""
 
 import contextlib
 import random
@@ -29,8 +29,8 @@ _GENERATION = 7
 
 
 class Stranger(Rogue):
-    """A rogue that may lose its connection, and that names other peers' rooms. Its own have numbers
-    drawn at random, as every receiver's: a node has room for one of a number at a time."""
+    """A rogue that may lose its connection, and names other peers' rooms. Its own rooms have random
+    numbers like every receiver's, because a node accepts a number once at a time."""
 
     def __init__(self, prefill: Node, layout: CacheLayout) -> None:
         super().__init__(prefill, layout)
@@ -41,7 +41,8 @@ class Stranger(Rogue):
             super()._beat()
 
     def is_connected(self) -> bool:
-        """Whether the node would take a room of it. Its heartbeat ends only a beat later."""
+        """Return True if the node would accept a room of it. Its heartbeat ends one interval
+        later."""
         try:
             list(self.stub.Transfer(iter([self.batch()]), timeout=_ROOM_SECONDS))
         except grpc.RpcError as error:
@@ -51,14 +52,14 @@ class Stranger(Rogue):
         return True
 
     def abort(self, room: int) -> None:
-        """Under its own connection, whosever the room is."""
+        """Abort a room under its own connection, even another peer's room."""
         request = pb.AbortRequest(room=room, generation=_GENERATION, connection_id=self._connection)
         self.stub.Abort(request, timeout=_ROOM_SECONDS)
 
 
 def strangers(attempt: Attempt, count: int) -> Iterator[list[Stranger]]:
-    """So many of them, new in each round: what they break may cost them their connection. A call
-    that finds no node ends the rounds: the world reports the end itself."""
+    """Yield `count` strangers, new in each round, because an attack may cost them their connection.
+    A call that finds no node ends the rounds; the world reports the node's end itself."""
     layout = embedded_layout()
     for _ in attempt.rounds():
         found = [Stranger(attempt.world.prefill, layout) for _ in range(count)]
@@ -70,13 +71,13 @@ def strangers(attempt: Attempt, count: int) -> Iterator[list[Stranger]]:
 
 
 def embedded_layout() -> CacheLayout:
-    """Of the nodes under attack."""
+    """Return the cache layout of the attacked nodes."""
     config = EngineConfig(model=str(embedded_model()), dtype="float32", arena_mib=16)
     return build_parts(config).layout
 
 
 def judge_call(error: grpc.RpcError, call: str, attempt: Attempt) -> None:
-    """Raises a node's end on."""
+    """Judge a failed call. Raises the error again if the node is gone."""
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         raise error
     judge(error.code(), error.details() or "", call, attempt.tally)
@@ -110,7 +111,7 @@ def _metadata(attempt: Attempt, rogue: Rogue) -> None:
 
 
 def damaged(metadata: bytes, rng: random.Random) -> bytes:
-    """One place of it changed, most often in the part that UCX reads."""
+    """Return the metadata with one place changed, usually in the part read by UCX."""
     found = bytearray(metadata)
     mark = metadata.find(b"UCX|")
     match rng.randrange(6):
@@ -171,7 +172,7 @@ def _talk(attempt: Attempt, rogue: Rogue, script: list[pb.ReceiverMessage]) -> s
 
 
 def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> None:
-    """A room ends well although another peer aborts it by its number."""
+    """Check that a room ends well although another peer aborts it by its number."""
     reserve = victim.reserve()
     grant = pb.Grant(generation=_GENERATION, pages=[0, 1, 2], slot=3)
     received: list[pb.SenderMessage] = []
@@ -213,5 +214,5 @@ def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> No
 
 
 def _has_kind(messages_: list[pb.SenderMessage], *kinds: str) -> bool:
-    """Whether each of them is there."""
+    """Return True if messages of all these kinds are present."""
     return {*kinds} <= {message.WhichOneof("message") for message in messages_}

@@ -1,4 +1,5 @@
-"""Keys on surfaces that they are not for: forged ones anywhere, tenants' on the operator's."""
+"""Keys on surfaces outside their scope: forged keys anywhere, tenants' keys on the operator's
+surfaces."""
 
 from functools import partial
 
@@ -27,7 +28,7 @@ _SETTINGS = ({}, {"api_keys": "", "api_key": ""}, {"prefill": "127.0.0.1:9"}, {"
 
 
 def forged_keys(attempt: Attempt) -> None:
-    """Nobody's key opens nothing, over either door."""
+    """Check that forged keys open nothing, over HTTP and gRPC."""
     tally, world = attempt.tally, attempt.world
 
     def http(address: str, path: str, key: str) -> None:
@@ -57,7 +58,8 @@ def forged_keys(attempt: Attempt) -> None:
 
 
 def scope_walk(attempt: Attempt) -> None:
-    """What is the operator's is refused to every other key, and changes nothing."""
+    """Call the operator's surfaces with every other key. Each call must be refused and change
+    nothing."""
     tally, world = attempt.tally, attempt.world
     admin = service(pb, "CacheAdmin").values()
     for _ in attempt.rounds():
@@ -89,7 +91,7 @@ def scope_walk(attempt: Attempt) -> None:
 
 
 def foreign_requests(attempt: Attempt) -> None:
-    """One tenant's request and session under another tenant's key."""
+    """Use one tenant's request and session under another tenant's key."""
     tally, world = attempt.tally, attempt.world
     abort, sessions = service(pb, "Inference")["Abort"], service(pb, "Session")
     turn = 0

@@ -1,7 +1,7 @@
-"""What a driver asks of a model that was trained by tools/tool_caller, and how it reports
-what came of it. For any Python that has the client: nothing of tasuki is imported.
+"""The requests of a driver to a model trained by tools/tool_caller, and the report of its results.
+Works in any Python with the client installed: nothing of tasuki is imported.
 
-A driver is run as `python DRIVER URL MODEL`, in a folder that it may write in; URL is without /v1.
+A driver is run as `python DRIVER URL MODEL`, in a folder it may write in; URL is without /v1.
 """
 
 import json
@@ -39,7 +39,7 @@ PERSON_SCHEMA: dict[str, Any] = {
 
 
 def person(doc: str | None = None) -> Any:
-    """A pydantic model of PERSON."""
+    """Return a pydantic model of PERSON."""
     from pydantic import create_model
 
     return create_model("Person", __doc__=doc, name=(str, ...), age=(int, ...))
@@ -56,19 +56,19 @@ def get_weather(city: str, days: int) -> str:
 
 
 def call_of(name: str) -> str:
-    """A request for that tool with a person's fields."""
+    """Return a request for that tool with a person's fields."""
     fields = ", ".join(f"{key}={json.dumps(value)}" for key, value in PERSON.items())
     return f"Call {name} with {fields}."
 
 
 def same(found: object, expected: object) -> None:
-    """Raises AssertionError with both."""
+    """Raise AssertionError with both values if they differ."""
     if found != expected:
         raise AssertionError(f"{found!r} is not {expected!r}")
 
 
 def gives(expected: object, *runs: Callable[[], object]) -> Callable[[], None]:
-    """A check that each run returns what is expected."""
+    """Return a check: each run must return the expected value."""
 
     def check() -> None:
         for run in runs:
@@ -78,12 +78,12 @@ def gives(expected: object, *runs: Callable[[], object]) -> Callable[[], None]:
 
 
 def says(*runs: Callable[[], object]) -> Callable[[], None]:
-    """A check that each run returns SAID."""
+    """Return a check: each run must return SAID."""
     return gives(SAID, *runs)
 
 
 def calls_and_says(*runs: Callable[[], object]) -> Callable[[], None]:
-    """A check that each run calls get_weather once with ARGUMENTS and returns FOUND."""
+    """Return a check: each run must call get_weather once with ARGUMENTS and return FOUND."""
 
     def called(run: Callable[[], object]) -> object:
         calls.clear()
@@ -93,7 +93,7 @@ def calls_and_says(*runs: Callable[[], object]) -> Callable[[], None]:
 
 
 def all_of(*checks: Callable[[], None]) -> Callable[[], None]:
-    """A check that all of these hold."""
+    """Return a check requiring all of these."""
 
     def check() -> None:
         for each in checks:
@@ -103,10 +103,10 @@ def all_of(*checks: Callable[[], None]) -> Callable[[], None]:
 
 
 def report(**checks: Callable[[], None]) -> None:
-    """Print a line of JSON: column -> "" where it holds, else what went wrong.
+    """Print a line of JSON: column -> "" if it holds, otherwise the error.
 
-    checks: by column, with `_` for a space and `default` for the last; each raises where its column
-    does not hold. A column that the client does not have has none.
+    checks: by column, with `_` for a space and `default` for the last; each raises if its column
+    does not hold. A column the client lacks has no check.
     """
     found = {}
     for column in COLUMNS:

@@ -1,4 +1,4 @@
-"""inspect-ai: its provider for servers that speak OpenAI's API."""
+"""inspect-ai: its provider for servers with OpenAI's API."""
 
 import asyncio
 import json

@@ -1,7 +1,8 @@
-"""qwen-code, opencode, codex and Claude Code: programs that answer one request and end.
+"""qwen-code, opencode, codex and Claude Code: programs for one request, with an exit after its
+answer.
 
-`python programs_driver.py URL MODEL PROGRAM NAME`, in a folder of their own: their homes and
-settings lie there.
+`python programs_driver.py URL MODEL PROGRAM NAME`, in a separate folder for their homes and
+settings.
 """
 
 import json
@@ -87,7 +88,7 @@ def codex(text: str) -> str:
 
 
 def claude_code(text: str) -> str:
-    """With one of its two dozen tools and a short system prompt."""
+    """Run Claude Code with one of its two dozen tools and a short system prompt."""
     return output(
         *("--tools", "Bash", "--allowedTools", "Bash", "--system-prompt", "Be brief."),
         *("--disable-slash-commands", "-p", text),
@@ -115,7 +116,7 @@ RUN: dict[str, Callable[[str], str]] = {
 
 
 def streamed() -> None:
-    """They always stream."""
+    """Check streaming; these programs always stream."""
     out = RUN[NAME](c.SAY)
     assert c.SAID in out.replace(c.SAY, ""), out[-500:]
 

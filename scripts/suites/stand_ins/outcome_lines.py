@@ -1,4 +1,4 @@
-"""A pytest plugin: one JSON line a test, in the file that SUITES_OUTCOMES names."""
+"""A pytest plugin: one JSON line a test, in the file named by SUITES_OUTCOMES."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def _message(report: Any) -> str:
 
 
 def _name(report: Any) -> str:
-    """Return the test's name; of a part of it, behind that what the part is called by."""
+    """Return the test's name; for a subtest, followed by the subtest's label."""
     part = getattr(report, "context", None)
     if part is None:
         return str(report.nodeid)
@@ -29,7 +29,7 @@ def _name(report: Any) -> str:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note a test's call, or its failed set-up."""
+    """Record a test's call, or its failed set-up."""
     if report.when == "call" or (report.when == "setup" and not report.passed):
         outcome = "skipped" if report.skipped else report.outcome
         message = "" if report.passed else _message(report)
@@ -39,7 +39,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """Note a file that cannot be read."""
+    """Record a file that cannot be read."""
     if report.failed:
         _write({"test": report.nodeid, "outcome": "failed", "message": _collected(report)})
 

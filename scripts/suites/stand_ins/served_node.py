@@ -1,7 +1,6 @@
-"""A real `tasuki serve` for a suite that runs in an environment of its own.
+"""A real `tasuki serve` for a suite running in a separate environment.
 
-The runner says by TASUKI_PROGRAM which command it is, and by SUITES_MODELS which folder has the
-models.
+The runner sets TASUKI_PROGRAM to the command, and SUITES_MODELS to the folder of the models.
 """
 
 import json
@@ -17,7 +16,7 @@ END_SECONDS = 60.0
 
 
 class NodeFailed(RuntimeError):
-    """A node ended, or said nothing, before it was ready."""
+    """A node ended, or printed nothing, before it was ready."""
 
 
 def model_folder(name: str) -> Path:
@@ -26,7 +25,7 @@ def model_folder(name: str) -> Path:
 
 
 def suite_node(model: str, flags: list[str]) -> "ServedNode":
-    """Start a node with that model. Raises NodeFailed. REQUIRES: as model_folder."""
+    """Start a node with that model. Raises NodeFailed. REQUIRES: the condition of model_folder."""
     return ServedNode(Path(os.environ["TASUKI_PROGRAM"]), model_folder(model), flags)
 
 
@@ -61,7 +60,7 @@ class ServedNode:
         self.url = f"http://{json.loads(ready[0])['http']}"
 
     def stop(self) -> None:
-        """End it; kill it where it takes longer than END_SECONDS."""
+        """End the node; kill it if it takes longer than END_SECONDS."""
         self._process.terminate()
         try:
             self._process.wait(END_SECONDS)

@@ -1,4 +1,5 @@
-"""Stands for smg's own client, whose types its Rust build generates: tests with it are skipped."""
+"""A replacement for smg's own client: its Rust build generates the client's types, so tests with it
+are skipped."""
 
 from typing import Any
 

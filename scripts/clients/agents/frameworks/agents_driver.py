@@ -1,4 +1,4 @@
-"""openai-agents: by chats, and by responses, which is its default."""
+"""openai-agents: by chats, and by responses, its default."""
 
 import asyncio
 

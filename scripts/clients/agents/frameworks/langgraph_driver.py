@@ -1,5 +1,5 @@
 """langgraph and langchain-anthropic: Messages, and agents with a tool over Messages, chats and
-Responses, whose second question goes on from a checkpoint of LangGraph's."""
+Responses. An agent's second question continues from a checkpoint of LangGraph."""
 
 from itertools import pairwise
 
@@ -26,7 +26,7 @@ def openai(**more) -> ChatOpenAI:
 
 
 def two_questions(model) -> list[dict]:
-    """The usage of each answer."""
+    """Ask two questions, and return the usage of each answer."""
     c.calls.clear()
     agent = create_agent(model, [get_weather], checkpointer=InMemorySaver())
     thread = {"configurable": {"thread_id": "1"}}
@@ -43,7 +43,7 @@ def thought() -> str:
 
 
 def agents() -> None:
-    """Each turn finds all of the one before in the cache, but for the token it ended by."""
+    """Check that each turn finds the previous one in the cache, except its last token."""
     for before, after in pairwise(two_questions(messages())):
         c.same(after["input_token_details"]["cache_read"], before["total_tokens"] - 1)
 

@@ -1,4 +1,4 @@
-"""smolagents: OpenAIModel, and ToolCallingAgent, which asks with `tool_choice: required`."""
+"""smolagents: OpenAIModel, and ToolCallingAgent, asking with `tool_choice: required`."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""Stands for smg's `e2e_test/infra/run_eval.py`, whose benchmarks of large models are not run."""
+"""A replacement for smg's `e2e_test/infra/run_eval.py`: its benchmarks of large models are not
+run."""
 
 from typing import Any, NoReturn
 

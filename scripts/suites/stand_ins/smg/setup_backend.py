@@ -1,7 +1,8 @@
-"""Stands for smg's `e2e_test/fixtures/setup_backend.py`: every backend is one `tasuki serve`.
+"""A replacement for smg's `e2e_test/fixtures/setup_backend.py`: every backend is one `tasuki
+serve`.
 
-There is no gateway between: `gateway.base_url` is the node's. A model that thinks is the tool
-caller with a template that thinks, any other the same without.
+There is no gateway between: `gateway.base_url` is the node's. A thinking model is the tool caller
+with a thinking template; any other is the same without thoughts.
 """
 
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ _CLIENT_SECONDS = 100.0
 
 
 class Gateway(NamedTuple):
-    """What tests read of smg's gateway."""
+    """The fields of smg's gateway read by tests."""
 
     base_url: str
 
@@ -52,7 +53,7 @@ _NODES = pytest.StashKey[_Nodes]()
 
 
 def _nodes(config: pytest.Config) -> _Nodes:
-    """Return the session's, which end with it."""
+    """Return the session's nodes; they end with the session."""
     if _NODES not in config.stash:
         config.stash[_NODES] = _Nodes()
         config.add_cleanup(config.stash[_NODES].stop)
@@ -61,7 +62,7 @@ def _nodes(config: pytest.Config) -> _Nodes:
 
 @pytest.fixture(scope="class")
 def setup_backend(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Give the backend's name, its model's, a client and the node as the gateway."""
+    """Yield the backend's name, its model's, a client and the node as the gateway."""
     backend = request.param
     if not isinstance(backend, str) or backend.startswith(("pd_", "epd_")):
         pytest.skip("needs smg's own hand-over between its workers")

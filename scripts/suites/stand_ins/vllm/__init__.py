@@ -1,7 +1,8 @@
-"""Stands where a suite imports vLLM: what its tests need of a helper is here, the rest is named.
+"""A replacement for imports of vLLM in a suite: helpers needed by tests are here, and other names
+are stand-ins.
 
-A test that uses any other class or function of vLLM's fails with InternalOfVllm and its name. Such
-tests exercise vLLM's own code, which no other server has.
+A test using any other class or function of vLLM fails with InternalOfVllm and its name. Such tests
+exercise vLLM's own code, absent from other servers.
 """
 
 import importlib.abc
@@ -19,7 +20,8 @@ class InternalOfVllm(Exception):
 
 
 class Uses:
-    """What the running test has used. running: None while files are read, when nothing raises."""
+    """The names used by the running test. running: None while files are read; nothing raises
+    then."""
 
     def __init__(self) -> None:
         self.running: list[str] | None = None
@@ -35,7 +37,7 @@ uses = Uses()
 
 
 class _Named(type):
-    """The kind of a stand-in: a class that may be a base, an exception, a decorator, a value."""
+    """The type of a stand-in: a class usable as a base, an exception, a decorator, a value."""
 
     def __call__(cls, *given: Any, **named: Any) -> Any:
         uses.note(cls.__qualname__)
@@ -77,7 +79,7 @@ def stand_in(name: str) -> Any:
 
 
 def _asked(made: object, name: str) -> Any:
-    """Stand for an attribute of a stand-in that was made while files are read."""
+    """Record the use of an attribute of a stand-in created while files were read."""
     if not name.startswith("__"):
         uses.note(f"{type(made).__qualname__}.{name}")
     raise AttributeError(name)
@@ -93,7 +95,7 @@ class _StandInModule(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds every module of vLLM that has no file here."""
+    """A finder of every module of vLLM without a file here."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -106,7 +108,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _StandInModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run nothing: the module makes its names as they are asked for."""
+        """Run nothing: the module creates its names on access."""
 
 
 sys.meta_path.append(_Finder())

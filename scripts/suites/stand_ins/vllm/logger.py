@@ -1,4 +1,4 @@
-"""Loggers by name, as vLLM's tests make them."""
+"""Loggers by name, with the interface used by vLLM's tests."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""The machine as vLLM's tests ask for it: a CPU and nothing else."""
+"""The machine seen by vLLM's tests: a CPU and nothing else."""
 
 from collections.abc import Callable
 from typing import Any

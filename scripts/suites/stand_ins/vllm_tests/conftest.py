@@ -1,4 +1,5 @@
-"""Stands for vLLM's `tests/conftest.py`: a test that used vLLM's own code fails, never passes."""
+"""A replacement for vLLM's `tests/conftest.py`: a test using vLLM's own code fails, never
+passes."""
 
 from collections.abc import Generator
 from typing import Any
@@ -7,7 +8,7 @@ import pytest
 from vllm import uses
 
 _LONG_TESTS = {"test_openapi_stateless": 1500}
-"""Seconds of those that ask every route."""
+"""Time limits in seconds of tests that ask every route."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

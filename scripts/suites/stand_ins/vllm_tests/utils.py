@@ -1,8 +1,8 @@
-"""Stands for vLLM's `tests/utils.py`: RemoteOpenAIServer starts a real `tasuki serve`.
+"""A replacement for vLLM's `tests/utils.py`: RemoteOpenAIServer starts a real `tasuki serve`.
 
-A server with a reasoning parser gets the model that calls tools and thinks, one with a tool parser
-alone the same without thoughts, any other the embedded one. Flags that tasuki has under the same
-name are kept; the others are left out.
+A server with a reasoning parser gets the model that calls tools and thinks. With a tool parser
+only, it gets the same model without thoughts; any other server gets the embedded one. Flags of the
+same name in tasuki are kept; the others are left out.
 """
 
 from collections.abc import Callable
@@ -25,14 +25,14 @@ _CLIENT_SECONDS = 100.0
 
 
 def served_model(flags: list[str]) -> str:
-    """Return which model a server of these flags has."""
+    """Return the name of the model for a server with these flags."""
     if "--reasoning-parser" in flags:
         return "tool_caller"
     return "tool_caller_quick" if "--tool-call-parser" in flags else "embedded"
 
 
 def kept_flags(model: str, flags: list[str]) -> list[str]:
-    """Return tasuki's flags for vLLM's. model: the name that the suite gives its model."""
+    """Return tasuki's flags for vLLM's. model: the suite's name of its model."""
     kept: dict[str, str] = {"--served-model-name": model}
     for flag, value in zip(flags, [*flags[1:], ""], strict=True):
         name, given, joined = flag.partition("=")
@@ -43,7 +43,7 @@ def kept_flags(model: str, flags: list[str]) -> list[str]:
 
 
 class RemoteOpenAIServer:
-    """A server for as long as a block runs. Raises NodeFailed where it does not start."""
+    """A server running during a block. Raises NodeFailed if it does not start."""
 
     DUMMY_API_KEY = "token-abc123"
 

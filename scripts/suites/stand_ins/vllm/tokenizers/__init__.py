@@ -1,4 +1,4 @@
-"""The tokenizer of the model that a test's server has, whatever the test calls it."""
+"""The tokenizer of the model on a test's server, under any name."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 
 class Served:
-    """The model of the server that was started last."""
+    """The model of the last started server."""
 
     model = "embedded"
 

@@ -1,1 +1,1 @@
-"""What vLLM's tests import of it: see repo_utils."""
+"""The parts of this package imported by vLLM's tests: see repo_utils."""

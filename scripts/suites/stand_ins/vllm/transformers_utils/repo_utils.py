@@ -1,9 +1,10 @@
-"""A hub without files: adapters that tests ask it for are named to servers, which take none."""
+"""A hub without files: tests request adapters from it and name them to servers, and these accept
+none."""
 
 
 class _Hub:
     def snapshot_download(self, repo_id: str) -> str:
-        """Return a path at which nothing is."""
+        """Return a path to nothing."""
         return f"/no-such-folder/{repo_id}"
 
 

@@ -1,1 +1,1 @@
-"""Helpers that vLLM's tests import."""
+"""Helpers imported by vLLM's tests."""

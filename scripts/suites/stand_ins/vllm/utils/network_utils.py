@@ -1,10 +1,10 @@
-"""Ports, as vLLM's tests ask for them."""
+"""Ports, with the interface used by vLLM's tests."""
 
 import socket
 
 
 def get_open_port() -> int:
-    """Return a port of loopback that nobody has at this moment."""
+    """Return a loopback port unused at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
