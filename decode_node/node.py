@@ -1,6 +1,5 @@
-"""A decode node: the front door's services over an engine's side, in one process or in two, and
-the daemon that takes prefixes over and writes answers.
-"""
+"""Decode node: the client services over an engine's side, in one process or in two, and the daemon
+that receives prefixes and writes answers."""
 
 from contextlib import AbstractContextManager
 
@@ -26,9 +25,9 @@ from tasuki.transfer.data_plane import DataPlane
 
 
 class DecodeNode:
-    """Front and engine in one process. Build it inside a running event loop. Life: startup, then
-    whatever the daemon waits for, then shutdown. REQUIRES: `plane` is over parts.arena. Raises
-    TlsError, MembershipError."""
+    """Front and engine in one process. Build it inside a running event loop. Call startup, wait as
+    the daemon does, then call shutdown. REQUIRES: `plane` is over parts.arena. Raises TlsError,
+    MembershipError."""
 
     handover_address = None
 
@@ -98,7 +97,8 @@ def decode_front(
     handover: Emit | None = None,
     workers: NodeWorkers | None = None,
 ) -> Node:
-    """The front of a decode node, wherever its engine runs. handover, workers: as Node's."""
+    """Return the front of a decode node, for an engine in this process or in another. handover,
+    workers: as Node's."""
     authorities = {"prefill_ca": config.prefill_ca} if config.prefill_ca else {}
     about = about_node(config.name, "decode", front.folder, server_config)
     return Node(

@@ -1,10 +1,11 @@
-"""Connections of receivers to this prefill node: their names, their beats, the lease that beats
-renew.
+"""Connections of receivers to this prefill node: names, heartbeats, and the lease they renew. Each
+receiver's stream of rooms is here too.
 
-Owns connections. Knows no rooms: their holder is called when a connection is over. Thread rule:
-the hand-over's event loop, but for peers(). Invariants: a connection lives as long as its heartbeat
-stream, its name cannot be guessed and is never used again. A renewal counts from when its beat was
-sent, on this node's clock.
+Owns connections. Its owner, which knows the rooms, is called when a connection is over. Thread
+rule: the hand-over's event loop, except peers().
+
+Invariants: a connection lives as long as its heartbeat stream. Its name cannot be guessed and is
+never used again. A renewal counts from the time its heartbeat was sent, on this node's clock.
 """
 
 import asyncio
@@ -44,7 +45,8 @@ _CONNECT_SECONDS = 5.0
 _TRYING_SECONDS = 5.0
 """A receiver tries our metadata in a process of its own before it begins to beat."""
 _LOAD_SECONDS = 1.0
-"""Between two beats with the load; what a receiver sends meanwhile it counts itself."""
+"""Seconds between two heartbeats with the load; a receiver itself counts the work it sends
+meanwhile."""
 _PEERS_TOLD = 64
 _NAME_TOLD = 64
 
@@ -56,18 +58,19 @@ class _Connection:
     writer: WriterLife
     beating: bool = False
     progress: NodeProgress | None = None
-    """From the last renewal that had one."""
+    """Progress from the latest renewal that had one."""
 
 
 class ConnectionOwner(Protocol):
-    """Who keeps the connections: what this node says in its beats, and who hears of receivers."""
+    """Owner of the connections: supplies the content of heartbeats and is notified about
+    receivers."""
 
     @property
     def leaves(self) -> bool:
-        """Whether this node ends and has states to leave."""
+        """Return True if this node ends and has states to leave."""
 
     def progress(self) -> NodeProgress:
-        """Return this node's, which is sent with each beat."""
+        """Return this node's progress, sent with each heartbeat."""
 
     def load(self, connection: str) -> pb.Load | None:
         """Return this node's for a connection's receiver, sent about once a second; None while it
@@ -99,7 +102,8 @@ class ReceiverConnections:
         self._connections: dict[str, _Connection] = {}
         self._issued = 0
         self._names: dict[bytes, list[str]] = {}
-        """By the process that they lead to, its epoch: those whose endpoints may be open."""
+        """By epoch of the receiver's process: names of its connections whose endpoints may be
+        open."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._connections
@@ -113,8 +117,8 @@ class ReceiverConnections:
         return self._connections.keys()
 
     def peers(self) -> dict[str, NodeProgress]:
-        """What receivers report of themselves, by name; of those that share one what is worst. From
-        any thread, and no more than an operator can look at."""
+        """Return the progress reported by receivers, by name; the worst values if several share a
+        name. From any thread. Bounded to a number that an operator can look at."""
         reported: dict[str, NodeProgress] = {}
         for connection in list(self._connections.values())[:_PEERS_TOLD]:
             if (progress := connection.progress) is not None:
@@ -131,7 +135,7 @@ class ReceiverConnections:
         return self._connections[name].heart.silence
 
     def writer(self, name: str) -> WriterLife | None:
-        """The receiver as a writer of what is pulled from it; None where it is gone."""
+        """Return the receiver as the writer of bytes pulled from it; None if it is gone."""
         connection = self._connections.get(name)
         return None if connection is None else connection.writer
 
@@ -156,7 +160,7 @@ class ReceiverConnections:
         return name
 
     async def _end_others(self, node: NodeIdentity) -> None:
-        """A node that connects anew has given up what it had."""
+        """End the other connections of a node that connects anew: it has given them up."""
         names = self._names.pop(node.epoch, [])
         for name in names:
             self.drop(name)
@@ -168,7 +172,8 @@ class ReceiverConnections:
         }
 
     def _expect_beating(self, name: str) -> None:
-        """A receiver that connects and never beats must not stay connected."""
+        """Drop a receiver that connects and never answers heartbeats in time; otherwise check again
+        later."""
         connection = self._connections.get(name)
         if connection is None or connection.beating:
             return
@@ -179,7 +184,7 @@ class ReceiverConnections:
             loop.call_later(self._beat_seconds, self._expect_beating, name)
 
     def may_beat(self, name: str) -> bool:
-        """Whether the connection is known and has no heartbeat yet."""
+        """Return True if the connection is known and has no heartbeat yet."""
         connection = self._connections.get(name)
         return connection is not None and not connection.beating
 
@@ -266,27 +271,28 @@ _AFTER_TELLING = MappingProxyType(
 
 Say: TypeAlias = Callable[[pb.SenderMessage], None]
 OpenRoom: TypeAlias = Callable[[str, pb.ReceiverMessage, Say], OutgoingRoom]
-"""Of a connection, by a Reserve or a Fetch. Raises RoomRefused."""
+"""Opens a connection's room for a Reserve or a Fetch. Raises RoomRefused."""
 _OPENING = frozenset({"reserve", "fetch"})
 
 
 class RoomRefused(Exception):
-    """A Reserve that opens no room; says why."""
+    """A Reserve or Fetch that opens no room, with the reason."""
 
 
 class ReceiverStream:
-    """One receiver's stream of rooms: a message that comes is put before the room that it is for,
-    what rooms say leaves in order, in batches.
+    """One receiver's stream of rooms.
 
-    Owns which rooms are on the stream, from Reserve to Closed, and the outbox. Knows no machine
-    and no caches. Thread rule: the event loop. Invariants: say() never waits. Nothing is said of
-    a room after Closed. What makes no sense in a message refuses its own room, what cannot be
-    read ends the stream. Once the receiver is gone every room on it hears so, and run() returns
-    when all of them are over.
+    Each incoming message is put before its room; rooms' messages leave in order, in batches. Owns
+    the set of rooms on the stream, from Reserve to Closed, and the outbox. Knows no state machine
+    and no caches. Thread rule: the event loop.
+
+    Invariants: say() never waits. Nothing is sent for a room after Closed. An invalid message ends
+    its own room; an unreadable batch ends the stream. Once the receiver is gone every room is
+    notified, and run() returns when all of them are over.
     """
 
     def __init__(self, connection: str, open_room: OpenRoom, write_seconds: float) -> None:
-        """write_seconds: for that long one batch may wait for the receiver to take it."""
+        """write_seconds: limit for the receiver to take one batch."""
         self.connection = connection
         self._open_room = open_room
         self._write_seconds = write_seconds
@@ -390,7 +396,8 @@ class ReceiverStream:
             room.put(on.Stopped(reason))
 
     async def _write(self, write: Callable[[pb.SenderBatch], Awaitable[None]]) -> None:
-        """Raises TimeoutError, and what the stream does where the receiver is gone."""
+        """Write batches until the outbox closes. Raises TimeoutError, and the stream's own errors
+        if the receiver is gone."""
         while taken := await self._outbox.take():
             messages = [message for message in taken if self._reached(_BEFORE_TELLING, message)]
             try:
@@ -402,8 +409,8 @@ class ReceiverStream:
                     self._reached(_AFTER_TELLING, message)
 
     def _reached(self, places: Mapping[str, Place], message: pb.SenderMessage) -> bool:
-        """Whether nothing breaks at the place of that kind of message; what does ends its room
-        alone."""
+        """Return True if nothing fails at the failpoint of that kind of message; a failure ends its
+        room alone."""
         kind = message.WhichOneof("message")
         if kind not in places:
             return True
