@@ -1,7 +1,6 @@
-"""Events that are no messages: what engines, the bytes' machinery, streams and time bring to a
-transfer's side.
+"""Events that are no messages, from engines, byte transport, streams and time to a transfer's side.
 
-Plain values; messages.py has those that a peer says. Pure.
+Plain values; messages.py has those sent by a peer. Pure.
 """
 
 from dataclasses import dataclass
@@ -16,19 +15,19 @@ from .messages import Message, Payload
 
 @dataclass(frozen=True)
 class Happening:
-    """An event that is no message."""
+    """Event that is no message."""
 
 
 @dataclass(frozen=True)
 class Brought(Happening):
-    """What an engine or the bytes' machinery brings; the payload is the engine's."""
+    """Event from an engine or the byte transport; the payload is the engine's."""
 
     payload: Payload = None
 
 
 @dataclass(frozen=True)
 class Reasoned(Happening):
-    """What happened for a reason that is told."""
+    """Event with a reason."""
 
     reason: str
 
@@ -42,9 +41,12 @@ class Begin(Happening):
 
 @dataclass(frozen=True)
 class Look(Happening):
-    """Time has passed. progress: windows that moved in this room. pulled: the same of the room's
-    pull; None without one. others: windows of the connection's other rooms. writer: of who writes
-    here."""
+    """A look: time has passed.
+
+    progress: number of chunks moved in this room. pulled: the same for the room's pull; None
+    without one. others: number of chunks of the connection's other rooms. writer: facts about the
+    writer into this room.
+    """
 
     progress: int = 0
     pulled: int | None = None
@@ -62,7 +64,7 @@ class Failed(Happening):
 
 
 class Broke(Reasoned):
-    """A task of the room raised what nobody foresaw."""
+    """An unforeseen error in a task of the room."""
 
 
 class Stopped(Reasoned):
@@ -102,19 +104,20 @@ class Verified(Happening):
 
 
 class Prepared(Brought):
-    """The report of what landed, read of the final status."""
+    """The report of the arrived bytes, read from the final status."""
 
 
 @dataclass(frozen=True)
 class DrainAnswered(Happening):
-    """A call or a renewal said how the drain ended. drain: None where the call was not answered."""
+    """A call or a renewal reported the end of the drain. drain: None if the call was not
+    answered."""
 
     drain: Drain | None
 
 
 @dataclass(frozen=True)
 class Severed(Happening):
-    """Nothing of the writer lands that has not landed."""
+    """No more bytes of the writer can arrive."""
 
     reason: FenceReason
 
@@ -149,7 +152,8 @@ class Moved(Happening):
 
 
 class Announced(Brought):
-    """The engine's word between grant and final status: the first token, or that all may leave."""
+    """The engine's message between grant and final status: the first token, or that all chunks may
+    leave."""
 
 
 @dataclass(frozen=True)
@@ -162,11 +166,11 @@ class Refusal(Happening):
 
 
 class Pinned(Brought):
-    """The engine holds what is pulled; the payload says where."""
+    """The engine holds the pulled state; the payload gives its place."""
 
 
 class PullWanted(Brought):
-    """The engine pulls what the receiver offered."""
+    """The engine pulls the state offered by the receiver."""
 
 
 class ReceiverLost(Happening):

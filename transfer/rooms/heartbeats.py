@@ -13,7 +13,7 @@ LATE_TICKS-th late tick since the peer's last message is the last.
 from tasuki.transfer.errors import PeerInvalid
 
 _MOST_UNHEARD = 256
-"""Renewals that a beating node may leave unconfirmed; each is kept until it is confirmed."""
+"""Most renewals that a beating node may leave unconfirmed; each is kept until it is confirmed."""
 LATE_TICKS = 10
 _TICKS_A_LIMIT = 10
 
@@ -24,9 +24,9 @@ class Silence:
     def __init__(
         self, limit: float, now: float, period: float | None = None, *, grace: float = 0.0
     ) -> None:
-        """limit: seconds of silence that lose a peer. period: how often tick() is to be called; a
-        tick that comes after two of them is late. grace: seconds more before the first message.
-        Times are this node's monotonic seconds."""
+        """limit: seconds of silence after which a peer is lost. period: seconds between calls of
+        tick(); a tick after more than two periods is late. grace: additional seconds before the
+        first message. Times are this node's monotonic seconds."""
         self.limit = limit
         self.period = limit / _TICKS_A_LIMIT if period is None else period
         self.received(now)
@@ -39,7 +39,7 @@ class Silence:
         self._late = 0
 
     def tick(self, now: float) -> bool:
-        """Whether the peer is lost."""
+        """Return True if the peer is lost."""
         gap, self._ticked = now - self._ticked, now
         if gap > 2 * self.period:
             self._late += 1
@@ -59,13 +59,13 @@ class Beating:
         self._renewal = 0
 
     def beat(self, now: float) -> tuple[int, int]:
-        """Return the number of the beat to be sent now, and the last renewal that it confirms."""
+        """Return the number of the heartbeat to send now, and the last renewal that it confirms."""
         self._sequence += 1
         self._asked[self._sequence] = now
         return self._sequence, self._renewal
 
     def renewed(self, sequence: int, now: float) -> float | None:
-        """Take a renewal. Return when the lease that it grants was asked for; None where it grants
+        """Take a renewal. Return the time at which its lease was asked for; None if it grants
         none."""
         self._renewal = max(self._renewal, sequence)
         asked = self._asked.pop(sequence, None)
@@ -86,9 +86,9 @@ class Renewing:
         self._asked = {0: now}
 
     def beat(self, sequence: int, received: int, now: float) -> float | None:
-        """Take a beat; the renewal of its number is to be sent at once. Return when the lease that
-        it grants was asked for; None where it grants none. Raises PeerInvalid where it confirms
-        too little."""
+        """Take a heartbeat; send the renewal with its number at once. Return the time at which its
+        lease was asked for; None if it grants none. Raises PeerInvalid if it confirms too
+        little."""
         self.silence.received(now)
         asked = self._asked.get(received)
         self._asked = {number: at for number, at in self._asked.items() if number >= received}

@@ -1,8 +1,7 @@
-"""The messages of a transfer, as values: one side says each, and the other side takes it as an
-event.
+"""Messages of a transfer, as values: one side sends each, and the other side takes it as an event.
 
-A `payload` is data of an engine: a machine hands it on unseen. Nodes turn messages into protobuf
-and back, and bound what a peer sends before a machine sees it (engine/messages/room_proto.py).
+A `payload` is an engine's data: a machine passes it on unread. Nodes turn messages into protobuf
+and back, and bound a peer's values before a machine sees them (engine/messages/room_proto.py).
 Pure.
 """
 
@@ -18,12 +17,12 @@ Payload: TypeAlias = Any
 
 @dataclass(frozen=True)
 class Message:
-    """What one side says to the other."""
+    """Message of one side to the other."""
 
 
 @dataclass(frozen=True)
 class Carrying(Message):
-    """A message that is its payload."""
+    """Message that consists of its payload."""
 
     payload: Payload = None
 
@@ -87,8 +86,8 @@ class Done(Message):
 
 @dataclass(frozen=True)
 class Ended(Message):
-    """Over without a result. reason: the sender's; None where the receiver wanted the end.
-    generation: None where the message carries none."""
+    """End without a result. reason: the sender's; None if the receiver wanted the end. generation:
+    None if the message carries none."""
 
     drain: Drain
     reason: str | None = None
@@ -96,7 +95,7 @@ class Ended(Message):
 
 
 class PullAsked(Carrying):
-    """In the room of a hand-over: the sender pulls what the receiver offered."""
+    """In the room of a hand-over: the sender pulls the state offered by the receiver."""
 
 
 class StopPull(Message):
@@ -109,6 +108,6 @@ class Unknown(Message):
 
 @dataclass(frozen=True)
 class Contradiction(Message):
-    """A message that no node of this version sends, for the reason."""
+    """Message that no node of this version sends. reason: the contradiction found."""
 
     reason: str

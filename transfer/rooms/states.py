@@ -200,12 +200,13 @@ class DrainBy(Enum):
 
 @dataclass(frozen=True)
 class Kind:
-    """A row: what one kind of transfer does where kinds differ.
+    """Row of a kind of transfer: the values in which kinds differ.
 
-    name: of log lines and tables. sender, receiver: the tables of its two sides. announces: between
-    grant and final status. grants_first: the receiver grants with its ask, and the sender pins.
-    queues: the sender computes the prompt, in turn with others. brings: pages and a state come; a
-    grant of another kind is empty. drain_by: after the stream.
+    name: for log lines and tables. sender, receiver: the tables of its two sides. announces: the
+    sender's message between grant and final status. grants_first: the receiver grants with its ask,
+    and the sender pins. queues: the sender computes the prompt, in turn with others. brings: pages
+    and a state are sent; the grant of another kind is empty. drain_by: way to learn of a drain
+    after the stream.
     """
 
     name: str
@@ -239,7 +240,7 @@ PULL = Kind(
     brings=True,
     drain_by=DrainBy.RENEWAL,
 )
-"""A prefill node reads what the decode node of a room holds of its prompt."""
+"""A prefill node reads the part of a prompt's state held by the decode node of the room."""
 FETCH = Kind(
     "fetch",
     SENDER,
@@ -250,7 +251,7 @@ FETCH = Kind(
     brings=True,
     drain_by=DrainBy.CALL,
 )
-"""A decode node reads a state that a prefill node holds."""
+"""A decode node reads a state held by a prefill node."""
 COPY = Kind(
     "copy",
     SENDER,
@@ -261,13 +262,13 @@ COPY = Kind(
     brings=False,
     drain_by=DrainBy.CALL,
 )
-"""A decode node leaves a state to a prefill node: a room of one token, for which that node pulls
-the state."""
+"""A decode node leaves a state to a prefill node: a room of one token, in which that node pulls the
+state."""
 KINDS = (HANDOVER, PULL, FETCH, COPY)
 
 
 class IllegalTransition(TransferError):
-    """An event that the state does not know: a defect here, or a peer that breaks the protocol."""
+    """Event unknown to the state: a defect here, or a peer that breaks the protocol."""
 
     def __init__(self, state: Enum, event: Enum) -> None:
         super().__init__(
