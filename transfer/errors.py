@@ -1,8 +1,8 @@
-"""What can go wrong in a hand-over, as types. Each names what failed, where, and the mend."""
+"""Errors of a hand-over, as types. Each names the failed thing, its place and the fix."""
 
 
 class TransferError(Exception):
-    """Base of every error that transfer raises on purpose."""
+    """Base of every error raised on purpose by the transfer package."""
 
 
 class TransportError(TransferError):
@@ -14,11 +14,11 @@ class PeerSilent(TransferError):
 
 
 class OutOfBounds(TransferError):
-    """An index or an offset lies outside the memory that its owner registered."""
+    """An index or an offset is outside the memory registered by its owner."""
 
 
 class WindowPlanError(TransferError):
-    """A forward's plan does not continue the room's previous one or leaves what was granted."""
+    """A forward's plan does not continue the room's previous one, or leaves the granted ids."""
 
 
 class WindowsMissing(TransferError):
@@ -26,11 +26,11 @@ class WindowsMissing(TransferError):
 
 
 class DigestMismatch(TransferError):
-    """Bytes that landed are not the bytes that were sent."""
+    """Arrived bytes differ from the sent ones."""
 
 
 class PeerUnknown(TransferError):
-    """No connection of that name; connect first."""
+    """No connection has that name; connect first."""
 
 
 class DuplicateRoom(TransferError):
@@ -38,8 +38,8 @@ class DuplicateRoom(TransferError):
 
 
 class PeerInvalid(TransferError):
-    """A peer sent what no node of this version sends."""
+    """A peer sent a value that no node of this version sends."""
 
 
 class MetadataUnusable(TransportError):
-    """A peer's transport metadata are damaged, or harm whoever uses them."""
+    """A peer's transport metadata are damaged, or would harm a process that used them."""

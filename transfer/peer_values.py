@@ -1,8 +1,8 @@
-"""What a peer sends, held to what a node of this version could send.
+"""Bounds on a peer's values: those that a node of this version could send.
 
-Pure; the readers of messages call it for every value that is kept, computed with, logged or shown.
-The types at the end carry a bound as metadata, which holds where a table of peers' messages reads
-the field (transfer/wire.py). Invariant: what comes out is finite, bounded and printable.
+Pure; readers of messages call it for every value that is kept, computed with, logged or shown. The
+types at the end carry a bound as metadata, applied when a table of peers' messages reads the field
+(transfer/wire.py). Invariant: returned values are finite, bounded and printable.
 """
 
 import math
@@ -15,13 +15,13 @@ from .errors import PeerInvalid
 LONGEST_NAME = 128
 LONGEST_REASON = 1024
 LONGEST_SECONDS = 86400.0
-"""Nothing that a message counts in seconds takes a day."""
+"""One day: no message has a longer duration in seconds."""
 MOST_BYTES = 1 << 50
 MOST_FIELDS = 128
 _SHOWN = 256
 
 Bound: TypeAlias = Callable[[Any, str], Any]
-"""Takes a value and its field's name in errors. Returns the value that is kept."""
+"""Takes a value and its field's name for errors. Returns the value to keep."""
 
 
 def seconds(value: float, field: str, most: float = LONGEST_SECONDS) -> float:
@@ -68,7 +68,7 @@ def known(value: str, field: str, names: frozenset[str]) -> str:
 
 
 def contract(values: Mapping[str, str]) -> dict[str, str]:
-    """A peer's contract, ready to be compared and shown. Raises PeerInvalid where it has more
+    """Return a peer's contract, ready to be compared and shown. Raises PeerInvalid if it has more
     fields than any version has."""
     if len(values) > MOST_FIELDS:
         raise PeerInvalid(f"contract has {len(values)} fields, at most {MOST_FIELDS} are read")
@@ -76,7 +76,8 @@ def contract(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def text(value: str, longest: int = LONGEST_REASON) -> str:
-    """Any text, fit for a log's line: cut, and with nothing that is not printable."""
+    """Return the text for a line of a log: cut to `longest`, with unprintable characters
+    replaced."""
     cut = value if len(value) <= longest else f"{value[: longest - 3]}..."
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cut)
 
@@ -103,7 +104,7 @@ def each(names: frozenset[str], bound: Bound) -> Bound:
 
 
 def no_peers(value: object, field: str) -> None:
-    """What no peer says."""
+    """Reject a field that no peer sends. Raises PeerInvalid."""
     raise PeerInvalid(f"{field} is no peer's field")
 
 

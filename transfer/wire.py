@@ -42,8 +42,8 @@ Turn: TypeAlias = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Codec:
-    """How one field is read and written; None: as it is. name: of the message's field, where it
-    differs from the value's."""
+    """Functions that read and write one field; None: the value unchanged. name: of the message's
+    field, if it differs from the value's."""
 
     read: Turn | None = None
     write: Turn | None = None
@@ -52,8 +52,8 @@ class Codec:
 
 @dataclass(frozen=True)
 class _Field:
-    """One pair. name: of the message's field. is_optional: None stands for its absence. bound: the
-    metadata of the value's field."""
+    """A pair of fields. name: of the message's field. is_optional: None stands for its absence.
+    bound: the metadata of the value's field."""
 
     name: str
     codec: Codec
@@ -62,7 +62,8 @@ class _Field:
     bound: Bound | None
 
     def read(self, bound: "Bound | Wire[Any, Any] | None", shown: str) -> Turn | None:
-        """shown: the field's name in errors. Returns None where the field is read as it is."""
+        """Return the function that reads the field; None if it is read unchanged. shown: the
+        field's name in errors."""
         if isinstance(bound, Wire):
             return _nested(bound, self.container).read
         read = self.codec.read or self.container
@@ -82,7 +83,7 @@ class Wire(Generic[ValueT, MessageT]):
         **codecs: "Codec | Wire[Any, Any]",
     ) -> None:
         """apart: fields of either side that the table leaves to its callers. codecs: by the value's
-        field; a table is of the messages inside the message. Raises TypeError where a field has no
+        field; a table is for messages inside the message. Raises TypeError if a field has no
         pair."""
         self.message = message
         self._value = value
@@ -94,14 +95,18 @@ class Wire(Generic[ValueT, MessageT]):
             self._fields,
             {name: field.read(None, "") for name, field in self._fields.items()},
         )
-        """Takes the message, and the value's other fields by name. Raises what a bound raises."""
+        """Takes the message, and the value's other fields by name. Raises the errors of the
+        bounds."""
 
     def bounded(
         self, prefix: str, judge: Turn | None = None, **bounds: "Bound | Wire[Any, Any]"
     ) -> "Wire[ValueT, MessageT]":
-        """This table for what a peer sends, with the bounds of the value's metadata. prefix: of
-        fields' names in errors. judge: takes the whole value at last, and returns the value that is
-        kept. bounds: others, by the value's field; a table takes the place of the field's own."""
+        """Return this table for a peer's messages, with the bounds of the value's metadata.
+
+        prefix: of fields' names in errors. judge: takes the whole value at the end, and returns the
+        value to keep. bounds: other bounds, by the value's field; a table replaces the field's own
+        table.
+        """
         if unknown := bounds.keys() - self._fields.keys():
             raise TypeError(f"{self._value.__name__} has no fields {sorted(unknown)} to bound")
         table = copy(self)
@@ -148,8 +153,8 @@ def _reader(
 
 
 def numbers_of(kind: type[Enum], wire: Any) -> dict[Any, Any]:
-    """Return the numbers of an enum's members, by their names behind the prefix of the wire's enum.
-    A member that the wire does not name has none."""
+    """Return the numbers of an enum's members, found by name behind the prefix of the wire's enum.
+    A member not named on the wire has none."""
     prefix = wire.Name(0).removesuffix("UNSPECIFIED")
     numbers = dict(wire.items())
     names = {member: f"{prefix}{member.name}" for member in kind}
@@ -157,8 +162,8 @@ def numbers_of(kind: type[Enum], wire: Any) -> dict[Any, Any]:
 
 
 def numbered(kind: type[Enum], wire: Any, otherwise: Any = None) -> Codec:
-    """An enum's member by its number. otherwise: the member of an unknown number, whose number
-    stands for members without one; None: each is a KeyError."""
+    """Return a codec for an enum's member by its number. otherwise: the member for unknown numbers,
+    and its number for members without one; None: both are a KeyError."""
     numbers = numbers_of(kind, wire)
     members = {number: member for member, number in numbers.items()}
     if otherwise is None:
