@@ -1,8 +1,9 @@
-"""Units of one layer of an arena, encoded out of it and decoded in place, wherever its memory is.
+"""Codec for units of one layer: encodes them out of an arena and decodes them in place, in host or
+GPU memory.
 
-Owns views of the arena's bytes, shared and never copied whole. Knows layout and formats; no
-windows, rooms or peers. Thread rule: encode() and decode() may run in parallel on different units.
-Invariant: conv state is carried along as it lies.
+Owns views of the arena's bytes, shared and never copied whole. Knows layout and formats; no chunks,
+rooms or peers. Thread rule: encode() and decode() may run in parallel on different units.
+Invariant: conv state is copied unchanged.
 """
 
 from collections.abc import Sequence
@@ -15,11 +16,12 @@ from tasuki.pycache.arena import torch_dtype
 from .wire_layout import RowFormat, WireUnits
 
 _SCRATCH_NUMBERS = 1 << 17
-"""How many are decoded at a time: what a core's cache holds, and well under a millisecond."""
+"""Numbers decoded at a time: they fit a core's cache, and take well under a millisecond."""
 
 
 class LayerCodec(Protocol):
-    """ids: pages in a layer that keeps some, slots in a GDN layer. Both are done on return."""
+    """ids: pages in a layer that keeps some, slots in a GDN layer. Both methods are done on
+    return."""
 
     def encode(self, layer: int, ids: Sequence[int], offset: int) -> None:
         """To `offset` of the arena, one after another. REQUIRES: units.encoded(layer); 16 divides
@@ -110,7 +112,7 @@ class TorchLayerCodec:
         return self._units.layer_kinds[layer].keeps_pages
 
     def _runs(self, layer: int) -> int:
-        """Of a unit, each encoded alone: its heads, or the whole of a state."""
+        """Return the number of separately encoded runs of a unit: its heads, or one for a state."""
         return self._units.layout.kv_heads if self._full(layer) else 1
 
     def _encoded(self, layer: int) -> int:
@@ -122,11 +124,11 @@ class TorchLayerCodec:
         return torch_dtype(layout.kv_dtype if self._full(layer) else layout.ssm_dtype)
 
     def _carried(self, layer: int) -> int:
-        """Bytes before the rows that travel as they lie."""
+        """Return the bytes before the rows that are sent unchanged."""
         return 0 if self._full(layer) else self._units.layout.conv_bytes
 
     def _place(self, layer: int, ids: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
-        """(units of the arena [n, bytes], which of them)."""
+        """Return (units of the arena [n, bytes], indices of the ids among them)."""
         layout = self._units.layout
         kind = layout.kind_index(layer)
         if self._full(layer):

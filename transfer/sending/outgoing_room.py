@@ -1,7 +1,7 @@
-"""Rooms on the sending side: the life of one, whose window leaves next, and what all have sent.
+"""Rooms on the sending side: the life of one, the choice of the next chunk, and the counts of all.
 
-Thread rule: Sender calls rooms under its lock, and the transfer thread has the queue and counts;
-any thread reads the counters.
+Thread rule: Sender calls rooms under its lock. The transfer thread has the queue and counts; any
+thread reads the counters.
 """
 
 from collections import deque
@@ -30,20 +30,20 @@ OnEnd = Callable[[RoomEnd], None]
 
 
 class Digest(Protocol):
-    """Of a window, now or later."""
+    """Digest of a layer chunk, available now or later."""
 
     @property
     def done(self) -> bool: ...
 
     def result(self) -> int:
-        """Raises what digesting raised. REQUIRES: done."""
+        """Return the digest. Raises the digester's error. REQUIRES: done."""
 
 
 @dataclass
 class Posted:
-    """given: when it was posted; None where the transport posts it. digest: of the window's bytes,
-    computed beside the transfer. flushed: when the transfer was seen to have ended; None until
-    then."""
+    """Posted layer chunk. given: post time; None if the transport posts it later. digest: of the
+    chunk's bytes, computed beside the transfer. flushed: time at which the transfer was seen to
+    have ended; None until then."""
 
     window: Window
     loaded: LoadedWindow
@@ -62,12 +62,12 @@ class Posted:
 
 @dataclass
 class OutgoingRoom:
-    """One room on the sending side: what is planned, posted, flushed, and how it ends.
+    """One room on the sending side: planned, posted and flushed chunks, and its end.
 
-    Owns the room's windows and handles. Does not know threads, clocks or leases: Sender calls it
+    Owns the room's chunks and handles. Does not know threads, clocks or leases: Sender calls it
     under its lock. Invariants: plans follow one another without gap or overlap and stay inside the
-    grant; after stop() nothing waits and nothing more is taken out to post; the room ends exactly
-    once, and only when nothing of it is in flight.
+    grant. After stop() nothing waits and nothing more is taken out to post. The room ends exactly
+    once, and only when none of its chunks is in flight.
     """
 
     room: int
@@ -79,7 +79,7 @@ class OutgoingRoom:
     waiting: deque[Window] = field(default_factory=deque)
     posted: deque[Posted] = field(default_factory=deque)
     leaving: int = 0
-    """Windows that are taken out and not posted yet."""
+    """Number of chunks taken out and not posted yet."""
     drained: "Future[Drain]" = field(default_factory=Future)
     stop_reason: str | None = None
     stopped_at: float | None = None
@@ -115,16 +115,16 @@ class OutgoingRoom:
 
     @property
     def next_tick(self) -> int | None:
-        """From which on there is a window to post; None where none waits. Without a lock: what
-        waited at one moment may be gone at the next, where another thread stops the room."""
+        """Return the tick from which a chunk can be posted; None if none waits. Called without a
+        lock: another thread may stop the room and clear its chunks meanwhile."""
         try:
             return self.waiting[0].tick
         except IndexError:
             return None
 
     def accept(self, plan: FinishedLayers) -> FinishedLayers:
-        """Take the plan in; the part of it that the receiver lacks. Raises WindowPlanError, then
-        took nothing."""
+        """Take the plan in, and return the part of it not held by the receiver. Raises
+        WindowPlanError, and then took nothing."""
         if self._last_planned:
             raise WindowPlanError(
                 f"room {self.room}: a forward was planned after the one with the state"
@@ -147,7 +147,7 @@ class OutgoingRoom:
         return lacked if self.destination.slot is not None else replace(lacked, state_slot=None)
 
     def _end_after(self, plan: FinishedLayers) -> int:
-        """Where the planned pages end with this plan. Raises WindowPlanError on a gap or an
+        """Return the end of the planned pages with this plan. Raises WindowPlanError on a gap or an
         overlap."""
         lacks = self.destination.first_page
         if not plan.local_pages:
@@ -182,16 +182,17 @@ class OutgoingRoom:
         self.waiting.extend(windows)
 
     def has_ready(self, tick: float) -> bool:
-        """Whether take_ready() would give a window."""
+        """Return True if take_ready() would give a chunk."""
         next_tick = self.next_tick
         return next_tick is not None and next_tick <= tick
 
     def take_ready(self, tick: float) -> Window | None:
-        """The next window of up to that tick, taken out; None when there is none or none may go."""
+        """Take out and return the next chunk up to that tick; None if there is none."""
         return self.waiting.popleft() if self.has_ready(tick) else None
 
     def flushed(self, posted: Posted) -> None:
-        """REQUIRES: its transfer and its digest are done. Raises what the digest raised."""
+        """Record a flushed chunk. REQUIRES: its transfer and its digest are done. Raises the
+        digest's error."""
         header, now, at = posted.window.header, posted.flushed, posted.at
         assert now is not None and at is not None
         digest = posted.digest.result()
@@ -219,8 +220,9 @@ class OutgoingRoom:
         return finished, max(posted.begun, *finished)
 
     def stalled_seconds(self, now: float) -> float:
-        """Seconds since something in flight moved; 0 with nothing in flight. What others flush on
-        the same link is movement too, until they overtake: before that, ours is behind theirs."""
+        """Return the seconds since a chunk in flight moved; 0 with none in flight. Flushes of other
+        rooms on the same link count as movement, until a chunk posted later is flushed first.
+        Before that, this room's chunks are behind theirs."""
         times = (posted.at for posted in self.posted)
         oldest = next((at for at in times if at is not None), None)
         if oldest is None:
@@ -232,12 +234,12 @@ class OutgoingRoom:
 
     @property
     def all_taken(self) -> bool:
-        """Whether the last window was taken out to post."""
+        """Return True if the last chunk was taken out to post."""
         return self._last_planned and not self.waiting
 
     @property
     def complete(self) -> bool:
-        """Whether every window of the room is posted and flushed."""
+        """Return True if every chunk of the room is posted and flushed."""
         return self.all_taken and not self.stopped and not self.posted
 
     def stop(self, reason: str, now: float) -> None:
@@ -248,7 +250,8 @@ class OutgoingRoom:
             self.waiting.clear()
 
     def report(self, steps: StepCounter) -> SendReport:
-        """steps: that counted the room's layers. REQUIRES: complete."""
+        """Return the report of the sent room. steps: counter of the room's layers. REQUIRES:
+        complete."""
         # A forward whose end nobody reported, or that ended long ago, as of what is pulled.
         written = max(timing.finished for timing in self._timeline)
         forward_end = max(written, steps.end_of(self._last_tick))
@@ -265,12 +268,12 @@ class OutgoingRoom:
 
 
 class FairQueue:
-    """Whose window leaves next: rooms share a sender by bytes, not by windows.
+    """Choice of the room that sends next: rooms share a sender by bytes, not by chunks.
 
-    Start-time fair queuing: a room's turn comes when the bytes it was served, counted from when it
-    last had something to send, are the fewest. Owns the virtual time; knows neither links nor
-    layers. Thread rule: the transfer thread. Invariant: of rooms that always have a window to post,
-    none is ahead of another by more than one window's bytes.
+    Start-time fair queuing: the turn goes to the room with the fewest served bytes, counted from
+    the last time it began to have something to send. Owns the virtual time; knows neither links nor
+    layers. Thread rule: the transfer thread. Invariant: of rooms that always have a chunk to post,
+    none is ahead of another by more than one chunk's bytes.
     """
 
     def __init__(self) -> None:
@@ -281,7 +284,7 @@ class FairQueue:
         return min(rooms, key=self._start)
 
     def served(self, room: OutgoingRoom, size: int) -> None:
-        """The room whose turn it was posted `size` bytes."""
+        """Record `size` bytes posted for the chosen room."""
         # An idle room saves nothing up: it starts where the others are.
         self._now = self._start(room)
         room.served_until = self._now + size
