@@ -98,7 +98,7 @@ def decode_front(
     workers: NodeWorkers | None = None,
 ) -> Node:
     """Return the front of a decode node, for an engine in this process or in another. handover,
-    workers: as Node's."""
+    workers: see Node."""
     authorities = {"prefill_ca": config.prefill_ca} if config.prefill_ca else {}
     about = about_node(config.name, "decode", front.folder, server_config)
     return Node(

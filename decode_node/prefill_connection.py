@@ -260,7 +260,7 @@ class PrefillConnection:
         transport: Transport,
         write_seconds: float,
     ) -> None:
-        """write_seconds: as in RoomStream. Raises PeerInvalid, MetadataUnusable."""
+        """write_seconds: see RoomStream. Raises PeerInvalid, MetadataUnusable."""
         self.id = peer_values.name(connected.connection_id, "connection_id")
         self.node: NodeIdentity = node_from_wire(connected.node)
         self.stub = stub

@@ -73,8 +73,9 @@ class Dialling:
     private_network: bool = False
 
     def refusal(self, target: str) -> Difference | None:
-        """Return the reason not to dial the target, HOST:PORT; None if it may be dialled. Of all
-        names only `localhost` counts as loopback, because the addresses of others may change."""
+        """Return the reason not to dial the target, HOST:PORT; None if it may be dialled.
+        `localhost` is the only name that counts as loopback, because the addresses of others may
+        change."""
         if self.credentials is not None or self.private_network or _on_this_host(target):
             return None
         return Difference(

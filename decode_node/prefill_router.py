@@ -59,7 +59,7 @@ _MOST_NODES = 1 << 16
 class _Followed:
     """Stream of one node's entries.
 
-    entries: number of its entries in the index. sequence: that of its latest batch. heard_at:
+    entries: number of its entries in the index. sequence: number of its latest batch. heard_at:
     monotonic seconds of that batch; -inf before any snapshot.
     """
 
@@ -209,8 +209,7 @@ Standing = tuple[PrefillLink, PrefillConnection]
 
 @dataclass(frozen=True)
 class Chosen:
-    """Prefill node chosen for a prompt, with the reason, and whether the prompt should move on.
-    Values alone.
+    """Prefill node chosen for a prompt, with the reason, and the decision to move on. Values alone.
 
     link, connection: those of the chosen node. choice: the reason. standing: link and connection of
     each node looked at. tokens: length of the prompt. seconds: cost of a prefill. asked_at:
@@ -319,9 +318,9 @@ class PrefillRouter:
         seed: int | None = None,
         follow: Follow = following,
     ) -> None:
-        """node: name of this decode node, hashed with its sessions. seed: of the random numbers; by
-        default another one in each process. follow: keeps a connection's entries of the index up to
-        date, inside `with`."""
+        """node: name of this decode node, hashed with its sessions. seed: seed of random numbers;
+        by default another one in each process. follow: keeps a connection's entries of the index up
+        to date, inside `with`."""
         self._follow = follow
         self.index = UsableIndex()
         self._route = route
@@ -414,7 +413,7 @@ class PrefillRouter:
 
     def holder(self, wanted: m.HandoverWanted, chosen: Chosen, at_least: int) -> Holder | None:
         """Return the node with state cheaper to copy than to compute at the chosen node; None if
-        there is none. It may be a draining node, because a fetch is no prompt. at_least: as in
+        there is none. It may be a draining node, because a fetch is no prompt. at_least: see
         copy_pays."""
         if not wanted.may_fetch or chosen.choice.reason is Reason.GATEWAY:
             return None

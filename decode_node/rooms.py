@@ -262,8 +262,8 @@ class IncomingHandover(IncomingRoom):
         traceparent: str = "",
     ) -> None:
         """chosen: the prefill node, and why. begin_pull: serves the node's pull of this room; the
-        pull outlives it. traceparent: that of the room's request; empty if it has none. REQUIRES:
-        the connection is alive."""
+        pull outlives it. traceparent: the request's; empty if it has none. REQUIRES: the connection
+        is alive."""
         super().__init__(
             HANDOVER if wanted.purpose is m.Purpose.ANSWER else COPY,
             wanted.ticket,

@@ -64,7 +64,7 @@ class PrefillSide(PairSide):
         front: HandoverFront,
         gateway_rooms: GatewayRooms | None = None,
     ) -> None:
-        """gateway_rooms: those of a gateway served in the same process."""
+        """gateway_rooms: rooms of a gateway served in the same process."""
         self._access = server_config.access
         self._etcd_access = server_config.etcd_access
         if config.etcd:

@@ -133,8 +133,8 @@ def prefill_front(
     gateway_answers: GatewayAnswers | None = None,
 ) -> Node:
     """Return the front of a prefill node, for an engine in this process or in another.
-    max_request_tokens, max_batch: the engine's. handover: as Node's. gateway_answers: for a
-    gateway, if one is served."""
+    max_request_tokens, max_batch: the engine's. handover: see Node. gateway_answers: for a gateway,
+    if one is served."""
     gateway = gateway_of(
         engine_config, server_config, model, max_request_tokens, max_batch, None, gateway_answers
     )

@@ -120,7 +120,7 @@ class DataPlane:
 
         memory: the arena's bytes, uint8 [slabs * slab_bytes] on any device; only they are
         registered here. wire: exact by default. arena: its key in the node; by default the only
-        one. constants: of the model, weights_format: of its weights, both for the contract. Raises
+        one. constants, weights_format: the model's and its weights', for the contract. Raises
         TransportError, WireError.
         """
         warn_if_armed()

@@ -30,7 +30,7 @@ VARIABLE = "TASUKI_FAILPOINTS"
 
 
 class Place(Enum):
-    """Places at which a process can be stopped. Those of layer chunks are reached once a chunk."""
+    """Places at which a process can be stopped. Places of layer chunks are reached once a chunk."""
 
     SENDER_BEFORE_ACCEPTED = "sender.before_accepted"
     SENDER_AFTER_ACCEPTED = "sender.after_accepted"
@@ -83,7 +83,7 @@ class FailpointReached(Exception):
 
 @dataclass(frozen=True)
 class Failpoint:
-    """window: sequence number of its chunk; None: all chunks. seconds: of a delay."""
+    """window: sequence number of its chunk; None: all chunks. seconds: length of a delay."""
 
     window: int | None
     action: Action

@@ -81,7 +81,7 @@ class NodeIdentity:
     """Identity of a node.
 
     epoch: identity of this process start, compared for equality only. transport: its kind's name.
-    arenas: those that peers may write into, one a link; the wire carries one.
+    arenas: arenas open to writes of peers, one a link; the wire carries one.
     """
 
     name: str
@@ -99,8 +99,8 @@ class NodeIdentity:
         arena: ArenaKey = ONLY_ARENA,
         ranks: int = 1,
     ) -> "NodeIdentity":
-        """Return the identity of this process, with one arena of `slabs` slabs. kind, metadata: of
-        its transport."""
+        """Return the identity of this process, with one arena of `slabs` slabs. kind, metadata: its
+        transport's."""
         return NodeIdentity(
             name=name,
             epoch=secrets.token_bytes(EPOCH_BYTES),

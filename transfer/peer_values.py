@@ -1,4 +1,4 @@
-"""Bounds on a peer's values: those that a node of this version could send.
+"""Bounds on a peer's values, as a node of this version could send them.
 
 Pure; readers of messages call it for every value that is kept, computed with, logged or shown. The
 types at the end carry a bound as metadata, applied when a table of peers' messages reads the field

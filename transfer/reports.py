@@ -64,7 +64,7 @@ class SendReport:
 
 def split_time(timeline: Sequence[WindowTiming], forward_end: float) -> tuple[float, float]:
     """Return (hidden, exposed) seconds. Overlapping chunks count once, idle time between chunks not
-    at all. forward_end: of the room's last forward; math.inf while it runs."""
+    at all. forward_end: end of the room's last forward; math.inf while it runs."""
     hidden, covered = 0.0, float("-inf")
     for window in sorted(timeline, key=lambda w: w.begun):
         start = max(window.begun, covered)

@@ -28,8 +28,8 @@ _STATE_SHIFT = 2
 
 @dataclass(frozen=True)
 class WirePrecision:
-    """kv: of keys and values. state: of the recurrent state; conv state is always exact, because it
-    is small."""
+    """kv: precision of keys and values. state: precision of the recurrent state; conv state is
+    always exact, because it is small."""
 
     kv: Precision = Precision.EXACT
     state: Precision = Precision.EXACT

@@ -42,7 +42,7 @@ Turn: TypeAlias = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Codec:
-    """Functions that read and write one field; None: the value unchanged. name: of the message's
+    """Functions that read and write one field; None: the value unchanged. name: the message's
     field, if it differs from the value's."""
 
     read: Turn | None = None
@@ -52,8 +52,8 @@ class Codec:
 
 @dataclass(frozen=True)
 class _Field:
-    """A pair of fields. name: of the message's field. is_optional: None stands for its absence.
-    bound: the metadata of the value's field."""
+    """A pair of fields. name: the message's field. is_optional: None stands for its absence. bound:
+    the metadata of the value's field."""
 
     name: str
     codec: Codec
@@ -103,9 +103,9 @@ class Wire(Generic[ValueT, MessageT]):
     ) -> "Wire[ValueT, MessageT]":
         """Return this table for a peer's messages, with the bounds of the value's metadata.
 
-        prefix: of fields' names in errors. judge: takes the whole value at the end, and returns the
-        value to keep. bounds: other bounds, by the value's field; a table replaces the field's own
-        table.
+        prefix: prefix of fields' names in errors. judge: takes the whole value at the end, and
+        returns the value to keep. bounds: other bounds, by the value's field; a table replaces the
+        field's own table.
         """
         if unknown := bounds.keys() - self._fields.keys():
             raise TypeError(f"{self._value.__name__} has no fields {sorted(unknown)} to bound")

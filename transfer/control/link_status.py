@@ -56,10 +56,10 @@ _STATE = numbers_of(PrefillNodeState, pb.PrefillNodeState)
 class PrefillNodeStatus:
     """Status of one prefill node.
 
-    address: as configured. name: its own; None until it was connected once. differences: reasons of
-    a rejection. progress: from its last heartbeat; None while it is not connected. usable_prefixes:
-    number of prefixes it is known to hold; None if the index does not follow it. wait_seconds:
-    prefill wait in its last report; None before one.
+    address: the configured one. name: its own; None until it was connected once. differences:
+    reasons of a rejection. progress: from its last heartbeat; None while it is not connected.
+    usable_prefixes: number of prefixes it is known to hold; None if the index does not follow it.
+    wait_seconds: prefill wait in its last report; None before one.
     """
 
     address: str

@@ -131,7 +131,7 @@ class WriterLife:
         return WriterFacts(died, self._answered if self._lost else None)
 
     def terms(self, acknowledge: float, patience: float) -> FenceTerms:
-        """Return the durations of a fence for the writer's bytes. acknowledge, patience: as in
+        """Return the durations of a fence for the writer's bytes. acknowledge, patience: see
         FenceTerms."""
         margin = self._lease + self._retry
         return FenceTerms(margin, self._retry, self._settle, acknowledge, patience)
@@ -142,8 +142,8 @@ class ConnectionBreaker:
     still arrive.
 
     Knows writers and the transport, not rooms; either side of a hand-over may have one. Thread
-    rule: the event loop; blocking calls run in a thread. Invariant: of several concurrent callers,
-    one breaks and one waits for all.
+    rule: the event loop; blocking calls run in a thread. Invariant: among concurrent callers, one
+    breaks and one waits for all.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Layer chunks sent encoded, through cells in the sender's own arena.
 
-Owns the cells from which encoded chunks are sent. Thread rule: as for WindowSource.
+Owns the cells from which encoded chunks are sent. Thread rule: WindowSource's.
 """
 
 from collections import Counter
@@ -106,8 +106,8 @@ class EncodingSource:
     """Source of encoded layer chunks, copied into cells kept back in the sender's own arena,
     because no other memory is registered.
 
-    Owns the cells. Knows units and cells; no rooms. Thread rule: as for WindowSource. Invariants:
-    the encoded part of a chunk fits one cell. A part left exact by the precision is posted from its
+    Owns the cells. Knows units and cells; no rooms. Thread rule: WindowSource's. Invariants: the
+    encoded part of a chunk fits one cell. A part left exact by the precision is posted from its
     place in the arena. A cell is free again once its chunk was released.
     """
 

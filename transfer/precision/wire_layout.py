@@ -57,7 +57,7 @@ class RowFormat:
         return encoded
 
     def decode(self, encoded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return the decoded rows [units, rows, width] of dtype. encoded: as made by encode()."""
+        """Return the decoded rows [units, rows, width] of dtype. encoded: result of encode()."""
         shape = (len(encoded), self.rows, self.width)
         codes = encoded[:, : self.code_bytes].contiguous()
         if self.precision is Precision.BF16:

@@ -61,7 +61,7 @@ def _mend(differences: tuple[Difference, ...]) -> str:
 class Contract:
     """Contract of one node.
 
-    weights_digest: hex digest of the weights in use. layout: of one rank that has all heads.
+    weights_digest: hex digest of the weights in use. layout: one rank's, with all heads.
     tensor_parallel: ranks that share one model; may differ. wire_kv, wire_state: names of the
     wire's precisions. nixl, ucx: versions, if the transport uses them; another UCX version may read
     an address differently, and abort. constants: constants of the model, such as position angles,

@@ -29,7 +29,7 @@ class HeadPart:
 
     rank, begin, length: `length` bytes at `begin` of a block, or of a slot, in the arena of the
     sender's rank. copies, turn: for blocks, the part covers pages with page % copies == turn.
-    number: of head and copy, among all parts of a layer's blocks, or of its states.
+    number: number of head and copy, among all parts of a layer's blocks, or of its states.
     """
 
     rank: int
@@ -41,8 +41,8 @@ class HeadPart:
 
 
 def block_parts(layout: CacheLayout, senders: int, receivers: int) -> list[HeadPart]:
-    """Return the parts of a page in one layer for each receiver rank. layout: of one rank that has
-    all heads."""
+    """Return the parts of a page in one layer for each receiver rank. layout: one rank's, with all
+    heads."""
     copies = max(1, receivers // layout.kv_heads)
     found = []
     for link in rank_links(layout, senders, receivers):
@@ -57,8 +57,8 @@ def block_parts(layout: CacheLayout, senders: int, receivers: int) -> list[HeadP
 
 
 def state_parts(layout: CacheLayout, senders: int, receivers: int, layer: int) -> list[HeadPart]:
-    """Return the parts of one layer in a slot for each receiver rank. layout: of one rank that has
-    all heads."""
+    """Return the parts of one layer in a slot for each receiver rank. layout: one rank's, with all
+    heads."""
     found = []
     for link in rank_links(layout, senders, receivers):
         for of_head, numbers in _heads(layout, link, layer):

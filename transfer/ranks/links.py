@@ -37,8 +37,8 @@ class RankLink:
 
 
 def rank_links(layout: CacheLayout, senders: int, receivers: int) -> list[RankLink]:
-    """Return the links in ascending order; two ranks that share nothing have no link. layout: of
-    one rank that has all heads. Raises ValueError if its heads cannot be shared out."""
+    """Return the links in ascending order; two ranks that share nothing have no link. layout: one
+    rank's, with all heads. Raises ValueError if its heads cannot be shared out."""
     return [*_links(layout, senders, receivers)]
 
 
@@ -107,7 +107,7 @@ class LinkPieces:
     convolution's three parts. Their local order is [q | k | v] of the rank's own heads. Offsets are
     from the beginning of a page's block in one layer, or of a slot.
 
-    layout: of one rank that has all heads. senders, receivers: both nodes' numbers of ranks.
+    layout: one rank's, with all heads. senders, receivers: both nodes' numbers of ranks.
     """
 
     layout: CacheLayout

@@ -1,6 +1,6 @@
 """Source of layer chunks of a node with several ranks, and the bytes of each chunk.
 
-Owns no memory. Thread rule: as for WindowSource.
+Owns no memory. Thread rule: WindowSource's.
 """
 
 from collections.abc import Sequence
@@ -125,7 +125,7 @@ class RankedSource:
         theirs: RankSpans,
         digester: Digester,
     ) -> None:
-        """digester: of the region. Raises ValueError if the heads cannot be shared out."""
+        """digester: the region's. Raises ValueError if the heads cannot be shared out."""
         self.digester = digester
         self._ours = ours
         self._pieces = RankedPieces(ours, theirs)

@@ -23,7 +23,7 @@ _ALIGNMENT = 1 << 16
 class RankSpans:
     """Places of the arenas of a node's ranks: one behind another, in one region of memory.
 
-    Pure. layout: of one rank that has all heads. slabs: of each rank's arena. Raises ValueError if
+    Pure. layout: one rank's, with all heads. slabs: size of each rank's arena. Raises ValueError if
     the heads cannot be shared out.
     """
 
@@ -56,8 +56,8 @@ _WORD = 8
 class SpreadDigester(Digester):
     """Digester of arenas that are not neighbours, by a digester that reaches all of them.
 
-    Thread rule: as for that digester. Layer chunks are rows by heads (head_rows.py), with offsets
-    of the region.
+    Thread rule: that digester's. Layer chunks are rows by heads (head_rows.py), with offsets of the
+    region.
     """
 
     def __init__(self, own: Digester, origin: int, spread: Spread) -> None:
@@ -91,8 +91,8 @@ class RankRegion(Protocol):
 
 @dataclass(frozen=True)
 class HostRegion:
-    """Region in host memory. memory: uint8 [region_bytes] of RankSpans. layout: of one rank that
-    has all heads."""
+    """Region in host memory. memory: uint8 [region_bytes] of RankSpans. layout: one rank's, with
+    all heads."""
 
     memory: torch.Tensor
     layout: CacheLayout
@@ -106,7 +106,7 @@ class HostRegion:
 
 @dataclass(frozen=True)
 class DeviceRegion:
-    """Region on GPUs. arenas: of all ranks, as mapped in this process. own: the first of them."""
+    """Region on GPUs. arenas: all ranks' arenas, mapped in this process. own: the first of them."""
 
     arenas: Sequence[RankMemory]
     own: torch.Tensor

@@ -57,7 +57,7 @@ class Receiver:
         arenas: Sequence[TargetArena],
         clock: Clock = time.monotonic,
     ) -> None:
-        """layout: of one rank that has all heads. arenas: those written by peers."""
+        """layout: one rank's, with all heads. arenas: the arenas written by peers."""
         self.counters = ReceiverCounters()
         self._layout = layout
         self._arenas = tuple(arenas)
@@ -322,8 +322,8 @@ class Receiver:
 
 @dataclass(eq=False)
 class _Landing:
-    """Announced chunk awaited by its room. code: of its notification. digest: of its bytes in the
-    arena."""
+    """Announced chunk awaited by its room. code: its notification's. digest: digest of its bytes in
+    the arena."""
 
     incoming: IncomingRoom
     placed: ArenaWindow

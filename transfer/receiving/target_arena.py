@@ -34,7 +34,7 @@ class WindowSink:
     """
 
     def __init__(self, units: WireUnits, code: int, codec: LayerCodec) -> None:
-        """code: of the precision; every notification must carry it."""
+        """code: the precision's; every notification must carry it."""
         self.code = code
         self._units = units
         self._codec = codec
@@ -61,9 +61,9 @@ class WindowSink:
 class TargetArena:
     """Arena of this node written by peers, with the means to read and decode arrived bytes.
 
-    window_sink: given if chunks are sent encoded. spans: of the node's ranks, with arenas of
-    `slabs` slabs each in it. None: there is one arena, and senders of several ranks are not
-    accepted. REQUIRES: transport has registered at least that memory, and digester reads it.
+    window_sink: given if chunks are sent encoded. spans: the node's ranks, with arenas of `slabs`
+    slabs each in it. None: there is one arena, and senders of several ranks are not accepted.
+    REQUIRES: transport has registered at least that memory, and digester reads it.
     """
 
     slabs: int
@@ -82,7 +82,7 @@ class TargetArena:
         return by_heads if self.spans is not None and self.spans.ranks > 1 else (0, *by_heads)
 
     def part(self, layout: CacheLayout) -> CacheLayout:
-        """Return the layout of each rank's arena. layout: of one rank that has all heads."""
+        """Return the layout of each rank's arena. layout: one rank's, with all heads."""
         return layout if self.spans is None else self.spans.part
 
     def digestible(self, window: ArenaWindow, code: int) -> Digestible:

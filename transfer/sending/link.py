@@ -129,7 +129,7 @@ class SourceArena:
     ranks: int = 1
 
     def part(self, layout: CacheLayout) -> CacheLayout:
-        """Return the layout of each rank's arena. layout: of one rank that has all heads."""
+        """Return the layout of each rank's arena. layout: one rank's, with all heads."""
         return layout if self.ranks == 1 else rank_layout(layout, self.ranks, 0)
 
     @staticmethod

@@ -41,8 +41,8 @@ class Digest(Protocol):
 
 @dataclass
 class Posted:
-    """Posted layer chunk. given: post time; None if the transport posts it later. digest: of the
-    chunk's bytes, computed beside the transfer. flushed: time at which the transfer was seen to
+    """Posted layer chunk. given: post time; None if the transport posts it later. digest: digest of
+    the chunk's bytes, computed beside the transfer. flushed: time at which the transfer was seen to
     have ended; None until then."""
 
     window: Window

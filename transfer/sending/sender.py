@@ -92,8 +92,7 @@ class Sender:
         settings: SenderSettings | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        """layout: of one rank that has all heads. arenas: those that chunks are sent from; a peer
-        has as many."""
+        """layout: one rank's, with all heads. arenas: the sending arenas; a peer has as many."""
         self.settings = settings or SenderSettings()
         self.counters = SenderCounters()
         self._layout = layout

@@ -72,8 +72,8 @@ class WindowSource(Protocol):
         """Return the number of chunks worth loading before the first of them is posted."""
 
     def toward(self, theirs: RankSpans, slabs: int) -> "WindowSource":
-        """Return the source for the peer's arenas. slabs: of the arena here. Raises ValueError if
-        this source cannot reach them."""
+        """Return the source for the peer's arenas. slabs: size of the arena here. Raises ValueError
+        if this source cannot reach them."""
 
     def windows(
         self, plan: FinishedLayers, runs: Sequence[Run], first_sequence: int
@@ -96,7 +96,7 @@ class DirectSource:
     most_together = 64
 
     def __init__(self, layout: CacheLayout, digester: Digester) -> None:
-        """digester: of whole units."""
+        """digester: a digester of whole units."""
         self.digester = digester
         self._layout = layout
         self._geometry = window_geometry(layout)
@@ -152,7 +152,7 @@ _MOST_AT_ONCE = 64
 
 @dataclass(eq=False)
 class AskedDigest:
-    """Digest of a layer chunk, available now or later. digester: of the chunk's source."""
+    """Digest of a layer chunk, available now or later. digester: the source's."""
 
     digester: Digester
     loaded: LoadedWindow

@@ -98,7 +98,7 @@ class HeldWrite:
 @dataclass(frozen=True)
 class Holding:
     """Conditions of writes held together. lease: a held write is posted only while the lease holds.
-    digester: of the sent bytes; a GPU's."""
+    digester: a GPU's, for the sent bytes."""
 
     steps: StepCounter
     lease: WriteLease

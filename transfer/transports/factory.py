@@ -2,7 +2,7 @@
 
 Only the chosen ones are imported: peer_copy needs Triton, NIXL its wheel. `RoutedTransport`:
 several transports as one: each peer is reached by the first of them that reaches it. Owns its
-members and the member of each endpoint. Knows none of them. Thread rule: as in base. Invariant: a
+members and the member of each endpoint. Knows none of them. Thread rule: base.py's. Invariant: a
 peer is written to by one member for as long as its endpoint lives.
 """
 
@@ -271,7 +271,7 @@ def _connected(member: Transport, name: str, parts: Mapping[str, bytes]) -> Endp
 
 def build_transport(kind: str, name: str, device: torch.device) -> Transport:
     """Build a node's transport. kind: one of TRANSPORTS, the same on both nodes of a pair. name:
-    the node's. device: of the arena.
+    the node's. device: the arena's.
 
     auto takes peer_copy if both nodes are on one host and their GPUs reach each other, else nixl,
     peer by peer. Raises TransportError if the kind cannot work here.

@@ -2,7 +2,7 @@
 injected.
 
 Owns the fabric's list of nodes and the posted transfers not yet complete. Same checks as any other
-transport. Thread rule: as in base; one lock a fabric, held for the length of a copy.
+transport. Thread rule: base.py's; one lock a fabric, held for the length of a copy.
 """
 
 import ctypes

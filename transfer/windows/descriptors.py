@@ -296,8 +296,8 @@ class Spread:
     Offsets of the region are counted as if the arenas were one behind another. Kernels count them
     from the lowest address. Pure. Invariant: a placed run is inside one arena.
 
-    addresses: of the arenas in this process. size: bytes of each arena. stride: bytes between the
-    beginnings of two arenas in the region.
+    addresses: addresses of the arenas in this process. size: bytes of each arena. stride: bytes
+    between the beginnings of two arenas in the region.
     """
 
     addresses: tuple[int, ...]

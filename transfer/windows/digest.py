@@ -136,9 +136,9 @@ def window_rows(
     slot: int | None,
     sizes: UnitSizes | None = None,
 ) -> WindowRows:
-    """Return the rows of one layer chunk. sizes: of units on the wire, counted from the beginnings
-    of the arena's units; by default the layout's whole units. REQUIRES: ids are inside the arena;
-    slot is given exactly if header.carries_state."""
+    """Return the rows of one layer chunk. sizes: sizes on the wire, from the beginning of each
+    unit; by default whole units. REQUIRES: ids are inside the arena; slot is given exactly if
+    header.carries_state."""
     lengths = layout if sizes is None else sizes
     rows: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]] = []
     identity = splitmix64(splitmix64(room) ^ generation)
@@ -186,8 +186,8 @@ def _layer_seed(room: int, generation: int, layer: int) -> int:
 
 
 def layer_parts(layout: CacheLayout, layer: int, lengths: UnitSizes) -> tuple[Parts, Parts]:
-    """Return (parts of page 0, parts of slot 0) of one layer; either may be empty. lengths: of
-    units on the wire, counted from the beginnings of the arena's units."""
+    """Return (parts of page 0, parts of slot 0) of one layer; either may be empty. lengths: lengths
+    on the wire, from the beginning of each unit."""
     of_page: Parts = []
     of_slot: Parts = []
     kind = layout.layer_kinds[layer]
@@ -205,8 +205,8 @@ def layer_parts(layout: CacheLayout, layer: int, lengths: UnitSizes) -> tuple[Pa
 
 def window_geometry(layout: CacheLayout, sizes: UnitSizes | None = None) -> WindowGeometry:
     """Return the compiled geometry of an arena with that layout. Its rows equal those of
-    `window_rows`, its reference. sizes: of units on the wire, counted from the beginnings of the
-    arena's units; by default the layout's whole units."""
+    `window_rows`, its reference. sizes: sizes on the wire, from the beginning of each unit; by
+    default whole units."""
     lengths = layout if sizes is None else sizes
     return WindowGeometry(
         [layer_parts(layout, layer, lengths) for layer in range(len(layout.layer_kinds))],
@@ -259,8 +259,8 @@ class Digester(ABC):
 class WindowDigester(Digester):
     """Digester of one arena in host memory; runs on the calling thread without the GIL.
 
-    memory: the arena's bytes, uint8 [slabs * slab_bytes], shared and never copied. sizes: of units
-    on the wire; the layout's own by default.
+    memory: the arena's bytes, uint8 [slabs * slab_bytes], shared and never copied. sizes: sizes of
+    units on the wire; the layout's own by default.
     """
 
     def __init__(

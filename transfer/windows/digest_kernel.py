@@ -45,7 +45,7 @@ class GpuWindowDigester(Digester):
     (cpp_cache/dataplane/gpu_digester.h).
 
     memory: the arena's bytes, uint8 [slabs * slab_bytes] on the device, shared and never copied.
-    sizes: of units on the wire; the layout's own by default.
+    sizes: sizes of units on the wire; the layout's own by default.
     """
 
     def __init__(

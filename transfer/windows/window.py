@@ -87,7 +87,7 @@ class WindowHeader:
     carries_state: bool
 
     def pack(self, room: int, generation: int, code: int = 0) -> bytes:
-        """Return the notification sent with the chunk. code: of the wire's precision."""
+        """Return the notification sent with the chunk. code: the precision's."""
         return _HEADER.pack(
             _MAGIC,
             room,

@@ -117,7 +117,7 @@ def retry_bound(timeout: str, retry_count: str) -> float:
 
     Pure. Turns UCX's settings into the bound of InfiniBand's specification. A reliable connection
     waits 4.096 us * 2^t for an answer, in fact up to four times that, and tries retry_count times
-    more. Not measured: no NIC has run this yet. timeout, retry_count: as in UCX_RC_TIMEOUT and
+    more. Not measured: no NIC has run this yet. timeout, retry_count: values of UCX_RC_TIMEOUT and
     UCX_RC_RETRY_COUNT. Raises TransportError on values that UCX would reject.
     """
     time = _TIME.fullmatch(timeout)

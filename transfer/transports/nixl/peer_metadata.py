@@ -39,7 +39,7 @@ class NixlAddress:
 
     Pure. Invariant: unpacked values are bounded; the blob is opaque, and not safe to use before
     MetadataProbe has tried it. The arena is bytes [address, address + size) of the peer's `memory`,
-    of its GPU `device`. ports: those on which its UCX listens.
+    of its GPU `device`. ports: listening ports of its UCX.
     """
 
     address: int

@@ -1,9 +1,9 @@
 """NIXL over UCX: one-sided writes over RDMA NICs, TCP and shared memory; the default transport.
 
 Owns one NIXL agent, the registration of the arena, the endpoints and the handles of posted
-transfers. Knows no layers and no rooms. Thread rule: as in base; NIXL's agent is not thread-safe,
-so every call holds one lock. The arena's units are prepared once, so a chunk is posted as two
-arrays of indices.
+transfers. Knows no layers and no rooms. Thread rule: base.py's; NIXL's agent is not thread-safe, so
+every call holds one lock. The arena's units are prepared once, so a chunk is posted as two arrays
+of indices.
 
 Invariants: handles, endpoints, lists, registration and agent are released in that order and
 explicitly, because an agent alive at interpreter exit crashes the process. Metadata of a peer is

@@ -47,8 +47,8 @@ class Export:
 class CudaIpc:
     """One GPU's memory across processes: CUDA's own IPC handles, through the driver.
 
-    Not torch's handles: those free, cache and reference-count, but an importer's death must cost
-    the exporter nothing. Owns the device's primary context, a stream for single words, and its
+    Not torch's handles: they free, cache and reference-count, but an importer's death must cost the
+    exporter nothing. Owns the device's primary context, a stream for single words, and its
     allocations. Thread rule: any thread; word transfers block for microseconds and wait for no
     other stream. Invariant: memory exported by a peer is written by no kernel here once it is
     closed. device: the GPU's index in this process, as torch counts.

@@ -1,4 +1,4 @@
-"""Addresses between processes of one host: of their GPU memory and of their notifications.
+"""Addresses of GPU memory and notifications, between processes of one host.
 
 Pure. Values come from peers, so their bounds are checked here.
 """
@@ -22,7 +22,7 @@ class MailboxAddress:
     """Address of a process's notifications on one host: datagrams on a Unix socket, with compiled
     ends (cpp_cache/dataplane/mailbox.h).
 
-    Thread rule and invariants: as there. name: of the socket. secret: it must come before each
+    The thread rule and invariants are there. name: the socket's. secret: it must come before each
     notification.
     """
 
@@ -58,7 +58,7 @@ class PeerAddress:
 
     A holder of it may write anywhere in the allocation, so it is sent over the control connection
     only. Pure. arenas: memory to write to, one for each of the node's ranks. size, stride: bytes of
-    each arena, and between the beginnings of two in its region. gate: as `PeerGate` (cuda_ipc.py).
+    each arena, and between the beginnings of two in its region. gate: see `PeerGate` (cuda_ipc.py).
     """
 
     process: ProcessIdentity

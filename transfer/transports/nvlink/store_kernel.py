@@ -7,7 +7,7 @@ look a segment up once for many blocks.
 Before it writes, a program reads the peer's gate. If the gate's value differs from its permission
 it writes nothing. After it wrote, it releases at system scope. The last program raises the flag, so
 a flag still down means that some program found the gate shut. Bytes are read and written once: the
-floor is the link. Thread rule: as of any launch.
+floor is the link. Thread rule: the same as for any launch.
 """
 
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 Owns the export of this node's arena, its gate and mailbox, and the mapped arenas of peers. Owns
 also the compiled writer (cpp_cache/dataplane/peer_writer.h), which launches, watches and announces
-without the interpreter's lock. Knows no layers and no rooms. Thread rule: as in base; one lock.
+without the interpreter's lock. Knows no layers and no rooms. Thread rule: base.py's; one lock.
 Invariants:
 1. Nothing waits for the GPU except disconnect(), because it must not unmap memory that a kernel
    still writes.
@@ -381,7 +381,7 @@ class PeerCopyTransport(Transport):
 
 def _placed(pieces: Pieces, here: Spread, there: Spread) -> Pieces:
     """Return the segments with offsets from the beginnings of both sides' memory. With one arena on
-    either side they stay unchanged, and are checked when posted. Raises OutOfBounds."""
+    each side they stay unchanged, and are checked when posted. Raises OutOfBounds."""
     if len(here.addresses) == len(there.addresses) == 1:
         return pieces
     local, remote, lengths = pieces.T
