@@ -79,7 +79,8 @@ class DecodeConfig(WireOptions):
             check_target(target, "prefill")
 
     def membership(self, access: EtcdAccess) -> Membership:
-        """access: to etcd. Raises EtcdAccessError."""
+        """Return the source of prefill nodes set by the settings. access: to etcd. Raises
+        EtcdAccessError."""
         if self.etcd:
             # It loads aiohttp, which no command line waits for.
             from tasuki.server.discovery.etcd import Etcd

@@ -47,7 +47,8 @@ def _settings(config: EngineConfig) -> HandoverSettings:
 
 
 class DecodeSide(PairSide):
-    """REQUIRES: `plane` is over parts.arena. Raises TlsError, MembershipError."""
+    """Engine's side of a decode node. REQUIRES: `plane` is over parts.arena. Raises TlsError,
+    MembershipError."""
 
     handover_address = None
 
@@ -115,7 +116,7 @@ class DecodeSide(PairSide):
             raise
 
     async def retire(self) -> None:
-        """Nobody learns of a decode node from itself."""
+        """Do nothing: a decode node does not announce itself."""
 
     async def end_handover(self) -> None:
         await self.loop.end(self.links.stop(), STOP_SECONDS)

@@ -78,7 +78,7 @@ class _Asked:
     moved_from: str = ""
 
     def move(self) -> None:
-        """REQUIRES: the choice has a second."""
+        """Move the prompt to the second choice. REQUIRES: the choice has a second."""
         assert self.chosen is not None
         # The node is not at fault: it may be asked again should the other one be lost.
         self.tried = self.tried[:-1]
@@ -171,8 +171,8 @@ class HandoverClient:
         )
 
     async def start(self) -> None:
-        """Begin to connect; returns once every prefill node was reached or not. Raises
-        MembershipError."""
+        """Begin to connect; return once every prefill node was reached or its attempt failed.
+        Raises MembershipError."""
         self._links.follow(await anext(self._membership))
         self._following = self._loop.create_task(self._follow(), name="membership")
         await self._links.first_contact(self._settings.connect)
@@ -188,7 +188,8 @@ class HandoverClient:
             log.exception("prefill nodes that come or go are not seen any more: restart this node")
 
     async def stop(self) -> None:
-        """Cancel every room and wait for its fence, at most `patience`; then let the links go."""
+        """Cancel every room and wait for its fence, at most `patience` seconds; then stop the
+        links."""
         await self._passing.stop(self._settings.patience)
         for room in self._rooms:
             room.put(on.Cancelled())
@@ -354,7 +355,7 @@ class HandoverClient:
         return pull
 
     def _say(self, request: m.RequestId, message: m.Inbox) -> None:
-        """To the engine; of a loss also whether another node is left to be asked."""
+        """Post the message to the engine; add to a loss if another node can be asked."""
         if isinstance(message, m.HandoverFailed):
             asked = self._asked.get(request, _Asked())
             if message.cause is m.LossCause.MOVED:

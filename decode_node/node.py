@@ -71,7 +71,7 @@ class DecodeNode:
         )
 
     async def startup(self) -> str:
-        """Returns the front's HOST:PORT."""
+        """Start the node. Return the front's HOST:PORT."""
         await self._side.start()
         try:
             return await self.front.startup()
@@ -80,7 +80,7 @@ class DecodeNode:
             raise
 
     async def shutdown(self) -> None:
-        """Requests in flight end within the drain timeout or are cut; the rest stops in order."""
+        """Stop the node in order. Requests in flight end within the drain timeout or are cut."""
         await self.front.refuse_and_drain()
         await self._side.end_handover()
         await self.front.stop()
@@ -114,7 +114,8 @@ def decode_front(
 
 
 class DecodeDaemon(PairDaemon[DecodeConfig]):
-    """Takes prefixes over and writes answers; the front door of a pair."""
+    """Daemon of a decode node: it receives prefixes, writes answers, and serves a pair's
+    clients."""
 
     role = Role.DECODE
 

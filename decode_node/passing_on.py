@@ -60,7 +60,8 @@ class PassingOn:
         return self._tasks.values()
 
     def leaves(self, link: PrefillLink, connection: PrefillConnection) -> None:
-        """The connection's node ends. REQUIRES: this was not said of it before."""
+        """Begin to ask the connection's node for its states, because it ends. REQUIRES: not called
+        before for this connection."""
         for number in range(WORKERS):
             asking = self._ask_all(link, connection)
             task = asyncio.get_running_loop().create_task(asking, name=f"heirs-{number}")

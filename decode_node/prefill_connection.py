@@ -45,7 +45,7 @@ _CLOSED = "the prefill node closed the room"
 
 
 class RoomOnStream(Protocol):
-    """A room as its stream sees it."""
+    """Interface of a room for its stream."""
 
     @property
     def room(self) -> int: ...
@@ -53,7 +53,7 @@ class RoomOnStream(Protocol):
         """Take a message of the peer for this room."""
 
     def stream_broke(self, reason: str) -> None:
-        """Nothing more comes on the stream."""
+        """Handle the end of the stream: no more messages come."""
 
 
 class RoomStream:
@@ -63,8 +63,8 @@ class RoomStream:
         """connection: its name, given by the peer. write_seconds: limit for the peer to take one
         batch."""
         self.open = True
-        """Whether rooms may join. False once the call ends, so that its failure does not reach new
-        rooms."""
+        """True while rooms may join. False once the call ends, so that its failure does not reach
+        new rooms."""
         self._connection = connection
         self._open_call = open_call
         self._write_seconds = write_seconds
@@ -87,7 +87,7 @@ class RoomStream:
             self._outbox.put(message)
 
     def leave(self, room: RoomOnStream) -> None:
-        """The room is over here: it hangs up, unless the peer did. Idempotent."""
+        """Remove an ended room, and hang up unless the peer did. Idempotent."""
         self.say(room, pb.ReceiverMessage(hang_up=pb.HangUp()))
         self.part(room)
 
@@ -118,7 +118,7 @@ class RoomStream:
             room.stream_broke(reason)
 
     async def _carry(self, call: Call) -> str:
-        """Why the call ended."""
+        """Carry messages both ways until the call ends. Return the reason of its end."""
         reading = asyncio.ensure_future(self._read(call))
         writing = asyncio.ensure_future(self._write(call))
         try:
@@ -210,7 +210,8 @@ class PrefillNodeLoad(NodeLoad):
         self.pull: tuple[float, float] | None = None
         """Seconds of any pull and of each of its tokens; None if unknown."""
         self.reported_wait: float | None = None
-        """Seconds, as of the last report; None until there is one. From any thread."""
+        """Seconds of prefill waiting on the node, from the latest report; None until there is one.
+        From any thread."""
         self._others, self._others_at = 0.0, 0.0
         self._as_of = -math.inf
 
@@ -272,7 +273,7 @@ class PrefillConnection:
         self.gives_from = 0.0
         """Nothing is fetched from the node before this time, in monotonic seconds."""
         self.leaves = False
-        """Its node ends: it takes no rooms but fetches."""
+        """Its node ends: it takes no rooms except fetches."""
         self.number: int | None = None
         """Number of the node in the index of held prefixes, while it is followed."""
         self.writer = WriterLife(
@@ -283,7 +284,7 @@ class PrefillConnection:
         )
         """The prefill node as the writer of handed-over bytes."""
         self.landed = 0
-        """Windows of all its rooms, as these see it when they look."""
+        """Layer chunks arrived in all its rooms, as counted at their looks."""
         self._drained: list[pb.DrainedPull] = []
         self._write_seconds = write_seconds
         self._rooms = self._new_stream()
@@ -302,7 +303,8 @@ class PrefillConnection:
         return not self.lost.is_set()
 
     def end(self) -> None:
-        """No beat is answered any more, and no room is heard. Idempotent."""
+        """End the connection: no more heartbeats are answered and no room gets messages.
+        Idempotent."""
         self.lost.set()
         self.writer.lose()
         self._rooms.end(f"prefill node {self.node.name} is lost")

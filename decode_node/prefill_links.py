@@ -92,7 +92,7 @@ class Dialling:
             raise MembershipError(f"prefill {refusal.theirs}, {refusal.field} is {refusal.ours}")
 
     def channel(self, target: str) -> grpc.aio.Channel:
-        """REQUIRES: the target is not refused."""
+        """Return a channel to the target. REQUIRES: the target is not rejected."""
         if self.credentials is None:
             return grpc.aio.insecure_channel(target, options=(*_OPTIONS, _DIRECT))
         return grpc.aio.secure_channel(target, self.credentials, options=_OPTIONS)
@@ -117,10 +117,10 @@ class LinkOwner(Protocol):
         """Return a context manager, entered for as long as the connection lives."""
 
     def links_changed(self) -> None:
-        """A connection came or went."""
+        """Handle a connection that came or went."""
 
     def loads_changed(self) -> None:
-        """A node reported its load."""
+        """Handle a node's report of its load."""
 
     def node_leaves(self, link: "PrefillLink", connection: PrefillConnection) -> None:
         """Handle a node's notice, sent once, that it ends and leaves states."""
@@ -156,9 +156,9 @@ class PrefillLink:
         self.refused: tuple[Difference, ...] = ()
         """Reasons of the latest attempt's rejection; empty if it was not rejected."""
         self.tried = asyncio.Event()
-        """The first attempt to connect is over, one way or the other."""
+        """Set once the first attempt to connect is over, with or without success."""
         self._latest: PrefillConnection | None = None
-        """The last one there was, living or not."""
+        """The latest connection, live or not."""
         self._contract = contract
         self._node = node
         self._transport = transport
@@ -219,7 +219,7 @@ class PrefillLink:
             pause = min(2 * pause, self._settings.retry_last)
 
     async def _connect(self, stub: handover_pb2_grpc.HandoverStub) -> PrefillConnection:
-        """Raises ContractMismatch, AioRpcError, TransportError."""
+        """Connect with the contract. Raises ContractMismatch, AioRpcError, TransportError."""
         asked_at = time.monotonic()
         answer: pb.ConnectResponse = await stub.Connect(
             pb.ConnectRequest(
@@ -276,7 +276,7 @@ class PrefillLink:
             self._owner.links_changed()
 
     async def _beat(self, connection: PrefillConnection) -> None:
-        """Answer beats until they stop."""
+        """Answer heartbeats until they stop."""
         call = connection.stub.Heartbeat()
         now = time.monotonic()
         silence = Silence(self._settings.silence, now)
@@ -356,7 +356,7 @@ class PrefillLinks:
         self.members: tuple[PrefillLink, ...] = ()
         """Links that may be given rooms, in the order of joining."""
         self._leaving: dict[PrefillLink, float] = {}
-        """Until when they stand without rooms, in monotonic seconds."""
+        """End of each leaving link's time without rooms, in monotonic seconds."""
         self._tasks: dict[PrefillLink, asyncio.Task[None]] = {}
 
     @property

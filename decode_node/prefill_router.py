@@ -49,7 +49,7 @@ from tasuki.transfer.protocol.messages import prefixes_from_wire
 log = logging.getLogger(__name__)
 
 FRESH_SECONDS = 5.0
-"""A node sends a batch a second."""
+"""Seconds for which an entry list counts as fresh; a node sends a batch a second."""
 MOST_OF_A_NODE = 1 << 16
 MOST_OF_ALL = 1 << 21
 _MOST_NODES = 1 << 16
@@ -83,7 +83,7 @@ class UsableIndex:
         self._given = 0
 
     def __len__(self) -> int:
-        """Entries of all nodes."""
+        """Return the number of entries of all nodes."""
         return len(self._index)
 
     def entries(self, number: int) -> int | None:
@@ -103,7 +103,7 @@ class UsableIndex:
         return number
 
     def discard(self, number: int) -> None:
-        """The node is lost."""
+        """Remove a lost node and its entries."""
         self.start_over(number)
         del self._followed[number]
 
@@ -152,7 +152,7 @@ class UsableIndex:
 _FIRST_PAUSE, _LAST_PAUSE = 0.5, 30.0
 _LEAST_BETWEEN = 0.01
 _PREFIXES_A_SECOND = 100_000
-"""A prefix costs this loop about 2 us."""
+"""Limit of the prefixes read from a node in a second; one costs this loop about 2 us."""
 
 
 @contextmanager
@@ -172,7 +172,7 @@ def following(connection: PrefillConnection, index: UsableIndex, number: int) ->
 
 
 async def _follow_always(connection: PrefillConnection, index: UsableIndex, number: int) -> None:
-    """Until cancelled."""
+    """Follow the node's entries until cancelled."""
     pause = _FIRST_PAUSE
     while True:
         began = time.monotonic()
@@ -192,7 +192,7 @@ async def _follow_always(connection: PrefillConnection, index: UsableIndex, numb
 
 
 async def _follow(connection: PrefillConnection, index: UsableIndex, number: int) -> None:
-    """Until the stream ends. Raises PeerInvalid, AioRpcError."""
+    """Follow one stream of entries until it ends. Raises PeerInvalid, AioRpcError."""
     call = connection.stub.Usable(pb.UsableRequest(connection_id=connection.id))
     try:
         while isinstance(batch := await call.read(), pb.UsableBatch):
@@ -327,17 +327,17 @@ class PrefillRouter:
         self._node = node
         self._random = Random(seed)
         self._follows = route in ("auto", "cost")
-        """Whether the route uses the prefixes held by nodes."""
+        """True if the route uses the prefixes held by nodes."""
         self._sent = SentPrefixes()
         self._standing: dict[int, Standing] = {}
         self._numbers: list[int] = []
-        """Its keys, in an order of this node's own."""
+        """The keys of _standing, in an order of this node's own."""
         self._first = self._random.getrandbits(32)
         self._fresh, self._fresh_as_of = False, -math.inf
 
     @contextmanager
     def standing(self, link: PrefillLink, connection: PrefillConnection) -> Iterator[None]:
-        """Inside `with`, the connection is followed and may be chosen."""
+        """Follow the connection and let it be chosen, inside `with`."""
         number = connection.number = self.index.add()
         self._standing[number] = link, connection
         self._numbers = self._turned()
@@ -351,7 +351,8 @@ class PrefillRouter:
             self.index.discard(number)
 
     def _turned(self) -> list[int]:
-        """While nobody knows of a difference, not all decode nodes begin with the same one."""
+        """Return the numbers, rotated by a random amount: without known differences, decode nodes
+        then begin with different nodes."""
         numbers = [*self._standing]
         first = self._first % len(numbers) if numbers else 0
         return [*numbers[first:], *numbers[:first]]

@@ -73,7 +73,7 @@ class PullSender(SendingRoom):
 
     @property
     def windows_sent(self) -> int | None:
-        """Grows as windows move; None once the pull is over."""
+        """Return a count that grows as chunks move; None once the pull is over."""
         return None if self.is_over else self.progress
 
     def act(self, action: Action) -> Event | None:
@@ -101,7 +101,7 @@ class PullSender(SendingRoom):
 
 
 def event_of(message: m.PullPinned | m.PullRefused) -> Event:
-    """The engine's answer to PullAsked."""
+    """Return the event of the engine's answer to PullAsked."""
     if isinstance(message, m.PullPinned):
         return on.Pinned(message.source)
     return on.Refusal(message.reason)

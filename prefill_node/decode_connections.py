@@ -43,7 +43,8 @@ log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 5.0
 _TRYING_SECONDS = 5.0
-"""A receiver tries our metadata in a process of its own before it begins to beat."""
+"""Grace in seconds before the first heartbeat's answer: a receiver first tries this node's metadata
+in a separate process."""
 _LOAD_SECONDS = 1.0
 """Seconds between two heartbeats with the load; a receiver itself counts the work it sends
 meanwhile."""
@@ -73,14 +74,14 @@ class ConnectionOwner(Protocol):
         """Return this node's progress, sent with each heartbeat."""
 
     def load(self, connection: str) -> pb.Load | None:
-        """Return this node's for a connection's receiver, sent about once a second; None while it
-        is not known."""
+        """Return this node's load for a connection's receiver, sent about once a second; None while
+        it is unknown."""
 
     def connection_lost(self, name: str) -> None:
-        """Called once, before the sender lets go of it."""
+        """Handle a lost connection. Called once, before the sender releases it."""
 
     def pull_drained(self, drained: pb.DrainedPull) -> None:
-        """A renewal said it."""
+        """Handle a drain reported by a renewal."""
 
 
 class ReceiverConnections:
@@ -131,7 +132,7 @@ class ReceiverConnections:
         return reported
 
     def silence(self, name: str) -> Silence:
-        """REQUIRES: may_beat(name)."""
+        """Return the connection's heartbeat timeout. REQUIRES: may_beat(name)."""
         return self._connections[name].heart.silence
 
     def writer(self, name: str) -> WriterLife | None:
@@ -140,7 +141,7 @@ class ReceiverConnections:
         return None if connection is None else connection.writer
 
     async def add(self, node: NodeIdentity, lease_seconds: float) -> str:
-        """The new connection's name. lease_seconds: the receiver's as a writer. Raises
+        """Add a connection and return its name. lease_seconds: the receiver's as a writer. Raises
         TransportError."""
         await self._end_others(node)
         self._issued += 1
@@ -191,7 +192,8 @@ class ReceiverConnections:
     async def beats(
         self, name: str, renewals: AsyncIterator[pb.Renewal]
     ) -> AsyncGenerator[pb.Beat, None]:
-        """Beat until the receiver falls silent or hangs up; then the connection is over.
+        """Yield heartbeats until the receiver is silent too long or hangs up; then end the
+        connection.
 
         REQUIRES: may_beat(name).
         """
@@ -238,7 +240,7 @@ class ReceiverConnections:
                 self._sender.renew(name, asked)
 
     def drop(self, name: str) -> None:
-        """Idempotent."""
+        """End the connection. Idempotent."""
         connection = self._connections.pop(name, None)
         if connection is None:
             return
@@ -253,7 +255,7 @@ class ReceiverConnections:
 
 
 _MOST_ROOMS = 4096
-"""On one stream: a decode node asks for as many as it has places for answers."""
+"""Most rooms on one stream: a decode node asks for one for each of its batch slots."""
 _BEFORE_TELLING = MappingProxyType(
     {
         "accepted": Place.SENDER_BEFORE_ACCEPTED,
@@ -306,7 +308,7 @@ class ReceiverStream:
         others: AsyncIterator[pb.ReceiverBatch],
         write: Callable[[pb.SenderBatch], Awaitable[None]],
     ) -> None:
-        """Until the receiver has hung up, or the connection is lost, and every room is over."""
+        """Run until the receiver has hung up, or the connection is lost, and every room is over."""
         tasks = GuardedTasks("receiver", lambda error: self._stop(f"internal error: {error!r}"))
         tasks.start(partial(self._read, first, others))
         try:
@@ -318,7 +320,7 @@ class ReceiverStream:
             await tasks.end()
 
     def lose(self) -> None:
-        """The receiver listens no more. Idempotent."""
+        """End the rooms, because the receiver is gone. Idempotent."""
         self._leaving = True
         for room in list(self._rooms.values()):
             room.put(on.ReceiverLost())
@@ -335,7 +337,7 @@ class ReceiverStream:
             self.lose()
 
     def _take_batch(self, batch: pb.ReceiverBatch) -> None:
-        """Raises InvalidRequest."""
+        """Take the messages of a batch. Raises InvalidRequest."""
         if len(batch.messages) > MOST_MESSAGES:
             raise InvalidRequest(
                 f"a batch has {len(batch.messages)} messages, at most {MOST_MESSAGES}"
@@ -378,7 +380,7 @@ class ReceiverStream:
             self._outbox.put(pb.SenderMessage(closed=closed, room=number))
 
     def _say(self, number: int, message: pb.SenderMessage) -> None:
-        """A room's own, until it has closed."""
+        """Send a room's message, unless the room has closed."""
         if number not in self._rooms:
             return
         message.room = number

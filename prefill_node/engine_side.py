@@ -52,7 +52,7 @@ def require_named_peers(bind: str, access: Access) -> None:
 
 
 class PrefillSide(PairSide):
-    """REQUIRES: `plane` is over parts.arena. Raises BindError."""
+    """Engine's side of a prefill node. REQUIRES: `plane` is over parts.arena. Raises BindError."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class PrefillSide(PairSide):
 
     @property
     def services(self) -> list[Service]:
-        """For decode nodes."""
+        """Return the services for decode nodes."""
         register = partial(handover_pb2_grpc.add_HandoverServicer_to_server, self._service)
         return [Service("tasuki.handover.v1.Handover", register)]
 
@@ -116,12 +116,12 @@ class PrefillSide(PairSide):
         return HandoverStatus(sent=self._ends.sender.counters, peers=self._service.peers())
 
     def begin(self) -> None:
-        """The ends and the event loop."""
+        """Start the sender, the receiver and the event loop."""
         self._ends.start()
         self.loop.start()
 
     async def start(self) -> None:
-        """begin(), the server for decode nodes alone, and then they may learn of it. REQUIRES:
+        """Call begin(), start the server for decode nodes alone, and register. REQUIRES:
         handover_bind."""
         self.begin()
         try:
@@ -132,7 +132,7 @@ class PrefillSide(PairSide):
             raise
 
     async def serve(self) -> None:
-        """REQUIRES: handover_bind."""
+        """Start the server for decode nodes alone. REQUIRES: handover_bind."""
         starting = start_server(self._config.handover_bind, self.services, self._access)
         self._server = await self.loop.run(starting, START_SECONDS)
 
@@ -155,8 +155,8 @@ class PrefillSide(PairSide):
         self._registration.start()
 
     async def retire(self) -> None:
-        """Before the front drains: no decode node learns of this one any more, or asks it for
-        more."""
+        """Unregister and refuse new calls before the front drains, so that decode nodes find this
+        node no more and ask it for nothing more."""
         if self._registration is not None:
             await self.loop.end(self._registration.stop(), LOOP_SECONDS)
         if self._server is not None:

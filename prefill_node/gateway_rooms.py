@@ -40,7 +40,7 @@ class GatewayCall:
         )
 
     def answer(self, token: m.PrefillToken | None) -> None:
-        """Idempotent."""
+        """Set the call's first token, or None. Idempotent."""
         if not self.first.done():
             self.first.set_result(token)
 
@@ -97,7 +97,7 @@ class GatewayRooms:
             call.answer(None)
 
     def receiver_arrived(self, room: OutgoingRoom) -> None:
-        """A decode node's Reserve expects a call of the gateway here too. Raises DuplicateRoom."""
+        """Expect the gateway's call for a room reserved by a decode node. Raises DuplicateRoom."""
         parked = self._parked.get(room.id)
         if parked is None:
             self._park(room.id, room)
@@ -107,12 +107,12 @@ class GatewayRooms:
             raise DuplicateRoom(f"room {room.id} has arrived on the remote side before")
 
     def first_token(self, room: m.RoomId, token: m.PrefillToken) -> None:
-        """The room's first token."""
+        """Answer the room's call with its first token."""
         if (call := self._open.get(room)) is not None:
             call.answer(token)
 
     def over(self, room: OutgoingRoom) -> None:
-        """The room has ended, met or not."""
+        """Handle the end of a room, with or without the gateway's call."""
         call = self._open.pop(room.id, None)
         if call is not None:
             call.answer(None)
@@ -145,7 +145,7 @@ class GatewayRooms:
         asyncio.get_running_loop().call_later(self._patience, self._expire, room, first)
 
     def _expire(self, room: m.RoomId, first: GatewayCall | OutgoingRoom) -> None:
-        """The other side has not come in time."""
+        """End the wait of the first side, because the other did not come in time."""
         if not self._withdraw(room, first):
             return
         if isinstance(first, GatewayCall):

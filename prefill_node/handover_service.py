@@ -133,7 +133,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             receiver, breaker, self._settings.pull, self._settings.patience_seconds
         )
         self._pulls: LiveRooms[tuple[int, int], PullReceiver] = LiveRooms(self._pull_over)
-        """By room and generation: a pull outlives its room."""
+        """Live pulls by room and generation: a pull outlives its room."""
         self._rooms: LiveRooms[int, OutgoingRoom] = LiveRooms(self._over)
         self._streams: set[ReceiverStream] = set()
         self._ended = EndedRooms(self._connections.__contains__)
@@ -342,7 +342,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             self._streams.discard(stream)
 
     def _open(self, connection: str, message: pb.ReceiverMessage, speak: Speak) -> OutgoingRoom:
-        """The room of a Reserve or a Fetch, running. Raises RoomRefused."""
+        """Return the room of a Reserve or a Fetch, running. Raises RoomRefused."""
         number, wanted = message.room, message.reserve
         reserve: m.PrefillReserve | m.FetchReserve
         try:
@@ -433,7 +433,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         return pull
 
     def _refuse_pull(self, room: m.RoomId) -> None:
-        """Nobody is asked."""
+        """Post the pull as lost and fenced, without asking a decode node."""
         self._post(m.PullLost(room))
         self._post(m.PullFenced(room))
 

@@ -33,10 +33,10 @@ class LeavingDesk:
         self._asking = _NOBODY
         self._declining = _NOBODY
         self.leaves = False
-        """Whether heartbeats report that this node leaves."""
+        """True if heartbeats report that this node leaves."""
 
     def begin(self) -> None:
-        """There are states to leave."""
+        """Begin to leave: there are states to give."""
         self.leaves = True
         self._look()
 
@@ -59,7 +59,8 @@ class LeavingDesk:
             self._post(m.LeftTakenOver(message.state.number, m.HeirOutcome.LOST))
 
     async def take_over(self, request: pb.TakeOverRequest) -> pb.TakeOverResponse:
-        """REQUIRES: its connection stands. Raises PeerInvalid."""
+        """Answer a decode node that asks for a state. REQUIRES: its connection is live. Raises
+        PeerInvalid."""
         peer = request.connection_id
         if request.HasField("done"):
             self._done(peer, wire.TAKEN_OVER.from_wire(request.done))

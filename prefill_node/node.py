@@ -1,5 +1,8 @@
-"""Prefill node: the services for its callers over an engine's side, in one process or in two, and
-the daemon that reads prompts and hands prefixes on."""
+"""Prefill node: its services for callers and its daemon.
+
+The services run over an engine's side, in one process or in two. The daemon reads prompts and hands
+prefixes on.
+"""
 
 import logging
 from dataclasses import dataclass
@@ -74,7 +77,7 @@ class PrefillNode:
         return self._side.handover_address
 
     async def startup(self) -> str:
-        """Returns the front's HOST:PORT."""
+        """Start the node. Return the front's HOST:PORT."""
         side = self._side
         side.begin()
         try:
@@ -90,7 +93,7 @@ class PrefillNode:
         return address
 
     async def shutdown(self) -> None:
-        """Rooms in flight end within the drain timeout or are given up; the rest stops in order."""
+        """Stop the node in order. Rooms in flight end within the drain timeout or are given up."""
         await self._side.retire()
         await self.front.refuse_and_drain()
         await self._side.end_handover()
@@ -151,7 +154,7 @@ def prefill_front(
 
 
 class PrefillDaemon(PairDaemon[PrefillConfig]):
-    """Reads prompts and hands their prefixes on."""
+    """Daemon of a prefill node: it reads prompts and hands their prefixes on."""
 
     role = Role.PREFILL
 

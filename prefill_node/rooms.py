@@ -97,7 +97,7 @@ class PullReceiver(ReceivingRoom):
 
     @property
     def windows_landed(self) -> int | None:
-        """Grows as windows land; None once the pull is lost or over."""
+        """Return a count that grows as chunks arrive; None once the pull is lost or over."""
         return None if self._side.is_lost or self.is_over else self.progress
 
     def take_message(self, message: pb.PullDone | pb.PullFailed) -> None:
@@ -142,7 +142,7 @@ def _heard(message: pb.PullDone | pb.PullFailed) -> say.Message:
 
 
 def _sent(done: pb.PullDone) -> Sequence[WindowDigest]:
-    """Raises PeerInvalid naming the field."""
+    """Return the digests of the sent chunks. Raises PeerInvalid naming the field."""
     peer_values.count(done.report.bytes, "report.bytes")
     return windows_from_wire(done.windows)
 
@@ -284,7 +284,7 @@ class OutgoingRoom(SendingRoom):
                 self._speak(pb.SenderMessage(failed=failed))
 
     def closed(self) -> None:
-        """Its engine lets go; behind it the room says its last word."""
+        """End the room: post PrefillEnd to the engine and set the room's drain."""
         drain = self._side.drain if self._side.is_over else Drain.FORCED
         if self._pull is not None:
             self._pull.put(on.Stopped("its room is over"))
@@ -295,5 +295,5 @@ class OutgoingRoom(SendingRoom):
         self.ended.set_result(drain)
 
     def close(self) -> None:
-        """Say the last word, once the room is over."""
+        """Send the last message, once the room is over."""
         self._speak(pb.SenderMessage(closed=pb.Closed()))

@@ -18,14 +18,14 @@ from tasuki.pycache.packed import PackedEvents
 from tasuki.transfer.protocol.messages import UsablePrefix, in_batches, prefixes_to_wire
 
 READ_SECONDS = 0.25
-"""Between two looks at the engine, and between two batches with changes."""
+"""Seconds between two reads of the engine's changes, and between two batches with changes."""
 _EMPTY_SECONDS = 1.0
 """Seconds without a change after which an empty batch is sent."""
 _MOST_WAITING = 1 << 16
 
 
 class _Reader:
-    """One decode node's."""
+    """Unsent changes of one decode node."""
 
     def __init__(self, stands: dict[bytes, UsablePrefix]) -> None:
         self._stands = stands
@@ -94,7 +94,7 @@ class UsableFeed:
         self._read = read
         self._asked = False
         self._known = False
-        """Whether the engine has answered once."""
+        """True once the engine has answered."""
         self._stands: dict[bytes, UsablePrefix] = {}
         self._readers: set[_Reader] = set()
 
@@ -127,7 +127,7 @@ class UsableFeed:
             reader.start_over()
 
     async def batches(self, wanted: Callable[[], bool]) -> AsyncGenerator[pb.UsableBatch, None]:
-        """For one reader, as long as they are wanted."""
+        """Yield batches for one reader, as long as wanted() is True."""
         with self._reading() as reader:
             while wanted():
                 if not self._asked:

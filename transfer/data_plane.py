@@ -39,7 +39,8 @@ from .settings import WireSettings
 
 @dataclass(frozen=True)
 class DataPlane:
-    """Closing the transport ends it; nothing here owns the arena's memory."""
+    """One node's registered arena with its transport. Closing the transport ends it; it does not
+    own the arena's memory."""
 
     transport: Transport
     digester: Digester
@@ -61,7 +62,7 @@ class DataPlane:
         )
 
     def target(self) -> TargetArena:
-        """The arena as a receiver's."""
+        """Return the arena as a receiver's."""
         return TargetArena(
             *(self.slabs, self.transport, self.digester, self.window_sink, self.arena),
             spans=self.spans,
@@ -171,7 +172,8 @@ def build_digester(memory: torch.Tensor, layout: CacheLayout, units: WireUnits) 
 
 
 def _layer_codec(memory: torch.Tensor, units: WireUnits) -> LayerCodec:
-    """memory: an arena's bytes, uint8 [slabs * slab_bytes] on any device."""
+    """Return the layer codec of an arena. memory: its bytes, uint8 [slabs * slab_bytes] on any
+    device."""
     if memory.device.type == "cpu":
         return TorchLayerCodec(memory, units)
     from tasuki.transfer.precision.row_codec_kernel import GpuLayerCodec
@@ -202,7 +204,8 @@ class TransferEngine:
         )
 
     def start(self) -> None:
-        """Also sets for how long any thread of this process keeps the interpreter's lock."""
+        """Start receiver and sender. Shortens the time for which any thread of this process keeps
+        the interpreter's lock."""
         shorten_lock_turns()
         self.receiver.start()
         self.sender.start()

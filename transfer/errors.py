@@ -6,11 +6,11 @@ class TransferError(Exception):
 
 
 class TransportError(TransferError):
-    """A transport refused or lost a transfer, an endpoint or a registration."""
+    """A transport rejected or lost a transfer, an endpoint or a registration."""
 
 
 class PeerSilent(TransferError):
-    """A peer said nothing for too long, while this node was awake to hear it."""
+    """A peer sent nothing for too long, while this node was running to receive it."""
 
 
 class OutOfBounds(TransferError):
@@ -22,7 +22,7 @@ class WindowPlanError(TransferError):
 
 
 class WindowsMissing(TransferError):
-    """A hand-over said Done, and windows of it have not landed."""
+    """A hand-over sent Done, but some of its layer chunks have not arrived."""
 
 
 class DigestMismatch(TransferError):
@@ -34,7 +34,7 @@ class PeerUnknown(TransferError):
 
 
 class DuplicateRoom(TransferError):
-    """The room is alive already."""
+    """A room with this number is live already."""
 
 
 class PeerInvalid(TransferError):

@@ -105,7 +105,7 @@ def parse(text: str) -> Mapping[Place, Failpoint]:
 
 
 def _one(item: str) -> tuple[Place, Failpoint]:
-    """Raises ValueError."""
+    """Return the place and failpoint of one item. Raises ValueError."""
     where, _, what = item.partition("=")
     name, _, window = where.partition("@")
     action, _, seconds = what.partition(":")

@@ -111,6 +111,6 @@ class NodeIdentity:
 
 
 def metadata_checksum(metadata: bytes) -> bytes:
-    """Travels beside transport metadata. It finds accidents before anything parses them, not
-    forgers."""
+    """Return the checksum sent beside transport metadata. It finds accidents before the metadata
+    are parsed, not forgers."""
     return hashlib.blake2b(metadata, digest_size=_CHECKSUM_BYTES).digest()

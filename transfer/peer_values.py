@@ -25,7 +25,8 @@ Bound: TypeAlias = Callable[[Any, str], Any]
 
 
 def seconds(value: float, field: str, most: float = LONGEST_SECONDS) -> float:
-    """Raises PeerInvalid naming the field, as all of these do."""
+    """Return the seconds if within the bound. Raises PeerInvalid naming the field, as all functions
+    here do."""
     return within(value, field, 0.0, most)
 
 
@@ -49,7 +50,8 @@ def count(value: int, field: str, most: int = MOST_BYTES) -> int:
 
 
 def name(value: str, field: str, longest: int = LONGEST_NAME) -> str:
-    """A name goes into logs, metrics and pages as it is."""
+    """Return a name if it is short and printable, because it is shown unchanged in logs, metrics
+    and pages."""
     if not is_name(value, longest):
         raise PeerInvalid(
             f"{field} {shown(value)!r} is no name: at most {longest} printable characters"
@@ -83,17 +85,17 @@ def text(value: str, longest: int = LONGEST_REASON) -> str:
 
 
 def shown(value: str) -> str:
-    """A value inside a sentence: text(), and short."""
+    """Return a value for use inside a sentence: text(), and short."""
     return text(value, _SHOWN)
 
 
 def one_of(names: frozenset[str]) -> Bound:
-    """One of these names."""
+    """Return a bound: the value must be one of these names."""
     return partial(known, names=names)
 
 
 def each(names: frozenset[str], bound: Bound) -> Bound:
-    """A map with these keys alone, and its values within the bound."""
+    """Return a bound: a map with only these keys, and with values within `bound`."""
 
     def bounded(values: Mapping[str, Any], field: str) -> Mapping[str, Any]:
         for name, value in values.items():
@@ -115,9 +117,9 @@ Count32: TypeAlias = Annotated[int, count32]
 ByteCount: TypeAlias = Annotated[int, count]
 Seconds: TypeAlias = Annotated[float, seconds]
 Extent: TypeAlias = Annotated[float, long_seconds]
-"""Not negative, and finite."""
+"""Seconds or another extent, finite and not negative."""
 Number: TypeAlias = Annotated[float, partial(within, least=-math.inf, most=math.inf)]
-"""May be infinite, and is not NaN."""
+"""Number, possibly infinite, but not NaN."""
 Finite: TypeAlias = Annotated[float, finite]
 Name: TypeAlias = Annotated[str, name]
 Shown: TypeAlias = Annotated[str, lambda value, _: shown(value)]

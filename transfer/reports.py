@@ -18,7 +18,7 @@ from tasuki.transfer.windows.window import WindowHeader
 
 
 class Drain(Enum):
-    """How a stopped room's posted transfers ended."""
+    """End of the posted transfers of a stopped room."""
 
     DRAINED = "all of them finished or failed: no write can land any more"
     FORCED = "given up after a deadline, or the wire broke: a write may still land"
@@ -32,8 +32,11 @@ class WindowDigest:
 
 @dataclass(frozen=True)
 class WindowTiming:
-    """Seconds of the sender's monotonic clock: KV and state of each of its layers written, sending
-    begun, given to the transport, flushed."""
+    """Times of a sent chunk, in seconds of the sender's monotonic clock.
+
+    layers_finished: KV and state of each of its layers written. begun: sending begun. posted: given
+    to the transport. flushed: flushed.
+    """
 
     sequence: int
     layers_finished: tuple[float, ...]
@@ -44,14 +47,14 @@ class WindowTiming:
 
     @property
     def finished(self) -> float:
-        """From then on it could be sent."""
+        """Return the time from which the chunk could be sent."""
         return self.layers_finished[-1]
 
 
 @dataclass(frozen=True)
 class SendReport:
-    """pages: distinct logical pages sent. hidden_seconds: time spent sending before the room's last
-    forward ended; exposed_seconds: from there to the last flush."""
+    """Report of a sent room. pages: distinct logical pages sent. hidden_seconds: time spent sending
+    before the room's last forward ended. exposed_seconds: from there to the last flush."""
 
     bytes: int
     windows: int
@@ -128,7 +131,8 @@ class SentWindow:
 
 @dataclass(frozen=True)
 class LandedWindow:
-    """landed_at: its notification was taken; verified_at: its digest was known."""
+    """Arrived layer chunk. landed_at: time its notification was taken. verified_at: time its digest
+    was known."""
 
     sequence: int
     landed_at: float
@@ -137,7 +141,7 @@ class LandedWindow:
 
 @dataclass(frozen=True)
 class BarrierWait:
-    """Somebody was held at the layer barrier."""
+    """Wait of a thread at the layer barrier."""
 
     layer: int
     began_at: float

@@ -2,16 +2,16 @@
 
 `Wire` pairs the fields of a dataclass or named tuple with the fields of a message, by name. It
 compiles both functions once, when a module makes the table. Bounds are metadata of the value's
-fields, as in `tokens: Annotated[int, bound]`. `bounded()` gives the table for a peer's messages,
-which holds each field to its bound. A bound raises the typed error that names the field
+fields, as in `tokens: Annotated[int, bound]`. `bounded()` returns the table for a peer's messages,
+with each field held to its bound. A bound raises the typed error naming the field
 (transfer/peer_values.py).
 
 Invariant: a table names every field of both sides. A new field without an entry is a TypeError at
-import, and so is a field that only one side may lack. Pure.
+import. So is a field optional on one side only. Pure.
 
-Written by hand, since a table is slower: chunks of tokens, which are filled in place; windows;
-progress in heartbeats; names of usable prefixes, which are columns. Written by hand, since a table
-is longer: messages made of several values, as Node and Load.
+Some messages are written by hand because a table is slower: chunks of tokens, filled in place;
+layer chunks; progress in heartbeats; names of usable prefixes, stored as columns. Others are,
+because a table is longer: messages made of several values, such as Node and Load.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -73,7 +73,8 @@ class _Field:
 
 
 class Wire(Generic[ValueT, MessageT]):
-    """REQUIRES: plain names of fields, since the text of both functions is made of these."""
+    """Table of a value's and a message's fields. REQUIRES: plain names of fields, because the text
+    of both functions is made of these."""
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ def numbered(kind: type[Enum], wire: Any, otherwise: Any = None) -> Codec:
 
 
 def rows(message: type[MessageT], *names: str) -> Codec:
-    """Plain tuples, each as a message with these fields, two or more."""
+    """Return a codec for plain tuples, each as a message with these fields, two or more."""
     of_message = attrgetter(*names)
     return Codec(
         lambda messages: tuple(map(of_message, messages)),
@@ -198,7 +199,7 @@ def _paired(
     apart: frozenset[str],
     codecs: "Mapping[str, Codec | Wire[Any, Any]]",
 ) -> dict[str, _Field]:
-    """By the value's field. Raises TypeError."""
+    """Return the pairs by the value's field. Raises TypeError."""
     unpaired = {field.name: field for field in message.DESCRIPTOR.fields}
     hints = get_type_hints(value, include_extras=True)
     strange = apart - unpaired.keys() - hints.keys()

@@ -120,7 +120,7 @@ class ReceivingRoom(DrivenRoom):
         name: str,
         named: Mapping[str, str | int],
     ) -> None:
-        """landing: seconds from the sender's end until the last window must have landed."""
+        """landing: seconds from the sender's end until the arrival of the last layer chunk."""
         super().__init__(side, name, named)
         self.writer = writer
         self._receiver = receiver
@@ -204,14 +204,14 @@ class SendingRoom(DrivenRoom):
         name: str,
         named: Mapping[str, str | int],
     ) -> None:
-        """connection: the peer, as the sender calls it."""
+        """connection: the sender's name of the peer."""
         super().__init__(side, name, named)
         self.connection = connection
         self._sender = sender
 
     @property
     def progress(self) -> int:
-        """Grows as windows are cut and flushed."""
+        """Return a count that grows as chunks are cut and flushed."""
         return self._sender.progress(self.room)
 
     @property

@@ -98,4 +98,4 @@ class HandoverStatus:
 
 
 HandoverStatusSource: TypeAlias = Callable[[], HandoverStatus]
-"""Asked on the event loop at each Stats; must not block."""
+"""Returns the status. Called on the event loop at each Stats; must not block."""

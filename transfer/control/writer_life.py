@@ -1,10 +1,9 @@
-"""One peer as a writer into this node's arena, over one connection: the evidence that it has
-stopped writing, and the steps before its ids are used again.
+"""One peer as a writer into this node's arena, over one connection.
 
-Owns the pidfd of the writer's process and the time of this node's last answer. Owns also the order
-of breaking connections and waiting for their bytes. Knows no rooms and no messages;
-`rooms/fence.py` judges. Invariant: after lose() no answer counts, so that the writer's lease runs
-out.
+Shows the evidence of its stop, and the steps before its ids are used again. Owns the pidfd of the
+writer's process and the time of this node's last answer. Owns also the order of breaking
+connections and waiting for their bytes. Knows no rooms and no messages; `rooms/fence.py` judges.
+Invariant: after lose() no answer counts, so the writer's lease runs out.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ async def unless_silent(awaited: Awaitable[Result], silence: Silence) -> Result:
 
 
 class WatchedProcess:
-    """A pidfd on the writer, held from while it lived."""
+    """Pidfd of the writer's process, opened while it lived."""
 
     def __init__(self, pidfd: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._poller = select.poll()
@@ -72,7 +71,7 @@ class WatchedProcess:
         return cls(pidfd, clock)
 
     def died(self) -> float | None:
-        """Return when the process was first seen to be dead; None while it lives."""
+        """Return the time at which the process was first seen dead; None while it lives."""
         if self._died is None and self._pidfd is not None and self._poller.poll(0):
             self._died = self._clock()
         return self._died
@@ -88,7 +87,8 @@ class WatchedProcess:
 
 
 class WriterLife:
-    """Thread rule: one thread writes, any reads."""
+    """Life of one writer, with its lease and its process. Thread rule: one thread writes, any
+    reads."""
 
     def __init__(
         self,
@@ -98,10 +98,10 @@ class WriterLife:
         settle_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """lease_seconds: the writer's own word on how long it posts after it last asked and was
-        answered. retry_seconds, settle_seconds: the transport's."""
+        """lease_seconds: duration for which the writer posts after its last answered question, as
+        stated by it. retry_seconds, settle_seconds: the transport's."""
         self.severed = False
-        """Whether the transport broke all endpoints leading here after this writer was lost.
+        """True if the transport broke all endpoints leading here after this writer was lost.
         Endpoints do not come back by themselves, so the writer has none left."""
         self._lease = lease_seconds
         self._retry = retry_seconds
@@ -117,12 +117,12 @@ class WriterLife:
         return self._process is not None
 
     def answering(self) -> None:
-        """Call when the writer has asked and before it is answered."""
+        """Record an answer. Call it after the writer has asked and before it is answered."""
         if not self._lost:
             self._answered = self._clock()
 
     def lose(self) -> None:
-        """Idempotent. REQUIRES: nothing is answered any more."""
+        """Count no more answers. Idempotent. REQUIRES: no more questions are answered."""
         self._lost = True
 
     def facts(self) -> WriterFacts:

@@ -35,7 +35,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Cell:
-    """`size` bytes of the arena from `offset`."""
+    """Cell of `size` bytes of the arena from `offset`."""
 
     offset: int
     size: int
@@ -69,13 +69,13 @@ class StagingBuffer:
         return bool(self._free) and self._held[holder] < self._count // 2
 
     def take(self, holder: str) -> Cell:
-        """REQUIRES: has_room(holder)."""
+        """Take a free cell for the holder. REQUIRES: has_room(holder)."""
         assert self.has_room(holder)
         self._held[holder] += 1
         return Cell(self._free.pop(), self.cell_bytes, holder)
 
     def give_back(self, cell: Cell) -> None:
-        """Once each."""
+        """Return the cell to the free ones. Call once for each."""
         self._free.append(cell.offset)
         self._held[cell.holder] -= 1
         if not self._held[cell.holder]:
@@ -113,7 +113,7 @@ class EncodingSource:
 
     in_place = False
     most_together = 1
-    """Another one's encoding takes as long as this one's way."""
+    """One: encoding another chunk takes as long as sending this one."""
 
     def __init__(
         self,

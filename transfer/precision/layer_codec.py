@@ -24,18 +24,20 @@ class LayerCodec(Protocol):
     return."""
 
     def encode(self, layer: int, ids: Sequence[int], offset: int) -> None:
-        """To `offset` of the arena, one after another. REQUIRES: units.encoded(layer); 16 divides
-        offset."""
+        """Encode units to `offset` of the arena, one after another. REQUIRES: units.encoded(layer);
+        16 divides offset."""
 
     def decode(self, layer: int, ids: Sequence[int]) -> None:
-        """From the head of each unit to the whole of it. REQUIRES: at most batch(layer) of them."""
+        """Decode each unit from its beginning to its whole size. REQUIRES: at most batch(layer)
+        units."""
 
     def batch(self, layer: int) -> int:
-        """How many units may be decoded at a time, with a small scratch and in a short time."""
+        """Return the number of units that can be decoded at a time with a small scratch and in a
+        short time."""
 
 
 class RowCodec:
-    """Rows by PyTorch's operators, as RowFormat has them; a subclass may do the same faster."""
+    """Codec of rows by PyTorch's operators, as in RowFormat; a subclass may do the same faster."""
 
     def encode(self, form: RowFormat, values: torch.Tensor) -> torch.Tensor:
         return form.encode(values)
@@ -45,8 +47,8 @@ class RowCodec:
 
 
 class TorchLayerCodec:
-    """Gathers units and scatters them with PyTorch's operators. On a GPU all is queued on the
-    current stream, and the caller waits for it."""
+    """Layer codec that gathers and scatters units with PyTorch's operators. On a GPU all work is
+    queued on the current stream, and the caller waits for it."""
 
     def __init__(
         self,
@@ -116,7 +118,7 @@ class TorchLayerCodec:
         return self._units.layout.kv_heads if self._full(layer) else 1
 
     def _encoded(self, layer: int) -> int:
-        """Bytes of a unit's rows on the wire."""
+        """Return the bytes of a unit's rows on the wire."""
         return self._runs(layer) * self._format(layer).encoded_bytes
 
     def _dtype(self, layer: int) -> torch.dtype:
@@ -139,7 +141,7 @@ class TorchLayerCodec:
         return torch.tensor(places, dtype=torch.int64, device=self._memory.device)
 
     def _numbers(self, layer: int, held: torch.Tensor) -> torch.Tensor:
-        """The rows of gathered units [n, bytes], as numbers [n runs, rows, width]."""
+        """Return the rows of gathered units [n, bytes], as numbers [n runs, rows, width]."""
         form, carried, dtype = self._format(layer), self._carried(layer), self._dtype(layer)
         length = self._runs(layer) * form.rows * form.width * dtype.itemsize
         numbers = held[:, carried : carried + length].contiguous().view(dtype)

@@ -33,8 +33,8 @@ _HIGH_PRIORITY = -1
 
 
 class GpuLayerCodec:
-    """memory: an arena's bytes on the device, uint8 [slabs * slab_bytes], shared and never
-    copied."""
+    """Layer codec on a GPU. memory: an arena's bytes on the device, uint8 [slabs * slab_bytes],
+    shared and never copied."""
 
     def __init__(self, memory: torch.Tensor, units: WireUnits) -> None:
         self._codec = TorchLayerCodec(memory, units, KernelRows(), _SCRATCH_NUMBERS)
@@ -82,7 +82,7 @@ class KernelRows(RowCodec):
 
 
 def _launch(kernel: Any, form: RowFormat, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Both [units, ...], on the current stream."""
+    """Launch the kernel on the current stream. source, target: [units, ...] each."""
     kernel[(triton.cdiv(form.rows, _ROWS), len(source))](
         source.contiguous(),
         target,

@@ -45,7 +45,8 @@ class RowFormat:
         return -(-(self.code_bytes + scales) // ALIGNMENT) * ALIGNMENT
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """values [units, rows, width], a floating dtype; uint8 [units, encoded_bytes]."""
+        """Return the encoded rows, uint8 [units, encoded_bytes]. values: [units, rows, width], a
+        floating dtype."""
         encoded = values.new_zeros(len(values), self.encoded_bytes, dtype=torch.uint8)
         codes = encoded[:, : self.code_bytes]
         if self.precision is Precision.BF16:
@@ -118,7 +119,7 @@ class WireUnits:
 
     @property
     def state_layer_bytes(self) -> int:
-        """Conv state first, as it lies."""
+        """Return the bytes of a layer's state: conv state first, unchanged."""
         if self.state is None:
             return self.layout.state_layer_bytes
         return self.layout.conv_bytes + self.state.encoded_bytes

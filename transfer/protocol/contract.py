@@ -35,7 +35,8 @@ class Difference:
 
 
 class ContractMismatch(TransferError):
-    """The two nodes would not mean the same bytes. `differences` names every field."""
+    """Two contracts differ, so the nodes would interpret bytes differently. `differences` names
+    every field."""
 
     def __init__(self, differences: tuple[Difference, ...]) -> None:
         self.differences = differences
@@ -84,7 +85,7 @@ class Contract:
     weights_format: str = NOT_USED
 
     def flat(self) -> dict[str, str]:
-        """Every field by name, the layout's among them."""
+        """Return every field by name, with the layout's fields."""
         values = {f.name: str(getattr(self, f.name)) for f in fields(self) if f.name != "layout"}
         for field in fields(self.layout):
             values[field.name] = str(getattr(self.layout, field.name))

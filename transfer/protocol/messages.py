@@ -64,7 +64,7 @@ _MARK = Wire(PhaseMark, timeline_pb2.PhaseMark, phase=numbered(Phase, timeline_p
 
 
 def _phases_from_wire(phases: Iterable[timeline_pb2.PhaseMark]) -> tuple[PhaseMark, ...]:
-    """Each phase once, as it was marked first."""
+    """Return each phase once, at its first mark."""
     marks: dict[Phase, PhaseMark] = {}
     for message in phases:
         if message.phase in _PHASES and _in_order(message.at):
@@ -121,8 +121,8 @@ _MOST_TOKENS = 2**31 - 1
 
 
 class UsablePrefix(NamedTuple):
-    """parent: the name of the whole pages before the last page or part of one. tokens: its
-    length."""
+    """Usable prefix by its names. parent: name of the whole pages before the last page or part of
+    one. tokens: length of the prefix."""
 
     name: bytes
     parent: bytes

@@ -1,4 +1,4 @@
-"""Digests of windows by heads, for transfers between nodes of several ranks.
+"""Digests of layer chunks by heads, for transfers between nodes of several ranks.
 
 Pure.
 """

@@ -32,7 +32,8 @@ class RankLink:
     turn: int
 
     def sends_page(self, page: int) -> bool:
-        """page: the logical number of a page in its sequence."""
+        """Return True if the source sends that page. page: logical number of a page in its
+        sequence."""
         return bool(self.kv) and page % self.copies == self.turn
 
 
@@ -92,7 +93,7 @@ def _both(heads: int, senders: int, source: int, receivers: int, target: int) ->
 
 @dataclass(frozen=True)
 class Piece:
-    """`length` bytes, at those offsets of the two arenas' page block or slot column."""
+    """Segment of `length` bytes, at offsets of the two arenas' page block or slot column."""
 
     source: int
     target: int

@@ -59,7 +59,7 @@ class RankedPieces:
         }
 
     def _based(self, link: LinkPieces, piece: Piece) -> Piece:
-        """In the nodes' regions."""
+        """Return the segment with offsets in the nodes' regions."""
         source = self._ours.base(link.link.source) + piece.source
         return Piece(source, self._theirs.base(link.link.target) + piece.target, piece.length)
 
@@ -170,4 +170,4 @@ class _RankedWindow:
         return self._rows.of_window(placed)
 
     def release(self) -> None:
-        """Pages and slot are the engine's."""
+        """Do nothing: pages and slot belong to the engine."""

@@ -54,10 +54,10 @@ _WORD = 8
 
 
 class SpreadDigester(Digester):
-    """Digester of arenas that are not neighbours, by a digester that reaches all of them.
+    """Digester of arenas apart from each other, by a digester with access to all of them.
 
-    Thread rule: that digester's. Layer chunks are rows by heads (head_rows.py), with offsets of the
-    region.
+    It has the thread rule of the inner digester. Layer chunks are rows by heads (head_rows.py),
+    with offsets of the region.
     """
 
     def __init__(self, own: Digester, origin: int, spread: Spread) -> None:
@@ -83,7 +83,7 @@ class RankRegion(Protocol):
     """
 
     def register(self, transport: Transport) -> None:
-        """Make it known to the transport, once. Raises TransportError."""
+        """Register the region with the transport, once. Raises TransportError."""
 
     def digester(self) -> Digester:
         """Return a digester of chunks anywhere in the region."""

@@ -34,14 +34,14 @@ class IncomingRoom:
         layout: CacheLayout,
         changed: threading.Condition,
     ) -> None:
-        """changed: over the receiver's lock; notified when a window has landed, or the room was
-        forgotten."""
+        """changed: over the receiver's lock; notified when a layer chunk has arrived, or the room
+        was forgotten."""
         self.changed = changed
         self.room = room
         self.generation = generation
         self.destination = destination
         self.forgotten = False
-        """Nothing of the room is counted any more."""
+        """True once no more chunks of the room are counted."""
         self.sealed = False
         """Verified: later chunks are no part of it."""
         self._spoiled: int | None = None
@@ -84,7 +84,8 @@ class IncomingRoom:
         return granted.pages[first - granted.first_page : end - granted.first_page]
 
     def land(self, header: WindowHeader, digest: int, landed_at: float, verified_at: float) -> None:
-        """REQUIRES: pages_of(header) was fine and has(header) is not."""
+        """Record an arrived chunk. REQUIRES: pages_of(header) did not raise, and has(header) is
+        False."""
         self._landed[header.sequence] = WindowDigest(header, digest)
         self.landings.append(LandedWindow(header.sequence, landed_at, verified_at))
         first = header.first_page - self.destination.first_page
@@ -108,11 +109,12 @@ class IncomingRoom:
         return [w.header.sequence for w in sent if w.header.sequence not in self._landed]
 
     def wait_for(self, sent: Sequence[WindowDigest], timeout: float) -> None:
-        """Until all of them have landed, the room is forgotten, or `timeout` seconds are over."""
+        """Wait until all of them have arrived, the room is forgotten, or `timeout` seconds are
+        over."""
         self.changed.wait_for(lambda: self.forgotten or not self.missing(sent), timeout)
 
     def verify(self, sent: Sequence[WindowDigest]) -> None:
-        """Raises WindowsMissing or DigestMismatch unless exactly `sent` landed and fills the whole
+        """Raise WindowsMissing or DigestMismatch unless exactly `sent` arrived and fills the whole
         grant."""
         missing = self.missing(sent)
         if missing:
@@ -163,8 +165,8 @@ class LayerBarrier:
         self._closed = False
 
     def wait(self, layer: int) -> bool:
-        """Block until all the room brings of `layer` is here; False if it never will be: the room
-        is over, or the barrier closed."""
+        """Block until all of the room's bytes of `layer` have arrived. Return False if they never
+        will: the room is over, or the barrier closed."""
         with self._changed:
             if not self._decided(layer):
                 began = self._clock()

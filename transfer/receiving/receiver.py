@@ -63,7 +63,7 @@ class Receiver:
         self._arenas = tuple(arenas)
         self._clock = clock
         self._decoding = threading.Lock()
-        """Held while a part of a window is decoded, some milliseconds."""
+        """Held while a part of a chunk is decoded, some milliseconds."""
         self._rooms: dict[int, IncomingRoom] = {}
         self._lock = threading.Lock()
         """Lock of the rooms; a thread that waits for a room waits for its chunks alone."""
@@ -140,9 +140,9 @@ class Receiver:
     def verify(
         self, room: int, generation: int, sent: Sequence[WindowDigest], timeout: float
     ) -> None:
-        """Wait until all of `sent` landed, then compare. Raises WindowsMissing or DigestMismatch.
+        """Wait until all of `sent` arrived, then compare. Raises WindowsMissing or DigestMismatch.
 
-        The sender's last message may overtake the last notifications, hence the wait.
+        It waits because the sender's last message may overtake the last notifications.
         """
         with self._lock:
             incoming = self._expected(room, generation)
@@ -162,7 +162,7 @@ class Receiver:
             return True
 
     def _expected(self, room: int, generation: int) -> IncomingRoom:
-        """Raises WindowsMissing. REQUIRES: the lock."""
+        """Return the expected room. Raises WindowsMissing. REQUIRES: the lock is held."""
         incoming = self._rooms.get(room)
         if incoming is None or incoming.generation != generation:
             raise _not_expected(room, generation)
@@ -181,7 +181,7 @@ class Receiver:
         return any(arena.transport.unread() for arena in self._arenas)
 
     def _wait_passes(self) -> None:
-        """Until a whole pass has begun and ended."""
+        """Wait until a whole pass of the loop has begun and ended."""
         with self._passed:
             enough = self._passes + 2
             self._awaited_passes = max(self._awaited_passes, enough)

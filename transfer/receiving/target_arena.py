@@ -19,7 +19,8 @@ from tasuki.transfer.windows.window import WindowHeader
 
 @dataclass(frozen=True)
 class EncodedPart:
-    """ids: pages of a layer that keeps some, or the slot of a GDN layer."""
+    """Encoded part of a layer chunk. ids: pages of a layer that keeps some, or the slot of a GDN
+    layer."""
 
     layer: int
     ids: tuple[int, ...]
@@ -53,7 +54,7 @@ class WindowSink:
                 yield EncodedPart(layer, ids[start : start + at_once])
 
     def decode(self, part: EncodedPart) -> None:
-        """From the heads of its units to the whole of them; done on return."""
+        """Decode units from their beginnings to their whole sizes; done on return."""
         self._codec.decode(part.layer, part.ids)
 
 
@@ -86,7 +87,8 @@ class TargetArena:
         return layout if self.spans is None else self.spans.part
 
     def digestible(self, window: ArenaWindow, code: int) -> Digestible:
-        """REQUIRES: the code is one of those."""
+        """Return the chunk in the form digested for its code. REQUIRES: the code is one of
+        `codes`."""
         return self._by_heads.of_window(window) if code == BY_HEADS else window
 
     @cached_property

@@ -67,22 +67,24 @@ class Forget(Action):
 
 @dataclass(frozen=True)
 class NoteWait(Action):
-    """So many seconds of prefill are before the room. may_move: it may still go elsewhere."""
+    """Note the seconds of prefill before the room. may_move: the prompt may still go to another
+    node."""
 
     seconds: float
     may_move: bool
 
 
 class TellReady(HandOn):
-    """The first token, for the engine."""
+    """Tell the engine that the first token is here."""
 
 
 class TellHeld(Action):
-    """The sender holds the wanted prefix, and its bytes follow. An engine need not act."""
+    """Tell the engine that the sender holds the wanted prefix, and its bytes follow. An engine need
+    not act."""
 
 
 class TellRefused(HandOn):
-    """The sender refused the room, and nothing was granted."""
+    """Tell the engine that the sender rejected the room, and nothing was granted."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class Reserve(Action):
 
 @dataclass(frozen=True)
 class Open(Action):
-    """Let windows leave to these ids. Opened answers."""
+    """Let layer chunks leave to these ids. Opened answers."""
 
     destination: Destination
 
@@ -171,6 +173,6 @@ class BeginPull(HandOn):
 
 @dataclass(frozen=True)
 class EndPull(Action):
-    """The room's pull is waited for no longer."""
+    """Wait for the room's pull no longer."""
 
     reason: str

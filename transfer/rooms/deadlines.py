@@ -69,7 +69,8 @@ class SenderDeadlines(StateDeadlines):
 
     @classmethod
     def behind(cls, queue_seconds: float) -> Self:
-        """queue_seconds: the engine's --queue-timeout."""
+        """Return the deadlines behind the engine's own. queue_seconds: the engine's
+        --queue-timeout."""
         in_all = queue_seconds + _ENGINE_FIRST
         return cls(queued=in_all, streaming=max(cls.streaming, in_all))
 

@@ -10,7 +10,7 @@ _ROOMS = 1024
 _CONNECTIONS = 256
 
 _Room = tuple[int, int]
-"""Number and generation."""
+"""Number and generation of a room."""
 
 
 class EndedRooms:
@@ -38,7 +38,7 @@ class EndedRooms:
         self._forced: dict[str, set[_Room]] = {}
 
     def began(self, connection: str) -> None:
-        """Its rooms are answered for from now on."""
+        """Answer for the connection's rooms from now on."""
         self._drained[connection] = OrderedDict()
         self._forced[connection] = set()
         surplus = len(self._drained) - self._connections_limit

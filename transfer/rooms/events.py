@@ -36,7 +36,7 @@ Event: TypeAlias = Message | Happening
 
 
 class Begin(Happening):
-    """The first event of a side."""
+    """First event of a side."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class Look(Happening):
 
 @dataclass(frozen=True)
 class Failed(Happening):
-    """An action was not performed, nor any behind it. is_defect: nobody foresaw it."""
+    """An action failed, and the actions behind it were dropped. is_defect: the error was
+    unforeseen."""
 
     action: Action
     reason: str
@@ -83,12 +84,12 @@ class Declined(Happening):
 
 
 class Cancelled(Happening):
-    """The engine wants the room no more, and knows it."""
+    """The engine cancelled the room, and needs no report of it."""
 
 
 @dataclass(frozen=True)
 class GivenUp(Happening):
-    """This node waits no longer, for a reason outside the room."""
+    """This node stops waiting, for a reason outside the room."""
 
     reason: str
     loss: Loss
@@ -96,8 +97,8 @@ class GivenUp(Happening):
 
 @dataclass(frozen=True)
 class Verified(Happening):
-    """The digests were compared. failure: why they do not match; differs: by a digest, else since
-    windows are missing."""
+    """The digests were compared. failure: why they do not match; None: they match. differs: True if
+    a digest differs, False if chunks are missing."""
 
     failure: str | None = None
     differs: bool = False
@@ -139,7 +140,7 @@ class Leased(Happening):
 
 @dataclass(frozen=True)
 class Waits(Happening):
-    """Others are before the room in the engine's queue: so many seconds of prefill."""
+    """Other prompts are before the room in the engine's queue. seconds: their prefill time."""
 
     seconds: float
 
@@ -158,7 +159,7 @@ class Announced(Brought):
 
 @dataclass(frozen=True)
 class Refusal(Happening):
-    """The engine refuses the room, or its forward broke. is_late: the prompt waited too long."""
+    """The engine rejects the room, or its forward failed. is_late: the prompt waited too long."""
 
     reason: str
     is_late: bool = False
@@ -174,23 +175,23 @@ class PullWanted(Brought):
 
 
 class ReceiverLost(Happening):
-    """The stream or the connection is over: nobody listens any more."""
+    """The stream or the connection is over: the receiver gets no more messages."""
 
 
 class Opened(Happening):
-    """Windows may leave."""
+    """Layer chunks may leave."""
 
 
 @dataclass(frozen=True)
 class Sent(Happening):
-    """Every window is flushed."""
+    """Every layer chunk is flushed."""
 
     report: SendReport
 
 
 @dataclass(frozen=True)
 class SendBroke(Happening):
-    """The bytes' machinery ended the room. endpoint_failed: others of the peer would fail too."""
+    """The byte transport ended the room. endpoint_failed: the peer's other rooms would fail too."""
 
     reason: str
     drain: Drain

@@ -58,7 +58,7 @@ ALIVE = WriterFacts()
 
 
 class Fence:
-    """The evidence about one room's writer. Once a reason holds it holds for ever."""
+    """Evidence about one room's writer. Once a reason holds it holds for ever."""
 
     def __init__(self, terms: FenceTerms) -> None:
         self.terms = terms
@@ -78,7 +78,7 @@ class Fence:
         return self._drained or self._stopped_at is not None
 
     def reason(self, facts: WriterFacts, now: float) -> FenceReason | None:
-        """Return why the writer can write no more; None while it may."""
+        """Return the reason why the writer can write no more; None while it may."""
         terms = self.terms
         if self._drained:
             return FenceReason.DRAIN_ACKNOWLEDGED

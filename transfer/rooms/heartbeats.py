@@ -1,12 +1,12 @@
 """Heartbeats of a connection: questions for leases, their grants, and the timeout of a silent peer.
 
-Either node may write to the other. A beat asks for the beating node's lease, and the renewal of
-that number grants it. A renewal asks for the answering node's lease, and the beat that names it
-grants it. The module is pure: the caller gives the time, of this node's clock.
+Either node may write to the other. A beat asks for the beating node's lease, and the renewal with
+its number grants it. A renewal asks for the answering node's lease, and the beat naming it grants
+it. The module is pure: the caller gives the time, of this node's clock.
 
 Invariants: a lease counts from its question, never from the answer. An unknown number grants
-nothing. Silence counts only between two ticks that this node made in time, because a message that
-arrived in a gap of ours may not be read yet. Gaps do not postpone the timeout for ever: the
+nothing. Silence counts only between two ticks made in time by this node. A message that arrived in
+this node's own gap may not be read yet. Gaps do not postpone the timeout for ever: the
 LATE_TICKS-th late tick since the peer's last message is the last.
 """
 
@@ -19,7 +19,7 @@ _TICKS_A_LIMIT = 10
 
 
 class Silence:
-    """For how long a peer says nothing: it is lost after its silence, and not after this node's."""
+    """Heartbeat timeout: a peer is lost after its own silence, not after a gap of this node."""
 
     def __init__(
         self, limit: float, now: float, period: float | None = None, *, grace: float = 0.0
@@ -33,7 +33,7 @@ class Silence:
         self._silent = -grace
 
     def received(self, now: float) -> None:
-        """The peer said something."""
+        """Record a message from the peer."""
         self._ticked = now
         self._silent = 0.0
         self._late = 0
@@ -49,12 +49,12 @@ class Silence:
 
 
 class Beating:
-    """The prefill node's end."""
+    """Prefill node's end of a heartbeat."""
 
     def __init__(self, silence: Silence) -> None:
         self.silence = silence
         self._asked: dict[int, float] = {}
-        """Beats not answered yet, and when they were sent."""
+        """Times of heartbeats not answered yet, by number."""
         self._sequence = 0
         self._renewal = 0
 
@@ -78,10 +78,10 @@ class Beating:
 
 
 class Renewing:
-    """The decode node's end."""
+    """Decode node's end of a heartbeat."""
 
     def __init__(self, silence: Silence, now: float) -> None:
-        """Renewal 0 is sent now: it opens the heartbeat."""
+        """Begin with renewal 0, sent now: it opens the heartbeat."""
         self.silence = silence
         self._asked = {0: now}
 

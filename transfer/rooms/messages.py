@@ -28,12 +28,13 @@ class Carrying(Message):
 
 
 class Ask(Message):
-    """Opens a room: Reserve, Fetch or Pull, as its kind has it."""
+    """Opens a room: by Reserve, Fetch or Pull, depending on its kind."""
 
 
 @dataclass(frozen=True)
 class Grant(Message):
-    """The receiver's pages and slot. Its engine's word at the receiver, and then its message."""
+    """The receiver's pages and slot. At the receiver it comes from its engine; it is then sent as a
+    message."""
 
     generation: int
     destination: Destination
@@ -46,7 +47,8 @@ class Abort(Message):
 
 @dataclass(frozen=True)
 class Queued(Message):
-    """wait: seconds of prefill before the room, in its first message of this kind; else None."""
+    """Place in the sender's queue. wait: seconds of prefill before the room, in its first message
+    of this kind; else None."""
 
     position: int
     wait: float | None = None
@@ -57,12 +59,12 @@ class Accepted(Message):
 
 
 class Refused(Carrying):
-    """Nothing was granted, and nothing will be sent."""
+    """The sender rejects the room: nothing was granted, and nothing will be sent."""
 
 
 @dataclass(frozen=True)
 class Ready(Message):
-    """The first token, in the payload. Windows may still be in flight."""
+    """The first token, in the payload. Layer chunks may still be in flight."""
 
     generation: int
     payload: Payload = None
@@ -70,14 +72,14 @@ class Ready(Message):
 
 @dataclass(frozen=True)
 class Held(Message):
-    """All windows may leave at once, and no token comes."""
+    """All layer chunks may leave at once, and no token comes."""
 
     generation: int
 
 
 @dataclass(frozen=True)
 class Done(Message):
-    """The final status, after every window in `sent` was flushed."""
+    """The final status, after every chunk in `sent` was flushed."""
 
     generation: int
     sent: Sequence[WindowDigest]

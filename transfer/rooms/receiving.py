@@ -49,7 +49,7 @@ class ReceivingTerms:
 
 
 class _Asking(Enum):
-    """How far the question for a drain is."""
+    """State of the question for a drain."""
 
     ON_STREAM = auto()
     CALLING = auto()
@@ -203,7 +203,7 @@ class Receiving:
         return [do.Expect(target), do.Say(grant)]
 
     def _hear(self, event: Event, now: float) -> list[Action]:
-        """A message of the sender."""
+        """Handle a message of the sender."""
         match event:
             case say.Queued():
                 return self._queued(event)
@@ -306,7 +306,8 @@ class Receiving:
 
     @property
     def _is_behind(self) -> bool:
-        """Granted, and none of it has come: the sender computes others before it."""
+        """Return True if the room is granted and none of its chunks has arrived: the sender
+        computes others before it."""
         return self.state is ReceiverState.GRANTED and not self._looked.progress
 
     def _look(self, look: on.Look, now: float) -> list[Action]:
@@ -341,7 +342,7 @@ class Receiving:
     # Loss, and the fence
 
     def _lose(self, reason: str, loss: Loss, now: float) -> list[Action]:
-        """Give the room up and report it to the engine. The reason may be the peer's words."""
+        """Give the room up and report it to the engine. The reason may come from the peer."""
         if self._quarantine is not None:
             return []
         return [do.TellLost(peer_values.text(reason), loss), *self._end(now)]

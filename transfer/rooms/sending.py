@@ -47,7 +47,7 @@ class Sending:
         self.generation = generation
         self.phases = PhaseMarks(now)
         self.endpoint_failed = False
-        """Another transfer to this peer would fail too."""
+        """True if another transfer to this peer would fail too."""
         self.drain = Drain.DRAINED
         """How the posted writes ended, once the side is over."""
         self.given_up: Loss | None = None

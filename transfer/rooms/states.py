@@ -1,8 +1,8 @@
-"""The life of a transfer on each side: one table of legal moves a side, and the four kinds as rows.
+"""Life of a transfer on each side: one table of legal moves a side, and the four kinds as rows.
 
 `protocol/spin/handover.pml` and `protocol/spin/pull.pml` carry the rows of the tables and are
-checked exhaustively; a test compares them. Knows no messages, bytes or clocks. Pure.
-Invariant: a machine moves along its table only; any other event raises and changes nothing.
+checked exhaustively; a test compares them. Knows no messages, bytes or clocks. Pure. Invariant: a
+machine moves along its table only; any other event raises and changes nothing.
 """
 
 from collections.abc import Set
@@ -184,7 +184,7 @@ PULL_RECEIVER: ReceiverTable = MappingProxyType(
 
 
 class Announces(Enum):
-    """The sender's word between the grant and the final status."""
+    """The sender's message between the grant and the final status."""
 
     TOKEN = "the first token, once the prompt is computed"
     HELD = "all windows may leave at once"
@@ -192,7 +192,7 @@ class Announces(Enum):
 
 
 class DrainBy(Enum):
-    """How a receiver learns of a drain once the room's stream is over."""
+    """Way for a receiver to learn of a drain once the room's stream is over."""
 
     CALL = "it asks by a call of its own"
     RENEWAL = "the sender reports it with its renewals"
@@ -277,7 +277,7 @@ class IllegalTransition(TransferError):
 
 
 class Machine(Generic[State, Event]):
-    """One side of one transfer."""
+    """State machine of one side of one transfer."""
 
     def __init__(self, table: Table[State, Event], initial: State) -> None:
         self._table = table
@@ -287,7 +287,8 @@ class Machine(Generic[State, Event]):
         return (self.state, event) in self._table
 
     def apply(self, event: Event) -> State:
-        """Move. Raises IllegalTransition naming state and event."""
+        """Move by the event and return the new state. Raises IllegalTransition naming state and
+        event."""
         if not self.allows(event):
             raise IllegalTransition(self.state, event)
         self.state = self._table[self.state, event]

@@ -29,7 +29,7 @@ class SteppedSide(ABC):
         self._side = side
         self._events: deque[Event] = deque((Begin(),))
         self._stepping = True
-        """Whether events wait: for begin(), or for the end of the step under way."""
+        """True while events wait: for begin(), or for the end of the step under way."""
         self._ended = False
 
     @property
@@ -38,7 +38,7 @@ class SteppedSide(ABC):
 
     @abstractmethod
     def now(self) -> float:
-        """Seconds of this node's clock."""
+        """Return the seconds of this node's clock."""
 
     @abstractmethod
     def facts(self) -> Look:
@@ -56,7 +56,7 @@ class SteppedSide(ABC):
 
     @abstractmethod
     def stepped(self) -> None:
-        """Events were taken: the time of the next look may have changed."""
+        """React to taken events: the time of the next look may have changed."""
 
     def begin(self) -> None:
         """Take the first event, and those put meanwhile. REQUIRES: called once."""
@@ -113,7 +113,7 @@ class SteppedSide(ABC):
             return self._side.step(self._defect(error), self.now())
 
     def _defect(self, error: Exception) -> Broke:
-        """A defect in one transfer must still end it."""
+        """Return a defect as an event, because it must still end its transfer."""
         log.error("%s broke", self.name, exc_info=error)
         return Broke(repr(error))
 

@@ -64,10 +64,11 @@ class LinkCost:
         self._bytes_bytes = 0.0
         self._bytes_seconds = 0.0
         self.cost: LinkSpeed | None = None
-        """None until a window with bytes was flushed."""
+        """None until a chunk with bytes was flushed."""
 
     def seconds_for(self, size: int) -> float | None:
-        """How long `size` bytes take with nothing before them; None until something is known."""
+        """Return the seconds that `size` bytes take with nothing before them; None until something
+        is known."""
         cost = self.cost
         return None if cost is None else cost.window_seconds + size * cost.byte_seconds
 
@@ -82,12 +83,12 @@ class LinkCost:
         self.in_flight_bytes += size
 
     def gone(self, size: int) -> None:
-        """A posted window failed or was given up."""
+        """Record a posted chunk that failed or was given up."""
         self.in_flight_bytes -= size
 
     def flushed(self, size: int, posted_at: float, now: float) -> None:
-        """Posted windows of `size` bytes together, the first at posted_at, were found to be there;
-        times are of one monotonic clock."""
+        """Record flushed chunks of `size` bytes together, the first posted at posted_at. Times are
+        of one monotonic clock."""
         self.in_flight_bytes -= size
         seconds = now - max(posted_at, self.last_flush)
         self.last_flush = max(self.last_flush, now)
@@ -182,7 +183,7 @@ class Link:
         )
 
     def disconnect(self) -> None:
-        """Raises TransportError."""
+        """Close the endpoint. Raises TransportError."""
         self.source.transport.disconnect(self.endpoint)
 
 
@@ -212,7 +213,8 @@ class WriteLeases:
         self._leaving: dict[str, tuple[Link, ...]] = {}
 
     def add(self, name: str, links: Sequence[Link], asked_at: float | None = None) -> None:
-        """The lease starts at asked_at, or now. REQUIRES: the name was never used before."""
+        """Add a peer. Its lease starts at asked_at, or now. REQUIRES: the name was never used
+        before."""
         with self._lock:
             renewed = self._clock() if asked_at is None else asked_at
             peer = self._peers[name] = Peer(tuple(links), renewed)
@@ -228,7 +230,7 @@ class WriteLeases:
             return self._peers.get(name)
 
     def writable(self, name: str) -> Peer | None:
-        """The peer, if its lease holds at this moment."""
+        """Return the peer if its lease holds at this moment; else None."""
         with self._lock:
             peer = self._peers.get(name)
             if peer is None or self._clock() - peer.renewed > self._lease_seconds:
@@ -236,7 +238,8 @@ class WriteLeases:
             return peer
 
     def renew(self, name: str, asked_at: float) -> None:
-        """Unknown names are ignored: the answer came after the peer had left."""
+        """Renew the peer's lease. Unknown names are ignored: the answer came after the peer had
+        left."""
         with self._lock:
             peer = self._peers.get(name)
             if peer is not None:
@@ -244,7 +247,7 @@ class WriteLeases:
                 peer.lease.extend(peer.renewed + self._lease_seconds)
 
     def remove(self, name: str) -> None:
-        """Idempotent. left() gives the links until they are forgotten."""
+        """Remove the peer. Idempotent. left() returns its links until forget()."""
         with self._lock:
             peer = self._peers.pop(name, None)
             if peer is not None:
@@ -257,7 +260,7 @@ class WriteLeases:
             return [item for item in self._leaving.items() if item[0] not in busy]
 
     def forget(self, name: str) -> None:
-        """A removed peer's endpoints are closed."""
+        """Forget a removed peer with closed endpoints."""
         with self._lock:
             del self._leaving[name]
 

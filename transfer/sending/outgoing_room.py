@@ -56,7 +56,7 @@ class Posted:
 
     @property
     def at(self) -> float | None:
-        """When it was posted; None while it is held."""
+        """Return the post time; None while it is held."""
         return self.transfer.posted_at if self.given is None else self.given
 
 
@@ -85,11 +85,12 @@ class OutgoingRoom:
     stopped_at: float | None = None
     endpoint_failed: bool = False
     write_lost: bool = False
-    """A posted transfer failed: how much of it has landed, or will, nobody knows."""
+    """True once a posted transfer failed: it is unknown how many of its bytes have arrived or
+    will."""
     aborted: bool = False
     next_sequence: int = 0
     served_until: int = 0
-    """Bytes of virtual time: `FairQueue`."""
+    """Virtual time of `FairQueue`, in bytes."""
     _planned_end: int | None = None
     _last_planned: bool = False
     _last_tick: int = 0
@@ -108,7 +109,7 @@ class OutgoingRoom:
 
     @property
     def has_something_to_end(self) -> bool:
-        """A window in flight, or the room itself."""
+        """Return True if a chunk is in flight, or the room itself can end."""
         if self.posted or self.stop_reason is not None:
             return True
         return self._last_planned and not self.waiting
@@ -166,18 +167,18 @@ class OutgoingRoom:
 
     @property
     def progress(self) -> int:
-        """Grows when a window is cut or flushed."""
+        """Return a count that grows when a chunk is cut or flushed."""
         return self.next_sequence + len(self._timeline)
 
     @property
     def backlog_bytes(self) -> int:
-        """Planned and not flushed."""
+        """Return the bytes planned and not flushed."""
         sizes = self.link.window_source.sizes
         waiting = sum(window_bytes(sizes, window.header) for window in self.waiting)
         return waiting + sum(posted.bytes for posted in self.posted)
 
     def append(self, windows: list[Window]) -> None:
-        """REQUIRES: windows were cut from accept(plan), numbered from next_sequence."""
+        """Append chunks. REQUIRES: they were cut from accept(plan), numbered from next_sequence."""
         self.next_sequence += len(windows)
         self.waiting.extend(windows)
 
@@ -211,7 +212,8 @@ class OutgoingRoom:
         )
 
     def _finished(self, posted: Posted) -> tuple[tuple[float, ...], float]:
-        """When each layer of the window was, and when the window was begun behind them."""
+        """Return the finish time of each of the chunk's layers, and the start time of the chunk
+        behind them."""
         header, tick = posted.window.header, posted.window.tick
         first = tick - (header.end_layer - header.first_layer) + 1
         times = self.link.source.steps.times_of(first, tick + 1)
@@ -243,7 +245,7 @@ class OutgoingRoom:
         return self.all_taken and not self.stopped and not self.posted
 
     def stop(self, reason: str, now: float) -> None:
-        """Idempotent; the first reason stands."""
+        """Stop the room. Idempotent; the first reason is kept."""
         if self.stop_reason is None:
             self.stop_reason = reason
             self.stopped_at = now
@@ -280,7 +282,8 @@ class FairQueue:
         self._now = 0
 
     def next(self, rooms: Sequence[OutgoingRoom]) -> OutgoingRoom:
-        """REQUIRES: rooms is not empty, and each could post a window. The first of equals."""
+        """Return the room with the next turn, the first of equals. REQUIRES: rooms is not empty,
+        and each could post a chunk."""
         return min(rooms, key=self._start)
 
     def served(self, room: OutgoingRoom, size: int) -> None:

@@ -159,7 +159,8 @@ class Sender:
         self._leases.add(peer, links, asked_at)
 
     def _linked(self, peer: str, arena: SourceArena, address: ArenaAddress) -> Link:
-        """Raises TransportError; then nothing stays open."""
+        """Open the link to one arena of the peer. Raises TransportError, and then leaves nothing
+        open."""
         try:
             theirs = RankSpans(self._layout, address.ranks, address.slabs)
             needed = theirs.region_bytes
@@ -182,7 +183,8 @@ class Sender:
         self._leases.renew(peer, asked_at)
 
     def disconnect(self, peer: str) -> None:
-        """Idempotent. The peer's rooms stop; its endpoints close once they have ended."""
+        """End the peer's connection. Idempotent. The peer's rooms stop; its endpoints close once
+        they have ended."""
         now = self._clock()
         self._leases.remove(peer)
         with self._lock:
@@ -201,8 +203,8 @@ class Sender:
     def open(
         self, room: int, generation: int, peer: str, destination: Destination, on_end: OnEnd
     ) -> None:
-        """Take the receiver's grant. Raises PeerUnknown, DuplicateRoom, OutOfBounds; then nothing
-        was opened."""
+        """Take the receiver's grant. Raises PeerUnknown, DuplicateRoom, OutOfBounds, and then
+        opened nothing."""
         known = self._leases.peer(peer)
         if known is None:
             raise PeerUnknown(f"room {room}: no connection {peer}; connect first")
@@ -322,7 +324,7 @@ class Sender:
         return come
 
     def _rest(self, rooms: Sequence[OutgoingRoom], pace: PollBackoff) -> None:
-        """Until polling can show something new, or another thread wakes this one."""
+        """Wait until polling can show something new, or another thread wakes this one."""
         asked = [room for room in rooms if room.posted and not room.link.rings]
         if not asked:
             # What rings ends this, deadlines do not.
@@ -394,7 +396,7 @@ class Sender:
         return self._end_if_over(room) or moved
 
     def _load_next(self, leaving: "list[Leaving]", room: OutgoingRoom) -> bool:
-        """Take a window out and load it, to be posted; whether there was one."""
+        """Take a chunk out and load it, to be posted. Return True if there was one."""
         source = room.link.window_source
         with self._lock:
             window = room.take_ready(room.link.ready_until)
@@ -484,7 +486,7 @@ class Sender:
             self._give_up(leaving, f"internal error: {error!r}")
 
     def _give_up(self, leaving: "Leaving", reason: str) -> None:
-        """It is not posted, and nothing of its room will be."""
+        """Give up a chunk before its post, and stop its room."""
         leaving.room.leaving -= 1
         leaving.room.link.rate.gone(leaving.bytes)
         leaving.loaded.release()
@@ -646,7 +648,7 @@ async def connect_within(
 ) -> None:
     """Open the endpoints to a peer within `seconds`, even if the transport hangs.
 
-    As Sender.connect. Keeps nothing. Thread rule: the event loop; the transport's part runs in a
+    See Sender.connect. Keeps nothing. Thread rule: the event loop; the transport's part runs in a
     thread of its own. Invariant: an endpoint that comes too late, or for a caller already gone, is
     released. Raises TransportError, also after `seconds`.
     """

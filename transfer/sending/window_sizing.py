@@ -19,7 +19,7 @@ from tasuki.transfer.windows.window import FinishedLayers, Run
 from .link import LinkSpeed
 
 _LEAST_SECONDS = 0.00025
-"""A window of less wire time gains nothing by being smaller."""
+"""Least useful seconds of a chunk on the wire: a smaller one gains nothing."""
 _FOLLOWED_SECONDS = 0.01
 """The same for a forward followed by another, because its last chunk delays no answer. A link
 between GPUs that is always active slows a forward by 2% (docs/hand-over.md), so it gets its bytes
@@ -37,7 +37,8 @@ _PROBE = 2.0
 
 
 def fixed_runs(layers: int, layers_per_window: int) -> list[Run]:
-    """Raises WindowPlanError unless layers_per_window is at least 1."""
+    """Return runs of layers_per_window layers. Raises WindowPlanError unless layers_per_window is
+    at least 1."""
     if layers_per_window < 1:
         raise WindowPlanError(f"layers_per_window must be at least 1, not {layers_per_window}")
     return [
@@ -49,8 +50,8 @@ def fixed_runs(layers: int, layers_per_window: int) -> list[Run]:
 def budget(cost: LinkSpeed | None, least_seconds: float = _LEAST_SECONDS) -> int:
     """Return the bytes allowed for one chunk.
 
-    Its wire time is that of a chunk without bytes, so that chunks themselves cost at most half of a
-    link, or `least_seconds` if longer. That is much on a fast link, little on a slow one. 0, one
+    Its wire time equals the time of a chunk without bytes, so chunks themselves cost at most half
+    of a link. It is `least_seconds` if longer: much on a fast link, little on a slow one. 0, one
     layer a chunk, if the cost is unknown.
     """
     if cost is None:
@@ -102,8 +103,8 @@ def followed_runs(layer_bytes: Sequence[int], most: int) -> list[Run]:
 
 
 def _runs(layer_bytes: Sequence[int], joins: Callable[[int, int, int], bool]) -> list[Run]:
-    """joins: returns True if a chunk takes in the next layer, from three byte counts: those left
-    when the chunk began, its own, and those of the next layer."""
+    """joins: returns True if a chunk takes in the next layer. It takes three byte counts: the bytes
+    left when the chunk began, its own, and the next layer's."""
     runs: list[Run] = []
     left = sum(layer_bytes)
     first = 0

@@ -29,7 +29,7 @@ from tasuki.utils.system import name_this_thread
 
 
 class LoadedWindow(Protocol):
-    """One window, ready to be posted."""
+    """One layer chunk, ready to be posted."""
 
     def pieces(self, destination: Destination) -> Pieces:
         """Return the segments: the places of its bytes here and at the destination."""
@@ -38,7 +38,7 @@ class LoadedWindow(Protocol):
         """Return the posted bytes in the form taken by the source's digester."""
 
     def release(self) -> None:
-        """Exactly once: nothing of it is in flight, or the room's end was forced."""
+        """Release the chunk, exactly once: it is not in flight, or the room's end was forced."""
 
 
 class WindowSource(Protocol):
@@ -84,7 +84,7 @@ class WindowSource(Protocol):
         """Return True if a chunk for that peer may be loaded now; if not, one will be released."""
 
     def load(self, peer: str, window: Window) -> LoadedWindow:
-        """REQUIRES: has_room(peer)."""
+        """Load a chunk for the peer. REQUIRES: has_room(peer)."""
 
 
 class DirectSource:
@@ -143,11 +143,11 @@ class _WindowInPlace:
         return ArenaWindow(room, generation, window.header, window.local_pages, window.local_slot)
 
     def release(self) -> None:
-        """Pages and slot are the engine's."""
+        """Do nothing: pages and slot belong to the engine."""
 
 
 _MOST_AT_ONCE = 64
-"""Windows of a call: the first of them waits for the last."""
+"""Most chunks of a call: the first of them waits for the last."""
 
 
 @dataclass(eq=False)
@@ -191,12 +191,13 @@ class DigestThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Blocks until all is answered. REQUIRES: start; nothing is asked after it."""
+        """Stop the thread; blocks until all is answered. REQUIRES: start was called; nothing is
+        asked after it."""
         self._asked.put(None)
         self._thread.join()
 
     def ask(self, asked: Sequence[AskedDigest]) -> None:
-        """The windows' bytes stay as they are until they are done."""
+        """Queue chunks for digests. Their bytes must stay unchanged until the digests are done."""
         self._asked.put(asked)
 
     def _loop(self) -> None:

@@ -1,6 +1,6 @@
-"""The interface of a transport, and the pace of polling one.
+"""Interface of a transport, and the pace of polling one.
 
-Thread rule: every method of a transport may be called from any thread. None but connect() blocks
+Thread rule: every method of a transport may be called from any thread. None except connect() blocks
 for longer than posting takes.
 """
 
@@ -38,7 +38,7 @@ class RankMemory:
 
 
 class TransferState(Enum):
-    """DROPPED: held, and nothing of it was posted, as was asked."""
+    """State of a posted transfer. DROPPED: it was held, and dropped before anything was posted."""
 
     PENDING = "pending"
     DONE = "done"
@@ -51,7 +51,7 @@ class Endpoint(ABC):
     @property
     @abstractmethod
     def remote_size(self) -> int:
-        """Bytes of the peer's region."""
+        """Return the bytes of the peer's region."""
 
 
 class Transfer:
@@ -126,8 +126,8 @@ class Transport(ABC):
     @property
     @abstractmethod
     def retry_seconds(self) -> float:
-        """How long after it was posted a write may still land while its writer lives but is cut
-        off."""
+        """Return the seconds after a post in which it may still arrive from a writer that lives but
+        is cut off."""
 
     @property
     def poll_seconds(self) -> float:
@@ -189,9 +189,9 @@ class Transport(ABC):
 
     @abstractmethod
     def post(self, endpoint: Endpoint, pieces: Pieces, notification: bytes) -> Transfer:
-        """Start writing; an empty list of pieces sends the notification alone.
+        """Start writing; an empty list of segments sends the notification alone.
 
-        Raises OutOfBounds before anything is sent, TransportError when it could not be started.
+        Raises OutOfBounds before anything is sent, TransportError if it could not be started.
         """
 
     def post_all(
@@ -215,17 +215,18 @@ class Transport(ABC):
     def hold(
         self, endpoint: Endpoint, writes: "Sequence[HeldWrite]", holding: Holding
     ) -> "list[HeldTransfer | Exception]":
-        """post_all(), of each once its tick has come, without any of the interpreter's threads.
+        """Post as post_all() does, but each write at its tick, without a thread of the interpreter.
         REQUIRES: holds(endpoint)."""
         raise NotImplementedError
 
     def cancel(self, transfer: HeldTransfer) -> None:
-        """Post it no more, if it was not yet: it ends all the same."""
+        """Cancel the post if it has not happened yet; the transfer ends in any case."""
         raise NotImplementedError
 
     @abstractmethod
     def poll(self, transfer: Transfer) -> TransferState:
-        """DONE: flushed, the peer's memory has it. Raises TransportError when it failed."""
+        """Return the transfer's state. DONE: flushed to the peer's memory. Raises TransportError if
+        it failed."""
 
     @abstractmethod
     def release(self, transfer: Transfer) -> None:
@@ -260,12 +261,11 @@ class Transport(ABC):
 
     @abstractmethod
     def disconnect(self, endpoint: Endpoint) -> None:
-        """Idempotent. Transfers still pending on the endpoint may fail."""
+        """Close the endpoint. Idempotent. Transfers still pending on it may fail."""
 
     @abstractmethod
     def close(self) -> None:
-        """Idempotent. Lets go of endpoints and registrations; REQUIRES: nothing is posted after
-        it."""
+        """Release endpoints and registrations. Idempotent. REQUIRES: nothing is posted after it."""
 
 
 _BUSY_SECONDS = 50e-6
@@ -290,12 +290,12 @@ class PollBackoff:
         self._began = processor_time()
 
     def begin(self) -> None:
-        """The calls begin."""
+        """Note the start of the calls."""
         self._began = self._processor_time()
 
     def wait_seconds(self, most: float, calls: int = 1) -> float:
-        """The `calls` since begin() have brought nothing: until they are worth repeating, at most
-        `most`."""
+        """Return the seconds to wait, at most `most`, because the `calls` since begin() brought
+        nothing."""
         if self._processor_time() - self._began >= calls * _BUSY_SECONDS:
             self.reset()
             return 0.0
@@ -303,5 +303,5 @@ class PollBackoff:
         return min(wait, most)
 
     def reset(self) -> None:
-        """Something came: more may follow soon."""
+        """Start again with a short wait: an event came, and more may follow soon."""
         self._wait = _FIRST_SECONDS

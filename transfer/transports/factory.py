@@ -92,7 +92,7 @@ class RoutedTransport(Transport):
         self._asked = dict(members)
         """Members without a ring for notifications."""
         self._used: dict[str, float] = {}
-        """When each connected, posted or brought something last."""
+        """Last time each member connected, posted or brought an event."""
 
     @property
     def settle_seconds(self) -> float:
@@ -298,7 +298,7 @@ def build_transport(kind: str, name: str, device: torch.device) -> Transport:
 
 
 def _expecting(transport: Transport) -> Transport:
-    """A node's transport: its peers come soon, and weights are loaded meanwhile."""
+    """Return the node's transport, prepared for its first peers while weights are loaded."""
     try:
         transport.expect_peers()
     except TransportError:

@@ -46,7 +46,7 @@ class _Node:
 
 
 class LoopbackFabric:
-    """The wire between transports of one process."""
+    """Wire between transports of one process."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -54,7 +54,7 @@ class LoopbackFabric:
         self.held: list[_LoopbackTransfer] = []
 
     def let_go(self) -> int:
-        """Land every held transfer, late as it may be; how many there were."""
+        """Complete every held transfer, even very late; return their number."""
         with self.lock:
             held, self.held = self.held, []
             for transfer in held:
@@ -177,7 +177,8 @@ class LoopbackTransport(Transport):
         return transfer.state
 
     def release(self, transfer: Transfer) -> None:
-        """A held transfer is not cancelled: real wires deliver late, and tests must see it."""
+        """Do nothing: a held transfer is not cancelled, because real wires deliver late and tests
+        must see it."""
 
     def notifications(self) -> list[bytes]:
         with self._fabric.lock:
@@ -188,7 +189,7 @@ class LoopbackTransport(Transport):
         return arrived
 
     def sever(self) -> None:
-        """Held transfers to this node break."""
+        """Break held transfers to this node."""
         with self._fabric.lock:
             for transfer in list(self._fabric.held):
                 if transfer.node is self._node:

@@ -217,7 +217,7 @@ class TransferUnits:
         )
 
     def strips(self, arena_bytes: int) -> list[Strip]:
-        """All units of an arena in the order of their numbers: blocks, then each layer's
+        """Return all units of an arena in the order of their numbers: blocks, then each layer's
         states."""
         slabs = arena_bytes // self.slab_bytes
         blocks = slabs * self.slab_bytes // self.block_bytes
@@ -231,7 +231,7 @@ class TransferUnits:
 
     @property
     def _carry_offset(self) -> int:
-        """Within a slab."""
+        """Offset of a draft layer's state within a slab."""
         return self.states * self.state_bytes
 
     def indices(self, pieces: Pieces, local_bytes: int, remote_bytes: int) -> UnitPairs | None:
@@ -276,7 +276,7 @@ class TransferUnits:
 
 
 def _runs(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> Indices:
-    """Numbers first, first + 1, ... `counts` of them, of each run."""
+    """Return the numbers first, first + 1, ... of each run, `counts` of them."""
     if len(counts) == 0:
         return np.empty(0, dtype=np.int32)
     ends = np.cumsum(counts)
@@ -310,7 +310,7 @@ class Spread:
 
     @property
     def begin(self) -> int:
-        """The lowest address."""
+        """Return the lowest address."""
         return min(self.addresses)
 
     @property

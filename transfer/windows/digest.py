@@ -33,7 +33,7 @@ MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _NOTHING = np.empty(0, dtype=np.int64)
 _WORD = 8
-"""Bytes."""
+"""Bytes of a word."""
 _STATE = 2**32
 """Stands for the state in place of a page's logical index; no prompt has that many pages."""
 _HEAD_SHIFT = 33
@@ -51,12 +51,12 @@ def splitmix64(value: int) -> int:
 
 
 def splitmix64_all(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64 of each."""
+    """Return splitmix64 of each value."""
     return _mixed(values + np.uint64(_GOLDEN))
 
 
 def word_keys(count: int) -> NDArray[np.uint64]:
-    """Odd keys [count] uint64: a mix of the word's index, lowest bit set."""
+    """Return odd keys [count] uint64: a mix of the word's index, lowest bit set."""
     index = np.arange(1, count + 1, dtype=np.uint64)
     return _mixed(index * np.uint64(_GOLDEN)) | np.uint64(1)
 
@@ -81,7 +81,7 @@ class WindowRows:
 
 @dataclass(frozen=True)
 class ArenaWindow:
-    """A window as it lies in an arena. slot is given exactly if header.carries_state."""
+    """Layer chunk at its place in an arena. slot is given exactly if header.carries_state."""
 
     room: int
     generation: int
@@ -225,7 +225,7 @@ class Digester(ABC):
 
     @abstractmethod
     def digest_all(self, windows: Sequence[ArenaWindow]) -> list[int]:
-        """The 64-bit digest of each: the work of one call, however many there are.
+        """Return the 64-bit digest of each chunk, in one call for any number of them.
 
         REQUIRES: ids are inside the arena.
         """

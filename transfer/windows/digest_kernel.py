@@ -76,7 +76,7 @@ class GpuWindowDigester(Digester):
         return self._digester
 
     def digest_all(self, windows: Sequence[ArenaWindow]) -> list[int]:
-        """Blocks until the GPU has answered, on a stream of its own alone."""
+        """Return the digests; blocks until the GPU has answered, on a stream of its own alone."""
         return self._digester.digest_all([window.places for window in windows])
 
     def digest_rows(self, rows: WindowRows) -> int:
@@ -85,8 +85,8 @@ class GpuWindowDigester(Digester):
 
 @dataclass(frozen=True)
 class PlacedRows:
-    """`row_table` on the arena's device, its lines one by one; digests has more than one for each
-    window."""
+    """`row_table` on the arena's device, its lines one by one; digests has at least one entry for
+    each chunk."""
 
     offsets: torch.Tensor
     lengths: torch.Tensor

@@ -140,11 +140,11 @@ class Window:
 
 
 def cut(plan: FinishedLayers, runs: Sequence[tuple[int, int]], first_sequence: int) -> list[Window]:
-    """The windows of one forward, one for each run of layers (first, end), in the order of their
-    ticks.
+    """Return the layer chunks of one forward, one for each run of layers (first, end), in the order
+    of their ticks.
 
-    A layer with nothing to send is in a window all the same: receivers count on one for every
-    layer. REQUIRES: every layer of the forward is in exactly one run, in order.
+    A layer with nothing to send is in a chunk all the same, because receivers count on one for
+    every layer. REQUIRES: every layer of the forward is in exactly one run, in order.
     """
     windows = []
     for sequence, (first, end) in enumerate(runs, first_sequence):
@@ -204,6 +204,6 @@ def check_slot(slabs: int, slot: int) -> None:
 
 
 def granted_pages(destination: Destination, header: WindowHeader) -> tuple[int, ...]:
-    """The receiver's ids of the window's pages."""
+    """Return the receiver's ids of the chunk's pages."""
     first = header.first_page - destination.first_page
     return destination.pages[first : first + header.pages]

@@ -1,6 +1,4 @@
-"""NIXL's agent: its environment, the libraries behind it, the bound of its retries. Imports no
-torch.
-"""
+"""NIXL's agent: its environment, its libraries, the bound of its retries. Imports no torch."""
 
 import ctypes
 import importlib

@@ -101,7 +101,7 @@ class InboundSockets:
         return sum(_unread(found) for found in self._all() if not _established(found))
 
     def _all(self) -> Iterator[socket.socket]:
-        """Each valid until the next."""
+        """Yield the sockets, each valid until the next."""
         for handle in _handles():
             with _tcp_socket(handle) as found:
                 if found is not None and not _listens(found) and self._ours(found):

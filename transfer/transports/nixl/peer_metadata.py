@@ -24,7 +24,7 @@ from .probe_process import REQUEST
 
 _LONGEST_LINE = 4096
 _LARGEST_BLOB = 1 << 18
-"""A worker's address has some hundred bytes a network device."""
+"""Largest blob in bytes; a worker's address has some hundred bytes a network device."""
 _MOST_PORTS = 64
 _HIGHEST_PORT = (1 << 16) - 1
 _MOST_DEVICES = 1 << 10

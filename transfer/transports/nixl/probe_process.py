@@ -63,7 +63,7 @@ def _in_a_fork(request: dict[str, Any], blob: bytes) -> dict[str, str]:
 
 
 def _try(request: dict[str, Any], blob: bytes, answers: int) -> None:
-    """Never returns."""
+    """Try the blob in this fork, answer and exit. Never returns."""
     try:
         signal.setitimer(signal.ITIMER_REAL, request["seconds"] + 1.0)
         _bound_memory()

@@ -48,7 +48,7 @@ _OWN = "NIXL_INIT_AGENT"
 
 
 def nixl_memory(device: torch.device) -> tuple[str, int]:
-    """NIXL's name of a device's memory, and the index of the device."""
+    """Return NIXL's name of a device's memory, and the index of the device."""
     if device.type == "cpu":
         return "DRAM", 0
     return "VRAM", torch.cuda.current_device() if device.index is None else device.index
@@ -78,11 +78,12 @@ class _NixlTransfer(Transfer):
 
 
 class NixlTransport(Transport):
-    """memory: NIXL's name of the arena's memory, DRAM or VRAM; device: the GPU's index, 0 for
-    DRAM."""
+    """Transport over NIXL. memory: NIXL's name of the arena's memory, DRAM or VRAM; device: the
+    GPU's index, 0 for DRAM."""
 
     def __init__(self, name: str, memory: str = "DRAM", device: int = 0) -> None:
-        """Raises TransportError when NIXL is not installed or its UCX cannot start."""
+        """Make the NIXL agent. Raises TransportError if NIXL is not installed or its UCX cannot
+        start."""
         self._memory = memory
         self._device = device
         self._lock = threading.Lock()
@@ -137,7 +138,7 @@ class NixlTransport(Transport):
         return self._region
 
     def _prepare(self, agent: str, address: int, size: int, device: int, memory: str) -> Any:
-        """NIXL's list of all units of an arena, to be posted from by index. Raises
+        """Return NIXL's list of all units of an arena, used to post by index. Raises
         TransportError."""
         rows = [
             (address + strip.offset, strip.length, device, strip.stride, strip.count)

@@ -127,7 +127,7 @@ class CudaIpc:
             self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address - export.offset))
 
     def allocate(self, size: int) -> int:
-        """Memory of its own allocation. Raises TransportError."""
+        """Return the address of new memory in an allocation of its own. Raises TransportError."""
         address = ctypes.c_uint64()
         with self._current():
             self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
@@ -150,7 +150,7 @@ class CudaIpc:
             self._call("cuMemFree_v2", ctypes.c_uint64(address))
 
     def read_word(self, address: int) -> int:
-        """The int64 at `address`, a peer's or our own."""
+        """Return the int64 at `address`, a peer's or this process's."""
         word = ctypes.c_int64()
         with self._current():
             self._call(
@@ -178,7 +178,7 @@ class CudaIpc:
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        """A thread has no context of its own until it is given one."""
+        """Make the device's context current; a thread has none of its own."""
         self._call("cuCtxPushCurrent_v2", self._context)
         try:
             yield

@@ -35,7 +35,7 @@ class MailboxAddress:
         return MailboxAddress(name, secrets.token_bytes(SECRET_BYTES))
 
     def open(self) -> Mailbox:
-        """The reading end."""
+        """Open the reading end."""
         return Mailbox(self.name, self.secret)
 
 
@@ -46,7 +46,7 @@ _HIGHEST_PID = 1 << 22
 
 @dataclass(frozen=True)
 class PeerArena:
-    """gpu: its UUID, since processes count GPUs differently."""
+    """Exported arena of one rank. gpu: its UUID, because processes count GPUs differently."""
 
     gpu: str
     memory: Export

@@ -39,7 +39,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Grid:
-    """How many programs store, and how many consecutive chunks one takes at a time."""
+    """Number of storing programs, and of consecutive chunks that one takes at a time."""
 
     programs: int
     turn: int
@@ -74,7 +74,7 @@ def launch_store(
 def naive_store_pieces(
     source: NDArray[np.uint8], target: NDArray[np.uint8], pieces: Pieces
 ) -> None:
-    """The twin of launch_store on arrays, with the gate open."""
+    """Copy the segments between arrays: the reference of launch_store, with the gate open."""
     for local, remote, length in pieces.tolist():
         target[remote : remote + length] = source[local : local + length]
 

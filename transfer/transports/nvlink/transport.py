@@ -146,7 +146,8 @@ class PeerCopyTransport(Transport):
 
     @property
     def settle_seconds(self) -> float:
-        """A dead writer's kernels end with it; a live one's, once the gate is shut, in less."""
+        """Return the bound for the last stores to arrive. A dead writer's kernels end with it; a
+        live writer's end sooner once the gate is shut."""
         return 0.1
 
     @property
@@ -239,7 +240,7 @@ class PeerCopyTransport(Transport):
         return endpoint
 
     def _require_reachable(self, address: PeerAddress) -> None:
-        """Raises TransportError naming why this process cannot map the peer's memory."""
+        """Raise TransportError naming why this process cannot map the peer's memory."""
         if not address.process.here():
             raise TransportError("the peer is on another host, or in another pid namespace")
         if address.process == ProcessIdentity.own():
