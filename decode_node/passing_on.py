@@ -1,7 +1,7 @@
-"""Requests for the states of prefill nodes that end, each passed on to a prefill node that stays.
+"""Requests for the states of ending prefill nodes, each passed on to a prefill node that stays.
 
-Asks one by one for states. Owns the asking tasks: a few for each connection whose heartbeats report
-that it leaves. Owns also the list of states that the engine was asked to pass on. Thread rule: the
+Asks one by one for states. Owns the asking tasks: a few for each connection with heartbeats that
+report its leaving. Owns also the list of states given to the engine to pass on. Thread rule: the
 hand-over's event loop.
 
 Invariants: at most WORKERS tasks ask one connection at a time, each with one state in hand. Each

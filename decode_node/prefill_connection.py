@@ -3,9 +3,9 @@
 Messages of rooms leave in order, in batches. Each incoming message is put before its room. Owns the
 call, from the first room to its end. Knows no state machine. Thread rule: the event loop.
 
-Invariants: say() never waits, so that a peer cannot delay a room's next event. The call may fail in
-any way: its channel closed before it was opened, a write that never ends, a peer that does not
-read. Each room on it is then notified exactly once, and of nothing after that.
+Invariants: say() never waits, so a peer cannot delay a room's next event. The call may fail in any
+way: its channel is closed before it was opened, a write never ends, or the peer does not read. Each
+room on it is then notified exactly once, and of nothing after its failure.
 """
 
 import asyncio

@@ -211,10 +211,10 @@ Standing = tuple[PrefillLink, PrefillConnection]
 class Chosen:
     """Prefill node chosen for a prompt, with the reason, and the decision to move on. Values alone.
 
-    link, connection: those of the chosen node. choice: the reason. standing: link and connection of
-    each node looked at. tokens: length of the prompt. seconds: cost of a prefill. asked_at:
-    monotonic seconds. beginnings: prefixes of the prompt. held: the prompt's held tokens by node,
-    for the nodes known to hold most. moved_from: previous target.
+    link, connection: the chosen node's. choice: the reason. standing: link and connection of each
+    node looked at. tokens: length of the prompt. seconds: cost of a prefill. asked_at: monotonic
+    seconds. beginnings: prefixes of the prompt. held: the prompt's held tokens by node, for the
+    nodes known to hold most. moved_from: previous target.
     """
 
     link: PrefillLink

@@ -9,9 +9,9 @@ with each field held to its bound. A bound raises the typed error naming the fie
 Invariant: a table names every field of both sides. A new field without an entry is a TypeError at
 import. So is a field optional on one side only. Pure.
 
-Some messages are written by hand because a table is slower: chunks of tokens, filled in place;
-layer chunks; progress in heartbeats; names of usable prefixes, stored as columns. Others are,
-because a table is longer: messages made of several values, such as Node and Load.
+Some messages are written by hand because a table is slower. They are chunks of tokens (filled in
+place), layer chunks, progress in heartbeats, and names of usable prefixes (stored as columns).
+Others are, because a table is longer: messages made of several values, such as Node and Load.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from tasuki.transfer.failpoints import ARMED
 
 MOST_MESSAGES = 256
-"""Most messages of a batch. A peer that sends more at once is rejected: a batch is read in one turn
+"""Most messages of a batch. A peer that sends more at once is rejected. A batch is read in one turn
 of the event loop, and heartbeats wait for the turn."""
 MOST_BYTES = 1 << 20
 """Size of a prompt of 262,144 tokens in bytes: messages behind one such prompt do not wait for

@@ -142,7 +142,8 @@ class WireUnits:
 def _format(
     name: str, precision: Precision, rows: int, width: int, held: int, dtype: str
 ) -> RowFormat | None:
-    """held: bytes of the same rows in an arena, stored as dtype."""
+    """Return the format of rows; None if exact. held: bytes of the same rows in an arena, stored as
+    dtype. Raises WireError if the format saves nothing."""
     if precision is Precision.EXACT:
         return None
     made = RowFormat(precision, rows, width)

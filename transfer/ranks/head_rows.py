@@ -17,7 +17,7 @@ from .links import LinkPieces, RankLink, rank_links
 from .region import RankSpans
 
 _NO_HEADS: dict[str, Any] = {"kv": range(0), "keys": range(0), "values": range(0), "carry": False}
-"""Heads of a link without any heads."""
+"""Heads of a link without any, to be replaced by one head."""
 
 
 @dataclass(frozen=True)

@@ -150,10 +150,10 @@ class SourceArena:
 class Link:
     """Link from one arena of this node to one arena of a peer.
 
-    A sender holds one `SourceArena` for each of its node's sending arenas, and one `Link` to a peer
-    for each of them; today one of both. Immutable except for a link's rate. window_source: the
-    source's, toward the peer's arenas. theirs: layout and places of the peer's arenas. endpoint:
-    opened by source.transport, and closed by it.
+    A sender holds one `SourceArena` for each of its node's sending arenas. It holds one `Link` to a
+    peer for each of them; today there is one of both. Immutable except for a link's rate.
+    window_source: the source's, toward the peer's arenas. theirs: layout and places of the peer's
+    arenas. endpoint: opened by source.transport, and closed by it.
     """
 
     source: SourceArena

@@ -272,10 +272,10 @@ class OutgoingRoom:
 class FairQueue:
     """Choice of the room that sends next: rooms share a sender by bytes, not by chunks.
 
-    Start-time fair queuing: the turn goes to the room with the fewest served bytes, counted from
-    the last time it began to have something to send. Owns the virtual time; knows neither links nor
-    layers. Thread rule: the transfer thread. Invariant: of rooms that always have a chunk to post,
-    none is ahead of another by more than one chunk's bytes.
+    Start-time fair queuing: the turn goes to the room with the fewest served bytes. They count from
+    the last time the room began to have something to send. Owns the virtual time; knows neither
+    links nor layers. Thread rule: the transfer thread. Invariant: among rooms always with a chunk
+    to post, none is ahead of another by more than one chunk's bytes.
     """
 
     def __init__(self) -> None:

@@ -4,10 +4,10 @@ Pure functions; knows no rooms and no memory. A run is (first layer, end layer).
 
 Invariants of every list of runs: each layer is in exactly one, in order. An adaptive run with more
 than one layer with bytes holds at most the budget. In a prompt's last forward it also holds at most
-half of the bytes left, so that the last chunk, hidden by no computation, is one layer. It may
-exceed the budget if all its bytes before its last layer are at most half the budget: small states
-are sent together with pages. If many prompts end in one forward, their chunks are fewer, the last
-one too. Bytes never wait for a layer behind them without bytes.
+half of the bytes left. So the last chunk, hidden by no computation, is one layer. There it may
+exceed the budget if all its bytes before its last layer are at most half the budget. So small
+states are sent together with pages. If many prompts end in one forward, their chunks are fewer, the
+last one too. Bytes never wait for a layer behind them without bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -103,8 +103,8 @@ def followed_runs(layer_bytes: Sequence[int], most: int) -> list[Run]:
 
 
 def _runs(layer_bytes: Sequence[int], joins: Callable[[int, int, int], bool]) -> list[Run]:
-    """joins: returns True if a chunk takes in the next layer. It takes three byte counts: the bytes
-    left when the chunk began, its own, and the next layer's."""
+    """Return the runs. joins: returns True if a chunk takes in the next layer. It takes three byte
+    counts: the bytes left when the chunk began, its own, and the next layer's."""
     runs: list[Run] = []
     left = sum(layer_bytes)
     first = 0

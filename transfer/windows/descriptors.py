@@ -231,7 +231,7 @@ class TransferUnits:
 
     @property
     def _carry_offset(self) -> int:
-        """Offset of a draft layer's state within a slab."""
+        """Return the offset of a draft layer's state within a slab."""
         return self.states * self.state_bytes
 
     def indices(self, pieces: Pieces, local_bytes: int, remote_bytes: int) -> UnitPairs | None:
@@ -276,7 +276,7 @@ class TransferUnits:
 
 
 def _runs(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> Indices:
-    """Return the numbers first, first + 1, ... of each run, `counts` of them."""
+    """Return the numbers of all runs: `counts` consecutive ones for each run, from its first."""
     if len(counts) == 0:
         return np.empty(0, dtype=np.int32)
     ends = np.cumsum(counts)

@@ -1,12 +1,12 @@
-"""Digests of layer chunks on a GPU, equal bit for bit to its reference, digest.py's WindowDigester.
+"""Digests of layer chunks on a GPU, equal bit for bit to the reference, digest.py's WindowDigester.
 
 A chunk consists of rows of whole blocks or states. Four programs sum words x keys of a row (uint64,
 so wrapping and in any order). A second launch mixes each row's sum with the row's identity and adds
 it to its chunk's digest. For any number of chunks there are two launches, one copy there and one
 back. Bytes are read once: the floor is memory bandwidth. Keys stay in L2.
 
-Thread rule: any thread, one at a time per digester. Work is queued on a stream of its own that
-waits for nothing: the caller knows that the chunk's writes are done (its layer's event has fired).
+Thread rule: any thread, one at a time per digester. Work is queued on a stream of its own, without
+waits. The caller knows that the chunk's writes are done (its layer's event has fired).
 """
 
 from collections.abc import Sequence

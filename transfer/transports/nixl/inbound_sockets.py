@@ -81,7 +81,7 @@ class InboundSockets:
         self._peers: frozenset[int] = frozenset()
 
     def add_peer(self, ports: Iterable[int]) -> None:
-        """ports: listening ports of the peer's library."""
+        """Add a peer. ports: listening ports of the peer's library."""
         self._peers |= frozenset(ports)
 
     def shut_down(self) -> int:

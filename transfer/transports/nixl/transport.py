@@ -103,8 +103,8 @@ class NixlTransport(Transport):
 
     @property
     def settle_seconds(self) -> float:
-        """Measured by tests/transfer/test_settling.py; bytes waiting on this side are counted by
-        unread()."""
+        """Return the bound measured by tests/transfer/test_settling.py; bytes waiting on this side
+        are counted by unread()."""
         return 0.1
 
     @property

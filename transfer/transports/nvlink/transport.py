@@ -1,17 +1,20 @@
 """Transport by a kernel that stores into a peer GPU's memory, for processes and GPUs of one host.
 
 Owns the export of this node's arena, its gate and mailbox, and the mapped arenas of peers. Owns
-also the compiled writer (cpp_cache/dataplane/peer_writer.h), which launches, watches and announces
-without the interpreter's lock. Knows no layers and no rooms. Thread rule: base.py's; one lock.
+also the compiled writer (cpp_cache/dataplane/peer_writer.h). The writer launches, watches and
+announces without the interpreter's lock. Knows no layers and no rooms. Thread rule: base.py's; one
+lock.
+
 Invariants:
-1. Nothing waits for the GPU except disconnect(), because it must not unmap memory that a kernel
-   still writes.
+1. Nothing waits for the GPU except disconnect(), because it must not unmap memory still written by
+   a kernel.
 2. A notification is sent after the event behind the chunk's kernel was seen to have passed. Every
    program of the kernel has then released its stores at system scope.
 3. A chunk is DONE only if every program found the peer's gate open.
 
-Three things prove the end of writes: the event of the last chunk (drain), the writer's death (the
-driver ends its kernels before the process is gone), or sever(), because it shuts the gate.
+Three things prove the end of writes. The first is the event of the last chunk (drain). The second
+is the writer's death, because the driver ends its kernels before the process is gone. The third is
+sever(), because it shuts the gate.
 """
 
 import threading
