@@ -1,1 +1,2 @@
-"""The daemon that takes a prefix over and writes the answer: the front door."""
+"""Daemon of a decode node: it receives prefixes from prefill nodes and writes the answers to
+clients."""

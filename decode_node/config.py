@@ -1,4 +1,5 @@
-"""What shapes a decode node beside its engine and its server, and its hand-overs' deadlines."""
+"""Settings of a decode node beside those of its engine and server, and the deadlines of
+hand-overs."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +80,8 @@ class DecodeConfig(WireOptions):
             check_target(target, "prefill")
 
     def membership(self, access: EtcdAccess) -> Membership:
-        """access: to etcd. Raises EtcdAccessError."""
+        """Return the source of prefill nodes set by the settings. access: to etcd. Raises
+        EtcdAccessError."""
         if self.etcd:
             # It loads aiohttp, which no command line waits for.
             from tasuki.server.discovery.etcd import Etcd
@@ -93,20 +95,23 @@ class DecodeConfig(WireOptions):
 
     @property
     def targets(self) -> list[str]:
-        """Prefill nodes that are named here, HOST:PORT; others may be learnt of."""
+        """Return the prefill nodes named by the settings, as HOST:PORT; others may be discovered
+        later."""
         return [target.strip() for target in self.prefill.split(",") if target.strip()]
 
 
 @dataclass(frozen=True)
 class HandoverSettings:
-    """silence: a prefill node that sends no beat for that long is lost; less than the lease, or
-    rooms would be stopped one by one before. connect: how long one attempt to connect may take;
-    retry_first, retry_last: the pause between attempts, doubling from one to the other. landing:
-    from Done until the last window must have landed. acknowledge: how long one abort may wait for
-    its reply. write: how long one message of a room may wait for the prefill node to take it.
-    patience: a room that is not fenced by then gives up the connection, so that the lease runs out.
-    attempts: prefill nodes that one prompt is given to before it is prefilled here; not seconds.
-    deadlines, pull: of rooms and of pulls, by state.
+    """Deadlines of hand-overs, in seconds unless said otherwise.
+
+    silence: heartbeat timeout of a prefill node; shorter than the lease, or else rooms would be
+    stopped one by one before. connect: limit of one attempt to connect. retry_first, retry_last:
+    first and longest pause between attempts; the pause doubles each time. landing: time between
+    Done and the arrival of the last layer chunk. acknowledge: limit of one abort's reply. write:
+    limit for the prefill node to take one message of a room. patience: a room not fenced within
+    this time gives up the connection, so that the lease runs out. attempts: number of prefill nodes
+    tried for one prompt before it is prefilled here. deadlines, pull: deadlines of rooms and of
+    pulls, by state.
     """
 
     silence: float = 3.0

@@ -1,7 +1,7 @@
-"""What of a decode node is in its engine's process: engine, receiver, the links to prefill nodes.
+"""Part of a decode node inside its engine's process: engine, receiver and links to prefill nodes.
 
-Owns both ends (what leaves here are pulls), the links, and the event loop of the hand-over, on
-which links and rooms live, so that nothing that clients ask keeps a beat waiting. As EngineSide.
+Owns the receiver, the sender (it sends pulls), the links and the hand-over's event loop. Links and
+rooms live on that loop, so client requests never delay a heartbeat. Implements EngineSide.
 """
 
 import asyncio
@@ -29,8 +29,9 @@ from tasuki.utils.tls import ClientTls
 
 
 def dialling(server_config: ServerConfig, config: DecodeConfig) -> Dialling:
-    """This node shows prefill nodes the certificate that it shows its clients. Raises TlsError, and
-    MembershipError where a prefill node that is named by the settings must not be dialled."""
+    """Return how to dial prefill nodes; this node shows them the certificate of its client server.
+    Raises TlsError, and MembershipError if a prefill node named by the settings must not be
+    dialled."""
     credentials = None
     if config.prefill_ca:
         tls = ClientTls(config.prefill_ca, server_config.tls_cert, server_config.tls_key)
@@ -46,7 +47,8 @@ def _settings(config: EngineConfig) -> HandoverSettings:
 
 
 class DecodeSide(PairSide):
-    """REQUIRES: `plane` is over parts.arena. Raises TlsError, MembershipError."""
+    """Engine's side of a decode node. REQUIRES: `plane` is over parts.arena. Raises TlsError,
+    MembershipError."""
 
     handover_address = None
 
@@ -114,7 +116,7 @@ class DecodeSide(PairSide):
             raise
 
     async def retire(self) -> None:
-        """Nobody learns of a decode node from itself."""
+        """Do nothing: a decode node does not announce itself."""
 
     async def end_handover(self) -> None:
         await self.loop.end(self.links.stop(), STOP_SECONDS)

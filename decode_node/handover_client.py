@@ -1,13 +1,14 @@
-"""The receiving half of hand-overs: links to prefill nodes, and a room for each prompt that goes to
-one.
+"""Receiving half of hand-overs: links to prefill nodes, and a room for each prompt sent to one.
 
 Owns live rooms, and the links through `prefill_links`. Turns engine messages into rooms' events and
 back; knows no bytes and no caches.
+
 Thread rule: the hand-over's event loop; deliver() may be called from any thread.
-Invariants: every HandoverWanted is answered, at once where no prefill node is connected, and also
-where a room breaks in a way that nobody foresaw (the engine waits for it without a deadline of its
-own). A room that this client no longer knows has no writer, so a grant or a cancellation that
-crossed its end is fenced at once.
+
+Invariants: every HandoverWanted is answered, because the engine waits for the answer without a
+deadline of its own. The answer comes at once if no prefill node is connected. It comes also if a
+room fails in an unforeseen way. A room unknown to this client has no writer, so a grant or a
+cancellation that crossed its end is fenced at once.
 """
 
 import asyncio
@@ -51,20 +52,25 @@ from tasuki.transfer.transports.base import Transport
 log = logging.getLogger(__name__)
 
 _BUSY_SECONDS = 0.5
-"""Between two looks at what all prefill nodes have to do."""
+"""Seconds between two checks of the load of all prefill nodes."""
 _FETCH_SLACK = 4.0
-"""Times what computing would take: a fetch is given up then, but not before _FETCH_LEAST."""
+"""Factor on the estimated compute time: a fetch is given up after that time, at least
+_FETCH_LEAST."""
 _FETCH_LEAST, _FETCH_MOST = 2.0, 10.0
 _HOLDERS_FAULT = frozenset({m.FetchOutcome.LATE, m.FetchOutcome.LOST})
 _NOT_FETCHED_FROM_SECONDS = 60.0
-"""After such an end: what lists much and gives nothing must not hold up every prompt."""
+"""Seconds without fetches from a node after a fetch failed by its fault. A node that lists much and
+gives nothing must not delay every prompt."""
 
 
 @dataclass
 class _Asked:
-    """tried: targets that a prompt was given to, and may not be given to again. chosen: the last of
-    them. moves_to, moved_from: where a prompt goes that another node begins sooner, and where it
-    was; it moves once."""
+    """Attempts made for one prompt.
+
+    tried: targets already tried, and not tried again. chosen: the latest of them. moves_to,
+    moved_from: new target, if another node begins the prompt sooner, and the old one; a prompt
+    moves once.
+    """
 
     tried: tuple[str, ...] = ()
     chosen: Chosen | None = None
@@ -72,7 +78,7 @@ class _Asked:
     moved_from: str = ""
 
     def move(self) -> None:
-        """REQUIRES: the choice has a second."""
+        """Move the prompt to the second choice. REQUIRES: the choice has a second."""
         assert self.chosen is not None
         # The node is not at fault: it may be asked again should the other one be lost.
         self.tried = self.tried[:-1]
@@ -84,7 +90,7 @@ def _untraced(request: m.RequestId) -> str:
 
 
 class HandoverClient:
-    """As LinkOwner too."""
+    """Receiving half of hand-overs. Implements LinkOwner too."""
 
     def __init__(
         self,
@@ -103,10 +109,11 @@ class HandoverClient:
         route: RouteName = "auto",
         pull_tokens: int = 32,
     ) -> None:
-        """loop: the hand-over's, where everything but deliver() and links is called. dialling: in
-        plain text, and on this host only, by default. traceparent: of a live request's span, empty
-        where it has none. progress: this node's. route: how a prompt's prefill node is chosen.
-        pull_tokens: that pay a pull while nothing was measured."""
+        """loop: the hand-over's event loop; all methods but deliver() and links run on it.
+        dialling: by default plain text, and on this host only. traceparent: returns that of a live
+        request's span, empty if it has none. progress: returns this node's progress. route: policy
+        that chooses a prompt's prefill node. pull_tokens: least tokens worth a pull before any
+        measurement."""
         self._pull_tokens = pull_tokens
         self._traceparent = traceparent
         self._post = post
@@ -117,12 +124,12 @@ class HandoverClient:
         self._pulls: LiveRooms[m.RoomId, PullSender] = LiveRooms()
         self._fetches: LiveRooms[m.RoomId, IncomingFetch] = LiveRooms(self._fetch_over)
         self._asked: dict[m.RequestId, _Asked] = {}
-        """Of requests whose prompts were given to prefill nodes, until they are done, cancelled or
-        prefilled here."""
+        """By request: the attempts of prompts given to prefill nodes, until they are done,
+        cancelled or prefilled here."""
         breaker = ConnectionBreaker(transport, receiver, self._lose_all)
         self._shared = SharedMeans(receiver, breaker, self._settings)
         self._unanswered: set[m.RoomId] = set()
-        """Rooms of which the engine knows no end yet."""
+        """Rooms without an end reported to the engine yet."""
         self._available = False
         self._busy = m.PrefillBusy(0.0)
         self._busy_looked_at = -math.inf
@@ -146,11 +153,11 @@ class HandoverClient:
 
     @property
     def links(self) -> tuple[PrefillLink, ...]:
-        """Of the prefill nodes that are members now. From any thread."""
+        """Return the links to the prefill nodes that are members now. From any thread."""
         return self._links.members
 
     def statuses(self) -> tuple[PrefillNodeStatus, ...]:
-        """Of the links, with what is known of their nodes' caches and loads. From any thread."""
+        """Return the status of each link, with its node's known cache and load. From any thread."""
         return tuple(self._status(link) for link in self.links)
 
     def _status(self, link: PrefillLink) -> PrefillNodeStatus:
@@ -164,8 +171,8 @@ class HandoverClient:
         )
 
     async def start(self) -> None:
-        """Begin to connect; returns once every prefill node was reached or not. Raises
-        MembershipError."""
+        """Begin to connect; return once every prefill node was reached or its attempt failed.
+        Raises MembershipError."""
         self._links.follow(await anext(self._membership))
         self._following = self._loop.create_task(self._follow(), name="membership")
         await self._links.first_contact(self._settings.connect)
@@ -181,7 +188,8 @@ class HandoverClient:
             log.exception("prefill nodes that come or go are not seen any more: restart this node")
 
     async def stop(self) -> None:
-        """Cancel every room and wait for its fence, at most `patience`; then let the links go."""
+        """Cancel every room and wait for its fence, at most `patience` seconds; then stop the
+        links."""
         await self._passing.stop(self._settings.patience)
         for room in self._rooms:
             room.put(on.Cancelled())
@@ -199,7 +207,7 @@ class HandoverClient:
         await self._rooms.end(self._settings.patience)
 
     def deliver(self, message: m.Outbox) -> None:
-        """What the engine says about hand-overs."""
+        """Handle an engine's message about hand-overs."""
         self._loop.call_soon_threadsafe(self._dispatch, message)
 
     def _dispatch(self, message: m.Outbox) -> None:
@@ -232,7 +240,7 @@ class HandoverClient:
                     pull.put(event_of(message))
 
     def _begin(self, wanted: m.HandoverWanted) -> None:
-        """Open a room; where that breaks the engine is answered all the same."""
+        """Open a room; if that fails, report a loss to the engine."""
         self._unanswered.add(wanted.ticket.room)
         try:
             self._open(wanted)
@@ -270,14 +278,15 @@ class HandoverClient:
         self._rooms.start(room.id, room)
 
     def _advise(self, wanted: m.HandoverWanted, holder: Holder) -> None:
-        """The engine fetches what the holder has, and asks anew."""
+        """Advise the engine to fetch the holder's state. The engine then asks anew."""
         room = wanted.ticket.room
         self._unanswered.discard(room)
         seconds = min(max(_FETCH_SLACK * holder.seconds, _FETCH_LEAST), _FETCH_MOST)
         self._post(m.FetchAdvised(room, holder.link.target, holder.tokens, seconds))
 
     def _fetch(self, wanted: m.FetchWanted) -> None:
-        """Open its room; the engine is answered also where that breaks: prompts wait for it."""
+        """Open the room of a fetch. If that fails, report a loss to the engine, because prompts
+        wait for the fetch."""
         try:
             is_open = self._open_fetch(wanted)
         except Exception:
@@ -287,7 +296,7 @@ class HandoverClient:
             self._post(m.FetchLost(wanted.ticket.room, m.FetchOutcome.LOST))
 
     def _open_fetch(self, wanted: m.FetchWanted) -> bool:
-        """False where its holder is no prefill node that lives."""
+        """Return False if the holder is no connected prefill node."""
         link = self._links.living(wanted.holder)
         connection = None if link is None else link.connection
         if link is None or connection is None:
@@ -309,7 +318,7 @@ class HandoverClient:
         self._end_idle_links()
 
     def _choose(self, wanted: m.HandoverWanted) -> Chosen | None:
-        """None where no node is left, also after the last attempt."""
+        """Return the chosen prefill node; None if no node or no attempt is left."""
         asked = self._asked.get(wanted.request_id, _Asked())
         if not self._has_attempt(asked):
             return None
@@ -324,7 +333,7 @@ class HandoverClient:
         return self._router.choose(wanted, excluded, busy, moved_from=asked.moved_from)
 
     def _is_held(self, wanted: m.HandoverWanted) -> bool:
-        """Whether a prefill node that stays is known to hold what is offered."""
+        """Return True if a prefill node that is not leaving is known to hold the offered tokens."""
         ticket = wanted.ticket
         return self._stands_elsewhere(wanted.prompt, ticket.salt, ticket.offered)
 
@@ -340,13 +349,13 @@ class HandoverClient:
         return len(asked.tried) < self._settings.attempts
 
     def _begin_pull(self, grant: m.PullGrant, asked_in: IncomingRoom) -> PullSender:
-        """REQUIRES: the room has no pull that lives."""
+        """Start to send a pull. REQUIRES: the room has no live pull."""
         pull = PullSender(grant, asked_in, self._post, self._sender, self._settings.pull)
         self._pulls.start(grant.room, pull)
         return pull
 
     def _say(self, request: m.RequestId, message: m.Inbox) -> None:
-        """To the engine; of a loss also whether another node is left to be asked."""
+        """Post the message to the engine; add to a loss if another node can be asked."""
         if isinstance(message, m.HandoverFailed):
             asked = self._asked.get(request, _Asked())
             if message.cause is m.LossCause.MOVED:
@@ -368,12 +377,12 @@ class HandoverClient:
         self._end_idle_links()
 
     def _incoming(self, number: m.RoomId) -> IncomingRoom | None:
-        """The live fetch or hand-over of that number."""
+        """Return the live fetch or hand-over with that number."""
         fetch = self._fetches.get(number)
         return self._rooms.get(number) if fetch is None else fetch
 
     def _answer(self, room: m.RoomId, request: m.RequestId, reason: str) -> None:
-        """A loss, where the engine still waits for its answer."""
+        """Report a loss if the engine still waits for the room's answer."""
         if room in self._unanswered:
             self._unanswered.discard(room)
             self._asked.pop(request, None)
@@ -399,8 +408,8 @@ class HandoverClient:
             self._post(m.PeersChanged(available))
 
     def loads_changed(self) -> None:
-        """The engine learns what others have sent to all prefill nodes, now and then: with many
-        nodes reports come all the time."""
+        """Report to the engine the load of other decode nodes on all prefill nodes. Reports at most
+        twice a second, because many nodes report all the time."""
         now = time.monotonic()
         if now - self._busy_looked_at < _BUSY_SECONDS:
             return

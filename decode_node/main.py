@@ -1,4 +1,4 @@
-"""`tasuki decode`: the daemon that takes prefixes over and writes answers; the front door."""
+"""`tasuki decode`: the daemon that receives prefixes, writes answers and serves clients."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +18,8 @@ CONFIGS = (EngineConfig, ServerConfig, DecodeConfig)
 
 
 def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
-    """build: what it serves; None: the checkpoint that the flags name."""
+    """Run the decode daemon. build: builds the served parts; None: the checkpoint named by the
+    flags."""
     engine_config, server_config, config = parse_configs(
         "tasuki decode", "A decode node.", argv, *CONFIGS
     )

@@ -1,6 +1,5 @@
-"""A decode node: the front door's services over an engine's side, in one process or in two, and
-the daemon that takes prefixes over and writes answers.
-"""
+"""Decode node: the client services over an engine's side, in one process or in two, and the daemon
+that receives prefixes and writes answers."""
 
 from contextlib import AbstractContextManager
 
@@ -26,9 +25,9 @@ from tasuki.transfer.data_plane import DataPlane
 
 
 class DecodeNode:
-    """Front and engine in one process. Build it inside a running event loop. Life: startup, then
-    whatever the daemon waits for, then shutdown. REQUIRES: `plane` is over parts.arena. Raises
-    TlsError, MembershipError."""
+    """Front and engine in one process. Build it inside a running event loop. Call startup, wait as
+    the daemon does, then call shutdown. REQUIRES: `plane` is over parts.arena. Raises TlsError,
+    MembershipError."""
 
     handover_address = None
 
@@ -72,7 +71,7 @@ class DecodeNode:
         )
 
     async def startup(self) -> str:
-        """Returns the front's HOST:PORT."""
+        """Start the node. Return the front's HOST:PORT."""
         await self._side.start()
         try:
             return await self.front.startup()
@@ -81,7 +80,7 @@ class DecodeNode:
             raise
 
     async def shutdown(self) -> None:
-        """Requests in flight end within the drain timeout or are cut; the rest stops in order."""
+        """Stop the node in order. Requests in flight end within the drain timeout or are cut."""
         await self.front.refuse_and_drain()
         await self._side.end_handover()
         await self.front.stop()
@@ -98,7 +97,8 @@ def decode_front(
     handover: Emit | None = None,
     workers: NodeWorkers | None = None,
 ) -> Node:
-    """The front of a decode node, wherever its engine runs. handover, workers: as Node's."""
+    """Return the front of a decode node, for an engine in this process or in another. handover,
+    workers: see Node."""
     authorities = {"prefill_ca": config.prefill_ca} if config.prefill_ca else {}
     about = about_node(config.name, "decode", front.folder, server_config)
     return Node(
@@ -114,7 +114,8 @@ def decode_front(
 
 
 class DecodeDaemon(PairDaemon[DecodeConfig]):
-    """Takes prefixes over and writes answers; the front door of a pair."""
+    """Daemon of a decode node: it receives prefixes, writes answers, and serves a pair's
+    clients."""
 
     role = Role.DECODE
 

@@ -1,11 +1,12 @@
-"""Asks prefill nodes that end for the states that they leave, one by one, and has this decode node
-pass each on to a prefill node that stays.
+"""Requests for the states of ending prefill nodes, each passed on to a prefill node that stays.
 
-Owns the tasks that ask, a few for each connection whose beats say that it leaves, and which states
-the engine was asked to pass on. Thread rule: the hand-over's event loop.
-Invariants: a connection is asked by at most WORKERS at a time, each with one state in hand. What
-was given is answered for with the next question, unless the connection is lost. No answer is waited
-for without a bound. Where no prefill node stays nothing is asked for.
+Asks one by one for states. Owns the asking tasks: a few for each connection with heartbeats that
+report its leaving. Owns also the list of states given to the engine to pass on. Thread rule: the
+hand-over's event loop.
+
+Invariants: at most WORKERS tasks ask one connection at a time, each with one state in hand. Each
+question reports the outcome of the previous state, unless the connection is lost. Every wait for an
+answer is bounded. If no prefill node stays, nothing is asked for.
 """
 
 import asyncio
@@ -27,10 +28,11 @@ log = logging.getLogger(__name__)
 WORKERS = 2
 _ASK_SECONDS = 5.0
 _AGAIN_SECONDS = 0.25
-"""After an answer that there is none now."""
+"""Pause in seconds after the answer that no state is available now."""
 _FETCH_SECONDS = 5.0
 _PASS_ON_SECONDS = 30.0
-"""The fetch, and the room at the heir: longer than a node that ends gives it."""
+"""Limit in seconds of the fetch and of the room at the drain target; longer than the time that an
+ending node gives."""
 
 
 class PassingOn:
@@ -41,8 +43,9 @@ class PassingOn:
         is_held: Callable[[m.GivenState], bool],
         on_idle: Callable[[], None],
     ) -> None:
-        """post: to the engine. has_heir: whether a prefill node stays. is_held: whether one of
-        those is known to hold the state. on_idle: a connection is asked no more."""
+        """post: sends a message to the engine. has_heir: returns True if a prefill node stays.
+        is_held: returns True if such a node is known to hold the state. on_idle: called when a
+        connection is no longer asked."""
         self._post = post
         self._has_heir = has_heir
         self._is_held = is_held
@@ -53,11 +56,12 @@ class PassingOn:
 
     @property
     def connections(self) -> Iterable[PrefillConnection]:
-        """Those that are asked now."""
+        """Return the connections asked now."""
         return self._tasks.values()
 
     def leaves(self, link: PrefillLink, connection: PrefillConnection) -> None:
-        """The connection's node ends. REQUIRES: this was not said of it before."""
+        """Begin to ask the connection's node for its states, because it ends. REQUIRES: not called
+        before for this connection."""
         for number in range(WORKERS):
             asking = self._ask_all(link, connection)
             task = asyncio.get_running_loop().create_task(asking, name=f"heirs-{number}")
@@ -71,7 +75,8 @@ class PassingOn:
         self._on_idle()
 
     def passed_on(self, message: m.StatePassedOn) -> None:
-        """What the engine says; dropped where nobody waits for it any more."""
+        """Handle the engine's report of a state passed on; drop it if no task waits for it any
+        more."""
         asked = self._asked.pop(message.query_id, None)
         if asked is not None and not asked.done():
             asked.set_result(message)

@@ -1,11 +1,11 @@
-"""One life of the link to a prefill node: what is known of the node meanwhile, and the stream of
-its rooms: what they say leaves in order, in batches; what comes is put before the room that it is
-for.
+"""One life of the link to a prefill node: the node's known facts, and the stream of its rooms.
 
-Owns the call, from the first room to its end. Knows no machine. Thread rule: the event loop.
-Invariants: say() never waits, so that nothing a peer does stands between a room and its next event.
-Whatever becomes of the call (its channel closed before it was opened, a write that never ends, a
-peer that does not read) each room on it hears that it broke exactly once, and nothing after that.
+Messages of rooms leave in order, in batches. Each incoming message is put before its room. Owns the
+call, from the first room to its end. Knows no state machine. Thread rule: the event loop.
+
+Invariants: say() never waits, so a peer cannot delay a room's next event. The call may fail in any
+way: its channel is closed before it was opened, a write never ends, or the peer does not read. Each
+room on it is then notified exactly once, and of nothing after its failure.
 """
 
 import asyncio
@@ -39,52 +39,55 @@ _AFTER_SAYING = MappingProxyType(
     {"reserve": Place.RECEIVER_AFTER_RESERVE, "grant": Place.RECEIVER_AFTER_GRANT}
 )
 _LAST_WORDS_SECONDS = 1.0
-"""After a write failed: what the peer said before may still be on its way, and says why."""
+"""Seconds to read on after a write failed: the peer's last messages may still be on their way, with
+the reason."""
 _CLOSED = "the prefill node closed the room"
 
 
 class RoomOnStream(Protocol):
-    """A room as its stream sees it."""
+    """Interface of a room for its stream."""
 
     @property
     def room(self) -> int: ...
     def hear(self, message: pb.SenderMessage) -> None:
-        """Take what the peer says in it."""
+        """Take a message of the peer for this room."""
 
     def stream_broke(self, reason: str) -> None:
-        """Nothing more comes on the stream."""
+        """Handle the end of the stream: no more messages come."""
 
 
 class RoomStream:
     def __init__(
         self, connection: str, open_call: Callable[[], Call], write_seconds: float
     ) -> None:
-        """connection: its name, as the peer gave it. write_seconds: for that long one batch may
-        wait for the peer to take it."""
+        """connection: its name, given by the peer. write_seconds: limit for the peer to take one
+        batch."""
         self.open = True
-        """Whether rooms may join: what ails a call that ends is not theirs."""
+        """True while rooms may join. False once the call ends, so that its failure does not reach
+        new rooms."""
         self._connection = connection
         self._open_call = open_call
         self._write_seconds = write_seconds
         self._rooms: dict[int, RoomOnStream] = {}
-        """Those that listen: from join() until they leave, or the peer closes them."""
+        """Rooms that receive messages: from join() until they leave or the peer closes them."""
         self._outbox: Outbox[pb.ReceiverMessage] = Outbox()
         self._carrying: asyncio.Task[None] | None = None
 
     def join(self, room: RoomOnStream) -> None:
-        """REQUIRES: open, and no room of that number is on it."""
+        """Add a room to the stream. REQUIRES: `open` is True, and no room with its number is on the
+        stream."""
         self._rooms[room.room] = room
         if self._carrying is None:
             self._carrying = asyncio.get_running_loop().create_task(self._run(), name="rooms")
 
     def say(self, room: RoomOnStream, message: pb.ReceiverMessage) -> None:
-        """Dropped where the room listens no more."""
+        """Send a message of a room; dropped if the room is no longer on the stream."""
         if self._rooms.get(room.room) is room:
             message.room = room.room
             self._outbox.put(message)
 
     def leave(self, room: RoomOnStream) -> None:
-        """The room is over here: it hangs up, unless the peer did. Idempotent."""
+        """Remove an ended room, and hang up unless the peer did. Idempotent."""
         self.say(room, pb.ReceiverMessage(hang_up=pb.HangUp()))
         self.part(room)
 
@@ -115,7 +118,7 @@ class RoomStream:
             room.stream_broke(reason)
 
     async def _carry(self, call: Call) -> str:
-        """Why the call ended."""
+        """Carry messages both ways until the call ends. Return the reason of its end."""
         reading = asyncio.ensure_future(self._read(call))
         writing = asyncio.ensure_future(self._write(call))
         try:
@@ -171,7 +174,8 @@ class RoomStream:
         raise AssertionError("the outbox is never closed")
 
     def _reached(self, message: pb.ReceiverMessage) -> None:
-        """What breaks at the place of that kind of message ends its room alone."""
+        """Reach the failpoint behind a sent message of that kind; a failure there ends its room
+        alone."""
         kind = message.WhichOneof("message")
         if kind not in _AFTER_SAYING:
             return
@@ -186,35 +190,34 @@ class RoomStream:
 
 
 def _retrieved(task: "asyncio.Future[str]") -> None:
-    """So that nobody reports what the end of the stream has reported already."""
+    """Retrieve the task's exception, because the stream's end has reported it already."""
     if not task.cancelled():
         task.exception()
 
 
 class PrefillNodeLoad(NodeLoad):
-    """How busy a connected prefill node is, by what it reports and what was sent to it since.
+    """Load of a connected prefill node: its latest report, and the work sent to it since.
 
-    Thread rule: the event loop. Invariants: what a node reports is finite and bounded before
-    anything is computed with it. A report counts from a moment before which all that was sent had
-    reached the node, so that nothing sent is left out of both.
-
-    Times are this node's monotonic seconds.
+    Thread rule: the event loop. Invariants: a node's reported values are finite and bounded before
+    use. A report counts from a time at which all work sent earlier had reached the node. So no work
+    is left out of both. Times are this node's monotonic seconds.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.seconds: PrefillSeconds | None = None
-        """What a prefill takes there; None until it was reported."""
+        """Cost of a prefill on that node; None until it was reported."""
         self.pull: tuple[float, float] | None = None
-        """Seconds of any pull and of each of its tokens; None where that is not known."""
+        """Seconds of any pull and of each of its tokens; None if unknown."""
         self.reported_wait: float | None = None
-        """Seconds, as of the last report; None until there is one. From any thread."""
+        """Seconds of prefill waiting on the node, from the latest report; None until there is one.
+        From any thread."""
         self._others, self._others_at = 0.0, 0.0
         self._as_of = -math.inf
 
     def take(self, load: pb.Load, sent_by: float, now: float) -> None:
-        """sent_by: what was sent until then the node had when it reported. Raises PeerInvalid, and
-        keeps what it had."""
+        """Take a report. sent_by: time at which all work sent earlier had reached the node. Raises
+        PeerInvalid, and then keeps the previous values."""
         wait = peer_values.seconds(load.wait_seconds, "load.wait_seconds")
         seconds = PrefillSeconds(
             peer_values.seconds(load.fixed_seconds, "load.fixed_seconds"),
@@ -234,11 +237,11 @@ class PrefillNodeLoad(NodeLoad):
         self._report(wait, sent_by, now, stored)
 
     def answered(self, wait: float, sent_at: float, now: float) -> None:
-        """A room that was sent at that time found so many seconds of prefill before it."""
+        """Record an answer: a room sent at `sent_at` found `wait` seconds of prefill before it."""
         self._report(wait, math.nextafter(sent_at, -math.inf), now)
 
     def others_wait(self, now: float) -> float:
-        """Of wait() what at least is other decode nodes', as reported last."""
+        """Return the least part of wait() due to other decode nodes, from the latest report."""
         return max(0.0, self._others - (now - self._others_at))
 
     def _report(self, wait: float, sent_by: float, now: float, stored: float | None = None) -> None:
@@ -258,30 +261,30 @@ class PrefillConnection:
         transport: Transport,
         write_seconds: float,
     ) -> None:
-        """write_seconds: as RoomStream. Raises PeerInvalid, MetadataUnusable."""
+        """write_seconds: see RoomStream. Raises PeerInvalid, MetadataUnusable."""
         self.id = peer_values.name(connected.connection_id, "connection_id")
         self.node: NodeIdentity = node_from_wire(connected.node)
         self.stub = stub
         self.lost = asyncio.Event()
         self.progress: NodeProgress | None = None
-        """From the last beat that had one."""
+        """Progress from the latest heartbeat that had one."""
         self.load = PrefillNodeLoad()
         self.hints = HintTrust()
         self.gives_from = 0.0
-        """Nothing is fetched from it before that time, in monotonic seconds."""
+        """Nothing is fetched from the node before this time, in monotonic seconds."""
         self.leaves = False
-        """Its node ends: it takes no rooms but fetches."""
+        """Its node ends: it takes no rooms except fetches."""
         self.number: int | None = None
-        """In the index of who holds what, while it is followed."""
+        """Number of the node in the index of held prefixes, while it is followed."""
         self.writer = WriterLife(
             self.node.process,
             lease_from_wire(connected.lease_seconds),
             transport.retry_seconds,
             transport.settle_seconds,
         )
-        """The prefill node, which writes what it hands over."""
+        """The prefill node as the writer of handed-over bytes."""
         self.landed = 0
-        """Windows of all its rooms, as these see it when they look."""
+        """Layer chunks arrived in all its rooms, as counted at their looks."""
         self._drained: list[pb.DrainedPull] = []
         self._write_seconds = write_seconds
         self._rooms = self._new_stream()
@@ -290,7 +293,7 @@ class PrefillConnection:
         return RoomStream(self.id, lambda: self.stub.Transfer(), self._write_seconds)
 
     def stream(self) -> RoomStream:
-        """That rooms may join. REQUIRES: alive."""
+        """Return a stream open to new rooms. REQUIRES: alive."""
         if not self._rooms.open:
             self._rooms = self._new_stream()
         return self._rooms
@@ -300,19 +303,21 @@ class PrefillConnection:
         return not self.lost.is_set()
 
     def end(self) -> None:
-        """No beat is answered any more, and no room is heard. Idempotent."""
+        """End the connection: no more heartbeats are answered and no room gets messages.
+        Idempotent."""
         self.lost.set()
         self.writer.lose()
         self._rooms.end(f"prefill node {self.node.name} is lost")
 
     def drained(self, room: int, generation: int, drain: Drain) -> None:
-        """A pull that this node sent has ended: the next renewal says so."""
+        """Record the end of a pull sent by this node; the next renewal reports it."""
         self._drained.append(
             pb.DrainedPull(room=room, generation=generation, drain=drain_to_wire(drain))
         )
 
     def renewal(self, sequence: int, progress: NodeProgress) -> pb.Renewal:
-        """What has drained since the last one goes with it. progress: this node's."""
+        """Return a renewal that reports the pulls drained since the last one. progress: this
+        node's."""
         drained, self._drained = self._drained, []
         return pb.Renewal(
             connection_id=self.id,

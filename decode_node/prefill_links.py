@@ -1,10 +1,11 @@
-"""The prefill nodes of a decode node: who is a member, a link to each, and leaving in good order.
+"""Prefill nodes of a decode node: their membership, a link to each, and their orderly leaving.
 
-Owns the links and their tasks. Knows no rooms but their number. Thread rule: the hand-over's event
-loop; members may be read from any thread.
-Invariants: a target has one link at most. A link that leaves is given no new room and ends once its
-last room has, and it has stood long enough for its node to say what it leaves, so that nothing in
-flight fails because the membership changed.
+Owns the links and their tasks. Knows of rooms only the connections they use. Thread rule: the
+hand-over's event loop; members may be read from any thread.
+
+Invariants: a target has at most one link. A leaving link is given no new room. It ends once its
+last room has ended and its node had time to offer its states. So a membership change breaks nothing
+in flight.
 """
 
 import asyncio
@@ -60,22 +61,21 @@ _FIELD = "prefill_ca"
 
 @dataclass(frozen=True)
 class Dialling:
-    """How prefill nodes are dialled: over TLS, or in plain text where that leaves nothing to be
-    read.
+    """Rule for dialling prefill nodes: over TLS, or in plain text if no other host can read it.
 
-    Prompts, salts and the key to this node's memory go over these channels, and whoever answers
-    at the other end is given them. Immutable, any thread. Invariant: in plain text nothing leaves
-    this host, unless whoever started the node has said that its network is private.
-
-    credentials: None is plain text. private_network: plain text may leave this host.
+    Prompts, salts and the key to this node's memory go over these channels, to any peer that
+    answers. Immutable, any thread. Invariant: plain text does not leave this host, unless the
+    operator declared the network private. credentials: None is plain text. private_network: plain
+    text may leave this host.
     """
 
     credentials: grpc.ChannelCredentials | None = None
     private_network: bool = False
 
     def refusal(self, target: str) -> Difference | None:
-        """Why the target, HOST:PORT, is not dialled; None where it is. Names count as loopback by
-        their text, `localhost` alone: what they resolve to may change."""
+        """Return the reason not to dial the target, HOST:PORT; None if it may be dialled.
+        `localhost` is the only name that counts as loopback, because the addresses of others may
+        change."""
         if self.credentials is not None or self.private_network or _on_this_host(target):
             return None
         return Difference(
@@ -86,13 +86,13 @@ class Dialling:
         )
 
     def check(self, target: str) -> None:
-        """Raises MembershipError where the target is not dialled."""
+        """Raise MembershipError if the target must not be dialled."""
         refusal = self.refusal(target)
         if refusal is not None:
             raise MembershipError(f"prefill {refusal.theirs}, {refusal.field} is {refusal.ours}")
 
     def channel(self, target: str) -> grpc.aio.Channel:
-        """REQUIRES: the target is not refused."""
+        """Return a channel to the target. REQUIRES: the target is not rejected."""
         if self.credentials is None:
             return grpc.aio.insecure_channel(target, options=(*_OPTIONS, _DIRECT))
         return grpc.aio.secure_channel(target, self.credentials, options=_OPTIONS)
@@ -106,36 +106,37 @@ def _on_this_host(target: str) -> bool:
 
 
 class LinkOwner(Protocol):
-    """Who keeps the links, and hears of them on the event loop."""
+    """Owner of the links, notified on the event loop."""
 
     def progress(self) -> NodeProgress:
-        """Return this node's, which is sent with each renewal."""
+        """Return this node's progress, sent with each renewal."""
 
     def standing(
         self, link: "PrefillLink", connection: PrefillConnection
     ) -> AbstractContextManager[None]:
-        """Return what is entered for as long as the connection lives."""
+        """Return a context manager, entered for as long as the connection lives."""
 
     def links_changed(self) -> None:
-        """A connection came or went."""
+        """Handle a connection that came or went."""
 
     def loads_changed(self) -> None:
-        """A node reported its load."""
+        """Handle a node's report of its load."""
 
     def node_leaves(self, link: "PrefillLink", connection: PrefillConnection) -> None:
-        """A node said, once, that it ends and leaves states."""
+        """Handle a node's notice, sent once, that it ends and leaves states."""
 
 
 class PrefillLink:
-    """The link to one prefill node: connect with the contract, answer its beats, notice its end,
-    come again.
+    """Link to one prefill node: it connects with the contract, answers heartbeats, notices the end
+    and connects again.
 
-    Owns the channel and the connection that lives now. Knows no rooms. Thread rule: the hand-
-    over's event loop; status() may be called from any thread. Both sides may write to the other
-    one: a beat asks for the prefill node's lease and is answered by a renewal, a renewal asks for
-    ours and is answered by the beat that confirms it. Invariants: a beat is answered only on a
-    connection that is alive, and after lost() none ever is, so the sender's lease runs out. A
-    connection that broke is never used again, a new one has a new name.
+    Owns the channel and the live connection. Knows no rooms. Thread rule: the hand-over's event
+    loop; status() may be called from any thread. Both sides may write to each other. A heartbeat
+    asks for the prefill node's lease, and a renewal answers it. A renewal asks for this node's
+    lease, and the heartbeat that confirms it answers.
+
+    Invariants: a heartbeat is answered only on a live connection. After lost() none is answered, so
+    the sender's lease runs out. A broken connection is never used again; a new one has a new name.
     """
 
     def __init__(
@@ -149,15 +150,15 @@ class PrefillLink:
         dialling: Dialling,
         owner: LinkOwner,
     ) -> None:
-        """sender: writes what the prefill node pulls, over the transport."""
+        """sender: writes the prefill node's pulls over the transport."""
         self.target = target
         self.connection: PrefillConnection | None = None
         self.refused: tuple[Difference, ...] = ()
-        """Why the last attempt was refused; empty where it was not."""
+        """Reasons of the latest attempt's rejection; empty if it was not rejected."""
         self.tried = asyncio.Event()
-        """The first attempt to connect is over, one way or the other."""
+        """Set once the first attempt to connect is over, with or without success."""
         self._latest: PrefillConnection | None = None
-        """The last one there was, living or not."""
+        """The latest connection, live or not."""
         self._contract = contract
         self._node = node
         self._transport = transport
@@ -168,13 +169,13 @@ class PrefillLink:
 
     @property
     def takes_rooms(self) -> bool:
-        """Whether it is connected to a node that does not end."""
+        """Return True if the link is connected to a node that is not leaving."""
         connection = self.connection
         return connection is not None and connection.alive and not connection.leaves
 
     @property
     def leaves(self) -> bool:
-        """Whether it is connected to one that does."""
+        """Return True if the link is connected to a node that is leaving."""
         return self.connection is not None and self.connection.leaves
 
     def status(self) -> PrefillNodeStatus:
@@ -188,8 +189,8 @@ class PrefillLink:
         return PrefillNodeStatus(self.target, name, state, refused)
 
     async def run(self) -> None:
-        """Connect, beat, and again, until cancelled. A target that must not be dialled is reported
-        once, and stays refused."""
+        """Connect, answer heartbeats and reconnect until cancelled. A target that must not be
+        dialled is reported once, and stays rejected."""
         refusal = self._dialling.refusal(self.target)
         if refusal is not None:
             self.refused = (refusal,)
@@ -218,7 +219,7 @@ class PrefillLink:
             pause = min(2 * pause, self._settings.retry_last)
 
     async def _connect(self, stub: handover_pb2_grpc.HandoverStub) -> PrefillConnection:
-        """Raises ContractMismatch, AioRpcError, TransportError."""
+        """Connect with the contract. Raises ContractMismatch, AioRpcError, TransportError."""
         asked_at = time.monotonic()
         answer: pb.ConnectResponse = await stub.Connect(
             pb.ConnectRequest(
@@ -275,7 +276,7 @@ class PrefillLink:
             self._owner.links_changed()
 
     async def _beat(self, connection: PrefillConnection) -> None:
-        """Answer beats until they stop."""
+        """Answer heartbeats until they stop."""
         call = connection.stub.Heartbeat()
         now = time.monotonic()
         silence = Silence(self._settings.silence, now)
@@ -324,10 +325,10 @@ class PrefillLink:
     async def abort(
         self, connection: PrefillConnection, room: int, generation: int, timeout: float
     ) -> Drain | None:
-        """The unary abort of a room of `connection`; None where no answer came in time.
+        """Send the unary abort of a room of `connection`; return None if no answer came in time.
 
-        Goes over the connection that lives now: another process at the address refuses to answer
-        for it.
+        It goes over the connection live now. Another process at the address refuses to answer for
+        the room.
         """
         now = self.connection
         if now is None:
@@ -343,19 +344,19 @@ class PrefillLink:
 
 
 LINGER_SECONDS = 5.0
-"""A link without rooms stands so long after its node left the members: what ends is first taken out
-of lists and stores, and then begins to leave its states."""
+"""Time for which a link without rooms is kept after its node left the members, in seconds. An
+ending node is first removed from lists and stores, and then begins to leave its states."""
 
 
 class PrefillLinks:
     def __init__(self, make: Callable[[str], PrefillLink]) -> None:
-        """make: a link to a target, HOST:PORT, that has not begun to connect."""
+        """make: returns a link to a target, HOST:PORT, that has not begun to connect."""
         self._make = make
         self._links: dict[str, PrefillLink] = {}
         self.members: tuple[PrefillLink, ...] = ()
-        """Those that may be given rooms, in the order in which they joined."""
+        """Links that may be given rooms, in the order of joining."""
         self._leaving: dict[PrefillLink, float] = {}
-        """Until when they stand without rooms, in monotonic seconds."""
+        """End of each leaving link's time without rooms, in monotonic seconds."""
         self._tasks: dict[PrefillLink, asyncio.Task[None]] = {}
 
     @property
@@ -378,8 +379,8 @@ class PrefillLinks:
         self.members = tuple(self._links.values())
 
     def _back(self, target: str) -> PrefillLink | None:
-        """The link to a node that left and is a member again, which would lose its connection to
-        another one."""
+        """Return the link to a node that left and is a member again. A new link would end its
+        connection."""
         links = (link for link in self._leaving if link.target == target)
         link = next((link for link in links if link.takes_rooms), None)
         if link is not None:
@@ -387,23 +388,24 @@ class PrefillLinks:
         return link
 
     def any_connected(self, beside: Collection[str]) -> bool:
-        """Whether a member is, of another target than these."""
+        """Return True if a member other than these targets takes rooms."""
         return any(link.takes_rooms for target, link in self._links.items() if target not in beside)
 
     def living(self, target: str) -> PrefillLink | None:
-        """The link to the target whose connection lives, also one that leaves."""
+        """Return the target's link with a live connection, including a leaving one."""
         links = (link for link in self._tasks if link.target == target)
         return next((link for link in links if link.connection and link.connection.alive), None)
 
     def closed_to_rooms(self, beside: Iterable[str]) -> list[PrefillLink]:
-        """Those that leave, as members or not, and members of these targets."""
+        """Return the links that take no rooms: leaving ones, members or not, and members with these
+        targets."""
         tried = set(beside)
         members = self._links.items()
         closed = (link for target, link in members if target in tried or link.leaves)
         return [*self._leaving, *closed]
 
     def end_idle(self, busy: Iterable[PrefillConnection]) -> None:
-        """Let go of links that leave and have no room. busy: the connections of live rooms."""
+        """End the leaving links without rooms. busy: the connections of live rooms."""
         used, now = set(busy), time.monotonic()
         for link, until in list(self._leaving.items()):
             if link.connection in used or (link.takes_rooms and now < until):
@@ -415,14 +417,14 @@ class PrefillLinks:
             self._tasks.pop(link).cancel()
 
     def lose_all(self) -> None:
-        """Every connection that lives is lost; members connect anew."""
+        """Lose every live connection; members connect anew."""
         for link in self._tasks:
             if link.connection is not None:
                 link.connection.lost.set()
 
     async def first_contact(self, timeout: float) -> None:
-        """Wait until every member was reached or not: a prompt that comes at once is then not
-        prefilled here by accident."""
+        """Wait until every member was reached or the attempt failed. Otherwise the first prompts
+        would be prefilled here by accident."""
         attempts = [asyncio.create_task(link.tried.wait()) for link in self._links.values()]
         if attempts:
             _, late = await asyncio.wait(attempts, timeout=timeout)

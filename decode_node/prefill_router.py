@@ -1,9 +1,8 @@
-"""Chooses the prefill node of each prompt among those that are connected.
+"""Choice of the prefill node of each prompt among the connected ones.
 
-Owns what is known of each of them while its connection lives: its entries in the index, and what
-follows its stream of them. Its load is the connection's. Thread rule: the hand-over's
-event loop. Invariant: a node that is lost is forgotten at once, and its number given to none other
-before.
+Owns each node's entries in the index, and the task that follows its stream of entries, while its
+connection lives. The load belongs to the connection. Thread rule: the hand-over's event loop.
+Invariant: a lost node is forgotten at once, and its number is not reused before.
 """
 
 import asyncio
@@ -50,7 +49,7 @@ from tasuki.transfer.protocol.messages import prefixes_from_wire
 log = logging.getLogger(__name__)
 
 FRESH_SECONDS = 5.0
-"""A node sends a batch a second."""
+"""Seconds for which an entry list counts as fresh; a node sends a batch a second."""
 MOST_OF_A_NODE = 1 << 16
 MOST_OF_ALL = 1 << 21
 _MOST_NODES = 1 << 16
@@ -58,8 +57,11 @@ _MOST_NODES = 1 << 16
 
 @dataclass
 class _Followed:
-    """entries: listed of it. sequence: of its stream's last batch. heard_at: monotonic seconds of
-    that; -inf where it stands at no snapshot."""
+    """Stream of one node's entries.
+
+    entries: number of its entries in the index. sequence: number of its latest batch. heard_at:
+    monotonic seconds of that batch; -inf before any snapshot.
+    """
 
     entries: int = 0
     sequence: int = 0
@@ -67,12 +69,12 @@ class _Followed:
 
 
 class UsableIndex:
-    """Who of the connected prefill nodes holds which prefix, by the batches that they send.
+    """Index of the prefixes held by each connected prefill node, from the batches that they send.
 
-    Owns the numbers by which the C++ index knows nodes. Thread rule: the event loop. Invariants:
-    what is listed are hints, for the node itself looks again; a node that breaks a bound or an
-    order loses all its entries and nobody else's; no node has more than MOST_OF_A_NODE entries,
-    and all together no more than MOST_OF_ALL.
+    Owns the numbers of nodes in the C++ index. Thread rule: the event loop. Invariants: entries are
+    hints, because the node itself looks again. A node that breaks a bound or an order loses all its
+    entries and no other node's. No node has more than MOST_OF_A_NODE entries, and all together no
+    more than MOST_OF_ALL.
     """
 
     def __init__(self) -> None:
@@ -81,17 +83,17 @@ class UsableIndex:
         self._given = 0
 
     def __len__(self) -> int:
-        """Entries of all nodes."""
+        """Return the number of entries of all nodes."""
         return len(self._index)
 
     def entries(self, number: int) -> int | None:
-        """Of one node; None where it is not followed. From any thread."""
+        """Return the entries of one node; None if it is not followed. From any thread."""
         node = self._followed.get(number)
         return None if node is None else node.entries
 
     def add(self) -> int:
-        """A node more; its number, which none had for long. Raises PeerInvalid where there are too
-        many."""
+        """Add a node and return its number, unused for long. Raises PeerInvalid if there are too
+        many nodes."""
         if len(self._followed) == _MOST_NODES:
             raise PeerInvalid(f"usable: {_MOST_NODES} nodes are followed already")
         while (number := self._given % _MOST_NODES) in self._followed:
@@ -101,19 +103,19 @@ class UsableIndex:
         return number
 
     def discard(self, number: int) -> None:
-        """The node is lost."""
+        """Remove a lost node and its entries."""
         self.start_over(number)
         del self._followed[number]
 
     def start_over(self, number: int) -> None:
-        """Forget what it holds: a stream begins anew, with a snapshot."""
+        """Forget the node's entries: its stream begins anew, with a snapshot."""
         if self._followed[number].entries:
             self._index.forget(number)
         self._followed[number] = _Followed()
 
     def apply(self, number: int, batch: pb.UsableBatch, now: float) -> int:
-        """The next one of its stream; how many prefixes were in it. Raises PeerInvalid where it is
-        no such one; then call start_over()."""
+        """Apply the next batch of the node's stream; return its number of prefixes. Raises
+        PeerInvalid if it is not the next batch; then call start_over()."""
         node = self._followed[number]
         if batch.sequence != node.sequence + 1:
             raise PeerInvalid(f"usable.sequence {batch.sequence} follows {node.sequence}")
@@ -140,8 +142,9 @@ class UsableIndex:
     def look_up(
         self, prompt: Tokens, salt: bytes, enough: int, seed: int
     ) -> tuple[dict[int, int], list[Beginning]]:
-        """Tokens of the prompt by node that holds some, those who hold most: `enough` of them, if
-        there are as many. seed: which of those that hold equally much. And its beginnings."""
+        """Return the prompt's held tokens by node, and the prompt's prefixes. Lists the nodes with
+        the most tokens: `enough` of them, if there are as many. seed: chooses among nodes with
+        equally many."""
         holders, beginnings = self._index.look_up(prompt, salt, enough, seed)
         return dict(holders), beginnings
 
@@ -149,16 +152,18 @@ class UsableIndex:
 _FIRST_PAUSE, _LAST_PAUSE = 0.5, 30.0
 _LEAST_BETWEEN = 0.01
 _PREFIXES_A_SECOND = 100_000
-"""A prefix costs this loop about 2 us."""
+"""Limit of the prefixes read from a node in a second; one costs this loop about 2 us."""
 
 
 @contextmanager
 def following(connection: PrefillConnection, index: UsableIndex, number: int) -> Iterator[None]:
-    """Inside `with`, the index has what the node holds. number: the node's in the index.
+    """Keep the index up to date with the node's entries, inside `with`. number: the node's in the
+    index.
 
-    Invariants: whatever the node sends costs this loop a bounded share of its time and that node's
-    entries at most. A stream that broke or made no sense is opened again, which begins with a
-    snapshot, at growing intervals."""
+    Invariants: a node's messages cost this loop a bounded share of its time, and at most that
+    node's entries. A stream that broke or was invalid is opened again, at growing intervals. It
+    begins with a snapshot.
+    """
     task = asyncio.create_task(_follow_always(connection, index, number), name="usable")
     try:
         yield
@@ -167,7 +172,7 @@ def following(connection: PrefillConnection, index: UsableIndex, number: int) ->
 
 
 async def _follow_always(connection: PrefillConnection, index: UsableIndex, number: int) -> None:
-    """Until cancelled."""
+    """Follow the node's entries until cancelled."""
     pause = _FIRST_PAUSE
     while True:
         began = time.monotonic()
@@ -187,7 +192,7 @@ async def _follow_always(connection: PrefillConnection, index: UsableIndex, numb
 
 
 async def _follow(connection: PrefillConnection, index: UsableIndex, number: int) -> None:
-    """Until the stream ends. Raises PeerInvalid, AioRpcError."""
+    """Follow one stream of entries until it ends. Raises PeerInvalid, AioRpcError."""
     call = connection.stub.Usable(pb.UsableRequest(connection_id=connection.id))
     try:
         while isinstance(batch := await call.read(), pb.UsableBatch):
@@ -204,12 +209,13 @@ Standing = tuple[PrefillLink, PrefillConnection]
 
 @dataclass(frozen=True)
 class Chosen:
-    """The prefill node that was chosen for a prompt: whether the prompt should move on, and why it
-    went there. Values alone.
+    """Prefill node chosen for a prompt, with the reason, and the decision to move on. Values alone.
 
-    link, connection: where the prompt of so many tokens goes. choice: why; moved_from: where it
-    was before. seconds: of a prefill. asked_at: monotonic seconds. beginnings: of the
-    prompt. held: tokens of it by node, of those that are known to hold most."""
+    link, connection: the chosen node's. choice: the reason. standing: link and connection of each
+    node looked at. tokens: length of the prompt. seconds: cost of a prefill. asked_at: monotonic
+    seconds. beginnings: prefixes of the prompt. held: the prompt's held tokens by node, for the
+    nodes known to hold most. moved_from: previous target.
+    """
 
     link: PrefillLink
     connection: PrefillConnection
@@ -224,15 +230,15 @@ class Chosen:
 
     @property
     def second(self) -> str | None:
-        """The target of the second choice, which the prompt may go on to; None where it may go
-        nowhere else, since no costs decided or it has moved already."""
+        """Return the target of the second choice, for a move of the prompt. None if costs did not
+        decide or the prompt has moved already."""
         second = self.choice.second
         if self.choice.reason is not Reason.COST or second is None or self.moved_from:
             return None
         return self.standing[second.candidate.node][0].target
 
     def should_move(self, wait: float) -> bool:
-        """Whether the second choice is cheaper, now that so many seconds of prefill are before the
+        """Return True if the second choice is cheaper, with `wait` seconds of prefill before the
         prompt. REQUIRES: there is a second choice."""
         second = self.choice.second
         assert second is not None
@@ -240,12 +246,12 @@ class Chosen:
 
     @property
     def listed(self) -> int:
-        """Tokens that the node says it holds, believed or not."""
+        """Return the tokens that the node reports to hold, believed or not."""
         return self.held.get(self.choice.chosen.candidate.node, 0)
 
     def report(self, wait: float | None, usable: int) -> m.PrefillChoice:
-        """wait: of prefill that was before the prompt; None where that was little. usable: tokens
-        of which the node had state."""
+        """Return a report of the choice. wait: seconds of prefill before the prompt; None if that
+        was little. usable: tokens of the prompt with state on the node."""
         choice, chosen = self.choice, self.choice.chosen
         shown = list(choice.bids[:_SHOWN_BIDS])
         if not any(bid is chosen for bid in shown):
@@ -282,19 +288,21 @@ class Chosen:
 
 
 _UNKNOWN = PrefillSeconds(0.01, 1e-4, 0.0)
-"""Of a prefill on a node that has reported nothing yet."""
+"""Cost of a prefill on a node without a report."""
 _KEYED_TOKENS = 512
-"""Of a prompt's beginning, by which it is hashed where it continues no session."""
+"""Length of the prompt's prefix hashed as the key if the prompt continues no session."""
 _FRESH_FOR = 0.25
-"""Seconds for which it holds whether the index is fresh."""
+"""Seconds for which the result of _is_fresh() is cached."""
 
 Follow = Callable[[PrefillConnection, UsableIndex, int], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A node that has the state behind the first `tokens` of a prompt, of which the chosen one
-    would compute what it lacks in so many seconds."""
+    """Node with the state behind the first `tokens` of a prompt.
+
+    seconds: time for the chosen node to compute the part that it lacks.
+    """
 
     link: PrefillLink
     connection: PrefillConnection
@@ -310,26 +318,26 @@ class PrefillRouter:
         seed: int | None = None,
         follow: Follow = following,
     ) -> None:
-        """node: this decode node's name, under which its sessions are hashed. seed: of what is
-        drawn; by default another one in each process. follow: keeps a connection's entries of the
-        index up to date, inside `with`."""
+        """node: name of this decode node, hashed with its sessions. seed: seed of random numbers;
+        by default another one in each process. follow: keeps a connection's entries of the index up
+        to date, inside `with`."""
         self._follow = follow
         self.index = UsableIndex()
         self._route = route
         self._node = node
         self._random = Random(seed)
         self._follows = route in ("auto", "cost")
-        """Whether it matters what nodes hold."""
+        """True if the route uses the prefixes held by nodes."""
         self._sent = SentPrefixes()
         self._standing: dict[int, Standing] = {}
         self._numbers: list[int] = []
-        """Its keys, in an order of this node's own."""
+        """The keys of _standing, in an order of this node's own."""
         self._first = self._random.getrandbits(32)
         self._fresh, self._fresh_as_of = False, -math.inf
 
     @contextmanager
     def standing(self, link: PrefillLink, connection: PrefillConnection) -> Iterator[None]:
-        """Inside `with`, the connection is followed and may be chosen."""
+        """Follow the connection and let it be chosen, inside `with`."""
         number = connection.number = self.index.add()
         self._standing[number] = link, connection
         self._numbers = self._turned()
@@ -343,19 +351,21 @@ class PrefillRouter:
             self.index.discard(number)
 
     def _turned(self) -> list[int]:
-        """While nobody knows of a difference, not all decode nodes begin with the same one."""
+        """Return the numbers, rotated by a random amount: without known differences, decode nodes
+        then begin with different nodes."""
         numbers = [*self._standing]
         first = self._first % len(numbers) if numbers else 0
         return [*numbers[first:], *numbers[:first]]
 
     def listed(self, connection: PrefillConnection) -> int | None:
-        """Prefixes that the index has of it; None where it is not followed. From any thread."""
+        """Return the number of the connection's prefixes in the index; None if it is not followed.
+        From any thread."""
         number = connection.number
         return None if number is None or not self._follows else self.index.entries(number)
 
     def most_held(self, prompt: m.Tokens, salt: bytes, excluded: Collection[PrefillLink]) -> int:
-        """Tokens of the prompt that the one of all nodes is known to hold which holds most.
-        excluded: nodes that do not count."""
+        """Return the most tokens of the prompt known to be held by one node. excluded: nodes not
+        counted."""
         held, _ = self.index.look_up(prompt, salt, HOLDERS, 0)
         tokens = (
             self._standing[number][1].hints.believed(tokens)
@@ -372,10 +382,13 @@ class PrefillRouter:
         named: str | None = None,
         moved_from: str = "",
     ) -> Chosen | None:
-        """Where the prompt is to go; sent() says that it did. excluded: where it may not go. busy:
-        the connections of live rooms. named: the target that it goes to: its second choice where it
-        has moved, else a gateway's. moved_from: where it was before, if it has moved. None where no
-        node is left."""
+        """Return the node for the prompt; None if no node is left. Call sent() when the prompt goes
+        there.
+
+        excluded: links not to be chosen. busy: connections of live rooms. named: fixed target: the
+        second choice of a moved prompt, else a gateway's choice. moved_from: previous target of a
+        moved prompt.
+        """
         now = time.monotonic()
         numbers = self._numbers
         if excluded:
@@ -393,15 +406,16 @@ class PrefillRouter:
         return None if chosen is None else replace(chosen, moved_from=moved_from)
 
     def sent(self, chosen: Chosen) -> None:
-        """The prompt goes there: its seconds are that node's from now on."""
+        """Record the prompt as sent: its seconds count as that node's load from now on."""
         bid = chosen.choice.chosen
         work = bid.prefill + bid.candidate.exposed
         chosen.connection.load.send(work, chosen.asked_at)
         self._sent.send(chosen.beginnings, bid.candidate.node, chosen.asked_at)
 
     def holder(self, wanted: m.HandoverWanted, chosen: Chosen, at_least: int) -> Holder | None:
-        """The node of whose state a copy is cheaper than computing it where the prompt goes. It may
-        be one that takes no prompts, as it drains. at_least: as of copy_pays."""
+        """Return the node with state cheaper to copy than to compute at the chosen node; None if
+        there is none. It may be a draining node, because a fetch is no prompt. at_least: see
+        copy_pays."""
         if not wanted.may_fetch or chosen.choice.reason is Reason.GATEWAY:
             return None
         held = {node: n for node, n in chosen.held.items() if n < len(wanted.prompt)}
@@ -427,7 +441,7 @@ class PrefillRouter:
         return self._standing[number][0]
 
     def _is_fresh(self, now: float) -> bool:
-        """Whether it is known of half of the nodes what they hold."""
+        """Return True if the held prefixes of at least half of the nodes are known."""
         if now - self._fresh_as_of > _FRESH_FOR:
             fresh = sum(self.index.fresh(number, now) for number in self._standing)
             self._fresh, self._fresh_as_of = 2 * fresh >= len(self._standing), now
@@ -455,8 +469,8 @@ class PrefillRouter:
         picked: int | None,
         now: float,
     ) -> Chosen | None:
-        """None where nobody of those that are looked at lives. REQUIRES: what is picked is among
-        the numbers, and lives."""
+        """Return the choice among the looked-at nodes; None if none of them lives. REQUIRES:
+        `picked` is among the numbers, and lives."""
         held, beginnings = self.index.look_up(
             wanted.prompt,
             wanted.ticket.salt,
@@ -485,7 +499,7 @@ class PrefillRouter:
         return Chosen(link, connection, choice, standing, tokens, seconds, now, beginnings, held)
 
     def _key(self, wanted: m.HandoverWanted) -> bytes:
-        """The session's, else that of the prompt's beginning."""
+        """Return the key to hash: the session's, else that of the prompt's prefix."""
         if wanted.session is not None:
             return f"{self._node}/{wanted.session}".encode()
         whole = len(wanted.prompt) // PAGE_TOKENS * PAGE_TOKENS
@@ -503,8 +517,9 @@ def _candidate(
     seconds: PrefillSeconds,
     now: float,
 ) -> Candidate:
-    """usable: as the node says, of which as much counts as is believed. What this node offers is
-    usable there too, where pulling it takes less than computing it."""
+    """Return the node as a candidate. usable: tokens reported by the node, reduced to the believed
+    ones. Tokens offered by this node count too, if a pull takes less time than their
+    computation."""
     load, offered, exposed = connection.load, wanted.ticket.offered, 0.0
     usable = connection.hints.believed(usable)
     if load.pull is not None and offered > usable:
@@ -516,7 +531,8 @@ def _candidate(
 
 
 def _mean(reported: Iterable[PrefillSeconds | None]) -> PrefillSeconds:
-    """One for all, so that nodes which measured themselves a little differently stay equal."""
+    """Return the mean cost for all nodes, so that nodes with slightly different measurements stay
+    equal."""
     known = [seconds for seconds in reported if seconds is not None]
     if not known:
         return _UNKNOWN

@@ -1,11 +1,11 @@
-"""Rooms of prefill nodes that write into this decode node: hand-overs, copies and fetches, between
-the prefill node's stream, the engine and the receiver.
+"""Rooms of prefill nodes that write into this decode node: hand-overs, copies and fetches.
 
-Turns messages into events of the pure side (transfer/rooms/receiving.py) and performs its actions.
-Decides whether a prompt moves to another node, and what a prefill node's list was worth. Thread
-rule: the event loop.
-Invariants: every room that was granted ends in exactly one of RemoteDone, or its loss (not where
-the engine cancelled) followed by WriterFenced.
+Stands between the prefill node's stream, the engine and the receiver. Turns messages into events of
+the pure side (transfer/rooms/receiving.py) and performs its actions. Decides whether a prompt moves
+to another node, and rates the accuracy of a prefill node's list. Thread rule: the event loop.
+
+Invariants: every granted room ends in exactly one of RemoteDone, or its loss followed by
+WriterFenced. The loss is not posted if the engine cancelled.
 """
 
 import logging
@@ -43,14 +43,14 @@ log = logging.getLogger(__name__)
 
 
 class PullSender(SendingRoom):
-    """One pull on the decode node, where the return path is sent: between a room's stream, the
+    """One pull on the decode node, the sender of the return path: between a room's stream, the
     engine and the sender.
 
-    Performs the actions of the pure side (transfer/rooms/sending.py). Lives on when its hand-over
-    is over, until it has drained. Its messages go to the room's stream, and how it ended also to
-    the connection, whose renewals carry it. Thread rule: the event loop. Invariants: the engine
-    is given PullEnd exactly once, after the drain; the connection reports the drain exactly once,
-    whatever went over the stream.
+    Performs the actions of the pure side (transfer/rooms/sending.py). Outlives its hand-over, until
+    it has drained. Its messages go to the room's stream. Its outcome goes also to the connection,
+    whose renewals carry it. Thread rule: the event loop. Invariants: the engine is given PullEnd
+    exactly once, after the drain. The connection reports the drain exactly once, independent of the
+    stream.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PullSender(SendingRoom):
         sender: Sender,
         deadlines: PullSenderDeadlines,
     ) -> None:
-        """asked_in: the room that the prefill node pulls in."""
+        """asked_in: the room of the prefill node's pull."""
         terms = SendingTerms(deadlines, deadlines.look)
         side = Sending(PULL, grant.room, grant.generation, terms, time.monotonic())
         side.target(Destination(grant.first_page, grant.pages, grant.slot))
@@ -73,7 +73,7 @@ class PullSender(SendingRoom):
 
     @property
     def windows_sent(self) -> int | None:
-        """Grows as windows move; None once the pull is over."""
+        """Return a count that grows as chunks move; None once the pull is over."""
         return None if self.is_over else self.progress
 
     def act(self, action: Action) -> Event | None:
@@ -101,7 +101,7 @@ class PullSender(SendingRoom):
 
 
 def event_of(message: m.PullPinned | m.PullRefused) -> Event:
-    """The engine's answer to PullAsked."""
+    """Return the event of the engine's answer to PullAsked."""
     if isinstance(message, m.PullPinned):
         return on.Pinned(message.source)
     return on.Refusal(message.reason)
@@ -116,7 +116,7 @@ _BEFORE = MappingProxyType(
         do.Verify: Place.RECEIVER_BEFORE_VERIFY,
     }
 )
-"""Places where a process may be stopped before an action."""
+"""Failpoints reached before an action."""
 _NO_REQUEST = m.RequestId("")
 _OUTCOMES = MappingProxyType(
     {
@@ -135,7 +135,7 @@ def grant_of(granted: m.Grant) -> say.Grant:
 
 @dataclass(frozen=True)
 class SharedMeans:
-    """What rooms of this node share."""
+    """Receiver, breaker and settings shared by the rooms of this node."""
 
     receiver: Receiver
     breaker: ConnectionBreaker
@@ -154,8 +154,8 @@ class IncomingRoom(ReceivingRoom):
         request_id: m.RequestId = _NO_REQUEST,
         within: float | None = None,
     ) -> None:
-        """request_id: of the room's request. within: seconds that it is worth waiting for.
-        REQUIRES: the connection, of that link, is alive."""
+        """request_id: the room's request. within: limit of the wait in seconds; None: no limit of
+        its own. REQUIRES: the connection, of that link, is alive."""
         settings = shared.settings
         fence = connection.writer.terms(settings.acknowledge, settings.patience)
         terms = ReceivingTerms(settings.deadlines, fence, within)
@@ -185,7 +185,7 @@ class IncomingRoom(ReceivingRoom):
 
     @abstractmethod
     def answer(self, action: Action) -> None:
-        """Post to the engine that the room is ready, refused or lost."""
+        """Post to the engine that the room is ready, rejected or lost."""
 
     def hear(self, message: pb.SenderMessage) -> None:
         self.put(wire.read_message(self.id, message, self.connection.node.name))
@@ -194,7 +194,7 @@ class IncomingRoom(ReceivingRoom):
         self.put(on.StreamBroke(reason))
 
     def speak(self, message: pb.ReceiverMessage) -> None:
-        """On the room's stream, in order, as long as the room lives; dropped after that."""
+        """Send a message on the room's stream, in order; dropped once the room is over."""
         self._stream.say(self, message)
 
     def act(self, action: Action) -> Event | None:
@@ -261,9 +261,9 @@ class IncomingHandover(IncomingRoom):
         begin_pull: BeginPull,
         traceparent: str = "",
     ) -> None:
-        """chosen: the prefill node, and why. begin_pull: serves what that pulls of this room;
-        outlives it. traceparent: of the room's request; empty where it has none. REQUIRES: the
-        connection is alive."""
+        """chosen: the prefill node, and why. begin_pull: serves the node's pull of this room; the
+        pull outlives it. traceparent: the request's; empty if it has none. REQUIRES: the connection
+        is alive."""
         super().__init__(
             HANDOVER if wanted.purpose is m.Purpose.ANSWER else COPY,
             wanted.ticket,
@@ -308,7 +308,7 @@ class IncomingHandover(IncomingRoom):
                 self.post(m.HandoverFailed(self.id, reason, cause=cause))
 
     def _note_wait(self, noted: do.NoteWait) -> None:
-        """Where another node would begin it so much sooner, it goes there."""
+        """Record the reported wait; move the prompt if another node begins it much sooner."""
         chosen, wait = self._chosen, noted.seconds
         self.connection.load.answered(wait, chosen.asked_at, time.monotonic())
         if noted.may_move and chosen.second is not None and chosen.should_move(wait):
@@ -350,7 +350,7 @@ class IncomingFetch(IncomingRoom):
         shared: SharedMeans,
         post: m.Post,
     ) -> None:
-        """REQUIRES: the connection, of that link, is alive."""
+        """wanted: the engine's request. REQUIRES: the connection, of that link, is alive."""
         super().__init__(
             FETCH, wanted.ticket, link, connection, shared, post, within=wanted.seconds
         )

@@ -1,1 +1,1 @@
-"""The daemon that reads a prompt and hands its prefix on."""
+"""Daemon of a prefill node: it computes a prompt's prefix and hands it to a decode node."""

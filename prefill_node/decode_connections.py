@@ -1,10 +1,11 @@
-"""Connections of receivers to this prefill node: their names, their beats, the lease that beats
-renew.
+"""Connections of receivers to this prefill node: names, heartbeats, and the lease they renew. Each
+receiver's stream of rooms is here too.
 
-Owns connections. Knows no rooms: their holder is called when a connection is over. Thread rule:
-the hand-over's event loop, but for peers(). Invariants: a connection lives as long as its heartbeat
-stream, its name cannot be guessed and is never used again. A renewal counts from when its beat was
-sent, on this node's clock.
+Owns connections. Its owner, which knows the rooms, is called when a connection is over. Thread
+rule: the hand-over's event loop, except peers().
+
+Invariants: a connection lives as long as its heartbeat stream. Its name cannot be guessed and is
+never used again. A renewal counts from the time its heartbeat was sent, on this node's clock.
 """
 
 import asyncio
@@ -42,9 +43,11 @@ log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 5.0
 _TRYING_SECONDS = 5.0
-"""A receiver tries our metadata in a process of its own before it begins to beat."""
+"""Grace in seconds before the first heartbeat's answer: a receiver first tries this node's metadata
+in a separate process."""
 _LOAD_SECONDS = 1.0
-"""Between two beats with the load; what a receiver sends meanwhile it counts itself."""
+"""Seconds between two heartbeats with the load; a receiver itself counts the work it sends
+meanwhile."""
 _PEERS_TOLD = 64
 _NAME_TOLD = 64
 
@@ -56,28 +59,29 @@ class _Connection:
     writer: WriterLife
     beating: bool = False
     progress: NodeProgress | None = None
-    """From the last renewal that had one."""
+    """Progress from the latest renewal that had one."""
 
 
 class ConnectionOwner(Protocol):
-    """Who keeps the connections: what this node says in its beats, and who hears of receivers."""
+    """Owner of the connections: supplies the content of heartbeats and is notified about
+    receivers."""
 
     @property
     def leaves(self) -> bool:
-        """Whether this node ends and has states to leave."""
+        """Return True if this node ends and has states to leave."""
 
     def progress(self) -> NodeProgress:
-        """Return this node's, which is sent with each beat."""
+        """Return this node's progress, sent with each heartbeat."""
 
     def load(self, connection: str) -> pb.Load | None:
-        """Return this node's for a connection's receiver, sent about once a second; None while it
-        is not known."""
+        """Return this node's load for a connection's receiver, sent about once a second; None while
+        it is unknown."""
 
     def connection_lost(self, name: str) -> None:
-        """Called once, before the sender lets go of it."""
+        """Handle a lost connection. Called once, before the sender releases it."""
 
     def pull_drained(self, drained: pb.DrainedPull) -> None:
-        """A renewal said it."""
+        """Handle a drain reported by a renewal."""
 
 
 class ReceiverConnections:
@@ -99,7 +103,8 @@ class ReceiverConnections:
         self._connections: dict[str, _Connection] = {}
         self._issued = 0
         self._names: dict[bytes, list[str]] = {}
-        """By the process that they lead to, its epoch: those whose endpoints may be open."""
+        """By epoch of the receiver's process: names of its connections whose endpoints may be
+        open."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._connections
@@ -113,8 +118,8 @@ class ReceiverConnections:
         return self._connections.keys()
 
     def peers(self) -> dict[str, NodeProgress]:
-        """What receivers report of themselves, by name; of those that share one what is worst. From
-        any thread, and no more than an operator can look at."""
+        """Return the progress reported by receivers, by name; the worst values if several share a
+        name. From any thread. Bounded to a number that an operator can look at."""
         reported: dict[str, NodeProgress] = {}
         for connection in list(self._connections.values())[:_PEERS_TOLD]:
             if (progress := connection.progress) is not None:
@@ -127,16 +132,16 @@ class ReceiverConnections:
         return reported
 
     def silence(self, name: str) -> Silence:
-        """REQUIRES: may_beat(name)."""
+        """Return the connection's heartbeat timeout. REQUIRES: may_beat(name)."""
         return self._connections[name].heart.silence
 
     def writer(self, name: str) -> WriterLife | None:
-        """The receiver as a writer of what is pulled from it; None where it is gone."""
+        """Return the receiver as the writer of bytes pulled from it; None if it is gone."""
         connection = self._connections.get(name)
         return None if connection is None else connection.writer
 
     async def add(self, node: NodeIdentity, lease_seconds: float) -> str:
-        """The new connection's name. lease_seconds: the receiver's as a writer. Raises
+        """Add a connection and return its name. lease_seconds: the receiver's as a writer. Raises
         TransportError."""
         await self._end_others(node)
         self._issued += 1
@@ -156,7 +161,7 @@ class ReceiverConnections:
         return name
 
     async def _end_others(self, node: NodeIdentity) -> None:
-        """A node that connects anew has given up what it had."""
+        """End the other connections of a node that connects anew: it has given them up."""
         names = self._names.pop(node.epoch, [])
         for name in names:
             self.drop(name)
@@ -168,7 +173,8 @@ class ReceiverConnections:
         }
 
     def _expect_beating(self, name: str) -> None:
-        """A receiver that connects and never beats must not stay connected."""
+        """Drop a receiver that connects and never answers heartbeats in time; otherwise check again
+        later."""
         connection = self._connections.get(name)
         if connection is None or connection.beating:
             return
@@ -179,14 +185,15 @@ class ReceiverConnections:
             loop.call_later(self._beat_seconds, self._expect_beating, name)
 
     def may_beat(self, name: str) -> bool:
-        """Whether the connection is known and has no heartbeat yet."""
+        """Return True if the connection is known and has no heartbeat yet."""
         connection = self._connections.get(name)
         return connection is not None and not connection.beating
 
     async def beats(
         self, name: str, renewals: AsyncIterator[pb.Renewal]
     ) -> AsyncGenerator[pb.Beat, None]:
-        """Beat until the receiver falls silent or hangs up; then the connection is over.
+        """Yield heartbeats until the receiver is silent too long or hangs up; then end the
+        connection.
 
         REQUIRES: may_beat(name).
         """
@@ -233,7 +240,7 @@ class ReceiverConnections:
                 self._sender.renew(name, asked)
 
     def drop(self, name: str) -> None:
-        """Idempotent."""
+        """End the connection. Idempotent."""
         connection = self._connections.pop(name, None)
         if connection is None:
             return
@@ -248,7 +255,7 @@ class ReceiverConnections:
 
 
 _MOST_ROOMS = 4096
-"""On one stream: a decode node asks for as many as it has places for answers."""
+"""Most rooms on one stream: a decode node asks for one for each of its batch slots."""
 _BEFORE_TELLING = MappingProxyType(
     {
         "accepted": Place.SENDER_BEFORE_ACCEPTED,
@@ -266,27 +273,28 @@ _AFTER_TELLING = MappingProxyType(
 
 Say: TypeAlias = Callable[[pb.SenderMessage], None]
 OpenRoom: TypeAlias = Callable[[str, pb.ReceiverMessage, Say], OutgoingRoom]
-"""Of a connection, by a Reserve or a Fetch. Raises RoomRefused."""
+"""Opens a connection's room for a Reserve or a Fetch. Raises RoomRefused."""
 _OPENING = frozenset({"reserve", "fetch"})
 
 
 class RoomRefused(Exception):
-    """A Reserve that opens no room; says why."""
+    """A Reserve or Fetch that opens no room, with the reason."""
 
 
 class ReceiverStream:
-    """One receiver's stream of rooms: a message that comes is put before the room that it is for,
-    what rooms say leaves in order, in batches.
+    """One receiver's stream of rooms.
 
-    Owns which rooms are on the stream, from Reserve to Closed, and the outbox. Knows no machine
-    and no caches. Thread rule: the event loop. Invariants: say() never waits. Nothing is said of
-    a room after Closed. What makes no sense in a message refuses its own room, what cannot be
-    read ends the stream. Once the receiver is gone every room on it hears so, and run() returns
-    when all of them are over.
+    Each incoming message is put before its room; rooms' messages leave in order, in batches. Owns
+    the set of rooms on the stream, from Reserve to Closed, and the outbox. Knows no state machine
+    and no caches. Thread rule: the event loop.
+
+    Invariants: say() never waits. Nothing is sent for a room after Closed. An invalid message ends
+    its own room; an unreadable batch ends the stream. Once the receiver is gone every room is
+    notified, and run() returns when all of them are over.
     """
 
     def __init__(self, connection: str, open_room: OpenRoom, write_seconds: float) -> None:
-        """write_seconds: for that long one batch may wait for the receiver to take it."""
+        """write_seconds: limit for the receiver to take one batch."""
         self.connection = connection
         self._open_room = open_room
         self._write_seconds = write_seconds
@@ -300,7 +308,7 @@ class ReceiverStream:
         others: AsyncIterator[pb.ReceiverBatch],
         write: Callable[[pb.SenderBatch], Awaitable[None]],
     ) -> None:
-        """Until the receiver has hung up, or the connection is lost, and every room is over."""
+        """Run until the receiver has hung up, or the connection is lost, and every room is over."""
         tasks = GuardedTasks("receiver", lambda error: self._stop(f"internal error: {error!r}"))
         tasks.start(partial(self._read, first, others))
         try:
@@ -312,7 +320,7 @@ class ReceiverStream:
             await tasks.end()
 
     def lose(self) -> None:
-        """The receiver listens no more. Idempotent."""
+        """End the rooms, because the receiver is gone. Idempotent."""
         self._leaving = True
         for room in list(self._rooms.values()):
             room.put(on.ReceiverLost())
@@ -329,7 +337,7 @@ class ReceiverStream:
             self.lose()
 
     def _take_batch(self, batch: pb.ReceiverBatch) -> None:
-        """Raises InvalidRequest."""
+        """Take the messages of a batch. Raises InvalidRequest."""
         if len(batch.messages) > MOST_MESSAGES:
             raise InvalidRequest(
                 f"a batch has {len(batch.messages)} messages, at most {MOST_MESSAGES}"
@@ -372,7 +380,7 @@ class ReceiverStream:
             self._outbox.put(pb.SenderMessage(closed=closed, room=number))
 
     def _say(self, number: int, message: pb.SenderMessage) -> None:
-        """A room's own, until it has closed."""
+        """Send a room's message, unless the room has closed."""
         if number not in self._rooms:
             return
         message.room = number
@@ -390,7 +398,8 @@ class ReceiverStream:
             room.put(on.Stopped(reason))
 
     async def _write(self, write: Callable[[pb.SenderBatch], Awaitable[None]]) -> None:
-        """Raises TimeoutError, and what the stream does where the receiver is gone."""
+        """Write batches until the outbox closes. Raises TimeoutError, and the stream's own errors
+        if the receiver is gone."""
         while taken := await self._outbox.take():
             messages = [message for message in taken if self._reached(_BEFORE_TELLING, message)]
             try:
@@ -402,8 +411,8 @@ class ReceiverStream:
                     self._reached(_AFTER_TELLING, message)
 
     def _reached(self, places: Mapping[str, Place], message: pb.SenderMessage) -> bool:
-        """Whether nothing breaks at the place of that kind of message; what does ends its room
-        alone."""
+        """Return True if nothing fails at the failpoint of that kind of message; a failure ends its
+        room alone."""
         kind = message.WhichOneof("message")
         if kind not in places:
             return True

@@ -1,7 +1,8 @@
-"""What of a prefill node is in its engine's process: engine, sender, the Handover service.
+"""Part of a prefill node inside its engine's process: engine, sender and the Handover service.
 
-Owns both ends (what comes in are pulls), the service, and the event loop of the hand-over, on which
-its server and its rooms live, so that nothing that callers ask keeps a beat waiting. As EngineSide.
+Owns the sender, the receiver (it receives pulls), the service and the hand-over's event loop. The
+server and the rooms live on that loop, so callers' requests never delay a heartbeat. Implements
+EngineSide.
 """
 
 from dataclasses import replace
@@ -38,8 +39,8 @@ _LAST_WRITES_SECONDS = 1.0
 
 
 def require_named_peers(bind: str, access: Access) -> None:
-    """Who connects is given keys to this node's memory, so off loopback it must show a certificate.
-    bind: HOST:PORT of the hand-over. Raises BindError."""
+    """Raise BindError unless decode nodes off loopback must show a certificate. The reason: a
+    connected peer is given keys to this node's memory. bind: HOST:PORT of the hand-over."""
     host, _ = parse_bind(bind, access)
     if access.insecure or is_loopback(host) or (access.tls is not None and access.tls.client_ca):
         return
@@ -51,7 +52,7 @@ def require_named_peers(bind: str, access: Access) -> None:
 
 
 class PrefillSide(PairSide):
-    """REQUIRES: `plane` is over parts.arena. Raises BindError."""
+    """Engine's side of a prefill node. REQUIRES: `plane` is over parts.arena. Raises BindError."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class PrefillSide(PairSide):
         front: HandoverFront,
         gateway_rooms: GatewayRooms | None = None,
     ) -> None:
-        """gateway_rooms: of a gateway that is served in the same process."""
+        """gateway_rooms: rooms of a gateway served in the same process."""
         self._access = server_config.access
         self._etcd_access = server_config.etcd_access
         if config.etcd:
@@ -99,12 +100,12 @@ class PrefillSide(PairSide):
 
     @property
     def handover_address(self) -> str | None:
-        """HOST:PORT of the hand-over's server; None where it shares the front's."""
+        """Return HOST:PORT of the hand-over's server; None if it shares the front's."""
         return None if self._server is None else self._server.address
 
     @property
     def services(self) -> list[Service]:
-        """For decode nodes."""
+        """Return the services for decode nodes."""
         register = partial(handover_pb2_grpc.add_HandoverServicer_to_server, self._service)
         return [Service("tasuki.handover.v1.Handover", register)]
 
@@ -115,12 +116,12 @@ class PrefillSide(PairSide):
         return HandoverStatus(sent=self._ends.sender.counters, peers=self._service.peers())
 
     def begin(self) -> None:
-        """The ends and the event loop."""
+        """Start the sender, the receiver and the event loop."""
         self._ends.start()
         self.loop.start()
 
     async def start(self) -> None:
-        """begin(), the server for decode nodes alone, and then they may learn of it. REQUIRES:
+        """Call begin(), start the server for decode nodes alone, and register. REQUIRES:
         handover_bind."""
         self.begin()
         try:
@@ -131,20 +132,21 @@ class PrefillSide(PairSide):
             raise
 
     async def serve(self) -> None:
-        """REQUIRES: handover_bind."""
+        """Start the server for decode nodes alone. REQUIRES: handover_bind."""
         starting = start_server(self._config.handover_bind, self.services, self._access)
         self._server = await self.loop.run(starting, START_SECONDS)
 
     async def register(self, address: str) -> None:
-        """Where the node is to register. address: HOST:PORT at which decode nodes reach it, unless
-        its settings name another."""
+        """Register the node at etcd, if it is set. address: HOST:PORT for decode nodes, unless the
+        settings name another."""
         if not self._config.etcd:
             return
         reached_at = self._config.advertise or address
         await self.loop.run(self._register(reached_at), START_SECONDS)
 
     async def _register(self, address: str) -> None:
-        """On the hand-over's loop too: an entry that is not renewed takes the node away."""
+        """Start the registration. It runs on the hand-over's loop, because an entry that is not
+        renewed removes the node."""
         self._registration = Registration(
             Etcd(self._config.etcd, self._etcd_access),
             self._config.etcd_prefix + self._config.name,
@@ -153,8 +155,8 @@ class PrefillSide(PairSide):
         self._registration.start()
 
     async def retire(self) -> None:
-        """Before the front drains: no decode node learns of this one any more, or asks it for
-        more."""
+        """Unregister and refuse new calls before the front drains, so that decode nodes find this
+        node no more and ask it for nothing more."""
         if self._registration is not None:
             await self.loop.end(self._registration.stop(), LOOP_SECONDS)
         if self._server is not None:

@@ -1,11 +1,12 @@
-"""Rooms that a gateway made: its call here and the decode node's Reserve find each
-other, in whichever order they come, since it may call both nodes in parallel.
+"""Rooms made by a gateway: its call here and the decode node's Reserve meet in either order. The
+gateway may call both nodes in parallel.
 
-Owns the calls that wait or whose room is open. Knows neither gRPC nor the gateway's protocol: a
-call is an engine's Submit and is answered like one, with the room's first token and its end. Thread
+Owns the calls that wait or have an open room. Knows neither gRPC nor the gateway's protocol. A call
+is an engine's Submit and is answered like one, with the room's first token and its end. Thread
 rule: the event loop.
-Invariants: every call ends, at the latest when patience does. A call whose room was lost ends with
-ABORT and no error, since the decode node then answers without it. Both sides must bring the same
+
+Invariants: every call ends, at the latest when `patience` does. A call with a lost room ends with
+ABORT and no error, because the decode node then answers without it. Both sides must bring the same
 prompt.
 """
 
@@ -29,7 +30,7 @@ PATIENCE_SECONDS = 10.0
 
 
 class GatewayCall:
-    """What a gateway asked for; `first` is the room's first token, None where there is none."""
+    """Call of a gateway; `first` is the room's first token, None if there is none."""
 
     def __init__(self, submit: m.Submit, room: m.RoomId) -> None:
         self.submit = submit
@@ -39,29 +40,29 @@ class GatewayCall:
         )
 
     def answer(self, token: m.PrefillToken | None) -> None:
-        """Idempotent."""
+        """Set the call's first token, or None. Idempotent."""
         if not self.first.done():
             self.first.set_result(token)
 
 
 class GatewayRooms:
     def __init__(self, patience: float = PATIENCE_SECONDS) -> None:
-        """patience: seconds that whoever comes first waits for the other."""
+        """patience: limit in seconds of the wait of one side for the other."""
         self._patience = patience
         self._parked: dict[m.RoomId, GatewayCall | OutgoingRoom] = {}
-        """What came first, until the other side comes, it is withdrawn, or patience ends."""
+        """The side that came first, until the other comes, it is withdrawn, or `patience` ends."""
         self._calls: dict[tuple[str, m.RequestId], GatewayCall] = {}
         self._open: dict[m.RoomId, GatewayCall] = {}
 
     async def generate(
         self, submit: m.Submit, request_context: RequestContext
     ) -> AsyncGenerator[AnswerPart, None]:
-        """The first token, if the room comes so far, and Finished. Raises InvalidRequest,
+        """Yield the first token, if the room yields one, and Finished. Raises InvalidRequest,
         DuplicateRequest.
 
-        request_context: whose the id is, and how much of the usage is shown; no limit counts it
-        here. The gateway asks the decode node as well, which counts the call against its caller's
-        limits and whose Reserve names the trace and brings the salt.
+        request_context: the caller that owns the id, and the shown part of the usage. No limit
+        counts the call here. The gateway asks the decode node as well; it counts the call against
+        the caller's limits. The decode node's Reserve names the trace and brings the salt.
         """
         begun = time.monotonic()
         if submit.gateway_room is None:
@@ -89,13 +90,14 @@ class GatewayRooms:
         yield visible_end(_finished(submit, token, time.monotonic() - begun), request_context)
 
     def abort(self, request_id: m.RequestId, caller: Caller) -> None:
-        """Idempotent. Nothing happens where it is another's."""
+        """End the caller's own call without a token. Idempotent. Does nothing for another caller's
+        request."""
         call = self._calls.get((caller.name, request_id))
         if call is not None:
             call.answer(None)
 
     def receiver_arrived(self, room: OutgoingRoom) -> None:
-        """A decode node's Reserve expects a call of the gateway here too. Raises DuplicateRoom."""
+        """Expect the gateway's call for a room reserved by a decode node. Raises DuplicateRoom."""
         parked = self._parked.get(room.id)
         if parked is None:
             self._park(room.id, room)
@@ -105,12 +107,12 @@ class GatewayRooms:
             raise DuplicateRoom(f"room {room.id} has arrived on the remote side before")
 
     def first_token(self, room: m.RoomId, token: m.PrefillToken) -> None:
-        """The room's first token."""
+        """Answer the room's call with its first token."""
         if (call := self._open.get(room)) is not None:
             call.answer(token)
 
     def over(self, room: OutgoingRoom) -> None:
-        """The room has ended, met or not."""
+        """Handle the end of a room, with or without the gateway's call."""
         call = self._open.pop(room.id, None)
         if call is not None:
             call.answer(None)
@@ -143,7 +145,7 @@ class GatewayRooms:
         asyncio.get_running_loop().call_later(self._patience, self._expire, room, first)
 
     def _expire(self, room: m.RoomId, first: GatewayCall | OutgoingRoom) -> None:
-        """The other side has not come in time."""
+        """End the wait of the first side, because the other did not come in time."""
         if not self._withdraw(room, first):
             return
         if isinstance(first, GatewayCall):
@@ -152,7 +154,7 @@ class GatewayRooms:
             first.put(on.Missed())
 
     def _withdraw(self, room: m.RoomId, first: GatewayCall | OutgoingRoom) -> bool:
-        """Whether it was parked, and is not any more."""
+        """Withdraw a parked side; return False if it was not parked."""
         if self._parked.get(room) is not first:
             return False
         del self._parked[room]
@@ -175,11 +177,10 @@ def _finished(submit: m.Submit, token: m.PrefillToken | None, seconds: float) ->
 
 
 class GatewayAnswers:
-    """Rooms that a gateway made, asked for from the front's loop, where its calls arrive.
+    """Gateway rooms, called on the front's loop, on which gateway calls arrive.
 
-    Keeps nothing. Thread rule: the front's event loop; the rooms live on the hand-over's.
-
-    As GatewayRooms, which see.
+    Keeps nothing. Thread rule: the front's event loop; the rooms live on the hand-over's. Otherwise
+    as GatewayRooms.
     """
 
     def __init__(self, rooms: GatewayRooms, there: LoopThread) -> None:
@@ -189,7 +190,7 @@ class GatewayAnswers:
     async def generate(
         self, submit: m.Submit, request_context: RequestContext
     ) -> AsyncGenerator[AnswerPart, None]:
-        """As GatewayRooms; raises RequestRejected where the rooms' loop has died."""
+        """Answer as GatewayRooms does. Raises RequestRejected if the rooms' loop has died."""
 
         async def answer() -> list[AnswerPart]:
             return [part async for part in self._rooms.generate(submit, request_context)]

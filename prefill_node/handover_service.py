@@ -1,11 +1,13 @@
-"""The Handover service of a prefill node: streams and calls turned into connections and rooms.
+"""Handover service of a prefill node: streams and calls turned into connections and rooms.
 
 Owns live rooms and pulls, and remembers through `ended_rooms` how the last ones ended. Turns
 streams into engine messages and back; decides nothing about caches or bytes.
+
 Thread rule: the hand-over's event loop; deliver() and peers() may be called from any thread.
+
 Invariants: a reply to Abort comes after the drain. An Abort is answered only for rooms of the
-connection that it names, which nobody else can guess. Nothing is awaited of a receiver without a
-deadline. Every PullWanted is answered, at once where its room or its decode node is gone.
+connection that it names; no other peer can guess the name. Every wait for a receiver has a
+deadline. Every PullWanted is answered, at once if its room or its decode node is gone.
 """
 
 import asyncio
@@ -55,12 +57,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HandoverServiceSettings:
-    """beat_seconds: between two beats. silence_seconds: a receiver that answers none for that long
-    is gone. progress_seconds: between two repetitions of Queued. patience_seconds: a lost pull that
-    is not fenced by then gives up the connection, so that its writer's lease runs out.
-    write_seconds: one message of a room may wait for the receiver to take it, and a stream for its
-    first one. stop_seconds: rooms have to drain when the node stops; longer than their draining
-    deadline."""
+    """Times of the service, in seconds.
+
+    beat_seconds: between two heartbeats. silence_seconds: heartbeat timeout of a receiver.
+    progress_seconds: between two repetitions of Queued. patience_seconds: a lost pull not fenced
+    within this time gives up the connection, so that its writer's lease runs out. deadlines, pull:
+    deadlines of rooms and of pulls, by state. write_seconds: limit for the receiver to take one
+    message of a room, and for a stream's first message. stop_seconds: limit for rooms to drain when
+    the node stops; longer than their draining deadline.
+    """
 
     beat_seconds: float = 0.2
     silence_seconds: float = 3.0
@@ -81,7 +86,7 @@ def _unknown(room: m.RoomId, request: str, traceparent: str) -> None:
 
 
 class HandoverService(handover_pb2_grpc.HandoverServicer):
-    """As ConnectionOwner too."""
+    """Handover service of gRPC. Implements ConnectionOwner too."""
 
     def __init__(
         self,
@@ -97,9 +102,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         gateway_rooms: GatewayRooms | None = None,
         progress: Callable[[], NodeProgress] = NodeProgress,
     ) -> None:
-        """loop: the hand-over's. begin_room: called with each room, the request it is for, and that
-        one's traceparent. gateway_rooms: those that a gateway announces to both nodes; None: there
-        is no gateway. progress: this node's."""
+        """loop: the hand-over's event loop. begin_room: called with each room, its request and the
+        request's traceparent. gateway_rooms: rooms that a gateway announces to both nodes; None: no
+        gateway. progress: returns this node's progress."""
         self._begin_room = begin_room
         self._post = post
         self._gateway_rooms = gateway_rooms
@@ -118,17 +123,17 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         )
         self.progress = progress
         self._load: m.PrefillLoad | None = None
-        """As the engine reported it last."""
+        """Latest load reported by the engine."""
         self._usable = UsableFeed(lambda: post(m.ReadUsable()))
         self._usable_readers: set[str] = set()
-        """Connections that read what is usable: one stream each."""
+        """Connections that read the usable prefixes: one stream each."""
         self._desk = LeavingDesk(post, lambda: self._connections.names)
         breaker = ConnectionBreaker(transport, receiver, self._lose_all)
         self._shared = PullMeans(
             receiver, breaker, self._settings.pull, self._settings.patience_seconds
         )
         self._pulls: LiveRooms[tuple[int, int], PullReceiver] = LiveRooms(self._pull_over)
-        """By room and generation: a pull outlives its room."""
+        """Live pulls by room and generation: a pull outlives its room."""
         self._rooms: LiveRooms[int, OutgoingRoom] = LiveRooms(self._over)
         self._streams: set[ReceiverStream] = set()
         self._ended = EndedRooms(self._connections.__contains__)
@@ -139,15 +144,15 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
 
     @property
     def receivers(self) -> list[str]:
-        """Names of the nodes that are connected."""
+        """Return the names of the connected nodes."""
         return self._connections.nodes
 
     def peers(self) -> dict[str, NodeProgress]:
-        """What connected nodes report of themselves, by name. From any thread."""
+        """Return the progress reported by connected nodes, by name. From any thread."""
         return self._connections.peers()
 
     def deliver(self, message: m.Outbox) -> None:
-        """What the engine says about a room. Messages of rooms that are over are dropped."""
+        """Handle an engine's message about a room. Messages of rooms that are over are dropped."""
         self._loop.call_soon_threadsafe(self._dispatch, message)
 
     def _dispatch(self, message: m.Outbox) -> None:
@@ -296,7 +301,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             raise AssertionError("abort raises") from error
 
     async def _first(self, messages: AsyncIterator[Message]) -> Message | None:
-        """The first message of a stream; None where it ends or is silent instead."""
+        """Return the first message of a stream; None if it ends or sends nothing in time."""
         try:
             return await asyncio.wait_for(anext(messages, None), self._settings.write_seconds)
         except TimeoutError:
@@ -337,7 +342,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             self._streams.discard(stream)
 
     def _open(self, connection: str, message: pb.ReceiverMessage, speak: Speak) -> OutgoingRoom:
-        """The room of a Reserve or a Fetch, running. Raises RoomRefused."""
+        """Return the room of a Reserve or a Fetch, running. Raises RoomRefused."""
         number, wanted = message.room, message.reserve
         reserve: m.PrefillReserve | m.FetchReserve
         try:
@@ -417,7 +422,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
     # Pulls
 
     def _begin_pull(self, grant: m.PullGrant, connection: str, speak: Speak) -> PullReceiver | None:
-        """Ask over the room's stream; None where the connection is over."""
+        """Ask for a pull over the room's stream; return None if the connection is over."""
         writer = self._connections.writer(connection)
         if writer is None:
             self._refuse_pull(grant.room)
@@ -428,7 +433,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         return pull
 
     def _refuse_pull(self, room: m.RoomId) -> None:
-        """Nobody is asked."""
+        """Post the pull as lost and fenced, without asking a decode node."""
         self._post(m.PullLost(room))
         self._post(m.PullFenced(room))
 
@@ -438,8 +443,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             self._refuse_pull(pull.id)
 
     def pull_drained(self, drained: pb.DrainedPull) -> None:
-        """By a renewal, which may overtake the stream: no reason to lose what is on its way there.
-        Of a pull that is over already it says nothing new."""
+        """Handle a drain reported by a renewal, which may overtake the stream. So messages still on
+        the stream are not lost. For a pull already over it changes nothing."""
         pull = self._pulls.get((drained.room, drained.generation))
         if pull is not None:
             pull.put(on.DrainAnswered(drain_from_wire(drained.drain)))

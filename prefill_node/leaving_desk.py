@@ -1,9 +1,11 @@
-"""Gives the states that this prefill node leaves to decode nodes that ask for them.
+"""Desk that gives the states left by this prefill node to decode nodes on request.
 
-Owns who asks, and whom a state was given to until that says what became of it. The engine decides
-which state goes where. Thread rule: the event loop. Invariants: what a connection was given is over
-when that is lost. No question waits for the engine without a bound. Once nobody is there to ask, or
-to leave anything to, nothing is left any more, so that a node's end waits for nobody.
+Owns the set of asking connections, and the connection given each state until its outcome is known.
+The engine decides the target of each state. Thread rule: the event loop.
+
+Invariants: a state given to a connection counts as lost when the connection is lost. Every wait for
+the engine is bounded. Leaving ends once no connection asks or accepts states, so a node's end waits
+for no peer.
 """
 
 import asyncio
@@ -21,20 +23,20 @@ _NOBODY: frozenset[str] = frozenset()
 
 class LeavingDesk:
     def __init__(self, post: m.Post, connected: Callable[[], Collection[str]]) -> None:
-        """post: to the engine. connected: the connections that stand."""
+        """post: sends a message to the engine. connected: returns the live connections."""
         self._post = post
         self._connected = connected
         self._queries = count(1)
         self._waiting: dict[int, asyncio.Future[m.LeftState]] = {}
         self._given: dict[int, str] = {}
-        """By number: to which connection."""
+        """By number of the state: the connection given it."""
         self._asking = _NOBODY
         self._declining = _NOBODY
         self.leaves = False
-        """Whether beats say so."""
+        """True if heartbeats report that this node leaves."""
 
     def begin(self) -> None:
-        """There are states to leave."""
+        """Begin to leave: there are states to give."""
         self.leaves = True
         self._look()
 
@@ -49,7 +51,7 @@ class LeavingDesk:
             asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
 
     def answered(self, message: m.LeftState) -> None:
-        """By the engine. What nobody waits for any more is over."""
+        """Handle the engine's answer. A state for a question no longer waiting counts as lost."""
         waiting = self._waiting.pop(message.query_id, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
@@ -57,7 +59,8 @@ class LeavingDesk:
             self._post(m.LeftTakenOver(message.state.number, m.HeirOutcome.LOST))
 
     async def take_over(self, request: pb.TakeOverRequest) -> pb.TakeOverResponse:
-        """REQUIRES: its connection stands. Raises PeerInvalid."""
+        """Answer a decode node that asks for a state. REQUIRES: its connection is live. Raises
+        PeerInvalid."""
         peer = request.connection_id
         if request.HasField("done"):
             self._done(peer, wire.TAKEN_OVER.from_wire(request.done))
@@ -82,7 +85,7 @@ class LeavingDesk:
         return wire.left_state(left)
 
     def _done(self, peer: str, done: m.LeftTakenOver) -> None:
-        """Of what was given to another one, or is over, nothing is believed."""
+        """Record a state's outcome, but only from the connection given it and while it is open."""
         if self._given.get(done.number) == peer:
             del self._given[done.number]
             self._post(done)

@@ -1,4 +1,4 @@
-"""`tasuki prefill`: the daemon that reads prompts and hands their prefixes on."""
+"""`tasuki prefill`: the daemon that computes prefixes of prompts and hands them to decode nodes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +18,8 @@ CONFIGS = (EngineConfig, ServerConfig, PrefillConfig)
 
 
 def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
-    """build: what it serves; None: the checkpoint that the flags name."""
+    """Run the prefill daemon. build: builds the served parts; None: the checkpoint named by the
+    flags."""
     engine_config, server_config, config = parse_configs(
         "tasuki prefill", "A prefill node.", argv, *CONFIGS
     )

@@ -1,5 +1,7 @@
-"""A prefill node: what its callers ask, over an engine's side, in one process or in two, and the
-daemon that reads prompts and hands prefixes on.
+"""Prefill node: its services for callers and its daemon.
+
+The services run over an engine's side, in one process or in two. The daemon reads prompts and hands
+prefixes on.
 """
 
 import logging
@@ -35,9 +37,8 @@ log = logging.getLogger(__name__)
 
 
 class PrefillNode:
-    """Front and engine in one process. Build it inside a running event loop. Life: startup, then
-    whatever the daemon waits for, then shutdown. REQUIRES: `plane` is over parts.arena. Raises
-    BindError."""
+    """Front and engine in one process. Build it inside a running event loop. Call startup, wait as
+    the daemon does, then call shutdown. REQUIRES: `plane` is over parts.arena. Raises BindError."""
 
     def __init__(
         self,
@@ -72,11 +73,11 @@ class PrefillNode:
 
     @property
     def handover_address(self) -> str | None:
-        """HOST:PORT of the hand-over's server; None where it shares the front's."""
+        """Return HOST:PORT of the hand-over's server; None if it shares the front's."""
         return self._side.handover_address
 
     async def startup(self) -> str:
-        """Returns the front's HOST:PORT."""
+        """Start the node. Return the front's HOST:PORT."""
         side = self._side
         side.begin()
         try:
@@ -92,7 +93,7 @@ class PrefillNode:
         return address
 
     async def shutdown(self) -> None:
-        """Rooms in flight end within the drain timeout or are given up; the rest stops in order."""
+        """Stop the node in order. Rooms in flight end within the drain timeout or are given up."""
         await self._side.retire()
         await self.front.refuse_and_drain()
         await self._side.end_handover()
@@ -102,7 +103,7 @@ class PrefillNode:
 
 @dataclass(frozen=True)
 class PrefillFront:
-    """As NodeFront: answers operators, and a gateway where one is served."""
+    """Front for operators, and for a gateway if one is served. Implements NodeFront."""
 
     config: ServerConfig
     role_change: RoleChange | None
@@ -134,8 +135,9 @@ def prefill_front(
     handover: Emit | None = None,
     gateway_answers: GatewayAnswers | None = None,
 ) -> Node:
-    """The front of a prefill node, wherever its engine runs. max_request_tokens, max_batch: the
-    engine's. handover: as Node's. gateway_answers: for a gateway, where one is served."""
+    """Return the front of a prefill node, for an engine in this process or in another.
+    max_request_tokens, max_batch: the engine's. handover: see Node. gateway_answers: for a gateway,
+    if one is served."""
     gateway = gateway_of(
         engine_config, server_config, model, max_request_tokens, max_batch, None, gateway_answers
     )
@@ -152,13 +154,13 @@ def prefill_front(
 
 
 class PrefillDaemon(PairDaemon[PrefillConfig]):
-    """Reads prompts and hands their prefixes on."""
+    """Daemon of a prefill node: it reads prompts and hands their prefixes on."""
 
     role = Role.PREFILL
 
     def engine_apart(self) -> bool:
-        """Decode nodes are served where the engine is, so it has no process of its own where they
-        or a gateway share the front's port."""
+        """Return True if the engine has its own process. It has none if decode nodes or a gateway
+        share the front's port, because decode nodes are served beside the engine."""
         if not super().engine_apart():
             return False
         if self.config.handover_bind and not self.server_config.gateway:

@@ -46,13 +46,16 @@ from tasuki.utils.signatures import Notice
 log = logging.getLogger(__name__)
 
 Speak = Callable[[pb.SenderMessage], None]
-"""On the room's stream, in order, as long as the room lives; dropped after that."""
+"""Sends a message on the room's stream, in order; dropped once the room is over."""
 
 
 @dataclass(frozen=True)
 class PullMeans:
-    """What pulls of this node share. deadlines: by state. patience: seconds until a lost pull that
-    is not fenced gives up the connection."""
+    """Receiver, breaker and deadlines shared by the pulls of this node.
+
+    deadlines: by state. patience: seconds until a lost pull that is not fenced gives up the
+    connection.
+    """
 
     receiver: Receiver
     breaker: ConnectionBreaker
@@ -61,12 +64,12 @@ class PullMeans:
 
 
 class PullReceiver(ReceivingRoom):
-    """One pull on the prefill node, where the return path is received: between a hand-over's
-    stream, the engine and the receiver.
+    """One pull on the prefill node, the receiver of the return path: between a hand-over's stream,
+    the engine and the receiver.
 
-    Performs the actions of the pure side (transfer/rooms/receiving.py). Lives on when its hand-
-    over is over, until it is committed or fenced. Thread rule: the event loop. Invariant: the
-    engine is given exactly one of PullCommitted, or PullLost followed by PullFenced.
+    Performs the actions of the pure side (transfer/rooms/receiving.py). Outlives its hand-over,
+    until it is committed or fenced. Thread rule: the event loop. Invariant: the engine is given
+    exactly one of PullCommitted, or PullLost followed by PullFenced.
     """
 
     def __init__(
@@ -94,11 +97,11 @@ class PullReceiver(ReceivingRoom):
 
     @property
     def windows_landed(self) -> int | None:
-        """Grows as windows land; None once the pull is lost or over."""
+        """Return a count that grows as chunks arrive; None once the pull is lost or over."""
         return None if self._side.is_lost or self.is_over else self.progress
 
     def take_message(self, message: pb.PullDone | pb.PullFailed) -> None:
-        """Take what the decode node says of the pull."""
+        """Take the decode node's message about the pull."""
         self.put(_heard(message))
 
     def act(self, action: Action) -> Event | None:
@@ -139,7 +142,7 @@ def _heard(message: pb.PullDone | pb.PullFailed) -> say.Message:
 
 
 def _sent(done: pb.PullDone) -> Sequence[WindowDigest]:
-    """Raises PeerInvalid naming the field."""
+    """Return the digests of the sent chunks. Raises PeerInvalid naming the field."""
     peer_values.count(done.report.bytes, "report.bytes")
     return windows_from_wire(done.windows)
 
@@ -185,10 +188,11 @@ class OutgoingRoom(SendingRoom):
         deadlines: SenderDeadlines | None = None,
         awaits_gateway: bool = False,
     ) -> None:
-        """progress_seconds: between two repetitions of Queued, and between two looks at the
-        deadlines. begin_pull: fetches what the ticket offers; outlives the room. speak: to the
-        receiver, in order, up to Closed. request_id: as the receiver's clients know it; empty where
-        it sent none. awaits_gateway: nothing is computed before the gateway's call."""
+        """progress_seconds: between two repetitions of Queued, and between two checks of the
+        deadlines. begin_pull: fetches the ticket's offered state; the pull outlives the room.
+        speak: sends to the receiver, in order, up to Closed. request_id: the id known to the
+        receiver's clients; empty if it sent none. awaits_gateway: nothing is computed before the
+        gateway's call."""
         ticket = reserve.ticket
         terms = SendingTerms(deadlines or SenderDeadlines(), progress_seconds, awaits_gateway)
         side = Sending(kind_of(reserve), ticket.room, ticket.generation, terms, time.monotonic())
@@ -211,7 +215,7 @@ class OutgoingRoom(SendingRoom):
         return on.Look(self.progress, None if self._pull is None else self._pull.windows_landed)
 
     def hear_engine(self, message: FromEngine) -> None:
-        """Take what the engine says of the room."""
+        """Take the engine's message about the room."""
         self.put(self._event_of(message))
 
     def _event_of(self, message: FromEngine) -> Event:
@@ -234,7 +238,7 @@ class OutgoingRoom(SendingRoom):
         return on.Announced(wire.ready(self.generation, message, tail))
 
     def hear_pull(self, message: pb.PullDone | pb.PullFailed) -> None:
-        """Take what the receiver says of the room's pull."""
+        """Take the receiver's message about the room's pull."""
         if self._pull is not None:
             self._pull.take_message(message)
 
@@ -280,7 +284,7 @@ class OutgoingRoom(SendingRoom):
                 self._speak(pb.SenderMessage(failed=failed))
 
     def closed(self) -> None:
-        """Its engine lets go; behind it the room says its last word."""
+        """End the room: post PrefillEnd to the engine and set the room's drain."""
         drain = self._side.drain if self._side.is_over else Drain.FORCED
         if self._pull is not None:
             self._pull.put(on.Stopped("its room is over"))
@@ -291,5 +295,5 @@ class OutgoingRoom(SendingRoom):
         self.ended.set_result(drain)
 
     def close(self) -> None:
-        """Say the last word, once the room is over."""
+        """Send the last message, once the room is over."""
         self._speak(pb.SenderMessage(closed=pb.Closed()))

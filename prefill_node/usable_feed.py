@@ -1,9 +1,11 @@
-"""What this node can resume prompts from, for decode nodes that choose by it.
+"""Feed of the prefixes usable on this node, for decode nodes that choose by them.
 
-Owns a copy of what stands, by names alone, kept by the engine's events while anybody reads, and
-what each reader has not been sent. Thread rule: the event loop's.
-Invariants: a reader gets all that stands first. One that reads too slowly gets that again, so what
-waits for it is bounded. Of what comes and goes between two batches only how it ended is sent.
+Owns a copy of the usable prefixes, by names alone, updated by the engine's events while a reader is
+connected. Owns also each reader's unsent changes. Thread rule: the event loop's.
+
+Invariants: a reader first gets all usable prefixes. A slow reader gets all of them again, so its
+unsent changes are bounded. A prefix that comes and goes between two batches is sent only in its
+last state.
 """
 
 import asyncio
@@ -16,14 +18,14 @@ from tasuki.pycache.packed import PackedEvents
 from tasuki.transfer.protocol.messages import UsablePrefix, in_batches, prefixes_to_wire
 
 READ_SECONDS = 0.25
-"""Between two looks at the engine, and between two batches with changes."""
+"""Seconds between two reads of the engine's changes, and between two batches with changes."""
 _EMPTY_SECONDS = 1.0
-"""After so long without a change a batch says that there was none."""
+"""Seconds without a change after which an empty batch is sent."""
 _MOST_WAITING = 1 << 16
 
 
 class _Reader:
-    """One decode node's."""
+    """Unsent changes of one decode node."""
 
     def __init__(self, stands: dict[bytes, UsablePrefix]) -> None:
         self._stands = stands
@@ -32,7 +34,7 @@ class _Reader:
         self._starts_over = True
         self._sequence = 0
         self.hurry = asyncio.Event()
-        """What waits is to be sent at once."""
+        """Set when the unsent changes are to be sent at once."""
         self._sent_at = time.monotonic()
 
     def came(self, prefix: UsablePrefix) -> None:
@@ -46,7 +48,7 @@ class _Reader:
         self._bound()
 
     def start_over(self) -> None:
-        """All that stands is to be sent again."""
+        """Mark all usable prefixes to be sent again."""
         self._starts_over = True
         self._came, self._went = {}, {}
 
@@ -55,7 +57,8 @@ class _Reader:
             self.start_over()
 
     def take(self) -> Iterator[pb.UsableBatch]:
-        """What is to be sent now; nothing where there was no change, and a batch a moment ago."""
+        """Yield the batches to send now; none if nothing changed and a batch was sent a moment
+        ago."""
         came, went = self._came, self._went
         self._came, self._went = {}, {}
         if self._starts_over:
@@ -87,11 +90,11 @@ class _Reader:
 
 class UsableFeed:
     def __init__(self, read: Callable[[], None]) -> None:
-        """read: asks the engine for what has changed; take() is then called with its answer."""
+        """read: asks the engine for the changes; take() is then called with its answer."""
         self._read = read
         self._asked = False
         self._known = False
-        """Whether the engine has answered once."""
+        """True once the engine has answered."""
         self._stands: dict[bytes, UsablePrefix] = {}
         self._readers: set[_Reader] = set()
 
@@ -124,7 +127,7 @@ class UsableFeed:
             reader.start_over()
 
     async def batches(self, wanted: Callable[[], bool]) -> AsyncGenerator[pb.UsableBatch, None]:
-        """For one reader, as long as they are wanted."""
+        """Yield batches for one reader, as long as wanted() is True."""
         with self._reading() as reader:
             while wanted():
                 if not self._asked:

@@ -1,2 +1,2 @@
-"""The hand-over: protocol, steps, windows, digest and transports. Knows bytes and layers, never
+"""Hand-over: protocol, steps, layer chunks, digest and transports. Knows bytes and layers, never
 tokens' meaning."""

@@ -1,14 +1,13 @@
-"""One node's way into transfers: its registered arena, its sender and its receiver.
+"""One node's access to transfers: its registered arena, its sender and its receiver.
 
-`DataPlane`: One node's way into hand-overs: its registered arena, the digester over it, from where
-windows leave and how they arrive, its contract and name.
-Where the wire is not exact, the arena's last slabs are kept back for windows on their way out.
+`DataPlane`: the registered arena, its digester, the source and the sink of its layer chunks, its
+contract and its identity. If the wire is not exact, the arena's last slabs are kept back for
+encoded chunks on their way out.
 
-`TransferEngine`: The two ends that every node of a pair is: a sender of what leaves its arena and a
-receiver of what comes into it.
-Owns both, over one data plane, which it only borrows. Knows no role: whether hand-overs leave and
-pulls come, or the other way round, is the node's. Thread rule: start and stop block, once each, on
-any thread that may wait.
+`TransferEngine`: the two ends of every node of a pair: a sender of bytes from its arena and a
+receiver of bytes into it. Owns both, over one data plane that it only borrows. Knows no role: the
+node decides if hand-overs leave and pulls come, or the reverse. Thread rule: start and stop block,
+once each, on any thread that may wait.
 """
 
 from dataclasses import dataclass
@@ -40,28 +39,30 @@ from .settings import WireSettings
 
 @dataclass(frozen=True)
 class DataPlane:
-    """Closing the transport ends it; nothing here owns the arena's memory."""
+    """One node's registered arena with its transport. Closing the transport ends it; it does not
+    own the arena's memory."""
 
     transport: Transport
     digester: Digester
     window_source: WindowSource
     window_sink: WindowSink | None
-    """None where windows arrive as they are to lie."""
+    """None if arriving chunks need no decoding."""
     slabs: int
-    """Of the arena, those that a cache may own: all but the last ones kept back."""
+    """Slabs of the arena that a cache may own: all except the last ones kept back."""
     contract: Contract
     node: NodeIdentity
     arena: ArenaKey
     spans: RankSpans
 
     def source(self, steps: StepCounter) -> SourceArena:
-        """The arena as a sender's. steps: counts what fills it, on every rank."""
+        """Return the arena as a sender's. steps: counts the layers written into it, on every
+        rank."""
         return SourceArena(
             self.slabs, self.transport, self.window_source, steps, self.arena, self.spans.ranks
         )
 
     def target(self) -> TargetArena:
-        """The arena as a receiver's."""
+        """Return the arena as a receiver's."""
         return TargetArena(
             *(self.slabs, self.transport, self.digester, self.window_sink, self.arena),
             spans=self.spans,
@@ -78,8 +79,8 @@ class DataPlane:
         constants: str = NOT_USED,
         weights_format: str = NOT_USED,
     ) -> "DataPlane":
-        """As over(), of the memory in which the arenas of several ranks lie; the wire is exact.
-        Raises TransportError; ValueError where heads are no whole words."""
+        """Make a data plane of the memory with the arenas of several ranks, as over() does; the
+        wire is exact. Raises TransportError; ValueError if heads are no whole words."""
         warn_if_armed()
         region.register(transport)
         digester = region.digester()
@@ -116,11 +117,12 @@ class DataPlane:
         constants: str = NOT_USED,
         weights_format: str = NOT_USED,
     ) -> "DataPlane":
-        """memory: the arena's bytes, uint8 [slabs * slab_bytes] on any device, registered here and
-        nothing else. wire: exact by default. arena: which of the node's it is, by default its only
-        one. constants: of the model, weights_format: of its weights, for the contract.
+        """Make a data plane of one arena.
 
-        Raises TransportError, WireError.
+        memory: the arena's bytes, uint8 [slabs * slab_bytes] on any device; only they are
+        registered here. wire: exact by default. arena: its key in the node; by default the only
+        one. constants, weights_format: the model's and its weights', for the contract. Raises
+        TransportError, WireError.
         """
         warn_if_armed()
         wire = wire or WireSettings()
@@ -161,7 +163,7 @@ class DataPlane:
 
 
 def build_digester(memory: torch.Tensor, layout: CacheLayout, units: WireUnits) -> Digester:
-    """Of what travels of that arena."""
+    """Return the digester of the arena's bytes on the wire."""
     if memory.device.type == "cpu":
         return WindowDigester(memory.numpy(), layout, units)
     from tasuki.transfer.windows.digest_kernel import GpuWindowDigester
@@ -170,7 +172,8 @@ def build_digester(memory: torch.Tensor, layout: CacheLayout, units: WireUnits) 
 
 
 def _layer_codec(memory: torch.Tensor, units: WireUnits) -> LayerCodec:
-    """memory: an arena's bytes, uint8 [slabs * slab_bytes] on any device."""
+    """Return the layer codec of an arena. memory: its bytes, uint8 [slabs * slab_bytes] on any
+    device."""
     if memory.device.type == "cpu":
         return TorchLayerCodec(memory, units)
     from tasuki.transfer.precision.row_codec_kernel import GpuLayerCodec
@@ -191,7 +194,8 @@ class TransferEngine:
         layers_per_window: int | None,
         lease_seconds: float,
     ) -> "TransferEngine":
-        """steps: what the sender's windows wait for. The rest as in SenderSettings."""
+        """Make both ends. steps: counter awaited by the sender's chunks. The rest as in
+        SenderSettings."""
         layout = plane.contract.layout
         settings = SenderSettings(layers_per_window=layers_per_window, lease_seconds=lease_seconds)
         return cls(
@@ -200,12 +204,13 @@ class TransferEngine:
         )
 
     def start(self) -> None:
-        """Also sets for how long any thread of this process keeps the interpreter's lock."""
+        """Start receiver and sender. Shortens the time for which any thread of this process keeps
+        the interpreter's lock."""
         shorten_lock_turns()
         self.receiver.start()
         self.sender.start()
 
     def stop(self) -> None:
-        """The sender first: nothing that it posted may outlive this node's memory."""
+        """Stop the sender first: no posted write may outlive this node's memory."""
         self.sender.stop()
         self.receiver.stop()

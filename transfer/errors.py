@@ -1,45 +1,45 @@
-"""What can go wrong in a hand-over, as types. Each names what failed, where, and the mend."""
+"""Errors of a hand-over, as types. Each names the failed thing, its place and the fix."""
 
 
 class TransferError(Exception):
-    """Base of every error that transfer raises on purpose."""
+    """Base of every error raised on purpose by the transfer package."""
 
 
 class TransportError(TransferError):
-    """A transport refused or lost a transfer, an endpoint or a registration."""
+    """A transport rejected or lost a transfer, an endpoint or a registration."""
 
 
 class PeerSilent(TransferError):
-    """A peer said nothing for too long, while this node was awake to hear it."""
+    """A peer sent nothing for too long, while this node was running to receive it."""
 
 
 class OutOfBounds(TransferError):
-    """An index or an offset lies outside the memory that its owner registered."""
+    """An index or an offset is outside the memory registered by its owner."""
 
 
 class WindowPlanError(TransferError):
-    """A forward's plan does not continue the room's previous one or leaves what was granted."""
+    """A forward's plan does not continue the room's previous one, or leaves the granted ids."""
 
 
 class WindowsMissing(TransferError):
-    """A hand-over said Done, and windows of it have not landed."""
+    """A hand-over sent Done, but some of its layer chunks have not arrived."""
 
 
 class DigestMismatch(TransferError):
-    """Bytes that landed are not the bytes that were sent."""
+    """Arrived bytes differ from the sent ones."""
 
 
 class PeerUnknown(TransferError):
-    """No connection of that name; connect first."""
+    """No connection has that name; connect first."""
 
 
 class DuplicateRoom(TransferError):
-    """The room is alive already."""
+    """A room with this number is live already."""
 
 
 class PeerInvalid(TransferError):
-    """A peer sent what no node of this version sends."""
+    """A peer sent a value that no node of this version sends."""
 
 
 class MetadataUnusable(TransportError):
-    """A peer's transport metadata are damaged, or harm whoever uses them."""
+    """A peer's transport metadata are damaged, or would harm a process that used them."""

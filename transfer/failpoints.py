@@ -1,13 +1,14 @@
-"""Failpoints: named places of the hand-over where a test may have this process killed, hung, slowed
-or broken.
+"""Failpoints: named places of the hand-over at which a test may have this process killed, hung,
+slowed or broken.
 
-Off unless the environment variable TASUKI_FAILPOINTS is set when the process starts: it is read
-once, here, and no flag, message or file leads to it. Off, a place costs one look at an empty
-mapping. Format: PLACE[@WINDOW]=ACTION, separated by commas; WINDOW: only at the window of that
+Off unless the environment variable TASUKI_FAILPOINTS is set when the process starts. It is read
+once, here, and no flag, message or file sets it. When off, a place costs one look at an empty
+mapping. Format: PLACE[@WINDOW]=ACTION, separated by commas; WINDOW: only at the chunk with that
 sequence number; ACTION: kill, hang, raise or delay:SECONDS, as in
 `TASUKI_FAILPOINTS=sender.after_post@3=kill,receiver.before_verify=delay:0.5`.
-Knows names and processes, nothing of rooms. Thread rule: any thread; an action befalls the thread
-that reaches the place, kill the whole process. Invariant: what is armed never changes.
+
+Knows names and processes, nothing of rooms. Thread rule: any thread; an action affects the thread
+that reaches the place, kill the whole process. Invariant: the armed failpoints never change.
 """
 
 import logging
@@ -29,7 +30,7 @@ VARIABLE = "TASUKI_FAILPOINTS"
 
 
 class Place(Enum):
-    """Where a process can be stopped. Those of windows are reached once a window."""
+    """Places at which a process can be stopped. Places of layer chunks are reached once a chunk."""
 
     SENDER_BEFORE_ACCEPTED = "sender.before_accepted"
     SENDER_AFTER_ACCEPTED = "sender.after_accepted"
@@ -77,13 +78,12 @@ class FailpointSyntax(TransferError):
 
 
 class FailpointReached(Exception):
-    """Raised where an armed place says so. Not a TransferError: it stands for a defect that nobody
-    foresaw."""
+    """An armed place was reached. Not a TransferError: it simulates an unforeseen defect."""
 
 
 @dataclass(frozen=True)
 class Failpoint:
-    """window: the sequence number it is for, None for all. seconds: of a delay."""
+    """window: sequence number of its chunk; None: all chunks. seconds: length of a delay."""
 
     window: int | None
     action: Action
@@ -91,7 +91,7 @@ class Failpoint:
 
 
 def parse(text: str) -> Mapping[Place, Failpoint]:
-    """What is armed, one failpoint a place. Raises FailpointSyntax."""
+    """Return the armed failpoints, one a place. Raises FailpointSyntax."""
     armed = {}
     for item in filter(None, text.split(",")):
         try:
@@ -105,7 +105,7 @@ def parse(text: str) -> Mapping[Place, Failpoint]:
 
 
 def _one(item: str) -> tuple[Place, Failpoint]:
-    """Raises ValueError."""
+    """Return the place and failpoint of one item. Raises ValueError."""
     where, _, what = item.partition("=")
     name, _, window = where.partition("@")
     action, _, seconds = what.partition(":")
@@ -121,15 +121,15 @@ ARMED: Final = parse(os.environ.get(VARIABLE, ""))
 
 
 def warn_if_armed() -> None:
-    """To be called once a process knows where it logs to."""
+    """Warn if failpoints are armed. Call it once the process's logging is configured."""
     if ARMED:
         places = ", ".join(place.value for place in ARMED)
         log.warning("%s is set: this process will fail at %s", VARIABLE, places)
 
 
 def reach(place: Place, window: int | None = None) -> None:
-    """The process is at `place`, with the window of that sequence number where it is one of
-    WINDOW_PLACES. Raises FailpointReached if armed to."""
+    """Perform the armed action of `place`, if there is one. window: the chunk's sequence number for
+    a place in WINDOW_PLACES. Raises FailpointReached if armed to."""
     failpoint = ARMED.get(place)
     if failpoint is not None and failpoint.window in (None, window):
         _act(place, failpoint)

@@ -1,9 +1,7 @@
-"""Which node and which process a peer is, and how its arenas are reached.
+"""Identity of a peer's node and process, and the addresses of its arenas.
 
-`ProcessIdentity`: Which process a peer is, so that its death can be proved on the same host.
-
-`NodeIdentity`: Which process a node is and how its arenas are reached: what both sides exchange at
-connect.
+`ProcessIdentity`: the peer's process, so that its death can be proved on the same host.
+`NodeIdentity`: the node's process and arenas, exchanged by both sides at connect.
 """
 
 import hashlib
@@ -22,8 +20,8 @@ _HIGHEST_PID = 1 << 22
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """Which process of which boot of which host; start_ticks sets a reused pid apart from its first
-    owner."""
+    """Identity of a process on a boot of a host; start_ticks distinguishes a reused pid from its
+    first owner."""
 
     boot_id: Name
     pid_namespace: int
@@ -36,7 +34,7 @@ class ProcessIdentity:
         return ProcessIdentity(boot_id, namespace, os.getpid(), _start_ticks(os.getpid()))
 
     def here(self) -> bool:
-        """Whether its pid means the same process to us."""
+        """Return True if its pid means the same process on this node."""
         return (self.boot_id, self.pid_namespace) == _host()
 
 
@@ -65,8 +63,12 @@ _CHECKSUM_BYTES = 16
 
 @dataclass(frozen=True)
 class ArenaAddress:
-    """transport_metadata opens the arena's memory, and is kept out of texts: of `slabs` slabs, or
-    as many for each of several ranks, one behind another (transfer/ranks/region.py)."""
+    """Address of an arena.
+
+    transport_metadata opens the arena's memory, and is kept out of texts. slabs: size of the arena
+    in slabs. ranks: number of ranks; each has that many slabs, one arena behind another
+    (transfer/ranks/region.py).
+    """
 
     transport_metadata: bytes = field(repr=False)
     slabs: int
@@ -76,8 +78,11 @@ class ArenaAddress:
 
 @dataclass(frozen=True)
 class NodeIdentity:
-    """epoch: identity of this process start, compared for equality only. transport: its kind's
-    name. arenas: those that peers may write into, one a link; the wire carries one."""
+    """Identity of a node.
+
+    epoch: identity of this process start, compared for equality only. transport: its kind's name.
+    arenas: arenas open to writes of peers, one a link; the wire carries one.
+    """
 
     name: str
     epoch: bytes
@@ -94,7 +99,8 @@ class NodeIdentity:
         arena: ArenaKey = ONLY_ARENA,
         ranks: int = 1,
     ) -> "NodeIdentity":
-        """This process, with one arena of `slabs` slabs. kind, metadata: of its transport."""
+        """Return the identity of this process, with one arena of `slabs` slabs. kind, metadata: its
+        transport's."""
         return NodeIdentity(
             name=name,
             epoch=secrets.token_bytes(EPOCH_BYTES),
@@ -105,6 +111,6 @@ class NodeIdentity:
 
 
 def metadata_checksum(metadata: bytes) -> bytes:
-    """Travels beside transport metadata. It finds accidents before anything parses them, not
-    forgers."""
+    """Return the checksum sent beside transport metadata. It finds accidents before the metadata
+    are parsed, not forgers."""
     return hashlib.blake2b(metadata, digest_size=_CHECKSUM_BYTES).digest()

@@ -1,8 +1,8 @@
-"""What a peer sends, held to what a node of this version could send.
+"""Bounds on a peer's values, as a node of this version could send them.
 
-Pure; the readers of messages call it for every value that is kept, computed with, logged or shown.
-The types at the end carry a bound as metadata, which holds where a table of peers' messages reads
-the field (transfer/wire.py). Invariant: what comes out is finite, bounded and printable.
+Pure; readers of messages call it for every value that is kept, computed with, logged or shown. The
+types at the end carry a bound as metadata, applied when a table of peers' messages reads the field
+(transfer/wire.py). Invariant: returned values are finite, bounded and printable.
 """
 
 import math
@@ -15,17 +15,18 @@ from .errors import PeerInvalid
 LONGEST_NAME = 128
 LONGEST_REASON = 1024
 LONGEST_SECONDS = 86400.0
-"""Nothing that a message counts in seconds takes a day."""
+"""One day: no message has a longer duration in seconds."""
 MOST_BYTES = 1 << 50
 MOST_FIELDS = 128
 _SHOWN = 256
 
 Bound: TypeAlias = Callable[[Any, str], Any]
-"""Takes a value and its field's name in errors. Returns the value that is kept."""
+"""Takes a value and its field's name for errors. Returns the value to keep."""
 
 
 def seconds(value: float, field: str, most: float = LONGEST_SECONDS) -> float:
-    """Raises PeerInvalid naming the field, as all of these do."""
+    """Return the seconds if within the bound. Raises PeerInvalid naming the field, as all functions
+    here do."""
     return within(value, field, 0.0, most)
 
 
@@ -49,7 +50,8 @@ def count(value: int, field: str, most: int = MOST_BYTES) -> int:
 
 
 def name(value: str, field: str, longest: int = LONGEST_NAME) -> str:
-    """A name goes into logs, metrics and pages as it is."""
+    """Return a name if it is short and printable, because it is shown unchanged in logs, metrics
+    and pages."""
     if not is_name(value, longest):
         raise PeerInvalid(
             f"{field} {shown(value)!r} is no name: at most {longest} printable characters"
@@ -68,7 +70,7 @@ def known(value: str, field: str, names: frozenset[str]) -> str:
 
 
 def contract(values: Mapping[str, str]) -> dict[str, str]:
-    """A peer's contract, ready to be compared and shown. Raises PeerInvalid where it has more
+    """Return a peer's contract, ready to be compared and shown. Raises PeerInvalid if it has more
     fields than any version has."""
     if len(values) > MOST_FIELDS:
         raise PeerInvalid(f"contract has {len(values)} fields, at most {MOST_FIELDS} are read")
@@ -76,23 +78,24 @@ def contract(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def text(value: str, longest: int = LONGEST_REASON) -> str:
-    """Any text, fit for a log's line: cut, and with nothing that is not printable."""
+    """Return the text for a line of a log: cut to `longest`, with unprintable characters
+    replaced."""
     cut = value if len(value) <= longest else f"{value[: longest - 3]}..."
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cut)
 
 
 def shown(value: str) -> str:
-    """A value inside a sentence: text(), and short."""
+    """Return a value for use inside a sentence: text(), and short."""
     return text(value, _SHOWN)
 
 
 def one_of(names: frozenset[str]) -> Bound:
-    """One of these names."""
+    """Return a bound: the value must be one of these names."""
     return partial(known, names=names)
 
 
 def each(names: frozenset[str], bound: Bound) -> Bound:
-    """A map with these keys alone, and its values within the bound."""
+    """Return a bound: a map with only these keys, and with values within `bound`."""
 
     def bounded(values: Mapping[str, Any], field: str) -> Mapping[str, Any]:
         for name, value in values.items():
@@ -103,7 +106,7 @@ def each(names: frozenset[str], bound: Bound) -> Bound:
 
 
 def no_peers(value: object, field: str) -> None:
-    """What no peer says."""
+    """Reject a field that no peer sends. Raises PeerInvalid."""
     raise PeerInvalid(f"{field} is no peer's field")
 
 
@@ -114,9 +117,9 @@ Count32: TypeAlias = Annotated[int, count32]
 ByteCount: TypeAlias = Annotated[int, count]
 Seconds: TypeAlias = Annotated[float, seconds]
 Extent: TypeAlias = Annotated[float, long_seconds]
-"""Not negative, and finite."""
+"""Seconds or another extent, finite and not negative."""
 Number: TypeAlias = Annotated[float, partial(within, least=-math.inf, most=math.inf)]
-"""May be infinite, and is not NaN."""
+"""Number, possibly infinite, but not NaN."""
 Finite: TypeAlias = Annotated[float, finite]
 Name: TypeAlias = Annotated[str, name]
 Shown: TypeAlias = Annotated[str, lambda value, _: shown(value)]

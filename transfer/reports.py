@@ -1,14 +1,12 @@
-"""What one transfer reports: bytes, digests, and when each side did what.
+"""Reports of one transfer: bytes, digests, and the times of each side's steps.
 
-`SendReport`: What a finished hand-over says of itself: bytes, digests and how much of its time was
-hidden.
+`SendReport`: a finished hand-over's bytes, digests and hidden part of its time. `HandoverTimeline`:
+times of the steps of one hand-over or one pull, on each side's own clock.
 
-`HandoverTimeline`: When what happened in one hand-over or one pull, as each side saw it on its own
-clock.
-Two tracks that are never merged: the clocks of two hosts cannot be subtracted, so each track counts
-seconds from its own side's start (the sender's: Reserve came; the receiver's: Reserve left; of a
-pull, where the roles are swapped: Pull came and left), on that side's monotonic clock. Windows are
-kept apart by their sequence number, which both tracks share. Holds no room and no thread; plain
+The two tracks are never merged, because the clocks of two hosts cannot be subtracted. Each track
+counts seconds of its side's monotonic clock from that side's start. The sender starts when Reserve
+comes, the receiver when Reserve leaves. For a pull, with swapped roles, Pull comes and leaves. Both
+tracks identify layer chunks by the same sequence numbers. Holds no room and no thread; plain
 values, bounded by KEPT_WINDOWS a track.
 """
 
@@ -20,7 +18,7 @@ from tasuki.transfer.windows.window import WindowHeader
 
 
 class Drain(Enum):
-    """How a stopped room's posted transfers ended."""
+    """End of the posted transfers of a stopped room."""
 
     DRAINED = "all of them finished or failed: no write can land any more"
     FORCED = "given up after a deadline, or the wire broke: a write may still land"
@@ -34,8 +32,11 @@ class WindowDigest:
 
 @dataclass(frozen=True)
 class WindowTiming:
-    """Seconds of the sender's monotonic clock: KV and state of each of its layers written, sending
-    begun, given to the transport, flushed."""
+    """Times of a sent chunk, in seconds of the sender's monotonic clock.
+
+    layers_finished: KV and state of each of its layers written. begun: sending begun. posted: given
+    to the transport. flushed: flushed.
+    """
 
     sequence: int
     layers_finished: tuple[float, ...]
@@ -46,14 +47,14 @@ class WindowTiming:
 
     @property
     def finished(self) -> float:
-        """From then on it could be sent."""
+        """Return the time from which the chunk could be sent."""
         return self.layers_finished[-1]
 
 
 @dataclass(frozen=True)
 class SendReport:
-    """pages: distinct logical pages sent. hidden_seconds: time spent sending before the room's last
-    forward ended; exposed_seconds: from there to the last flush."""
+    """Report of a sent room. pages: distinct logical pages sent. hidden_seconds: time spent sending
+    before the room's last forward ended. exposed_seconds: from there to the last flush."""
 
     bytes: int
     windows: int
@@ -65,8 +66,8 @@ class SendReport:
 
 
 def split_time(timeline: Sequence[WindowTiming], forward_end: float) -> tuple[float, float]:
-    """(hidden, exposed) seconds; overlapping windows count once, idle time between windows not at
-    all. forward_end: of the room's last forward; math.inf while it runs."""
+    """Return (hidden, exposed) seconds. Overlapping chunks count once, idle time between chunks not
+    at all. forward_end: end of the room's last forward; math.inf while it runs."""
     hidden, covered = 0.0, float("-inf")
     for window in sorted(timeline, key=lambda w: w.begun):
         start = max(window.begun, covered)
@@ -78,12 +79,14 @@ def split_time(timeline: Sequence[WindowTiming], forward_end: float) -> tuple[fl
 
 
 KEPT_WINDOWS = 256
-"""A track keeps that many windows, the last ones: what is exposed is at a hand-over's end."""
+"""Number of chunks kept by a track, the last ones: exposed time is at a hand-over's end."""
 
 
 class Phase(Enum):
-    """A step of the three-phase commit that both sides pass. A pull is granted with its ask, sends
-    no token, and its receiver learns of no start: GRANTED, ACCEPTED at the sender, DONE, VERIFIED.
+    """Step of the three-phase commit, passed by both sides.
+
+    A pull is granted with its ask, sends no token, and does not notify its receiver of the start.
+    Its phases are GRANTED, ACCEPTED at the sender, DONE, VERIFIED.
     """
 
     ACCEPTED = "the sender is about to start"
@@ -101,13 +104,13 @@ class PhaseMark:
 
 @dataclass(frozen=True)
 class SentWindow:
-    """Layers [first_layer, first_layer + len(layers_finished)), logical pages [first_page,
-    first_page + pages), with the state or not.
+    """Sent layer chunk: layers [first_layer, first_layer + len(layers_finished)), logical pages
+    [first_page, first_page + pages), with the state or not.
 
-    layers_finished[i]: when KV and state of layer first_layer + i were written; begun_at: sending
-    was begun; posted_at: the transport had it; flushed_at: it was in the receiver's memory. A
-    window with first_layer 0 begins a forward. Layers that were finished long ago, as all of a
-    pull are, count as finished when their window was begun.
+    layers_finished[i]: time at which KV and state of layer first_layer + i were written. begun_at:
+    sending began. posted_at: the transport had it. flushed_at: it was in the receiver's memory. A
+    chunk with first_layer 0 begins a forward. Layers finished long ago, such as all layers of a
+    pull, count as finished when their chunk was begun.
     """
 
     sequence: int
@@ -128,7 +131,8 @@ class SentWindow:
 
 @dataclass(frozen=True)
 class LandedWindow:
-    """landed_at: its notification was taken; verified_at: its digest was known."""
+    """Arrived layer chunk. landed_at: time its notification was taken. verified_at: time its digest
+    was known."""
 
     sequence: int
     landed_at: float
@@ -137,7 +141,7 @@ class LandedWindow:
 
 @dataclass(frozen=True)
 class BarrierWait:
-    """Somebody was held at the layer barrier."""
+    """Wait of a thread at the layer barrier."""
 
     layer: int
     began_at: float
@@ -159,16 +163,17 @@ class ReceiverTrack:
 
 @dataclass(frozen=True)
 class HandoverTimeline:
-    """Of a hand-over, or of a pull."""
+    """Timeline of a hand-over or of a pull."""
 
     sender: SenderTrack
     receiver: ReceiverTrack
 
 
 class PhaseMarks:
-    """One side's start of a room, and when it passed each phase. Pure: the caller gives the time.
+    """Start of a room on one side, and the time of each passed phase. Pure: the caller gives the
+    time.
 
-    Invariant: a phase is marked once; what comes again changes nothing.
+    Invariant: a phase is marked once; later marks change nothing.
     """
 
     def __init__(self, began: float) -> None:
@@ -181,12 +186,12 @@ class PhaseMarks:
 
     @property
     def marks(self) -> tuple[PhaseMark, ...]:
-        """In the order in which they were passed."""
+        """Return the marks in the order of the passed phases."""
         return tuple(PhaseMark(phase, at) for phase, at in self._marks.items())
 
 
 def sender_track(report: SendReport, phases: PhaseMarks) -> SenderTrack:
-    """REQUIRES: the report's times are of the clock that phases counts on."""
+    """Return the sender's track. REQUIRES: the report's times and `phases` use one clock."""
     headers = {window.header.sequence: window.header for window in report.digests}
     began = phases.began
     windows = []
@@ -212,7 +217,8 @@ def sender_track(report: SendReport, phases: PhaseMarks) -> SenderTrack:
 def receiver_track(
     landings: Sequence[LandedWindow], waits: Sequence[BarrierWait], phases: PhaseMarks
 ) -> ReceiverTrack:
-    """Landings and waits come in seconds of the clock that phases counts on."""
+    """Return the receiver's track. Landings and waits are in seconds of the clock used by
+    `phases`."""
     began = phases.began
     return ReceiverTrack(
         phases.marks,
@@ -236,8 +242,8 @@ class RoomSent:
 
 @dataclass(frozen=True)
 class RoomBroke:
-    """The room stopped by itself: lease lost, transport failed, plan refused. endpoint_failed: the
-    transport failed, so that the next room of this peer would fail too."""
+    """The room stopped by itself: lease lost, transport failed, plan rejected. endpoint_failed: the
+    transport failed, so the next room of this peer would fail too."""
 
     room: int
     reason: str
@@ -250,12 +256,10 @@ RoomEnd = RoomSent | RoomBroke
 
 @dataclass
 class SenderCounters:
-    """What a sender has done since it started: plain counts that only grow.
+    """Counts of a sender since its start; they only grow.
 
-    Thread rule: the transfer thread counts, any thread reads.
-
-    rooms: sent whole, broken, or forced (given up before they had drained). The rest is of those
-    sent whole.
+    Thread rule: the transfer thread counts, any thread reads. rooms: sent whole, broken, or forced
+    (given up before they had drained). The other counts cover those sent whole.
     """
 
     rooms: dict[str, int] = field(default_factory=lambda: {"sent": 0, "broken": 0, "forced": 0})

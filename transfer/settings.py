@@ -1,13 +1,11 @@
-"""What an operator sets of transfers: the transport, and how exact KV and state travel.
+"""Operator settings of transfers: the transport, and the precision of sent KV and state.
 
-`WirePrecision`: How exact what travels is: a precision of KV and one of recurrent state, the same
-on both nodes.
-Values only; knows no bytes. Thread rule: immutable. Invariant: `code` of two precisions is equal
-only where they are, and 0 says that every byte travels as it lies.
+`WirePrecision`: a precision of KV and one of recurrent state, the same on both nodes. Values only;
+knows no bytes. Thread rule: immutable. Invariant: `code` of two precisions is equal only if they
+are equal, and 0 means a wire without encoding.
 
-`WireOptions`: What an operator sets of the wire: how exact it is, and how much memory encoding may
-take.
-Both nodes of a pair must have the same precision.
+`WireOptions`: the precision, and the memory for encoding. Both nodes of a pair must have the same
+precision.
 """
 
 from dataclasses import dataclass, field
@@ -30,8 +28,8 @@ _STATE_SHIFT = 2
 
 @dataclass(frozen=True)
 class WirePrecision:
-    """kv: of keys and values. state: of the recurrent state; conv state is always exact, since it
-    is small."""
+    """kv: precision of keys and values. state: precision of the recurrent state; conv state is
+    always exact, because it is small."""
 
     kv: Precision = Precision.EXACT
     state: Precision = Precision.EXACT
@@ -42,7 +40,7 @@ class WirePrecision:
 
     @property
     def code(self) -> int:
-        """What a window's notification carries of it, four bits."""
+        """Return the precision as the four bits carried by a chunk's notification."""
         return _CODES[self.kv] | _CODES[self.state] << _STATE_SHIFT
 
 
@@ -51,15 +49,16 @@ PRECISIONS = tuple(precision.value for precision in Precision)
 
 @dataclass(frozen=True)
 class WireSettings:
-    """staging_mib: of the arena, kept back for encoded windows on their way out; at most an eighth
-    of it is taken, and at least what two windows need (slabs_kept_back())."""
+    """staging_mib: MiB of the arena kept back for encoded chunks on their way out. At most an
+    eighth of the arena is taken, and at least the size of two chunks (slabs_kept_back())."""
 
     precision: WirePrecision = field(default_factory=WirePrecision)
     staging_mib: int = 64
 
     @staticmethod
     def named(kv: str, state: str, staging_mib: int) -> "WireSettings":
-        """Raises ValueError on a name that is not of PRECISIONS, or on no memory."""
+        """Make settings from names. Raises ValueError on a name not in PRECISIONS, or on less than
+        1 MiB."""
         for name, value in (("wire_kv", kv), ("wire_state", state)):
             if value not in PRECISIONS:
                 raise ValueError(f"{name} must be one of {', '.join(PRECISIONS)}, not {value!r}")
@@ -70,7 +69,8 @@ class WireSettings:
 
 @dataclass(frozen=True)
 class WireOptions:
-    """What a node's own config begins with. Raises ValueError on what it cannot be."""
+    """Base of a node's own config, with the options of the wire. Raises ValueError on an invalid
+    value."""
 
     wire_kv: str = option(
         "exact",

@@ -2,16 +2,16 @@
 
 `Wire` pairs the fields of a dataclass or named tuple with the fields of a message, by name. It
 compiles both functions once, when a module makes the table. Bounds are metadata of the value's
-fields, as in `tokens: Annotated[int, bound]`. `bounded()` gives the table for a peer's messages,
-which holds each field to its bound. A bound raises the typed error that names the field
+fields, as in `tokens: Annotated[int, bound]`. `bounded()` returns the table for a peer's messages,
+with each field held to its bound. A bound raises the typed error naming the field
 (transfer/peer_values.py).
 
 Invariant: a table names every field of both sides. A new field without an entry is a TypeError at
-import, and so is a field that only one side may lack. Pure.
+import. So is a field optional on one side only. Pure.
 
-Written by hand, since a table is slower: chunks of tokens, which are filled in place; windows;
-progress in heartbeats; names of usable prefixes, which are columns. Written by hand, since a table
-is longer: messages made of several values, as Node and Load.
+Some messages are written by hand because a table is slower. They are chunks of tokens (filled in
+place), layer chunks, progress in heartbeats, and names of usable prefixes (stored as columns).
+Others are, because a table is longer: messages made of several values, such as Node and Load.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -42,8 +42,8 @@ Turn: TypeAlias = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Codec:
-    """How one field is read and written; None: as it is. name: of the message's field, where it
-    differs from the value's."""
+    """Functions that read and write one field; None: the value unchanged. name: the message's
+    field, if it differs from the value's."""
 
     read: Turn | None = None
     write: Turn | None = None
@@ -52,8 +52,8 @@ class Codec:
 
 @dataclass(frozen=True)
 class _Field:
-    """One pair. name: of the message's field. is_optional: None stands for its absence. bound: the
-    metadata of the value's field."""
+    """A pair of fields. name: the message's field. is_optional: None stands for its absence. bound:
+    the metadata of the value's field."""
 
     name: str
     codec: Codec
@@ -62,7 +62,8 @@ class _Field:
     bound: Bound | None
 
     def read(self, bound: "Bound | Wire[Any, Any] | None", shown: str) -> Turn | None:
-        """shown: the field's name in errors. Returns None where the field is read as it is."""
+        """Return the function that reads the field; None if it is read unchanged. shown: the
+        field's name in errors."""
         if isinstance(bound, Wire):
             return _nested(bound, self.container).read
         read = self.codec.read or self.container
@@ -72,7 +73,8 @@ class _Field:
 
 
 class Wire(Generic[ValueT, MessageT]):
-    """REQUIRES: plain names of fields, since the text of both functions is made of these."""
+    """Table of a value's and a message's fields. REQUIRES: plain names of fields, because the text
+    of both functions is made of these."""
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ class Wire(Generic[ValueT, MessageT]):
         **codecs: "Codec | Wire[Any, Any]",
     ) -> None:
         """apart: fields of either side that the table leaves to its callers. codecs: by the value's
-        field; a table is of the messages inside the message. Raises TypeError where a field has no
+        field; a table is for messages inside the message. Raises TypeError if a field has no
         pair."""
         self.message = message
         self._value = value
@@ -94,14 +96,18 @@ class Wire(Generic[ValueT, MessageT]):
             self._fields,
             {name: field.read(None, "") for name, field in self._fields.items()},
         )
-        """Takes the message, and the value's other fields by name. Raises what a bound raises."""
+        """Takes the message, and the value's other fields by name. Raises the errors of the
+        bounds."""
 
     def bounded(
         self, prefix: str, judge: Turn | None = None, **bounds: "Bound | Wire[Any, Any]"
     ) -> "Wire[ValueT, MessageT]":
-        """This table for what a peer sends, with the bounds of the value's metadata. prefix: of
-        fields' names in errors. judge: takes the whole value at last, and returns the value that is
-        kept. bounds: others, by the value's field; a table takes the place of the field's own."""
+        """Return this table for a peer's messages, with the bounds of the value's metadata.
+
+        prefix: prefix of fields' names in errors. judge: takes the whole value at the end, and
+        returns the value to keep. bounds: other bounds, by the value's field; a table replaces the
+        field's own table.
+        """
         if unknown := bounds.keys() - self._fields.keys():
             raise TypeError(f"{self._value.__name__} has no fields {sorted(unknown)} to bound")
         table = copy(self)
@@ -148,8 +154,8 @@ def _reader(
 
 
 def numbers_of(kind: type[Enum], wire: Any) -> dict[Any, Any]:
-    """Return the numbers of an enum's members, by their names behind the prefix of the wire's enum.
-    A member that the wire does not name has none."""
+    """Return the numbers of an enum's members, found by name behind the prefix of the wire's enum.
+    A member not named on the wire has none."""
     prefix = wire.Name(0).removesuffix("UNSPECIFIED")
     numbers = dict(wire.items())
     names = {member: f"{prefix}{member.name}" for member in kind}
@@ -157,8 +163,8 @@ def numbers_of(kind: type[Enum], wire: Any) -> dict[Any, Any]:
 
 
 def numbered(kind: type[Enum], wire: Any, otherwise: Any = None) -> Codec:
-    """An enum's member by its number. otherwise: the member of an unknown number, whose number
-    stands for members without one; None: each is a KeyError."""
+    """Return a codec for an enum's member by its number. otherwise: the member for unknown numbers,
+    and its number for members without one; None: both are a KeyError."""
     numbers = numbers_of(kind, wire)
     members = {number: member for member, number in numbers.items()}
     if otherwise is None:
@@ -170,7 +176,7 @@ def numbered(kind: type[Enum], wire: Any, otherwise: Any = None) -> Codec:
 
 
 def rows(message: type[MessageT], *names: str) -> Codec:
-    """Plain tuples, each as a message with these fields, two or more."""
+    """Return a codec for plain tuples, each as a message with these fields, two or more."""
     of_message = attrgetter(*names)
     return Codec(
         lambda messages: tuple(map(of_message, messages)),
@@ -193,7 +199,7 @@ def _paired(
     apart: frozenset[str],
     codecs: "Mapping[str, Codec | Wire[Any, Any]]",
 ) -> dict[str, _Field]:
-    """By the value's field. Raises TypeError."""
+    """Return the pairs by the value's field. Raises TypeError."""
     unpaired = {field.name: field for field in message.DESCRIPTOR.fields}
     hints = get_type_hints(value, include_extras=True)
     strange = apart - unpaired.keys() - hints.keys()

@@ -1,1 +1,1 @@
-"""The driver of transfers: event loop, tasks and processes around the pure machines of rooms."""
+"""Driver of transfers: event loop, tasks and processes around the pure machines of rooms."""

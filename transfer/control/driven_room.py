@@ -1,8 +1,9 @@
-"""A side of a transfer on an event loop: its looks, its tasks, and the bytes' machinery.
+"""A side of a transfer on an event loop: its timer, its tasks, and the machinery that moves bytes.
 
-Owns the timer of the next look and the tasks of actions that take time. Decides nothing: the pure
-sides of `transfer/rooms` do. Thread rule: the event loop; what blocks runs in a thread.
-Invariants: an event costs no task and no timer; between two looks wake() seconds pass at most.
+Owns the timer of the next look and the tasks of slow actions. Decides nothing: the pure sides of
+`transfer/rooms` do. Thread rule: the event loop; blocking calls run in a thread.
+
+Invariants: an event costs no task and no timer. At most wake() seconds pass between two looks.
 """
 
 import asyncio
@@ -33,14 +34,14 @@ from .writer_life import ConnectionBreaker, WriterLife
 log = logging.getLogger(__name__)
 
 _SOON = 1e-3
-"""A look that is due sooner by less is not moved."""
+"""Tolerance in seconds: a timer is moved only if its look is due earlier by more than this."""
 
 
 class DrivenRoom(SteppedSide):
     def __init__(
         self, side: Receiving | Sending, name: str, named: Mapping[str, str | int]
     ) -> None:
-        """name, named: what log lines begin with and are found by."""
+        """name: start of the room's log lines. named: fields by which log lines are found."""
         super().__init__(side, name)
         self.named = dict(named)
         self._loop = asyncio.get_running_loop()
@@ -97,7 +98,7 @@ class DrivenRoom(SteppedSide):
 
     @abstractmethod
     def closed(self) -> None:
-        """The room is over: let go of what it holds, and answer who still waits."""
+        """Release the resources of the ended room, and answer the callers that still wait."""
 
 
 def _put_broke(room: DrivenRoom, error: Exception) -> None:
@@ -105,7 +106,7 @@ def _put_broke(room: DrivenRoom, error: Exception) -> None:
 
 
 class ReceivingRoom(DrivenRoom):
-    """A room into whose pages and slot a peer writes."""
+    """Room with pages and a slot written by a peer."""
 
     _side: Receiving
 
@@ -119,7 +120,7 @@ class ReceivingRoom(DrivenRoom):
         name: str,
         named: Mapping[str, str | int],
     ) -> None:
-        """landing: seconds from the sender's end until the last window must have landed."""
+        """landing: seconds from the sender's end until the arrival of the last layer chunk."""
         super().__init__(side, name, named)
         self.writer = writer
         self._receiver = receiver
@@ -128,7 +129,7 @@ class ReceivingRoom(DrivenRoom):
 
     @property
     def progress(self) -> int:
-        """Windows that have landed."""
+        """Return the number of arrived layer chunks."""
         return self._receiver.windows_landed(self.room)
 
     def facts(self) -> on.Look:
@@ -162,7 +163,8 @@ class ReceivingRoom(DrivenRoom):
         self._receiver.forget(self.room)
 
     def _verify(self, action: do.Verify) -> Event | None:
-        """Compare at once where all has landed, else beside the room's events."""
+        """Compare the digests at once if all layer chunks have arrived, else in a task beside the
+        room's events."""
         try:
             if self._receiver.verify_landed(self.room, self.generation, action.sent):
                 return on.Verified()
@@ -190,7 +192,7 @@ def _failure(error: TransferError) -> on.Verified:
 
 
 class SendingRoom(DrivenRoom):
-    """A room from which windows leave for a peer's pages and slot."""
+    """Room that sends layer chunks to a peer's pages and slot."""
 
     _side: Sending
 
@@ -202,19 +204,19 @@ class SendingRoom(DrivenRoom):
         name: str,
         named: Mapping[str, str | int],
     ) -> None:
-        """connection: the peer, as the sender calls it."""
+        """connection: the sender's name of the peer."""
         super().__init__(side, name, named)
         self.connection = connection
         self._sender = sender
 
     @property
     def progress(self) -> int:
-        """Grows as windows are cut and flushed."""
+        """Return a count that grows as chunks are cut and flushed."""
         return self._sender.progress(self.room)
 
     @property
     def endpoint_failed(self) -> bool:
-        """Whether another room of this connection would fail too."""
+        """Return True if another room of this connection would fail too."""
         return self._side.endpoint_failed
 
     def facts(self) -> on.Look:
@@ -255,13 +257,13 @@ Room = TypeVar("Room", bound=DrivenRoom)
 
 
 class LiveRooms(Generic[Key, Room]):
-    """The transfers of one kind that are not over, by key.
+    """Live transfers of one kind, by key.
 
-    Invariant: a room is here from start() until it is over, and is gone before `over` is called.
+    Invariant: a room is here from start() until it is over, and is removed before `over` is called.
     """
 
     def __init__(self, over: Callable[[Room, Exception | None], None] | None = None) -> None:
-        """over: called once a room has ended, with the error that broke it, if one did."""
+        """over: called once a room has ended, with the error that broke it, or None."""
         self._over = over
         self._rooms: dict[Key, Room] = {}
         self._emptied = asyncio.Event()
@@ -290,7 +292,7 @@ class LiveRooms(Generic[Key, Room]):
             self._over(room, failure)
 
     async def end(self, patience: float) -> None:
-        """Wait until all are over; drop those that are not after `patience` seconds."""
+        """Wait until all rooms are over; drop the rest after `patience` seconds."""
         if self._rooms:
             try:
                 await asyncio.wait_for(self._emptied.wait(), patience)
@@ -298,6 +300,6 @@ class LiveRooms(Generic[Key, Room]):
                 self.drop_all()
 
     def drop_all(self) -> None:
-        """End every room where it is, as a node does that dies."""
+        """End every room in its present state, like the death of the node."""
         for room in self:
             room.end()

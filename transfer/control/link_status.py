@@ -1,7 +1,7 @@
-"""What a front shows of the hand-overs behind it, and how far each node's threads are behind.
+"""Status of hand-overs shown by a front, and the delay of each node's threads.
 
-Plain values that a decode node fills in; a front without hand-overs shows nothing. A process that
-answers beats may still do nothing: each beat reports durations, which are checked here. Pure.
+Plain values filled in by a decode node; a front without hand-overs shows nothing. A process may
+answer heartbeats and still do nothing. So each heartbeat reports durations, checked here. Pure.
 """
 
 import math
@@ -19,9 +19,11 @@ from tasuki.transfer.wire import numbers_of
 
 @dataclass(frozen=True)
 class NodeProgress:
-    """Durations of the reporting node, in seconds. engine: since the engine's thread last ended a
-    step; 0 where it has nothing to do. front: for how long the loop that serves callers has owed an
-    answer; 0 where it owes none."""
+    """Durations of the reporting node, in seconds.
+
+    engine_seconds: since the engine's thread last ended a step; 0 if it has nothing to do.
+    front_seconds: for how long the loop serving callers has owed an answer; 0 if it owes none.
+    """
 
     engine_seconds: float = 0.0
     front_seconds: float = 0.0
@@ -34,7 +36,7 @@ def progress_to_wire(progress: NodeProgress) -> handover_pb2.Progress:
 
 
 def progress_from_wire(message: handover_pb2.Progress) -> NodeProgress | None:
-    """None where it is no progress: NaN, infinite or negative."""
+    """Return the progress; None if a duration is NaN, infinite or negative."""
     seconds = (message.engine_seconds, message.front_seconds)
     if not all(math.isfinite(part) and part >= 0 for part in seconds):
         return None
@@ -52,10 +54,13 @@ _STATE = numbers_of(PrefillNodeState, pb.PrefillNodeState)
 
 @dataclass(frozen=True)
 class PrefillNodeStatus:
-    """address: as configured. name: its own, None until it was connected once. differences: why it
-    was refused. progress: as its last beat said; None while it is not connected. usable_prefixes:
-    that it is known to hold, None where that is not asked of it; wait_seconds: of prefill, as it
-    said last, None until then."""
+    """Status of one prefill node.
+
+    address: the configured one. name: its own; None until it was connected once. differences:
+    reasons of a rejection. progress: from its last heartbeat; None while it is not connected.
+    usable_prefixes: number of prefixes it is known to hold; None if the index does not follow it.
+    wait_seconds: prefill wait in its last report; None before one.
+    """
 
     address: str
     name: str | None
@@ -80,8 +85,10 @@ class PrefillNodeStatus:
 
 @dataclass(frozen=True)
 class HandoverStatus:
-    """windows: those sent here, counted by what became of them. sent: of a node that hands on.
-    peers: what nodes at the other end of a live link report of themselves, by address or name.
+    """Status of a node's hand-overs.
+
+    windows: counts of layer chunks sent here, by outcome. sent: counters of a sending node. peers:
+    progress reported by nodes at the other end of a live link, by address or name.
     """
 
     prefill_nodes: tuple[PrefillNodeStatus, ...] = ()
@@ -91,4 +98,4 @@ class HandoverStatus:
 
 
 HandoverStatusSource: TypeAlias = Callable[[], HandoverStatus]
-"""Asked on the event loop at each Stats; must not block."""
+"""Returns the status. Called on the event loop at each Stats; must not block."""

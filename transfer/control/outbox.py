@@ -1,8 +1,9 @@
-"""What is to be said in many rooms to one peer, in the order in which it was said, a batch at a
-time: as much as has gathered while the batch before was written.
+"""Queue of messages of many rooms to one peer, taken in order and in batches. A batch has all
+messages that gathered while the previous batch was written.
 
 Owns the queue. Knows no rooms and no stream. Thread rule: the event loop; one task takes.
-Invariant: a batch has MOST_MESSAGES at most, and more than MOST_BYTES only in its last message.
+Invariant: a batch has at most MOST_MESSAGES messages, and exceeds MOST_BYTES only by its last
+message.
 """
 
 import asyncio
@@ -12,10 +13,11 @@ from typing import Generic, Protocol, TypeVar
 from tasuki.transfer.failpoints import ARMED
 
 MOST_MESSAGES = 256
-"""A peer that says more at once is refused: its messages are read in one turn of the event loop,
-which beats wait for."""
+"""Most messages of a batch. A peer that sends more at once is rejected. A batch is read in one turn
+of the event loop, and heartbeats wait for the turn."""
 MOST_BYTES = 1 << 20
-"""A prompt of 262,144 tokens has as many: what waits behind it does not wait for another one."""
+"""Size of a prompt of 262,144 tokens in bytes: messages behind one such prompt do not wait for
+another."""
 
 # A process that is to fail at a place has said what comes before it.
 _AT_ONCE = 1 if ARMED else MOST_MESSAGES
@@ -23,7 +25,7 @@ _AT_ONCE = 1 if ARMED else MOST_MESSAGES
 
 class Said(Protocol):
     def ByteSize(self) -> int:
-        """Of the message on the wire, as protobuf has it."""
+        """Return the message's size on the wire, as protobuf does."""
 
 
 Message = TypeVar("Message", bound=Said)
@@ -36,18 +38,18 @@ class Outbox(Generic[Message]):
         self._changed = asyncio.Event()
 
     def put(self, message: Message) -> None:
-        """Never waits. Dropped where the outbox is closed."""
+        """Add a message; never waits. Dropped if the outbox is closed."""
         if not self._closed:
             self._waiting.append(message)
             self._changed.set()
 
     def close(self) -> None:
-        """What was put leaves; nothing more is taken. Idempotent."""
+        """Close the outbox: queued messages are still taken, new ones are dropped. Idempotent."""
         self._closed = True
         self._changed.set()
 
     async def take(self) -> list[Message]:
-        """What leaves next, once there is something; empty at the end."""
+        """Return the next batch, once there is one; empty at the end."""
         while not self._waiting and not self._closed:
             self._changed.clear()
             await self._changed.wait()

@@ -1,9 +1,9 @@
-"""One peer as a writer into this node's arena, over one connection: what shows that it writes no
-more, and what must happen between that and the use of its ids.
+"""One peer as a writer into this node's arena, over one connection.
 
-Owns the pidfd on the writer's process, the time of our last answer, and the order of breaking
-connections and of waiting for what they brought. Knows no rooms and no messages; `rooms/fence.py`
-judges. Invariant: after lose() no answer counts, so that the writer's lease runs out.
+Shows the evidence of its stop, and the steps before its ids are used again. Owns the pidfd of the
+writer's process and the time of this node's last answer. Owns also the order of breaking
+connections and waiting for their bytes. Knows no rooms and no messages; `rooms/fence.py` judges.
+Invariant: after lose() no answer counts, so the writer's lease runs out.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ Result = TypeVar("Result")
 
 
 async def unless_silent(awaited: Awaitable[Result], silence: Silence) -> Result:
-    """What is awaited of the peer, cancelled where the peer is lost first. Raises PeerSilent, and
-    what the awaited raises."""
+    """Return the awaited result; cancel the wait if the peer is lost first. Raises PeerSilent, and
+    the errors of the awaited."""
     waiting = asyncio.ensure_future(awaited)
     try:
         while not waiting.done():
@@ -38,7 +38,7 @@ async def unless_silent(awaited: Awaitable[Result], silence: Silence) -> Result:
 
 
 class WatchedProcess:
-    """A pidfd on the writer, held from while it lived."""
+    """Pidfd of the writer's process, opened while it lived."""
 
     def __init__(self, pidfd: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._poller = select.poll()
@@ -51,9 +51,9 @@ class WatchedProcess:
     def watch(
         cls, writer: ProcessIdentity, clock: Callable[[], float] = time.monotonic
     ) -> Self | None:
-        """Return None where the writer is on another host, or cannot be watched: then this way is
-        closed. So it is where its network is not ours: what a death leaves in the network's
-        connections could not be seen."""
+        """Return None if the writer is on another host or cannot be watched; its death is then no
+        evidence. The same holds if it is in another network namespace. A death there leaves bytes
+        in connections that cannot be seen here."""
         if not writer.here() or not _shares_network(writer.pid):
             return None
         try:
@@ -71,7 +71,7 @@ class WatchedProcess:
         return cls(pidfd, clock)
 
     def died(self) -> float | None:
-        """Return when the process was first seen to be dead; None while it lives."""
+        """Return the time at which the process was first seen dead; None while it lives."""
         if self._died is None and self._pidfd is not None and self._poller.poll(0):
             self._died = self._clock()
         return self._died
@@ -80,14 +80,15 @@ class WatchedProcess:
         self.close()
 
     def close(self) -> None:
-        """Idempotent; a death that was seen before stays seen."""
+        """Close the pidfd. Idempotent; a death seen before stays seen."""
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
 
 
 class WriterLife:
-    """Thread rule: one thread writes, any reads."""
+    """Life of one writer, with its lease and its process. Thread rule: one thread writes, any
+    reads."""
 
     def __init__(
         self,
@@ -97,11 +98,11 @@ class WriterLife:
         settle_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """lease_seconds: the writer's own word on how long it posts after it last asked and was
-        answered. retry_seconds, settle_seconds: the transport's."""
+        """lease_seconds: duration for which the writer posts after its last answered question, as
+        stated by it. retry_seconds, settle_seconds: the transport's."""
         self.severed = False
-        """Whether the transport broke all that led here after this writer was lost. Endpoints do
-        not come back by themselves, so it has none left."""
+        """True if the transport broke all endpoints leading here after this writer was lost.
+        Endpoints do not come back by themselves, so the writer has none left."""
         self._lease = lease_seconds
         self._retry = retry_seconds
         self._settle = settle_seconds
@@ -112,34 +113,36 @@ class WriterLife:
 
     @property
     def is_watched(self) -> bool:
-        """Whether the death of its process is seen here."""
+        """Return True if the death of the writer's process is seen here."""
         return self._process is not None
 
     def answering(self) -> None:
-        """Call when the writer has asked and before it is answered."""
+        """Record an answer. Call it after the writer has asked and before it is answered."""
         if not self._lost:
             self._answered = self._clock()
 
     def lose(self) -> None:
-        """Idempotent. REQUIRES: nothing is answered any more."""
+        """Count no more answers. Idempotent. REQUIRES: no more questions are answered."""
         self._lost = True
 
     def facts(self) -> WriterFacts:
-        """Return what is known of the writer now."""
+        """Return the known facts about the writer now."""
         died = None if self._process is None else self._process.died()
         return WriterFacts(died, self._answered if self._lost else None)
 
     def terms(self, acknowledge: float, patience: float) -> FenceTerms:
-        """Return the durations of a fence of what it writes. acknowledge, patience: as there."""
+        """Return the durations of a fence for the writer's bytes. acknowledge, patience: see
+        FenceTerms."""
         margin = self._lease + self._retry
         return FenceTerms(margin, self._retry, self._settle, acknowledge, patience)
 
 
 class ConnectionBreaker:
-    """Breaks what leads here from a writer that can write no more, until nothing of it lands.
+    """Breaker of the endpoints leading here from a stopped writer, until none of its bytes can
+    still arrive.
 
     Knows writers and the transport, not rooms; either side of a hand-over may have one. Thread
-    rule: the event loop; what blocks runs in a thread. Invariant: of those who ask at once, one
+    rule: the event loop; blocking calls run in a thread. Invariant: among concurrent callers, one
     breaks and one waits for all.
     """
 
@@ -158,7 +161,7 @@ class ConnectionBreaker:
         self._settles = 0
 
     async def end(self, writer: WriterLife, reason: FenceReason) -> None:
-        """Until nothing of the writer lands that has not landed."""
+        """Return once no more bytes of the writer can arrive."""
         match reason:
             case FenceReason.DRAIN_ACKNOWLEDGED:
                 return
@@ -172,8 +175,8 @@ class ConnectionBreaker:
         await self._settle()
 
     async def _break_all(self, writer: WriterLife) -> None:
-        """Which data connection is whose cannot be known: links to those that live are broken too,
-        and connect anew."""
+        """Break all data connections and mark their writers as severed. A data connection's writer
+        cannot be known, so links to live peers are broken too, and connect anew."""
         broken = [writer, *self._lose_all()]
         await asyncio.to_thread(self._transport.sever)
         for lost in broken:

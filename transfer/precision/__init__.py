@@ -1,1 +1,1 @@
-"""Rows that travel in fewer bits than they are kept in."""
+"""Encoding of rows in fewer bits on the wire than in the arena."""

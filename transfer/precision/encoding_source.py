@@ -1,6 +1,6 @@
-"""Windows that leave encoded, by way of cells in the sender's own arena.
+"""Layer chunks sent encoded, through cells in the sender's own arena.
 
-Owns the cells that encoded windows leave from. Thread rule: as of WindowSource.
+Owns the cells from which encoded chunks are sent. Thread rule: WindowSource's.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Cell:
-    """`size` bytes of the arena from `offset`."""
+    """Cell of `size` bytes of the arena from `offset`."""
 
     offset: int
     size: int
@@ -43,18 +43,17 @@ class Cell:
 
 
 class StagingBuffer:
-    """Cells of an arena in which windows are encoded and from which they are posted.
+    """Cells of an arena in which layer chunks are encoded and from which they are posted.
 
-    Owns which cell is whose. Knows offsets; not what is in a cell. Thread rule: one thread.
-    Invariants:
-    every cell is free or held by one holder; a holder has at most half of them, so that one link
-    that stands still leaves the other half to the others; a cell takes any window, so none waits
-    for a hole of its size.
+    Owns the holders of the cells. Knows offsets, but not the content of a cell. Thread rule: one
+    thread. Invariants: every cell is free or held by one holder. A holder has at most half of the
+    cells, so that one stalled link leaves the other half to the others. A cell takes any chunk, so
+    no chunk waits for a gap of its size.
     """
 
     def __init__(self, offset: int, size: int, largest_unit: int) -> None:
-        """Of the bytes [offset, offset + size). REQUIRES: two of the largest unit fit; ALIGNMENT
-        divides offset."""
+        """Make cells of the bytes [offset, offset + size). REQUIRES: two of the largest unit fit;
+        ALIGNMENT divides offset."""
         count = min(_MOST_CELLS, size // largest_unit)
         self.cell_bytes = size // count // ALIGNMENT * ALIGNMENT
         self._free = [offset + index * self.cell_bytes for index in reversed(range(count))]
@@ -66,17 +65,17 @@ class StagingBuffer:
         return self._count - len(self._free)
 
     def has_room(self, holder: str) -> bool:
-        """Whether take() would give a cell."""
+        """Return True if take() would give a cell."""
         return bool(self._free) and self._held[holder] < self._count // 2
 
     def take(self, holder: str) -> Cell:
-        """REQUIRES: has_room(holder)."""
+        """Take a free cell for the holder. REQUIRES: has_room(holder)."""
         assert self.has_room(holder)
         self._held[holder] += 1
         return Cell(self._free.pop(), self.cell_bytes, holder)
 
     def give_back(self, cell: Cell) -> None:
-        """Once each."""
+        """Return the cell to the free ones. Call once for each."""
         self._free.append(cell.offset)
         self._held[cell.holder] -= 1
         if not self._held[cell.holder]:
@@ -84,8 +83,8 @@ class StagingBuffer:
 
 
 def slabs_kept_back(wire: WireSettings, units: WireUnits, slabs: int) -> int:
-    """Return the slabs of an arena of `slabs` slabs that encoded windows take. Raises WireError
-    where too few are left."""
+    """Return the number of slabs kept back for encoded chunks in an arena of `slabs` slabs. Raises
+    WireError if too few are left."""
     if wire.precision.exact:
         return 0
     slab = units.layout.slab_bytes
@@ -104,17 +103,17 @@ Places = NDArray[np.int64]
 
 
 class EncodingSource:
-    """Windows that leave encoded: copied into cells kept back in the sender's own arena, since
-    nothing else is registered.
+    """Source of encoded layer chunks, copied into cells kept back in the sender's own arena,
+    because no other memory is registered.
 
-    Owns the cells. Knows units and cells; no rooms. Thread rule: as of WindowSource. Invariants:
-    what is encoded of a window fits one cell; what a precision leaves exact is posted from where it
-    lies; a cell is free again when its window was released.
+    Owns the cells. Knows units and cells; no rooms. Thread rule: WindowSource's. Invariants: the
+    encoded part of a chunk fits one cell. A part left exact by the precision is posted from its
+    place in the arena. A cell is free again once its chunk was released.
     """
 
     in_place = False
     most_together = 1
-    """Another one's encoding takes as long as this one's way."""
+    """One: encoding another chunk takes as long as sending this one."""
 
     def __init__(
         self,
@@ -124,7 +123,7 @@ class EncodingSource:
         digester: Digester,
         cells: StagingBuffer,
     ) -> None:
-        """digester: of units of these sizes."""
+        """digester: for units of these sizes."""
         self.code = code
         self.cells = cells
         self.digester = digester
@@ -150,7 +149,7 @@ class EncodingSource:
         ]
 
     def _parts(self, window: Window) -> Iterator[Window]:
-        """The window as ones that fit a cell: by layers, then by pages of a layer."""
+        """Yield the chunk as ones that fit a cell: split by layers, then by pages of a layer."""
         header = window.header
         first, size = header.first_layer, 0
         for layer in range(header.first_layer, header.end_layer):
@@ -221,7 +220,8 @@ class EncodingSource:
 
 
 class _EncodedWindow:
-    """places: bytes at which each of its parts is posted from, in the order of its rows."""
+    """Encoded layer chunk. places: byte offsets from which its parts are posted, in the order of
+    its rows."""
 
     def __init__(
         self,
@@ -260,7 +260,7 @@ class _EncodedWindow:
 
 
 def _of_layers(window: Window, first: int, end: int) -> Window:
-    """The part of it that is layers [first, end), which may leave once those are finished."""
+    """Return the chunk's part with layers [first, end), ready once they are finished."""
     header = window.header
     return replace(
         window,

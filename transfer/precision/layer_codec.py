@@ -1,8 +1,9 @@
-"""Units of one layer of an arena, encoded out of it and decoded in place, wherever its memory is.
+"""Codec for units of one layer: encodes them out of an arena and decodes them in place, in host or
+GPU memory.
 
-Owns views of the arena's bytes, shared and never copied whole. Knows layout and formats; no
-windows, rooms or peers. Thread rule: encode() and decode() may run in parallel on different units.
-Invariant: conv state is carried along as it lies.
+Owns views of the arena's bytes, shared and never copied whole. Knows layout and formats; no chunks,
+rooms or peers. Thread rule: encode() and decode() may run in parallel on different units.
+Invariant: conv state is copied unchanged.
 """
 
 from collections.abc import Sequence
@@ -15,25 +16,28 @@ from tasuki.pycache.arena import torch_dtype
 from .wire_layout import RowFormat, WireUnits
 
 _SCRATCH_NUMBERS = 1 << 17
-"""How many are decoded at a time: what a core's cache holds, and well under a millisecond."""
+"""Numbers decoded at a time: they fit a core's cache, and take well under a millisecond."""
 
 
 class LayerCodec(Protocol):
-    """ids: pages in a layer that keeps some, slots in a GDN layer. Both are done on return."""
+    """ids: pages in a layer that keeps some, slots in a GDN layer. Both methods are done on
+    return."""
 
     def encode(self, layer: int, ids: Sequence[int], offset: int) -> None:
-        """To `offset` of the arena, one after another. REQUIRES: units.encoded(layer); 16 divides
-        offset."""
+        """Encode units to `offset` of the arena, one after another. REQUIRES: units.encoded(layer);
+        16 divides offset."""
 
     def decode(self, layer: int, ids: Sequence[int]) -> None:
-        """From the head of each unit to the whole of it. REQUIRES: at most batch(layer) of them."""
+        """Decode each unit from its beginning to its whole size. REQUIRES: at most batch(layer)
+        units."""
 
     def batch(self, layer: int) -> int:
-        """How many units may be decoded at a time, with a small scratch and in a short time."""
+        """Return the number of units that can be decoded at a time with a small scratch and in a
+        short time."""
 
 
 class RowCodec:
-    """Rows by PyTorch's operators, as RowFormat has them; a subclass may do the same faster."""
+    """Codec of rows by PyTorch's operators, as in RowFormat; a subclass may do the same faster."""
 
     def encode(self, form: RowFormat, values: torch.Tensor) -> torch.Tensor:
         return form.encode(values)
@@ -43,8 +47,8 @@ class RowCodec:
 
 
 class TorchLayerCodec:
-    """Gathers units and scatters them with PyTorch's operators. On a GPU all is queued on the
-    current stream, and the caller waits for it."""
+    """Layer codec that gathers and scatters units with PyTorch's operators. On a GPU all work is
+    queued on the current stream, and the caller waits for it."""
 
     def __init__(
         self,
@@ -110,11 +114,11 @@ class TorchLayerCodec:
         return self._units.layer_kinds[layer].keeps_pages
 
     def _runs(self, layer: int) -> int:
-        """Of a unit, each encoded alone: its heads, or the whole of a state."""
+        """Return the number of separately encoded runs of a unit: its heads, or one for a state."""
         return self._units.layout.kv_heads if self._full(layer) else 1
 
     def _encoded(self, layer: int) -> int:
-        """Bytes of a unit's rows on the wire."""
+        """Return the bytes of a unit's rows on the wire."""
         return self._runs(layer) * self._format(layer).encoded_bytes
 
     def _dtype(self, layer: int) -> torch.dtype:
@@ -122,11 +126,11 @@ class TorchLayerCodec:
         return torch_dtype(layout.kv_dtype if self._full(layer) else layout.ssm_dtype)
 
     def _carried(self, layer: int) -> int:
-        """Bytes before the rows that travel as they lie."""
+        """Return the bytes before the rows that are sent unchanged."""
         return 0 if self._full(layer) else self._units.layout.conv_bytes
 
     def _place(self, layer: int, ids: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
-        """(units of the arena [n, bytes], which of them)."""
+        """Return (units of the arena [n, bytes], indices of the ids among them)."""
         layout = self._units.layout
         kind = layout.kind_index(layer)
         if self._full(layer):
@@ -137,7 +141,7 @@ class TorchLayerCodec:
         return torch.tensor(places, dtype=torch.int64, device=self._memory.device)
 
     def _numbers(self, layer: int, held: torch.Tensor) -> torch.Tensor:
-        """The rows of gathered units [n, bytes], as numbers [n runs, rows, width]."""
+        """Return the rows of gathered units [n, bytes], as numbers [n runs, rows, width]."""
         form, carried, dtype = self._format(layer), self._carried(layer), self._dtype(layer)
         length = self._runs(layer) * form.rows * form.width * dtype.itemsize
         numbers = held[:, carried : carried + length].contiguous().view(dtype)

@@ -1,10 +1,8 @@
-"""fp8 rows on a GPU, equal to wire_layout.py bit for bit (its twin), and a codec of layers.
+"""fp8 rows on a GPU, equal bit for bit to its reference wire_layout.py, and a codec of layers.
 
-A program encodes or decodes some rows of one unit: read once, written once, so the floor is memory
-bandwidth.
-
-Thread rule: as of LayerCodec; work is queued on a stream of its own and waited for. The caller
-knows that what is read was written (its layer's event has fired, its window has landed).
+A program encodes or decodes some rows of one unit. It reads and writes once, so the floor is memory
+bandwidth. Thread rule: LayerCodec's; work is queued on a stream of its own and waited for. The
+caller knows that the read bytes were written (its layer's event has fired, its chunk has arrived).
 """
 
 from collections.abc import Sequence
@@ -29,14 +27,14 @@ from .wire_layout import RowFormat, WireUnits
 
 _WARPS = 4
 _ROWS = 16
-"""Of a program."""
+"""Rows of a program."""
 _SCRATCH_NUMBERS = 1 << 24
 _HIGH_PRIORITY = -1
 
 
 class GpuLayerCodec:
-    """memory: an arena's bytes on the device, uint8 [slabs * slab_bytes], shared and never
-    copied."""
+    """Layer codec on a GPU. memory: an arena's bytes on the device, uint8 [slabs * slab_bytes],
+    shared and never copied."""
 
     def __init__(self, memory: torch.Tensor, units: WireUnits) -> None:
         self._codec = TorchLayerCodec(memory, units, KernelRows(), _SCRATCH_NUMBERS)
@@ -64,7 +62,7 @@ class GpuLayerCodec:
 
 
 class KernelRows(RowCodec):
-    """RowFormat's own for bf16, which is one cast."""
+    """Rows by the fp8 kernels; bf16 uses RowCodec's operators, because it is one cast."""
 
     def encode(self, form: RowFormat, values: torch.Tensor) -> torch.Tensor:
         if form.precision is not Precision.FP8:
@@ -84,7 +82,7 @@ class KernelRows(RowCodec):
 
 
 def _launch(kernel: Any, form: RowFormat, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Both [units, ...], on the current stream."""
+    """Launch the kernel on the current stream. source, target: [units, ...] each."""
     kernel[(triton.cdiv(form.rows, _ROWS), len(source))](
         source.contiguous(),
         target,

@@ -13,21 +13,22 @@ from tasuki.transfer.errors import TransferError
 from tasuki.transfer.settings import Precision, WirePrecision
 
 ALIGNMENT = 16
-"""Bytes: what every transport and the digest want of offsets and lengths."""
+"""Alignment in bytes of offsets and lengths, needed by every transport and the digest."""
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """Rows of numbers as fewer bytes: bf16, or fp8 with a power of two a row (pycache/fp8_rows.py,
-    with its error). The naive twin of row_codec_kernel.py, and what arenas in host memory use.
+    """Format of rows in fewer bytes: bf16, or fp8 with a power of two a row (pycache/fp8_rows.py,
+    with its error).
 
-    Encoding what was decoded changes nothing, so that a prefix that travels there and back loses no
-    more than once. bf16's error is |x| / 256; a number that is not finite stays what it is. Pure
-    functions; knows rows, not pages, layers or arenas. Encoded, a unit is its codes [rows, width],
-    then in fp8 its scales [rows], then zeros up to ALIGNMENT: what a head has of a block where an
-    arena keeps fp8 itself.
+    The naive reference of row_codec_kernel.py, also used by arenas in host memory. Encoding decoded
+    rows changes nothing, so a prefix sent there and back loses digits only once. bf16's error is
+    |x| / 256; a number that is not finite stays unchanged. Pure; knows rows, not pages, layers or
+    arenas.
 
-    `rows` rows of `width` numbers of an arena's dtype, as they travel. REQUIRES: not EXACT.
+    An encoded unit is its codes [rows, width], then in fp8 its scales [rows], then zeros up to
+    ALIGNMENT. An fp8 arena stores one head's share of a block in the same form. rows, width: `rows`
+    rows of `width` numbers of an arena's dtype. REQUIRES: precision is not EXACT.
     """
 
     precision: Precision
@@ -44,7 +45,8 @@ class RowFormat:
         return -(-(self.code_bytes + scales) // ALIGNMENT) * ALIGNMENT
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """values [units, rows, width], a floating dtype; uint8 [units, encoded_bytes]."""
+        """Return the encoded rows, uint8 [units, encoded_bytes]. values: [units, rows, width], a
+        floating dtype."""
         encoded = values.new_zeros(len(values), self.encoded_bytes, dtype=torch.uint8)
         codes = encoded[:, : self.code_bytes]
         if self.precision is Precision.BF16:
@@ -56,7 +58,7 @@ class RowFormat:
         return encoded
 
     def decode(self, encoded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """encoded: as encode() made it; [units, rows, width] of dtype."""
+        """Return the decoded rows [units, rows, width] of dtype. encoded: result of encode()."""
         shape = (len(encoded), self.rows, self.width)
         codes = encoded[:, : self.code_bytes].contiguous()
         if self.precision is Precision.BF16:
@@ -71,17 +73,15 @@ class WireError(TransferError):
 
 @dataclass(frozen=True)
 class WireUnits:
-    """How long units are on the wire: a block of KV, and the state of one GDN layer.
+    """Lengths of a layout's units on the wire: a block of KV, and the state of one GDN layer.
 
-    A unit lands in the head of the block or state that it becomes, so it is never longer than that.
-    Knows layout and precision; not pages, rooms or who encodes. Immutable.
+    A unit arrives at the beginning of its block or state, so it is never longer than it. Knows
+    layout and precision, but not pages, rooms or the encoder. Immutable.
 
-    Lengths of a layout's units in a precision. kv, state: how the rows of what one head has of a
-    block, and of a recurrent state, are encoded; None where they travel as they lie. A block's
-    heads travel one after the other.
-
-    A row is what one token has in one head, or one value dimension of the state: scales are taken
-    over no more than that, so that what a page holds behind the prompt's end touches nothing else.
+    kv, state: row formats of one head's share of a block, and of a recurrent state; None if they
+    are sent unchanged. A block's heads are sent one after the other. A row belongs to one token in
+    one head, or to one value dimension of the state. Scales cover no more than a row, so page
+    content behind the prompt's end affects no other value.
     """
 
     layout: CacheLayout
@@ -90,7 +90,8 @@ class WireUnits:
 
     @staticmethod
     def of(layout: CacheLayout, precision: WirePrecision) -> "WireUnits":
-        """Raises WireError on a precision that saves nothing over what the arena holds."""
+        """Return the units of a layout. Raises WireError on a precision that saves nothing over the
+        arena's dtype."""
         _, sides, tokens, width = layout.kv_shape
         value_heads, value_dim, key_dim = layout.ssm_shape
         values = value_heads * value_dim
@@ -113,24 +114,25 @@ class WireUnits:
 
     @property
     def carry_bytes(self) -> int:
-        """As it lies."""
+        """Return the bytes carried over by a draft layer, sent unchanged."""
         return self.layout.carry_bytes
 
     @property
     def state_layer_bytes(self) -> int:
-        """Conv state first, as it lies."""
+        """Return the bytes of a layer's state: conv state first, unchanged."""
         if self.state is None:
             return self.layout.state_layer_bytes
         return self.layout.conv_bytes + self.state.encoded_bytes
 
     def encoded(self, layer: int) -> bool:
-        """Whether blocks of that layer, or its states where it keeps no blocks, differ on the wire
-        from what they are in an arena. What a draft layer carries never does."""
+        """Return True if the layer's units differ on the wire from those in an arena. Its units are
+        its blocks, or its states if it keeps no blocks. A draft layer's carried bytes never
+        differ."""
         return (self.kv if self.layer_kinds[layer].keeps_pages else self.state) is not None
 
     @property
     def largest_encoded(self) -> int:
-        """Bytes of the longest unit that is encoded; 0 where none is."""
+        """Return the bytes of the longest encoded unit; 0 if none is encoded."""
         return max(
             0 if self.kv is None else self.block_bytes,
             0 if self.state is None else self.state_layer_bytes,
@@ -140,7 +142,8 @@ class WireUnits:
 def _format(
     name: str, precision: Precision, rows: int, width: int, held: int, dtype: str
 ) -> RowFormat | None:
-    """held: bytes of the same rows in an arena, which has them as dtype."""
+    """Return the format of rows; None if exact. held: bytes of the same rows in an arena, stored as
+    dtype. Raises WireError if the format saves nothing."""
     if precision is Precision.EXACT:
         return None
     made = RowFormat(precision, rows, width)

@@ -1,1 +1,1 @@
-"""What two nodes exchange before, beside and after the bytes: states, messages, contract."""
+"""Exchange of two nodes before, beside and after the bytes: states, messages, contract."""

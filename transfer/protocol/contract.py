@@ -1,4 +1,4 @@
-"""The contract: all that must be equal on both sides before a byte may move between them."""
+"""The contract: all values that must be equal on both nodes before bytes may move between them."""
 
 from dataclasses import dataclass, fields
 
@@ -9,7 +9,7 @@ from tasuki.transfer.settings import Precision
 WIRE_VERSION = 11
 NOT_USED = "(not used)"
 _CARRIED = frozenset({"tensor_parallel"})
-"""Fields that may differ, and must be there."""
+"""Required fields that may differ."""
 _FLAGS = {
     "conv_dtype": "--dtype",
     "kv_dtype": "--kv-dtype",
@@ -18,16 +18,16 @@ _FLAGS = {
     "wire_state": "--wire-state",
     "draft_layers": "--draft-layer",
 }
-"""What sets a field."""
+"""Flag that sets a field, by field."""
 OF_DTYPE = ("conv_dtype", "carry_dtype")
-"""Fields of a layout that are its engine's --dtype."""
+"""Layout fields set by the engine's --dtype."""
 _OF_DTYPE = frozenset({"carry_dtype", "kv_dtype"})
-"""Fields that differ where the dtype does, and nothing else is given."""
+"""Fields that follow from the dtype: if they differ with it, only --dtype is named as the fix."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One field of two contracts that is not the same."""
+    """A field that differs between two contracts."""
 
     field: str
     ours: str
@@ -35,7 +35,8 @@ class Difference:
 
 
 class ContractMismatch(TransferError):
-    """The two nodes would not mean the same bytes. `differences` names every field."""
+    """Two contracts differ, so the nodes would interpret bytes differently. `differences` names
+    every field."""
 
     def __init__(self, differences: tuple[Difference, ...]) -> None:
         self.differences = differences
@@ -59,13 +60,15 @@ def _mend(differences: tuple[Difference, ...]) -> str:
 
 @dataclass(frozen=True)
 class Contract:
-    """weights_digest: hex digest of the weights in use. layout: of one rank that has all.
-    tensor_parallel: ranks that share one model, which may differ. wire_kv, wire_state: names of the
-    wire's precisions. nixl, ucx: versions, where the transport uses them; UCX of another version
-    may read an address differently, and abort. constants: of the model, which a config may change
-    while the weights stay: angles of positions, epsilon of norms, experts a token. weights_format:
-    how the weights are stored, all kinds that occur: the digest differs with it, and this names
-    why."""
+    """Contract of one node.
+
+    weights_digest: hex digest of the weights in use. layout: one rank's, with all heads.
+    tensor_parallel: ranks that share one model; may differ. wire_kv, wire_state: names of the
+    wire's precisions. nixl, ucx: versions, if the transport uses them; another UCX version may read
+    an address differently, and abort. constants: constants of the model, such as position angles,
+    norm epsilon and experts per token; a config may change them with equal weights. weights_format:
+    all kinds of storage in the weights; the digest differs with it, and this field shows why.
+    """
 
     weights_digest: str
     layout: CacheLayout
@@ -82,7 +85,7 @@ class Contract:
     weights_format: str = NOT_USED
 
     def flat(self) -> dict[str, str]:
-        """Every field by name, the layout's among them."""
+        """Return every field by name, with the layout's fields."""
         values = {f.name: str(getattr(self, f.name)) for f in fields(self) if f.name != "layout"}
         for field in fields(self.layout):
             values[field.name] = str(getattr(self.layout, field.name))
@@ -93,7 +96,8 @@ class Contract:
 
 
 def diff(ours: dict[str, str], theirs: dict[str, str]) -> tuple[Difference, ...]:
-    """Fields of two flat contracts that differ, or that one of them lacks, sorted by name."""
+    """Return the fields that differ between two flat contracts or are missing in one, sorted by
+    name."""
     names = sorted(ours.keys() | theirs.keys())
     missing = "(absent)"
     return tuple(

@@ -1,10 +1,10 @@
 """Identities, digests, reports, timelines and usable prefixes as protobuf.
 
-What is read from a peer is bounded, and what no node of this version sends is refused. Timelines
-are for people, and none may stand in the way of a hand-over: they are cut to what a track may hold,
-and phases of a later version or moments that are no numbers are dropped. Their windows and waits
-have the messages' fields, by the same names. Names of prefixes reveal nothing of their tokens
-without the salt (cpp_cache/events/prefix_hash.h). Pure.
+Values read from a peer are bounded; values that no node of this version sends are rejected.
+Timelines are for people, and must not stop a hand-over. So they are cut to a track's size, and
+phases of a later version or invalid times are dropped. Their chunks and waits have the messages'
+fields, by the same names. Names of prefixes reveal nothing of their tokens without the salt
+(cpp_cache/events/prefix_hash.h). Pure.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,7 +46,8 @@ _MOST_LAYERS = 1 << 12
 
 
 def _in_order(*moments: float) -> bool:
-    """Whether each is a number of this side of a day, and none is before the one before it."""
+    """Return True if each time is a finite number within one day, and none is before its
+    predecessor."""
     return all(abs(at) <= LONGEST_SECONDS for at in moments) and list(moments) == sorted(moments)
 
 
@@ -63,7 +64,7 @@ _MARK = Wire(PhaseMark, timeline_pb2.PhaseMark, phase=numbered(Phase, timeline_p
 
 
 def _phases_from_wire(phases: Iterable[timeline_pb2.PhaseMark]) -> tuple[PhaseMark, ...]:
-    """Each phase once, as it was marked first."""
+    """Return each phase once, at its first mark."""
     marks: dict[Phase, PhaseMark] = {}
     for message in phases:
         if message.phase in _PHASES and _in_order(message.at):
@@ -75,7 +76,8 @@ def _phases_from_wire(phases: Iterable[timeline_pb2.PhaseMark]) -> tuple[PhaseMa
 def _last(
     value: type[ValueT], message: type[MessageT], makes_sense: Callable[[MessageT], bool]
 ) -> Codec:
-    """Those that make sense, of as many as a track holds."""
+    """Return a codec that keeps the valid ones of the last KEPT_WINDOWS messages, the size of a
+    track."""
     read = Wire(value, message).from_wire
     return Codec(
         lambda messages: tuple(map(read, filter(makes_sense, messages[-KEPT_WINDOWS:]))),
@@ -113,14 +115,14 @@ TIMELINE = Wire(
 
 
 MOST_PREFIXES = 4096
-"""Of one batch, those that go and those that come together."""
+"""Most prefixes of one batch, removed and stored ones together."""
 NAME_BYTES = 16
 _MOST_TOKENS = 2**31 - 1
 
 
 class UsablePrefix(NamedTuple):
-    """parent: the name of the whole pages before the last page or part of one. tokens: its
-    length."""
+    """Usable prefix by its names. parent: name of the whole pages before the last page or part of
+    one. tokens: length of the prefix."""
 
     name: bytes
     parent: bytes
@@ -141,7 +143,7 @@ def prefixes_to_wire(prefixes: Sequence[UsablePrefix]) -> pb.Prefixes:
 
 
 def prefixes_from_wire(batch: pb.UsableBatch) -> tuple[list[UsablePrefix], list[UsablePrefix]]:
-    """Those that go, and those that come. Raises PeerInvalid naming the field."""
+    """Return the removed and the stored prefixes. Raises PeerInvalid naming the field."""
     count = len(batch.removed.tokens) + len(batch.stored.tokens)
     if count > MOST_PREFIXES:
         raise PeerInvalid(f"usable: a batch has {count} prefixes, at most {MOST_PREFIXES}")
@@ -187,8 +189,8 @@ def node_to_wire(node: NodeIdentity) -> pb.Node:
 
 
 def node_from_wire(node: pb.Node) -> NodeIdentity:
-    """Raises PeerInvalid naming the field, MetadataUnusable where the metadata are not what was
-    sent."""
+    """Return the peer's identity. Raises PeerInvalid naming the field, MetadataUnusable if the
+    metadata's checksum differs."""
     if len(node.epoch) != EPOCH_BYTES:
         raise PeerInvalid(f"node.epoch has {len(node.epoch)} bytes, not {EPOCH_BYTES}")
     metadata = node.transport_metadata
@@ -215,8 +217,8 @@ def node_from_wire(node: pb.Node) -> NodeIdentity:
 
 
 def lease_from_wire(lease_seconds: float) -> float:
-    """A writer's lease: what it may write to stays quarantined for that long after it is lost.
-    Raises PeerInvalid."""
+    """Return a writer's lease in seconds. Its granted memory stays quarantined for that long after
+    it is lost. Raises PeerInvalid."""
     return peer_values.seconds(lease_seconds, "lease_seconds", _LONGEST_LEASE)
 
 
@@ -229,7 +231,7 @@ def windows_to_wire(digests: Sequence[WindowDigest]) -> list[pb.Window]:
 
 
 def windows_from_wire(windows: Sequence[pb.Window]) -> tuple[WindowDigest, ...]:
-    """Raises PeerInvalid where there are more than any room has."""
+    """Return the digests of the chunks. Raises PeerInvalid if there are more than any room has."""
     peer_values.count(len(windows), "windows", _MOST_WINDOWS)
     return tuple(
         WindowDigest(WindowHeader(*_of_header(window)), window.digest) for window in windows
@@ -245,5 +247,5 @@ def drain_to_wire(drain: Drain) -> pb.Drain:
 
 
 def drain_from_wire(drain: pb.Drain) -> Drain:
-    """What is not known to be drained is not: an unknown value reads as FORCED."""
+    """Return the drain; an unknown value reads as FORCED, because it proves no drain."""
     return Drain.DRAINED if drain == pb.DRAIN_DRAINED else Drain.FORCED

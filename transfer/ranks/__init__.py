@@ -1,1 +1,1 @@
-"""Hand-overs between nodes of any numbers of ranks: who sends what to whom."""
+"""Hand-overs between nodes of any numbers of ranks: the sender, bytes and target of each link."""

@@ -1,4 +1,4 @@
-"""Digests of windows by heads, for transfers between nodes of several ranks.
+"""Digests of layer chunks by heads, for transfers between nodes of several ranks.
 
 Pure.
 """
@@ -17,19 +17,19 @@ from .links import LinkPieces, RankLink, rank_links
 from .region import RankSpans
 
 _NO_HEADS: dict[str, Any] = {"kv": range(0), "keys": range(0), "values": range(0), "carry": False}
-"""That a link may have."""
+"""Heads of a link without any, to be replaced by one head."""
 
 
 @dataclass(frozen=True)
 class HeadPart:
-    """What digests are summed over where ranks hand over: one head of a block, or of a state.
+    """Summed part of a digest between nodes of several ranks: one head of a block, or of a state.
 
-    Pure. A part's key names the head in the whole model, and which copy of it, so that a sum says
-    the same whoever of the ranks had the bytes.
+    Pure. A part's key names the head in the whole model, and its copy. So a sum is the same on any
+    rank with the bytes.
 
-    `length` bytes at `begin` of a block, or of a slot, in the arena of the sender's rank; of a
-    block those whose page has its turn: page % copies == turn. number: of head and copy, among all
-    of a layer's blocks, or of its states.
+    rank, begin, length: `length` bytes at `begin` of a block, or of a slot, in the arena of the
+    sender's rank. copies, turn: for blocks, the part covers pages with page % copies == turn.
+    number: number of head and copy, among all parts of a layer's blocks, or of its states.
     """
 
     rank: int
@@ -41,7 +41,8 @@ class HeadPart:
 
 
 def block_parts(layout: CacheLayout, senders: int, receivers: int) -> list[HeadPart]:
-    """Of a page in one layer, each receiver rank's. layout: of one rank that has all."""
+    """Return the parts of a page in one layer for each receiver rank. layout: one rank's, with all
+    heads."""
     copies = max(1, receivers // layout.kv_heads)
     found = []
     for link in rank_links(layout, senders, receivers):
@@ -56,7 +57,8 @@ def block_parts(layout: CacheLayout, senders: int, receivers: int) -> list[HeadP
 
 
 def state_parts(layout: CacheLayout, senders: int, receivers: int, layer: int) -> list[HeadPart]:
-    """Of one layer in a slot, each receiver rank's. layout: of one rank that has all."""
+    """Return the parts of one layer in a slot for each receiver rank. layout: one rank's, with all
+    heads."""
     found = []
     for link in rank_links(layout, senders, receivers):
         for of_head, numbers in _heads(layout, link, layer):
@@ -69,8 +71,11 @@ def state_parts(layout: CacheLayout, senders: int, receivers: int, layer: int) -
 def _heads(
     layout: CacheLayout, link: RankLink, layer: int
 ) -> Iterator[tuple[RankLink, tuple[int, ...]]]:
-    """The link of each head alone, and numbers of its parts of that layer's state: [q | k | v] of
-    the convolution, then the recurrent state; of a draft layer, what each receiver rank carries."""
+    """Yield the link of each head alone, and the numbers of its parts of that layer's state.
+
+    Parts are [q | k | v] of the convolution, then the recurrent state; for a draft layer, the bytes
+    carried by each receiver rank.
+    """
     keys, values = key_heads(layout), layout.value_heads
     if layout.layer_kinds[layer] is LayerKind.DRAFT:
         if link.carry:
@@ -85,7 +90,7 @@ def _heads(
 
 
 BY_HEADS = 64
-"""Stands in notifications where the precision's code would: the window is digested by heads."""
+"""Code in notifications for a layer chunk digested by heads, in place of the precision's code."""
 _WORD = 8
 _NO_ROWS = np.empty(0, dtype=np.int64)
 Indices = NDArray[np.int64]
@@ -93,8 +98,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _State:
-    """Of one layer in slot 0, each part's: where it begins in the region, its length, its
-    number."""
+    """Parts of one layer in slot 0: their beginnings in the region, lengths and numbers."""
 
     begins: Indices
     lengths: Indices
@@ -102,14 +106,15 @@ class _State:
 
 
 class HeadRows:
-    """Digests of windows by heads of the whole model, where ranks hand over or are handed to.
+    """Rows of layer chunks by heads of the whole model, for digests between nodes of several ranks.
 
-    A window's sum is that of one head of a block, or of a state, after another, each mixed with
-    where it belongs in the whole model: equal on both nodes, whatever numbers of ranks they have,
-    if each byte of each of the receiver's ranks is right. Knows spans; no memory, no peers. Pure.
+    A chunk's sum adds one head of a block, or of a state, after another, each mixed with its place
+    in the whole model. It is equal on both nodes, for any numbers of ranks, if each byte of each of
+    the receiver's ranks is right. Knows spans; no memory, no peers. Pure.
 
-    Of what ranks of `ours` send to so many receivers, or, with its own number of them, of what has
-    landed there. Raises ValueError where heads cannot be shared out or are no whole words.
+    ours: spans of this node's ranks. receivers: number of receiving ranks; with this node's own
+    number, the rows cover arrived bytes. Raises ValueError if heads cannot be shared out or are no
+    whole words.
     """
 
     def __init__(self, ours: RankSpans, receivers: int) -> None:

@@ -11,16 +11,15 @@ from tasuki.pycache.layout import CacheLayout, SlotColumn, itemsize, key_heads, 
 
 @dataclass(frozen=True)
 class RankLink:
-    """Which rank of a sender gives which heads to which rank of a receiver.
+    """Link from one rank of a sender to one rank of a receiver, with the heads that it gives.
 
-    Pure, of the two sizes and the model's heads alone, so that both nodes derive the same links.
-    All that is handed over is whole heads, but for what a draft layer carries, which every rank
-    has.
+    Pure: both nodes derive the same links from the two sizes and the model's heads. All handed-over
+    bytes are whole heads, except a draft layer's carried bytes, present on every rank.
 
-    From a sender's rank `source` to a receiver's rank `target`; heads are numbered as in the whole
-    model. kv: of pages, where the source's turn is (sends_page). keys, values: of states. carry: of
-    a draft layer. copies: how many sender ranks take turns with the target's pages, since they have
-    the same head; the source is number `turn`.
+    source, target: the sender's and the receiver's rank; heads are numbered as in the whole model.
+    kv: heads of pages, in the source's turn (sends_page). keys, values: heads of states. carry:
+    True if it sends a draft layer's carried bytes. copies: number of sender ranks with the same
+    head that take turns with the target's pages. turn: the source's number among them.
     """
 
     source: int
@@ -33,13 +32,14 @@ class RankLink:
     turn: int
 
     def sends_page(self, page: int) -> bool:
-        """page: the logical number of a page in its sequence."""
+        """Return True if the source sends that page. page: logical number of a page in its
+        sequence."""
         return bool(self.kv) and page % self.copies == self.turn
 
 
 def rank_links(layout: CacheLayout, senders: int, receivers: int) -> list[RankLink]:
-    """Ascending; two ranks that share nothing have no link. layout: of one rank that has all.
-    Raises ValueError where its heads cannot be shared out."""
+    """Return the links in ascending order; two ranks that share nothing have no link. layout: one
+    rank's, with all heads. Raises ValueError if its heads cannot be shared out."""
     return [*_links(layout, senders, receivers)]
 
 
@@ -70,9 +70,11 @@ def _links(layout: CacheLayout, senders: int, receivers: int) -> Iterator[RankLi
 
 
 def _turn(having: int, source: int, wanting: int, target: int) -> tuple[int, int]:
-    """(How many ranks take turns to send the target the head that the two have, which turn is the
-    source's); 0, 0: others send it. having, wanting: ranks of either side that have copies of one
-    head, and those are neighbours."""
+    """Return (number of ranks that take turns to send the target the shared head, the source's
+    turn); 0, 0 if others send it.
+
+    having, wanting: ranks of either side with copies of one head; such ranks are neighbours.
+    """
     own, place = source % having, target % wanting
     if wanting % having == 0:
         return (1, 0) if own == place * having // wanting else (0, 0)
@@ -83,7 +85,7 @@ def _turn(having: int, source: int, wanting: int, target: int) -> tuple[int, int
 
 
 def _both(heads: int, senders: int, source: int, receivers: int, target: int) -> range:
-    """The heads that both have."""
+    """Return the heads on both ranks."""
     first, second = share(heads, senders, source), share(heads, receivers, target)
     start, stop = max(first.start, second.start), min(first.stop, second.stop)
     return range(start, max(start, stop))
@@ -91,7 +93,7 @@ def _both(heads: int, senders: int, source: int, receivers: int, target: int) ->
 
 @dataclass(frozen=True)
 class Piece:
-    """`length` bytes, at those offsets of the two arenas' page block or slot column."""
+    """Segment of `length` bytes, at offsets of the two arenas' page block or slot column."""
 
     source: int
     target: int
@@ -100,13 +102,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class LinkPieces:
-    """Where the bytes of a link lie: in the sender's arena, and in the receiver's.
+    """Places of a link's bytes in the sender's arena and in the receiver's.
 
     Pure. A head is one run of a page's block, of the recurrent state and of each of the
-    convolution's three parts, whose local order is [q | k | v] of the rank's own heads.
+    convolution's three parts. Their local order is [q | k | v] of the rank's own heads. Offsets are
+    from the beginning of a page's block in one layer, or of a slot.
 
-    Of a link between nodes of so many ranks. layout: of one rank that has all. Offsets are from the
-    begin of a page's block in one layer, or of a slot.
+    layout: one rank's, with all heads. senders, receivers: both nodes' numbers of ranks.
     """
 
     layout: CacheLayout
@@ -115,13 +117,13 @@ class LinkPieces:
     link: RankLink
 
     def of_block(self) -> Iterator[Piece]:
-        """Of a page in one layer. REQUIRES: the link sends that page."""
+        """Yield the segments of a page in one layer. REQUIRES: the link sends that page."""
         if self.link.kv:
             whole = self.layout
             yield self._run(self.link.kv, whole.kv_heads, whole.head_bytes)
 
     def of_state(self, layer: int) -> Iterator[Piece]:
-        """Of the columns of one layer in a slot."""
+        """Yield the segments of one layer's columns in a slot."""
         ours = rank_layout(self.layout, self.senders, self.link.source)
         theirs = rank_layout(self.layout, self.receivers, self.link.target)
         for source, target in zip(_columns(ours, layer), _columns(theirs, layer), strict=True):
@@ -157,7 +159,7 @@ class LinkPieces:
                 )
 
     def _run(self, heads: range, count: int, size: int) -> Piece:
-        """Of these heads, of `count` in all, whose bytes are `size` each."""
+        """Return the segment of these heads, of `count` heads in all with `size` bytes each."""
         source = share(count, self.senders, self.link.source).start
         target = share(count, self.receivers, self.link.target).start
         return Piece(

@@ -1,6 +1,6 @@
-"""Windows that leave a node of several ranks, and the bytes of each of them.
+"""Source of layer chunks of a node with several ranks, and the bytes of each chunk.
 
-Owns no memory. Thread rule: as of WindowSource.
+Owns no memory. Thread rule: WindowSource's.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,11 @@ _NOTHING = np.empty((0, 3), dtype=np.int64)
 
 
 class RankedPieces:
-    """Which bytes a window is, between nodes of any numbers of ranks: pieces from where each of the
-    sender's ranks has them to where each of the receiver's wants them.
+    """Segments of a layer chunk between nodes of any numbers of ranks, from the sender's ranks to
+    the receiver's.
 
-    Knows both nodes' spans and ids; nothing of peers or rooms. Pure.
-
-    Raises ValueError where the heads cannot be shared out. REQUIRES: both are of one model.
+    Knows both nodes' spans and ids; nothing of peers or rooms. Pure. Raises ValueError if the heads
+    cannot be shared out. REQUIRES: both are of one model.
     """
 
     def __init__(self, ours: RankSpans, theirs: RankSpans) -> None:
@@ -60,7 +59,7 @@ class RankedPieces:
         }
 
     def _based(self, link: LinkPieces, piece: Piece) -> Piece:
-        """In the nodes' regions."""
+        """Return the segment with offsets in the nodes' regions."""
         source = self._ours.base(link.link.source) + piece.source
         return Piece(source, self._theirs.base(link.link.target) + piece.target, piece.length)
 
@@ -71,7 +70,7 @@ class RankedPieces:
         remote_pages: Sequence[int],
         slots: tuple[int, int] | None,
     ) -> Pieces:
-        """As descriptors.window_pieces; slots: (local, remote)."""
+        """Return the segments, as descriptors.window_pieces does. slots: (local, remote)."""
         local, remote = np.asarray(local_pages, np.int64), np.asarray(remote_pages, np.int64)
         logical = np.arange(header.first_page, header.first_page + len(local))
         parts = [_NOTHING]
@@ -108,12 +107,12 @@ class RankedPieces:
 
 
 class RankedSource:
-    """Windows between nodes of which one at least has several ranks: bytes leave from where each
-    rank has them, straight to where each of the receiver's ranks wants them.
+    """Source of layer chunks between nodes of which one at least has several ranks.
 
-    As WindowSource. Thread rule: as there. REQUIRES: what is long finished was so on every rank of
-    this node when it was planned; for what is not, the sender's counter has the slowest rank's
-    steps.
+    Bytes go straight from their place on each sender rank to their place on each receiver rank.
+    Implements WindowSource, with its thread rule. REQUIRES: long-finished layers were finished on
+    every rank of this node when planned. For other layers the sender's counter has the slowest
+    rank's steps.
     """
 
     code = BY_HEADS
@@ -126,7 +125,7 @@ class RankedSource:
         theirs: RankSpans,
         digester: Digester,
     ) -> None:
-        """digester: of the region. Raises ValueError where the heads cannot be shared out."""
+        """digester: the region's. Raises ValueError if the heads cannot be shared out."""
         self.digester = digester
         self._ours = ours
         self._pieces = RankedPieces(ours, theirs)
@@ -134,7 +133,7 @@ class RankedSource:
 
     @property
     def sizes(self) -> UnitSizes:
-        """Without copies, of which the receiver's ranks may want several."""
+        """Return the sizes without copies; the receiver's ranks may need several."""
         return self._ours.layout
 
     def toward(self, theirs: RankSpans, slabs: int) -> "RankedSource":
@@ -171,4 +170,4 @@ class _RankedWindow:
         return self._rows.of_window(placed)
 
     def release(self) -> None:
-        """Pages and slot are the engine's."""
+        """Do nothing: pages and slot belong to the engine."""

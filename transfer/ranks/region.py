@@ -1,4 +1,4 @@
-"""The memory of all arenas of a node's ranks, and where each arena is in it.
+"""Memory of all arenas of a node's ranks, and the place of each arena in it.
 
 Pure values, and digests in the caller's thread. It owns no memory.
 """
@@ -16,17 +16,15 @@ from tasuki.transfer.windows.descriptors import Spread
 from tasuki.transfer.windows.digest import ArenaWindow, Digester, WindowDigester, WindowRows
 
 _ALIGNMENT = 1 << 16
-"""Of each arena's begin, so that a process may map one arena by itself."""
+"""Alignment of each arena's beginning in bytes, so that a process may map one arena by itself."""
 
 
 @dataclass(frozen=True)
 class RankSpans:
-    """Where the arenas of a node's ranks lie: one behind another, in one region of memory.
+    """Places of the arenas of a node's ranks: one behind another, in one region of memory.
 
-    Pure.
-
-    layout: of one rank that has all. slabs: of each rank's arena. Raises ValueError where the heads
-    cannot be shared out.
+    Pure. layout: one rank's, with all heads. slabs: size of each rank's arena. Raises ValueError if
+    the heads cannot be shared out.
     """
 
     layout: CacheLayout
@@ -35,17 +33,17 @@ class RankSpans:
 
     @cached_property
     def part(self) -> CacheLayout:
-        """Of any rank: each has as many heads."""
+        """Return the layout of any one rank: all ranks have equally many heads."""
         return rank_layout(self.layout, self.ranks, 0)
 
     @property
     def arena_bytes(self) -> int:
-        """Of one rank."""
+        """Return the bytes of one rank's arena."""
         return self.slabs * self.part.slab_bytes
 
     @property
     def region_bytes(self) -> int:
-        """Of all."""
+        """Return the bytes of the whole region."""
         return self.base(self.ranks - 1) + self.arena_bytes
 
     def base(self, rank: int) -> int:
@@ -56,14 +54,14 @@ _WORD = 8
 
 
 class SpreadDigester(Digester):
-    """Digests of windows out of arenas that are no neighbours, by a digester that reaches them all.
+    """Digester of arenas apart from each other, by a digester with access to all of them.
 
-    Thread rule: as of the digester. Windows are rows by heads (head_rows.py), whose offsets are
-    those of the region.
+    It has the thread rule of the inner digester. Layer chunks are rows by heads (head_rows.py),
+    with offsets of the region.
     """
 
     def __init__(self, own: Digester, origin: int, spread: Spread) -> None:
-        """own: whose offsets count from the address `origin`, and may be negative."""
+        """own: digester with offsets from the address `origin`; they may be negative."""
         self._own = own
         self._further = spread.begin - origin
         self._spread = spread
@@ -77,23 +75,24 @@ class SpreadDigester(Digester):
 
 
 class RankRegion(Protocol):
-    """The memory in which the arenas of a node's ranks lie: one behind another on a CPU, else each
-    on a GPU of its own. One process, which has all of it mapped, sends from there and receives into
-    it.
+    """Memory of the arenas of a node's ranks: one behind another on a CPU, else each on a GPU of
+    its own.
 
-    Owns nothing of it. Any thread.
+    One process has all of it mapped; it sends from there and receives into it. Owns none of the
+    memory. Any thread.
     """
 
     def register(self, transport: Transport) -> None:
-        """Make it known to the transport, once. Raises TransportError."""
+        """Register the region with the transport, once. Raises TransportError."""
 
     def digester(self) -> Digester:
-        """Of windows anywhere in it."""
+        """Return a digester of chunks anywhere in the region."""
 
 
 @dataclass(frozen=True)
 class HostRegion:
-    """memory: uint8 [region_bytes] of RankSpans. layout: of one rank that has all."""
+    """Region in host memory. memory: uint8 [region_bytes] of RankSpans. layout: one rank's, with
+    all heads."""
 
     memory: torch.Tensor
     layout: CacheLayout
@@ -107,7 +106,7 @@ class HostRegion:
 
 @dataclass(frozen=True)
 class DeviceRegion:
-    """arenas: of all ranks, as this process has them mapped. own: the first of them."""
+    """Region on GPUs. arenas: all ranks' arenas, mapped in this process. own: the first of them."""
 
     arenas: Sequence[RankMemory]
     own: torch.Tensor

@@ -1,1 +1,1 @@
-"""The side that is written into."""
+"""Receiving side of a transfer."""

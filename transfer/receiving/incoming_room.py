@@ -1,6 +1,7 @@
-"""One room on the receiving side, and the layer barrier of those who compute on it.
+"""One room on the receiving side, and the layer barrier for computation on it.
 
-Owns what of one room has landed. Thread rule of the barrier: one thread waits, any thread closes.
+Owns the record of one room's arrived chunks. Thread rule of the barrier: one thread waits, any
+thread closes.
 """
 
 import threading
@@ -17,11 +18,12 @@ from tasuki.utils.signatures import Clock
 
 
 class IncomingRoom:
-    """One room on the receiving side: which windows have landed, with which digests, and what is
-    still missing.
+    """Record of one room on the receiving side: arrived layer chunks, their digests, and the
+    missing part.
 
-    Owns that record, and wakes who waits for it. Does not know transports or clocks: Receiver calls
-    it under its lock. Invariant: a window counts once, however often it is announced.
+    Owns that record, and wakes the threads that wait for it. Does not know transports or clocks:
+    Receiver calls it under its lock. Invariant: a chunk counts once, even if it is announced
+    several times.
     """
 
     def __init__(
@@ -32,16 +34,16 @@ class IncomingRoom:
         layout: CacheLayout,
         changed: threading.Condition,
     ) -> None:
-        """changed: over the receiver's lock; notified when a window has landed, or the room was
-        forgotten."""
+        """changed: over the receiver's lock; notified when a layer chunk has arrived, or the room
+        was forgotten."""
         self.changed = changed
         self.room = room
         self.generation = generation
         self.destination = destination
         self.forgotten = False
-        """Nothing of the room is counted any more."""
+        """True once no more chunks of the room are counted."""
         self.sealed = False
-        """Verified: what comes now is no part of it."""
+        """Verified: later chunks are no part of it."""
         self._spoiled: int | None = None
         self._kinds = layout.layer_kinds
         self._full = [region.layer for region in layout.regions]
@@ -60,8 +62,8 @@ class IncomingRoom:
         return header.sequence in self._landed
 
     def pages_of(self, header: WindowHeader) -> tuple[int, ...]:
-        """The granted page ids that the window fills. Raises OutOfBounds on a header outside the
-        grant."""
+        """Return the granted page ids filled by the chunk. Raises OutOfBounds on a header outside
+        the grant."""
         granted = self.destination
         first, end = header.first_page, header.first_page + header.pages
         if not 0 <= header.first_layer < header.end_layer <= len(self._kinds):
@@ -82,7 +84,8 @@ class IncomingRoom:
         return granted.pages[first - granted.first_page : end - granted.first_page]
 
     def land(self, header: WindowHeader, digest: int, landed_at: float, verified_at: float) -> None:
-        """REQUIRES: pages_of(header) was fine and has(header) is not."""
+        """Record an arrived chunk. REQUIRES: pages_of(header) did not raise, and has(header) is
+        False."""
         self._landed[header.sequence] = WindowDigest(header, digest)
         self.landings.append(LandedWindow(header.sequence, landed_at, verified_at))
         first = header.first_page - self.destination.first_page
@@ -92,25 +95,26 @@ class IncomingRoom:
         self._states[layers] |= header.carries_state
 
     def layer_landed(self, layer: int) -> bool:
-        """Whether all that the room brings of the layer is here: its pages, or its final state."""
+        """Return True if all bytes of the layer have arrived: its pages, or its final state."""
         if self._kinds[layer].keeps_pages:
             return bool(self._pages[layer].all()) and bool(self._states[layer])
         return bool(self._states[layer])
 
     def spoil(self, header: WindowHeader) -> None:
-        """What had landed of it may have been written over: the room cannot be verified."""
+        """Mark the room as unverifiable: the chunk's arrived bytes may have been overwritten."""
         self._spoiled = header.sequence
 
     def missing(self, sent: Sequence[WindowDigest]) -> list[int]:
-        """Sequence numbers of windows that were sent and have not landed."""
+        """Return the sequence numbers of sent chunks that have not arrived."""
         return [w.header.sequence for w in sent if w.header.sequence not in self._landed]
 
     def wait_for(self, sent: Sequence[WindowDigest], timeout: float) -> None:
-        """Until all of them have landed, the room is forgotten, or `timeout` seconds are over."""
+        """Wait until all of them have arrived, the room is forgotten, or `timeout` seconds are
+        over."""
         self.changed.wait_for(lambda: self.forgotten or not self.missing(sent), timeout)
 
     def verify(self, sent: Sequence[WindowDigest]) -> None:
-        """Raises WindowsMissing or DigestMismatch unless exactly `sent` landed and fills the whole
+        """Raise WindowsMissing or DigestMismatch unless exactly `sent` arrived and fills the whole
         grant."""
         missing = self.missing(sent)
         if missing:
@@ -143,14 +147,15 @@ class IncomingRoom:
 
 
 class LayerBarrier:
-    """The layer barrier of one room: who computes on a prompt that is still landing waits here.
+    """Layer barrier of one room: a computation on a prompt still arriving waits here.
 
-    Owns nothing but whether it was closed; shares the room's record with the receiver, under the
-    receiver's lock. Thread rule: one thread waits, any thread closes. Invariants: layer l is open
-    only after all that the room brings of l has landed and was digested as it lies in the arena, so
-    that from then on the sender writes nothing of l any more and who waited may write beside it; a
-    barrier whose room is forgotten stays open for the layers that had landed, and never opens for
-    the others.
+    Owns only its closed flag; shares the room's record with the receiver, under the receiver's
+    lock. Thread rule: one thread waits, any thread closes.
+
+    Invariants: layer l is open only after all of the room's bytes of l have arrived and were
+    digested in the arena. From then on the sender writes nothing of l, and the waiting computation
+    may write beside it. The barrier of a forgotten room stays open for the arrived layers, and
+    never opens for the others.
     """
 
     def __init__(self, incoming: IncomingRoom, clock: Clock) -> None:
@@ -160,8 +165,8 @@ class LayerBarrier:
         self._closed = False
 
     def wait(self, layer: int) -> bool:
-        """Block until all the room brings of `layer` is here; False if it never will be: the room
-        is over, or the barrier closed."""
+        """Block until all of the room's bytes of `layer` have arrived. Return False if they never
+        will: the room is over, or the barrier closed."""
         with self._changed:
             if not self._decided(layer):
                 began = self._clock()
@@ -174,7 +179,7 @@ class LayerBarrier:
         return over or self._incoming.layer_landed(layer)
 
     def close(self) -> None:
-        """Let nobody through any more, whatever has landed. Idempotent."""
+        """Let no thread through any more, even for arrived layers. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,16 +1,15 @@
-"""The receiving side: a thread that takes notifications, digests what landed, and wakes who waits
-for it.
+"""Receiving side: a thread that takes notifications, digests arrived chunks, and wakes the threads
+that wait for them.
 
-Owns the rooms that are expected and counters. Deals in bytes and layers; not in tokens, requests or
-gRPC. Thread rule: every public method may be called from any thread; verify() and wait_settled()
-block.
+Owns the expected rooms and counters. Deals in bytes and layers; not in tokens, requests or gRPC.
+Thread rule: every public method may be called from any thread; verify() and wait_settled() block.
+
 Invariants:
-1. A notification of an unknown room, a stale generation or a landed window changes nothing but a
-   counter.
-2. Bytes are digested as they lie in the arena when their notification is taken, never from a
-   message; what travelled encoded is decoded in place after that, and only then counts as landed.
-3. verify() returns only if every byte of the grant was sent, landed and is equal.
-4. wait_settled() returns only when all that broken connections had brought is in the arena.
+1. A notification of an unknown room, a stale generation or an arrived chunk changes only a counter.
+2. Bytes are digested in the arena when their notification is taken, never from a message. Encoded
+   bytes are decoded in place after that, and only then count as arrived.
+3. verify() returns only if every byte of the grant was sent, has arrived and is equal.
+4. wait_settled() returns only when all bytes brought by broken connections are in the arena.
 5. Once forget() has returned this thread writes nothing of the room: its ids may change owner.
 """
 
@@ -39,7 +38,7 @@ log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 0.02
 _MOST_AT_ONCE = 64
-"""Windows that are digested in one call: the first of them waits for the last."""
+"""Most chunks digested in one call: the first of them waits for the last."""
 
 
 @dataclass
@@ -58,22 +57,22 @@ class Receiver:
         arenas: Sequence[TargetArena],
         clock: Clock = time.monotonic,
     ) -> None:
-        """layout: of one rank that has all. arenas: those that peers write into."""
+        """layout: one rank's, with all heads. arenas: the arenas written by peers."""
         self.counters = ReceiverCounters()
         self._layout = layout
         self._arenas = tuple(arenas)
         self._clock = clock
         self._decoding = threading.Lock()
-        """Held while a part of a window is decoded, some milliseconds."""
+        """Held while a part of a chunk is decoded, some milliseconds."""
         self._rooms: dict[int, IncomingRoom] = {}
         self._lock = threading.Lock()
-        """Of the rooms; who waits for one waits for that one's windows alone."""
+        """Lock of the rooms; a thread that waits for a room waits for its chunks alone."""
         self._passes = 0
-        """Of the thread's loop: each moves what has arrived into the arena."""
+        """Passes of the thread's loop: each moves the arrived bytes into the arena."""
         self._awaited_passes = 0
         self._passed = threading.Condition()
         self._bell = Bell()
-        """Rung by whoever has something for the receiver's thread."""
+        """Rung to wake the receiver's thread."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="tasuki-receiver", daemon=True)
 
@@ -88,9 +87,9 @@ class Receiver:
         self._thread.join()
 
     def expect(self, room: int, generation: int, destination: Destination) -> None:
-        """Count the room's windows from now on; call before the grant is sent.
+        """Count the room's layer chunks from now on; call before the grant is sent.
 
-        Raises OutOfBounds on ids that are not in our arenas, DuplicateRoom.
+        Raises OutOfBounds on ids outside this node's arenas, DuplicateRoom.
         """
         for arena in self._arenas:
             destination.check(arena.part(self._layout), arena.slabs)
@@ -102,7 +101,8 @@ class Receiver:
         self._bell.ring()
 
     def forget(self, room: int) -> None:
-        """Idempotent. What still lands of the room is dropped and counted; its ids need a fence."""
+        """Stop counting the room's chunks. Idempotent. Chunks that still arrive are dropped and
+        counted; the room's ids need a fence."""
         with self._lock:
             incoming = self._rooms.pop(room, None)
             if incoming is not None:
@@ -113,13 +113,14 @@ class Receiver:
             pass
 
     def windows_landed(self, room: int) -> int:
-        """How far the room is; 0 for a room that is not expected. Its growth is progress."""
+        """Return the number of the room's arrived chunks; 0 for a room that is not expected. Its
+        growth is progress."""
         with self._lock:
             incoming = self._rooms.get(room)
             return 0 if incoming is None else incoming.windows_landed
 
     def barrier(self, room: int) -> LayerBarrier | None:
-        """The layer barrier of a room, to be waited at by one thread; None for a room that is not
+        """Return the layer barrier of a room, for one waiting thread; None for a room that is not
         expected."""
         with self._lock:
             incoming = self._rooms.get(room)
@@ -128,7 +129,7 @@ class Receiver:
         return LayerBarrier(incoming, self._clock)
 
     def track(self, room: int, phases: PhaseMarks) -> ReceiverTrack:
-        """What of the room happened until now, counted from the start of `phases`; empty for a room
+        """Return the room's track until now, counted from the start of `phases`; empty for a room
         that is not expected."""
         with self._lock:
             incoming = self._rooms.get(room)
@@ -139,9 +140,9 @@ class Receiver:
     def verify(
         self, room: int, generation: int, sent: Sequence[WindowDigest], timeout: float
     ) -> None:
-        """Wait until all of `sent` landed, then compare. Raises WindowsMissing or DigestMismatch.
+        """Wait until all of `sent` arrived, then compare. Raises WindowsMissing or DigestMismatch.
 
-        The sender's last message may overtake the last notifications, hence the wait.
+        It waits because the sender's last message may overtake the last notifications.
         """
         with self._lock:
             incoming = self._expected(room, generation)
@@ -151,8 +152,8 @@ class Receiver:
             incoming.verify(sent)
 
     def verify_landed(self, room: int, generation: int, sent: Sequence[WindowDigest]) -> bool:
-        """As verify(), where all of `sent` has landed; False where some of it has not. Waits for
-        nothing."""
+        """Compare as verify() does, without a wait; return False if some of `sent` has not
+        arrived."""
         with self._lock:
             incoming = self._expected(room, generation)
             if incoming.missing(sent):
@@ -161,15 +162,15 @@ class Receiver:
             return True
 
     def _expected(self, room: int, generation: int) -> IncomingRoom:
-        """Raises WindowsMissing. REQUIRES: the lock."""
+        """Return the expected room. Raises WindowsMissing. REQUIRES: the lock is held."""
         incoming = self._rooms.get(room)
         if incoming is None or incoming.generation != generation:
             raise _not_expected(room, generation)
         return incoming
 
     def wait_settled(self) -> None:
-        """Block until what connections had brought that are broken by now is in the arena, however
-        long this thread was held up; or until stop()."""
+        """Block until all bytes brought by already broken connections are in the arena, or until
+        stop(). This holds even if the receiver's thread was held up."""
         self._wait_passes()
         while self._unread() and not self._stopping.is_set():
             self._wait_passes()
@@ -180,7 +181,7 @@ class Receiver:
         return any(arena.transport.unread() for arena in self._arenas)
 
     def _wait_passes(self) -> None:
-        """Until a whole pass has begun and ended."""
+        """Wait until a whole pass of the loop has begun and ended."""
         with self._passed:
             enough = self._passes + 2
             self._awaited_passes = max(self._awaited_passes, enough)
@@ -209,7 +210,7 @@ class Receiver:
                 self._bell.wait(pace.wait_seconds(seconds))
 
     def _pass(self, arena: TargetArena) -> int:
-        """Take what has arrived in the arena; how many notifications that was."""
+        """Take the notifications arrived in the arena; return their number."""
         try:
             arrived = arena.transport.notifications()
         except TransferError as error:
@@ -238,7 +239,7 @@ class Receiver:
                 reach(Place.RECEIVER_AFTER_LANDED, window.header.sequence)
 
     def _awaited(self, arena: TargetArena, notifications: Sequence[bytes]) -> "list[_Landing]":
-        """Windows that are announced and count; the rest is counted and dropped."""
+        """Return the announced chunks that are awaited; count and drop the others."""
         landings: dict[tuple[int, int], _Landing] = {}
         for notification in notifications:
             with _dropping():
@@ -288,7 +289,7 @@ class Receiver:
         return _Landing(incoming, ArenaWindow(room, generation, header, pages, slot), code)
 
     def _digested(self, arena: TargetArena, windows: "list[_Landing]") -> "list[_Landing]":
-        """Those that could be."""
+        """Return the chunks that could be digested, with their digests."""
         if not windows:
             return []
         try:
@@ -306,8 +307,8 @@ class Receiver:
         return windows
 
     def _decoded(self, window_sink: WindowSink, window: "_Landing") -> bool:
-        """Decode the window in place, in parts; False where its room was forgotten meanwhile, or it
-        could not be."""
+        """Decode the chunk in place, in parts; return False if its room was forgotten meanwhile or
+        decoding failed."""
         with _dropping():
             placed = window.placed
             for part in window_sink.parts(placed.header, placed.pages, placed.slot):
@@ -321,8 +322,8 @@ class Receiver:
 
 @dataclass(eq=False)
 class _Landing:
-    """A window that is announced and whose room awaits it. code: of its notification. digest: of
-    what lies in the arena."""
+    """Announced chunk awaited by its room. code: its notification's. digest: digest of its bytes in
+    the arena."""
 
     incoming: IncomingRoom
     placed: ArenaWindow
@@ -340,8 +341,8 @@ def _not_expected(room: int, generation: int) -> WindowsMissing:
 
 @contextmanager
 def _dropping() -> Iterator[None]:
-    """One window's defect must not end the thread that serves all: it is missing, which its room
-    will find out."""
+    """Log an error of one chunk, so that the thread that serves all rooms goes on. The chunk is
+    then missing, and its room notices."""
     try:
         yield
     except Exception:

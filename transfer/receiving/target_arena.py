@@ -1,4 +1,4 @@
-"""An arena that peers write into, and the decoding of windows that arrive encoded.
+"""Arena written by peers, and the decoding of encoded layer chunks in it.
 
 Owns no memory: the engine does.
 """
@@ -19,22 +19,23 @@ from tasuki.transfer.windows.window import WindowHeader
 
 @dataclass(frozen=True)
 class EncodedPart:
-    """ids: pages of a layer that keeps some, or the slot of a GDN layer."""
+    """Encoded part of a layer chunk. ids: pages of a layer that keeps some, or the slot of a GDN
+    layer."""
 
     layer: int
     ids: tuple[int, ...]
 
 
 class WindowSink:
-    """Windows that arrive encoded: they land in the heads of the pages and states that they become,
-    and are decoded there.
+    """Decoder of encoded layer chunks: they arrive at the beginnings of their pages and states, and
+    are decoded there.
 
     Knows units; no rooms and no threads: the receiver calls it. Invariant: a part is small enough
-    that who has to wait for its end may.
+    for a thread to wait until its end.
     """
 
     def __init__(self, units: WireUnits, code: int, codec: LayerCodec) -> None:
-        """code: of the precision, which every notification must carry."""
+        """code: the precision's; every notification must carry it."""
         self.code = code
         self._units = units
         self._codec = codec
@@ -42,7 +43,7 @@ class WindowSink:
     def parts(
         self, header: WindowHeader, pages: Sequence[int], slot: int | None
     ) -> Iterator[EncodedPart]:
-        """What of the window is encoded; nothing twice."""
+        """Yield the encoded parts of the chunk, each once."""
         for layer in range(header.first_layer, header.end_layer):
             if not self._units.encoded(layer):
                 continue
@@ -53,17 +54,17 @@ class WindowSink:
                 yield EncodedPart(layer, ids[start : start + at_once])
 
     def decode(self, part: EncodedPart) -> None:
-        """From the heads of its units to the whole of them; done on return."""
+        """Decode units from their beginnings to their whole sizes; done on return."""
         self._codec.decode(part.layer, part.ids)
 
 
 @dataclass(frozen=True)
 class TargetArena:
-    """An arena of this node that peers write into, with what reads and moves what has landed.
+    """Arena of this node written by peers, with the means to read and decode arrived bytes.
 
-    window_sink: where windows travel encoded. spans: of the node's ranks, whose arenas of `slabs`
-    slabs lie in it; None: there is one arena, which takes nothing of senders of several ranks.
-    REQUIRES: transport has registered at least that, which digester reads.
+    window_sink: given if chunks are sent encoded. spans: the node's ranks, with arenas of `slabs`
+    slabs each in it. None: there is one arena, and senders of several ranks are not accepted.
+    REQUIRES: transport has registered at least that memory, and digester reads it.
     """
 
     slabs: int
@@ -75,18 +76,19 @@ class TargetArena:
 
     @property
     def codes(self) -> tuple[int, ...]:
-        """Of windows that it takes, as notifications carry them."""
+        """Return the accepted codes of notifications."""
         if self.window_sink is not None:
             return (self.window_sink.code,)
         by_heads = () if self.spans is None else (BY_HEADS,)
         return by_heads if self.spans is not None and self.spans.ranks > 1 else (0, *by_heads)
 
     def part(self, layout: CacheLayout) -> CacheLayout:
-        """Of each rank's arena. layout: of one rank that has all."""
+        """Return the layout of each rank's arena. layout: one rank's, with all heads."""
         return layout if self.spans is None else self.spans.part
 
     def digestible(self, window: ArenaWindow, code: int) -> Digestible:
-        """REQUIRES: the code is one of those."""
+        """Return the chunk in the form digested for its code. REQUIRES: the code is one of
+        `codes`."""
         return self._by_heads.of_window(window) if code == BY_HEADS else window
 
     @cached_property

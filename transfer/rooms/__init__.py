@@ -1,1 +1,1 @@
-"""The pure core of every transfer: both sides' machines, without clock, thread, stream or bytes."""
+"""Pure core of every transfer: both sides' machines, without clock, thread, stream or bytes."""

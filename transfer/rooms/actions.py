@@ -1,7 +1,7 @@
-"""Actions of a transfer's side: what it asks of the driver that runs it.
+"""Actions of a transfer's side: its requests to the driver that runs it.
 
-Plain values. A driver performs them in order; the first that fails drops the rest, and comes back
-as the event Failed. Some are answered by an event, as their text says. Pure.
+Plain values. A driver performs them in order. The first failed action drops the rest, and comes
+back as the event Failed. Some are answered by an event, named in their docstring. Pure.
 """
 
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ from .messages import Message, Payload
 
 @dataclass(frozen=True)
 class Action:
-    """What a driver is to do."""
+    """Request to a driver."""
 
 
 @dataclass(frozen=True)
 class HandOn(Action):
-    """What the payload is handed on for, unseen."""
+    """Action that passes an opaque payload on."""
 
     payload: Payload
 
 
 class Loss(Enum):
-    """Why a receiver lost its room, by the names that an engine's LossCause has."""
+    """Reason why a receiver lost its room, by the names of an engine's LossCause."""
 
     STREAM = "the peer ended it or contradicts itself"
     PROTOCOL = "the peer broke the protocol, or this node is defective"
@@ -42,7 +42,7 @@ class Loss(Enum):
 
 @dataclass(frozen=True)
 class Say(Action):
-    """Say the message on the room's stream; dropped where that is over."""
+    """Send the message on the room's stream; dropped if the stream is over."""
 
     message: Message
 
@@ -56,38 +56,40 @@ class WantGrant(Action):
 
 @dataclass(frozen=True)
 class Expect(Action):
-    """Count windows that land in these ids."""
+    """Count the layer chunks that arrive in these ids."""
 
     destination: Destination
 
 
 class Forget(Action):
-    """Count no windows any more, and write none that travelled encoded."""
+    """Stop counting chunks, and decode no more encoded ones into the arena."""
 
 
 @dataclass(frozen=True)
 class NoteWait(Action):
-    """So many seconds of prefill are before the room. may_move: it may still go elsewhere."""
+    """Note the seconds of prefill before the room. may_move: the prompt may still go to another
+    node."""
 
     seconds: float
     may_move: bool
 
 
 class TellReady(HandOn):
-    """The first token, for the engine."""
+    """Tell the engine that the first token is here."""
 
 
 class TellHeld(Action):
-    """The sender holds the wanted prefix, and its bytes follow. An engine need not act."""
+    """Tell the engine that the sender holds the wanted prefix, and its bytes follow. An engine need
+    not act."""
 
 
 class TellRefused(HandOn):
-    """The sender refused the room, and nothing was granted."""
+    """Tell the engine that the sender rejected the room, and nothing was granted."""
 
 
 @dataclass(frozen=True)
 class TellLost(Action):
-    """The room is lost. What was granted is in quarantine until TellFenced."""
+    """Report the loss of the room. Granted ids stay in quarantine until TellFenced."""
 
     reason: str
     loss: Loss
@@ -95,7 +97,7 @@ class TellLost(Action):
 
 @dataclass(frozen=True)
 class Verify(Action):
-    """Compare what landed with `sent`. Verified answers."""
+    """Compare the arrived bytes with `sent`. Verified answers."""
 
     sent: Sequence[WindowDigest]
 
@@ -105,7 +107,7 @@ class Prepare(HandOn):
 
 
 class Commit(HandOn):
-    """All has landed and matches: what was granted is the engine's own."""
+    """Commit: all bytes arrived and match, so the granted ids belong to the engine."""
 
 
 class CallForDrain(Action):
@@ -113,57 +115,57 @@ class CallForDrain(Action):
 
 
 class GiveUp(Action):
-    """No drain was acknowledged for too long: end the connection, so that the lease runs out."""
+    """End the connection, so that the lease runs out: no drain was acknowledged for too long."""
 
 
 @dataclass(frozen=True)
 class Sever(Action):
-    """Break all by which the writer's bytes may still come, and take in what has come. Severed
-    answers."""
+    """Break all endpoints of the writer that may still bring bytes, and take in the arrived ones.
+    Severed answers."""
 
     reason: FenceReason
 
 
 @dataclass(frozen=True)
 class TellFenced(Action):
-    """The writer can write no more: what was granted is free."""
+    """Report the fence: the writer can write no more, so the granted ids are free."""
 
     reason: FenceReason
 
 
 class ServePull(HandOn):
-    """Send what the sender pulls of this room."""
+    """Send the sender's pull of this room."""
 
 
 # A sender's
 
 
 class Reserve(Action):
-    """Give the engine the prompt, or what is fetched or pulled. Leased, Pinned or Refusal
+    """Give the engine the prompt, or the fetched or pulled prefix. Leased, Pinned or Refusal
     answers."""
 
 
 @dataclass(frozen=True)
 class Open(Action):
-    """Let windows leave to these ids. Opened answers."""
+    """Let layer chunks leave to these ids. Opened answers."""
 
     destination: Destination
 
 
 class Start(HandOn):
-    """The engine may compute, or plan what it holds; the payload is the grant's."""
+    """Let the engine compute, or plan the chunks that it holds; the payload is the grant's."""
 
 
 class Plan(HandOn):
-    """All windows of what is pinned may leave."""
+    """Let all chunks of the pinned state leave."""
 
 
 class DrainNow(Action):
-    """Post nothing more; Drained answers once what was posted has ended."""
+    """Post nothing more. Drained answers once all posted writes have ended."""
 
 
 class BeginPull(HandOn):
-    """Pull what the receiver offered."""
+    """Pull the state offered by the receiver."""
 
 
 # Of either side
@@ -171,6 +173,6 @@ class BeginPull(HandOn):
 
 @dataclass(frozen=True)
 class EndPull(Action):
-    """The room's pull is waited for no longer."""
+    """Wait for the room's pull no longer."""
 
     reason: str

@@ -1,8 +1,8 @@
-"""How long a transfer may stand still in each state, on each side, and for how long one has.
+"""Deadlines of a transfer: how long it may make no progress in each state, on each side.
 
-Values of seconds. Only what docs/hand-over.md calls progress begins a state's time anew: a beat
-never does, nor does a Queued that repeats its position. Pure: the caller gives the time.
-Invariant: every state in which somebody is awaited has a deadline, so that every room ends.
+Values in seconds. Only progress as defined in docs/hand-over.md restarts a state's time. A
+heartbeat never does, nor does a Queued that repeats its position. Pure: the caller gives the time.
+Invariant: every state with an awaited party has a deadline, so that every room ends.
 """
 
 from collections.abc import Hashable
@@ -12,27 +12,32 @@ from math import inf
 from typing import Self
 
 QUEUE_SECONDS = 60.0
-"""What --queue-timeout is where nobody says otherwise."""
+"""Default of --queue-timeout in seconds."""
 _ENGINE_FIRST = 5.0
-"""The engine itself refuses what waited too long, and says why; this is for one that does not."""
+"""Seconds of advantage for the engine: it rejects a late prompt itself, with the reason. This
+deadline is for an engine that does not."""
 
 
 class StateDeadlines:
-    """A field that is named as a state, in lower case, bounds that state."""
+    """Deadlines by state: a field bounds the state with its name in upper case."""
 
     def of(self, state: Enum) -> float:
-        """Seconds; infinite where nobody is awaited."""
+        """Return the state's limit in seconds; infinite if no party is awaited."""
         seconds: float = getattr(self, state.name.lower(), inf)
         return seconds
 
 
 @dataclass(frozen=True)
 class ReceiverDeadlines(StateDeadlines):
-    """Of a room on the decode node. reserved: the position in the sender's queue stays the same;
-    queue: in that queue in all, the time of a pull left out, and as long again from the grant until
-    its first window. accepted: our own engine grants nothing. granted, ready: no window lands, and
-    before its first one none of the sender's other rooms either. verifying: nothing is said of the
-    digests; longer than HandoverSettings.landing. look: between two looks."""
+    """Deadlines of a room on the decode node.
+
+    reserved: limit for an unchanged position in the sender's queue. queue: limit for the total time
+    in that queue, without the time of a pull. The same limit holds from the grant until the room's
+    first chunk. accepted: limit for this node's engine to grant. granted, ready: limit without an
+    arrived chunk; before the first one, chunks of the sender's other rooms count too. verifying:
+    limit for the comparison of digests; longer than HandoverSettings.landing. look: seconds between
+    two looks.
+    """
 
     reserved: float = 30.0
     queue: float = QUEUE_SECONDS
@@ -45,12 +50,14 @@ class ReceiverDeadlines(StateDeadlines):
 
 @dataclass(frozen=True)
 class SenderDeadlines(StateDeadlines):
-    """Of a room on the prefill node. parked: longer than the gateway's own deadline. queued: a
-    little longer than the engine's, which says why. accepted: a lease is held and its receiver
-    grants nothing; longer than the receiver's own, which has the reason. streaming: our engine
-    finishes no layer and nothing is flushed. ready: nothing is flushed. holding: the first token
-    does not come. draining: longer than SenderSettings.drain_seconds; then the drain counts as
-    forced."""
+    """Deadlines of a room on the prefill node.
+
+    parked: longer than the gateway's own deadline. queued: a little longer than the engine's,
+    because the engine gives the reason. accepted: limit for the receiver to grant; longer than the
+    receiver's own, because the receiver has the reason. streaming: limit without a finished layer
+    or a flushed chunk. ready: limit without a flushed chunk. holding: limit for the first token.
+    draining: longer than SenderSettings.drain_seconds; after it the drain counts as forced.
+    """
 
     parked: float = 20.0
     queued: float = QUEUE_SECONDS + _ENGINE_FIRST
@@ -62,16 +69,20 @@ class SenderDeadlines(StateDeadlines):
 
     @classmethod
     def behind(cls, queue_seconds: float) -> Self:
-        """queue_seconds: the engine's --queue-timeout."""
+        """Return the deadlines behind the engine's own. queue_seconds: the engine's
+        --queue-timeout."""
         in_all = queue_seconds + _ENGINE_FIRST
         return cls(queued=in_all, streaming=max(cls.streaming, in_all))
 
 
 @dataclass(frozen=True)
 class PullReceiverDeadlines(StateDeadlines):
-    """Of a pull on the prefill node. granted: nothing lands. landing: from its end's message until
-    the last window must have landed. verifying: nothing is said of the digests. look: between two
-    looks."""
+    """Deadlines of a pull on the prefill node.
+
+    granted: limit without an arrived chunk. landing: time from the end's message until the last
+    chunk's arrival. verifying: limit for the comparison of digests. look: seconds between two
+    looks.
+    """
 
     granted: float = 5.0
     landing: float = 2.0
@@ -81,9 +92,12 @@ class PullReceiverDeadlines(StateDeadlines):
 
 @dataclass(frozen=True)
 class PullSenderDeadlines(StateDeadlines):
-    """Of a pull on the decode node. pinning: our own engine neither pins nor refuses. streaming:
-    nothing is flushed. draining: longer than SenderSettings.drain_seconds; then the drain counts as
-    forced. look: between two looks."""
+    """Deadlines of a pull on the decode node.
+
+    pinning: limit for this node's engine to pin or reject. streaming: limit without a flushed
+    chunk. draining: longer than SenderSettings.drain_seconds; after it the drain counts as forced.
+    look: seconds between two looks.
+    """
 
     pinning: float = 10.0
     streaming: float = 30.0
@@ -92,10 +106,10 @@ class PullSenderDeadlines(StateDeadlines):
 
 
 class ProgressWatch:
-    """For how long nothing has moved. A mark is how far a room is, and changes as it moves.
+    """Clock of the time without progress. A mark is a room's position, and changes as it moves.
 
-    Invariant: time in which nobody looked counts as two looks at most. A node that was frozen, or
-    whose loop was busy, does not judge others by its own gap.
+    Invariant: the time between two looks counts as two look periods at most. So a node that was
+    frozen, or with a busy loop, does not judge others by its own gap.
     """
 
     def __init__(self, look: float, now: float) -> None:

@@ -1,4 +1,4 @@
-"""The ends of each connection's last rooms: how each drained, and which numbers are used."""
+"""Ends of each connection's last rooms: their drains and their used numbers."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,16 +10,16 @@ _ROOMS = 1024
 _CONNECTIONS = 256
 
 _Room = tuple[int, int]
-"""Number and generation."""
+"""Number and generation of a room."""
 
 
 class EndedRooms:
-    """How the last rooms of each connection ended, so that a late or repeated abort is answered
-    right and no number is used twice.
+    """Ends of the last rooms of each connection. They let a late or repeated abort be answered
+    correctly, and no number be used twice.
 
-    Invariants: what one connection's rooms came to is reported to none other. A drain that was
-    forced is remembered as long as its connection is, since to forget it would be to say that
-    nothing can land any more. Of a connection that is forgotten nothing is said.
+    Invariants: the ends of one connection's rooms are reported to no other. A forced drain is
+    remembered as long as its connection, because forgetting it would claim that no write can still
+    arrive. For a forgotten connection no answer is given.
     """
 
     def __init__(
@@ -28,8 +28,9 @@ class EndedRooms:
         rooms: int = _ROOMS,
         connections: int = _CONNECTIONS,
     ) -> None:
-        """lives: whether a connection is not over; such a one is never forgotten, however many come
-        after it. rooms, connections: how many are remembered, drained rooms of each."""
+        """lives: returns True if a connection is not over; a live one is never forgotten, even
+        beyond the limit. rooms, connections: limits of remembered connections, and of drained rooms
+        of each."""
         self._lives = lives
         self._limit = rooms
         self._connections_limit = connections
@@ -37,7 +38,7 @@ class EndedRooms:
         self._forced: dict[str, set[_Room]] = {}
 
     def began(self, connection: str) -> None:
-        """Its rooms are answered for from now on."""
+        """Answer for the connection's rooms from now on."""
         self._drained[connection] = OrderedDict()
         self._forced[connection] = set()
         surplus = len(self._drained) - self._connections_limit
@@ -46,11 +47,11 @@ class EndedRooms:
             del self._drained[name], self._forced[name]
 
     def knows(self, connection: str) -> bool:
-        """Whether it is or was one of this process, and is not forgotten."""
+        """Return True if the connection is or was one of this process, and is not forgotten."""
         return connection in self._drained
 
     def remember(self, connection: str, room: int, generation: int, drain: Drain) -> None:
-        """Without effect where the connection is forgotten."""
+        """Remember the room's end; no effect if the connection is forgotten."""
         drained = self._drained.get(connection)
         if drained is None:
             return
@@ -62,22 +63,23 @@ class EndedRooms:
             drained.popitem(last=False)
 
     def drain(self, connection: str, room: int, generation: int) -> Drain | None:
-        """None where no room of that connection ended so, as far as is remembered."""
+        """Return the room's drain; None if no remembered room of that connection has this number
+        and generation."""
         key = (room, generation)
         if key in self._forced.get(connection, ()):
             return Drain.FORCED
         return Drain.DRAINED if key in self._drained.get(connection, ()) else None
 
     def refusal(self, connection: str, room: int, generation: int, is_open: bool) -> str | None:
-        """Return why the connection may not open the room; None where it may. is_open: a room of
-        that number lives."""
+        """Return the reason why the connection may not open the room; None if it may. is_open: a
+        room with that number lives."""
         if self.drain(connection, room, generation) is not None:
             return f"room {room} is over: take a new room"
         return f"room {room} is open: take a new room" if is_open else None
 
     def aborted(self, connection: str, room: int, generation: int) -> Drain:
-        """Return how a room drained that does not live. From now on it is over, also where its
-        opening comes later than its abort."""
+        """Return the drain of a room that is not live. It counts as over from now on, even if its
+        opening comes after its abort."""
         drain = self.drain(connection, room, generation) or Drain.DRAINED
         self.remember(connection, room, generation, drain)
         return drain

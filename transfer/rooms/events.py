@@ -1,7 +1,6 @@
-"""Events that are no messages: what engines, the bytes' machinery, streams and time bring to a
-transfer's side.
+"""Events that are no messages, from engines, byte transport, streams and time to a transfer's side.
 
-Plain values; messages.py has those that a peer says. Pure.
+Plain values; messages.py has those sent by a peer. Pure.
 """
 
 from dataclasses import dataclass
@@ -16,19 +15,19 @@ from .messages import Message, Payload
 
 @dataclass(frozen=True)
 class Happening:
-    """An event that is no message."""
+    """Event that is no message."""
 
 
 @dataclass(frozen=True)
 class Brought(Happening):
-    """What an engine or the bytes' machinery brings; the payload is the engine's."""
+    """Event from an engine or the byte transport; the payload is the engine's."""
 
     payload: Payload = None
 
 
 @dataclass(frozen=True)
 class Reasoned(Happening):
-    """What happened for a reason that is told."""
+    """Event with a reason."""
 
     reason: str
 
@@ -37,14 +36,17 @@ Event: TypeAlias = Message | Happening
 
 
 class Begin(Happening):
-    """The first event of a side."""
+    """First event of a side."""
 
 
 @dataclass(frozen=True)
 class Look(Happening):
-    """Time has passed. progress: windows that moved in this room. pulled: the same of the room's
-    pull; None without one. others: windows of the connection's other rooms. writer: of who writes
-    here."""
+    """A look: time has passed.
+
+    progress: number of chunks moved in this room. pulled: the same for the room's pull; None
+    without one. others: number of chunks of the connection's other rooms. writer: facts about the
+    writer into this room.
+    """
 
     progress: int = 0
     pulled: int | None = None
@@ -54,7 +56,8 @@ class Look(Happening):
 
 @dataclass(frozen=True)
 class Failed(Happening):
-    """An action was not performed, nor any behind it. is_defect: nobody foresaw it."""
+    """An action failed, and the actions behind it were dropped. is_defect: the error was
+    unforeseen."""
 
     action: Action
     reason: str
@@ -62,7 +65,7 @@ class Failed(Happening):
 
 
 class Broke(Reasoned):
-    """A task of the room raised what nobody foresaw."""
+    """An unforeseen error in a task of the room."""
 
 
 class Stopped(Reasoned):
@@ -81,12 +84,12 @@ class Declined(Happening):
 
 
 class Cancelled(Happening):
-    """The engine wants the room no more, and knows it."""
+    """The engine cancelled the room, and needs no report of it."""
 
 
 @dataclass(frozen=True)
 class GivenUp(Happening):
-    """This node waits no longer, for a reason outside the room."""
+    """This node stops waiting, for a reason outside the room."""
 
     reason: str
     loss: Loss
@@ -94,27 +97,28 @@ class GivenUp(Happening):
 
 @dataclass(frozen=True)
 class Verified(Happening):
-    """The digests were compared. failure: why they do not match; differs: by a digest, else since
-    windows are missing."""
+    """The digests were compared. failure: why they do not match; None: they match. differs: True if
+    a digest differs, False if chunks are missing."""
 
     failure: str | None = None
     differs: bool = False
 
 
 class Prepared(Brought):
-    """The report of what landed, read of the final status."""
+    """The report of the arrived bytes, read from the final status."""
 
 
 @dataclass(frozen=True)
 class DrainAnswered(Happening):
-    """A call or a renewal said how the drain ended. drain: None where the call was not answered."""
+    """A call or a renewal reported the end of the drain. drain: None if the call was not
+    answered."""
 
     drain: Drain | None
 
 
 @dataclass(frozen=True)
 class Severed(Happening):
-    """Nothing of the writer lands that has not landed."""
+    """No more bytes of the writer can arrive."""
 
     reason: FenceReason
 
@@ -136,7 +140,7 @@ class Leased(Happening):
 
 @dataclass(frozen=True)
 class Waits(Happening):
-    """Others are before the room in the engine's queue: so many seconds of prefill."""
+    """Other prompts are before the room in the engine's queue. seconds: their prefill time."""
 
     seconds: float
 
@@ -149,12 +153,13 @@ class Moved(Happening):
 
 
 class Announced(Brought):
-    """The engine's word between grant and final status: the first token, or that all may leave."""
+    """The engine's message between grant and final status: the first token, or that all chunks may
+    leave."""
 
 
 @dataclass(frozen=True)
 class Refusal(Happening):
-    """The engine refuses the room, or its forward broke. is_late: the prompt waited too long."""
+    """The engine rejects the room, or its forward failed. is_late: the prompt waited too long."""
 
     reason: str
     is_late: bool = False
@@ -162,31 +167,31 @@ class Refusal(Happening):
 
 
 class Pinned(Brought):
-    """The engine holds what is pulled; the payload says where."""
+    """The engine holds the pulled state; the payload gives its place."""
 
 
 class PullWanted(Brought):
-    """The engine pulls what the receiver offered."""
+    """The engine pulls the state offered by the receiver."""
 
 
 class ReceiverLost(Happening):
-    """The stream or the connection is over: nobody listens any more."""
+    """The stream or the connection is over: the receiver gets no more messages."""
 
 
 class Opened(Happening):
-    """Windows may leave."""
+    """Layer chunks may leave."""
 
 
 @dataclass(frozen=True)
 class Sent(Happening):
-    """Every window is flushed."""
+    """Every layer chunk is flushed."""
 
     report: SendReport
 
 
 @dataclass(frozen=True)
 class SendBroke(Happening):
-    """The bytes' machinery ended the room. endpoint_failed: others of the peer would fail too."""
+    """The byte transport ended the room. endpoint_failed: the peer's other rooms would fail too."""
 
     reason: str
     drain: Drain

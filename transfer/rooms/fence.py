@@ -1,10 +1,11 @@
-"""What must hold before ids that a writer was granted may be used by anyone else.
+"""Evidence needed before ids granted to a writer may be used again.
 
-There are three ways and nothing else: the writer acknowledged its drain; the writer's process is
-dead; the writer's lease ran out, after which it does not post. Knows neither ids, processes nor how
-a writer is asked. Pure: the caller gives the time.
-Times are seconds of one monotonic clock, the owner's: the writer counts its lease from its
-question, the owner from its answer, which is later.
+There are three ways and no others. The writer acknowledged its drain. The writer's process is dead.
+The writer's lease ran out, and it does not post after that. Knows neither ids, processes nor the
+way a writer is asked. Pure: the caller gives the time.
+
+Times are seconds of one monotonic clock, the owner's. The writer counts its lease from its
+question, the owner from its answer, so the owner's count ends later.
 """
 
 from dataclasses import dataclass
@@ -21,12 +22,15 @@ class FenceReason(Enum):
 
 @dataclass(frozen=True)
 class FenceTerms:
-    """Durations of one writer, in seconds. lease: from our last answer until the writer can write
-    no more, the transport's retries included. retry: from a post until it has landed. settle: from
-    a death until what the dead process sent has come. acknowledge: one question for a drain may
-    wait for its answer; again: between two such questions. patience: until a fence without an
-    acknowledgement gives the connection up, so that the lease runs out. broken: until a fence whose
-    severing failed is held again. look: between two looks at the evidence."""
+    """Durations of one writer, in seconds.
+
+    lease: from this node's last answer until the writer can write no more, with the transport's
+    retries. retry: from a post until its arrival. settle: from a death until all bytes of the dead
+    process have come. acknowledge: limit for the answer to one question for a drain. again: between
+    two such questions. patience: a fence without an acknowledgement gives the connection up after
+    it, so that the lease runs out. broken: pause before a fence with a failed severing is tried
+    again. look: between two looks at the evidence.
+    """
 
     lease: float
     retry: float
@@ -40,9 +44,11 @@ class FenceTerms:
 
 @dataclass(frozen=True)
 class WriterFacts:
-    """What this node knows of a writer now. died: when its process was seen to be dead; None while
-    it lives, or cannot be watched. answered: our last answer, once no other follows; None while
-    answers go on."""
+    """Known facts about a writer now.
+
+    died: time at which its process was seen dead; None while it lives, or if it cannot be watched.
+    answered: time of this node's last answer, once no other follows; None while answers go on.
+    """
 
     died: float | None = None
     answered: float | None = None
@@ -52,7 +58,7 @@ ALIVE = WriterFacts()
 
 
 class Fence:
-    """The evidence about one room's writer. Once a reason holds it holds for ever."""
+    """Evidence about one room's writer. Once a reason holds it holds for ever."""
 
     def __init__(self, terms: FenceTerms) -> None:
         self.terms = terms
@@ -60,7 +66,7 @@ class Fence:
         self._stopped_at: float | None = None
 
     def acknowledge(self, drain: Drain, now: float) -> None:
-        """Take the writer's word on what it posted. The first word of each sort counts."""
+        """Record the writer's report of its drain. The first report of each kind counts."""
         if drain is Drain.DRAINED:
             self._drained = True
         elif self._stopped_at is None:
@@ -68,11 +74,11 @@ class Fence:
 
     @property
     def answered(self) -> bool:
-        """Whether the writer has said how its drain ended."""
+        """Return True if the writer has reported the end of its drain."""
         return self._drained or self._stopped_at is not None
 
     def reason(self, facts: WriterFacts, now: float) -> FenceReason | None:
-        """Return why the writer can write no more; None while it may."""
+        """Return the reason why the writer can write no more; None while it may."""
         terms = self.terms
         if self._drained:
             return FenceReason.DRAIN_ACKNOWLEDGED

@@ -1,45 +1,45 @@
 """Heartbeats of a connection: questions for leases, their grants, and the timeout of a silent peer.
 
-Either node may write to the other. A beat asks for the beating node's lease, and the renewal of
-that number grants it. A renewal asks for the answering node's lease, and the beat that names it
-grants it. The module is pure: the caller gives the time, of this node's clock.
+Either node may write to the other. A beat asks for the beating node's lease, and the renewal with
+its number grants it. A renewal asks for the answering node's lease, and the beat naming it grants
+it. The module is pure: the caller gives the time, of this node's clock.
 
 Invariants: a lease counts from its question, never from the answer. An unknown number grants
-nothing. Silence counts only between two ticks that this node made in time, because a message that
-arrived in a gap of ours may not be read yet. Gaps do not postpone the timeout for ever: the
+nothing. Silence counts only between two ticks made in time by this node. A message that arrived in
+this node's own gap may not be read yet. Gaps do not postpone the timeout for ever: the
 LATE_TICKS-th late tick since the peer's last message is the last.
 """
 
 from tasuki.transfer.errors import PeerInvalid
 
 _MOST_UNHEARD = 256
-"""Renewals that a beating node may leave unconfirmed; each is kept until it is confirmed."""
+"""Most renewals that a beating node may leave unconfirmed; each is kept until it is confirmed."""
 LATE_TICKS = 10
 _TICKS_A_LIMIT = 10
 
 
 class Silence:
-    """For how long a peer says nothing: it is lost after its silence, and not after this node's."""
+    """Heartbeat timeout: a peer is lost after its own silence, not after a gap of this node."""
 
     def __init__(
         self, limit: float, now: float, period: float | None = None, *, grace: float = 0.0
     ) -> None:
-        """limit: seconds of silence that lose a peer. period: how often tick() is to be called; a
-        tick that comes after two of them is late. grace: seconds more before the first message.
-        Times are this node's monotonic seconds."""
+        """limit: seconds of silence after which a peer is lost. period: seconds between calls of
+        tick(); a tick after more than two periods is late. grace: additional seconds before the
+        first message. Times are this node's monotonic seconds."""
         self.limit = limit
         self.period = limit / _TICKS_A_LIMIT if period is None else period
         self.received(now)
         self._silent = -grace
 
     def received(self, now: float) -> None:
-        """The peer said something."""
+        """Record a message from the peer."""
         self._ticked = now
         self._silent = 0.0
         self._late = 0
 
     def tick(self, now: float) -> bool:
-        """Whether the peer is lost."""
+        """Return True if the peer is lost."""
         gap, self._ticked = now - self._ticked, now
         if gap > 2 * self.period:
             self._late += 1
@@ -49,23 +49,23 @@ class Silence:
 
 
 class Beating:
-    """The prefill node's end."""
+    """Prefill node's end of a heartbeat."""
 
     def __init__(self, silence: Silence) -> None:
         self.silence = silence
         self._asked: dict[int, float] = {}
-        """Beats not answered yet, and when they were sent."""
+        """Times of heartbeats not answered yet, by number."""
         self._sequence = 0
         self._renewal = 0
 
     def beat(self, now: float) -> tuple[int, int]:
-        """Return the number of the beat to be sent now, and the last renewal that it confirms."""
+        """Return the number of the heartbeat to send now, and the last renewal that it confirms."""
         self._sequence += 1
         self._asked[self._sequence] = now
         return self._sequence, self._renewal
 
     def renewed(self, sequence: int, now: float) -> float | None:
-        """Take a renewal. Return when the lease that it grants was asked for; None where it grants
+        """Take a renewal. Return the time at which its lease was asked for; None if it grants
         none."""
         self._renewal = max(self._renewal, sequence)
         asked = self._asked.pop(sequence, None)
@@ -78,17 +78,17 @@ class Beating:
 
 
 class Renewing:
-    """The decode node's end."""
+    """Decode node's end of a heartbeat."""
 
     def __init__(self, silence: Silence, now: float) -> None:
-        """Renewal 0 is sent now: it opens the heartbeat."""
+        """Begin with renewal 0, sent now: it opens the heartbeat."""
         self.silence = silence
         self._asked = {0: now}
 
     def beat(self, sequence: int, received: int, now: float) -> float | None:
-        """Take a beat; the renewal of its number is to be sent at once. Return when the lease that
-        it grants was asked for; None where it grants none. Raises PeerInvalid where it confirms
-        too little."""
+        """Take a heartbeat; send the renewal with its number at once. Return the time at which its
+        lease was asked for; None if it grants none. Raises PeerInvalid if it confirms too
+        little."""
         self.silence.received(now)
         asked = self._asked.get(received)
         self._asked = {number: at for number, at in self._asked.items() if number >= received}

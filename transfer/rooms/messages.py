@@ -1,8 +1,7 @@
-"""The messages of a transfer, as values: one side says each, and the other side takes it as an
-event.
+"""Messages of a transfer, as values: one side sends each, and the other side takes it as an event.
 
-A `payload` is data of an engine: a machine hands it on unseen. Nodes turn messages into protobuf
-and back, and bound what a peer sends before a machine sees it (engine/messages/room_proto.py).
+A `payload` is an engine's data: a machine passes it on unread. Nodes turn messages into protobuf
+and back, and bound a peer's values before a machine sees them (engine/messages/room_proto.py).
 Pure.
 """
 
@@ -18,23 +17,24 @@ Payload: TypeAlias = Any
 
 @dataclass(frozen=True)
 class Message:
-    """What one side says to the other."""
+    """Message of one side to the other."""
 
 
 @dataclass(frozen=True)
 class Carrying(Message):
-    """A message that is its payload."""
+    """Message that consists of its payload."""
 
     payload: Payload = None
 
 
 class Ask(Message):
-    """Opens a room: Reserve, Fetch or Pull, as its kind has it."""
+    """Opens a room: by Reserve, Fetch or Pull, depending on its kind."""
 
 
 @dataclass(frozen=True)
 class Grant(Message):
-    """The receiver's pages and slot. Its engine's word at the receiver, and then its message."""
+    """The receiver's pages and slot. At the receiver it comes from its engine; it is then sent as a
+    message."""
 
     generation: int
     destination: Destination
@@ -47,7 +47,8 @@ class Abort(Message):
 
 @dataclass(frozen=True)
 class Queued(Message):
-    """wait: seconds of prefill before the room, in its first message of this kind; else None."""
+    """Place in the sender's queue. wait: seconds of prefill before the room, in its first message
+    of this kind; else None."""
 
     position: int
     wait: float | None = None
@@ -58,12 +59,12 @@ class Accepted(Message):
 
 
 class Refused(Carrying):
-    """Nothing was granted, and nothing will be sent."""
+    """The sender rejects the room: nothing was granted, and nothing will be sent."""
 
 
 @dataclass(frozen=True)
 class Ready(Message):
-    """The first token, in the payload. Windows may still be in flight."""
+    """The first token, in the payload. Layer chunks may still be in flight."""
 
     generation: int
     payload: Payload = None
@@ -71,14 +72,14 @@ class Ready(Message):
 
 @dataclass(frozen=True)
 class Held(Message):
-    """All windows may leave at once, and no token comes."""
+    """All layer chunks may leave at once, and no token comes."""
 
     generation: int
 
 
 @dataclass(frozen=True)
 class Done(Message):
-    """The final status, after every window in `sent` was flushed."""
+    """The final status, after every chunk in `sent` was flushed."""
 
     generation: int
     sent: Sequence[WindowDigest]
@@ -87,8 +88,8 @@ class Done(Message):
 
 @dataclass(frozen=True)
 class Ended(Message):
-    """Over without a result. reason: the sender's; None where the receiver wanted the end.
-    generation: None where the message carries none."""
+    """End without a result. reason: the sender's; None if the receiver wanted the end. generation:
+    None if the message carries none."""
 
     drain: Drain
     reason: str | None = None
@@ -96,7 +97,7 @@ class Ended(Message):
 
 
 class PullAsked(Carrying):
-    """In the room of a hand-over: the sender pulls what the receiver offered."""
+    """In the room of a hand-over: the sender pulls the state offered by the receiver."""
 
 
 class StopPull(Message):
@@ -109,6 +110,6 @@ class Unknown(Message):
 
 @dataclass(frozen=True)
 class Contradiction(Message):
-    """A message that no node of this version sends, for the reason."""
+    """Message that no node of this version sends. reason: the contradiction found."""
 
     reason: str

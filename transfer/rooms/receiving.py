@@ -1,10 +1,11 @@
-"""The receiving side of a transfer, of any kind: a value that takes events and returns actions.
+"""Receiving side of a transfer, of any kind: a value that takes events and returns actions.
 
-Owns the side's state, its deadlines, and the fence of who writes here. Knows no engine, stream,
-thread, clock or arena: a driver gives it the time, and performs what it asks for. Pure.
-Invariants: a room that was granted ends committed, or lost and then fenced for one of the fence's
-three reasons. At every moment wake() bounds the time until the next look. A message of another
-grant commits nothing and acknowledges no drain.
+Owns the side's state, its deadlines, and the fence of the writer. Knows no engine, stream, thread,
+clock or arena: a driver gives it the time and performs its actions. Pure.
+
+Invariants: a granted room ends committed, or lost and then fenced for one of the fence's three
+reasons. At every time wake() bounds the time until the next look. A message of another grant
+commits nothing and acknowledges no drain.
 """
 
 from dataclasses import dataclass, field
@@ -39,8 +40,8 @@ _ANOTHER_VERSION = "the prefill node sent a message of another version"
 
 @dataclass(frozen=True)
 class ReceivingTerms:
-    """deadlines: by state. fence: of who writes here. within: seconds that the whole transfer is
-    worth waiting for; None: as long as it moves."""
+    """deadlines: by state. fence: durations of the writer's fence. within: limit of the whole
+    transfer in seconds; None: no limit while it moves."""
 
     deadlines: ReceiverDeadlines | PullReceiverDeadlines
     fence: FenceTerms
@@ -48,7 +49,7 @@ class ReceivingTerms:
 
 
 class _Asking(Enum):
-    """How far the question for a drain is."""
+    """State of the question for a drain."""
 
     ON_STREAM = auto()
     CALLING = auto()
@@ -57,9 +58,9 @@ class _Asking(Enum):
 
 @dataclass
 class _Quarantine:
-    """since: when the room was lost, or its fence was begun again. until: when the question is
-    asked by other means, or again. severing: for which reason; None before there is one. held_at:
-    when a fence that broke is held again."""
+    """since: time of the room's loss, or of the fence's new start. until: time at which the
+    question is asked by other means, or again. severing: its reason; None before there is one.
+    held_at: time at which a broken fence is tried again."""
 
     since: float
     asking: _Asking = _Asking.PAUSED
@@ -98,17 +99,17 @@ class Receiving:
 
     @property
     def is_over(self) -> bool:
-        """Whether no event is awaited any more."""
+        """Return True if no more events are awaited."""
         return self.state in _OVER
 
     @property
     def is_lost(self) -> bool:
-        """Whether what was granted waits for its fence."""
+        """Return True if the room is lost, so that granted ids wait for their fence."""
         return self._quarantine is not None
 
     @property
     def wait(self) -> float | None:
-        """Seconds of prefill that were before the room when it came; None without any."""
+        """Return the seconds of prefill before the room at its arrival; None if there were none."""
         return self._wait
 
     def wake(self, now: float) -> float:
@@ -121,7 +122,7 @@ class Receiving:
         return max(0.0, left)
 
     def step(self, event: Event, now: float) -> list[Action]:
-        """Take one event and return what is to be done, in order."""
+        """Take one event and return the actions to perform, in order."""
         if self.is_over:
             return []
         try:
@@ -187,7 +188,8 @@ class Receiving:
         return [do.Expect(self._granted.destination), do.Say(say.Ask())]
 
     def grant_first(self, grant: say.Grant) -> None:
-        """What is granted with the ask. REQUIRES: the kind does, and nothing has begun."""
+        """Set the grant sent with the ask. REQUIRES: the kind grants first, and nothing has
+        begun."""
         self._granted = grant
 
     def _grant(self, grant: say.Grant, now: float) -> list[Action]:
@@ -201,7 +203,7 @@ class Receiving:
         return [do.Expect(target), do.Say(grant)]
 
     def _hear(self, event: Event, now: float) -> list[Action]:
-        """A message of the sender."""
+        """Handle a message of the sender."""
         match event:
             case say.Queued():
                 return self._queued(event)
@@ -282,7 +284,7 @@ class Receiving:
         return [] if self._quarantine else self._lose(event.reason, Loss.PROTOCOL, now)
 
     def _broke(self, reason: str, now: float) -> list[Action]:
-        """End the room, by a defect; hold its fence again, where that broke."""
+        """End the room because of a defect; if its fence broke, try the fence again later."""
         quarantine = self._quarantine
         if quarantine is None:
             return self._lose(f"internal error: {reason}", Loss.PROTOCOL, now)
@@ -297,14 +299,15 @@ class Receiving:
 
     @property
     def _mark(self) -> tuple[object, ...]:
-        """What changes as the room moves."""
+        """Return a value that changes as the room moves."""
         looked = self._looked
         others = looked.others if self._is_behind else 0
         return self.state, self._position, looked.pulled, looked.progress, others
 
     @property
     def _is_behind(self) -> bool:
-        """Granted, and none of it has come: the sender computes others before it."""
+        """Return True if the room is granted and none of its chunks has arrived: the sender
+        computes others before it."""
         return self.state is ReceiverState.GRANTED and not self._looked.progress
 
     def _look(self, look: on.Look, now: float) -> list[Action]:
@@ -326,7 +329,8 @@ class Receiving:
         return self._lose(f"nothing moved for {allowed} s: {state.value}", Loss.STALLED, now)
 
     def _is_late(self, now: float) -> float | None:
-        """The bound that the sender's queue has passed, moving or not; None where it has not."""
+        """Return the limit of the sender's queue if the wait has passed it, moving or not; else
+        None."""
         deadlines = self._terms.deadlines
         if not (self.kind.queues and isinstance(deadlines, ReceiverDeadlines)):
             return None
@@ -338,13 +342,13 @@ class Receiving:
     # Loss, and the fence
 
     def _lose(self, reason: str, loss: Loss, now: float) -> list[Action]:
-        """Give the room up and report it to the engine. The reason may be the peer's words."""
+        """Give the room up and report it to the engine. The reason may come from the peer."""
         if self._quarantine is not None:
             return []
         return [do.TellLost(peer_values.text(reason), loss), *self._end(now)]
 
     def _end(self, now: float) -> list[Action]:
-        """Move, and ask for the drain of what was granted."""
+        """End the room, and ask for the drain of the granted ids."""
         after = self._machine.apply(ReceiverEvent.LOSE)
         done: list[Action] = [do.Forget(), *self._end_pull()]
         if after is not ReceiverState.QUARANTINED:
@@ -356,7 +360,7 @@ class Receiving:
         return [do.EndPull("its room is over")] if self._pulls else []
 
     def _ask(self, quarantine: _Quarantine, now: float) -> list[Action]:
-        """Ask for the drain, on the stream while that stands."""
+        """Ask for the drain, on the stream while it is open."""
         if self.fence.answered:
             return []
         if self._stream_over:
@@ -379,7 +383,7 @@ class Receiving:
         quarantine.until = now + self.fence.terms.again
 
     def _take_quarantined(self, event: Event, quarantine: _Quarantine, now: float) -> list[Action]:
-        """What was under way when the room was lost."""
+        """Take an event that was under way when the room was lost."""
         match event:
             case say.Done(generation=generation):
                 if generation == self.generation:

@@ -1,10 +1,10 @@
-"""The sending side of a transfer, of any kind: a value that takes events and returns actions.
+"""Sending side of a transfer, of any kind: a value that takes events and returns actions.
 
-Owns the side's state, its deadlines, and its stop: what was posted drains before it is over. Knows
-no engine, stream, thread, clock or arena: a driver gives it the time, and performs what it asks
-for. Pure.
-Invariants: a side that opened is over only after its drain, or after the drain's deadline, as
-forced. It says one final message at most, and says nothing after it.
+Owns the side's state, its deadlines, and its stop: posted writes drain before it is over. Knows no
+engine, stream, thread, clock or arena: a driver gives it the time and performs its actions. Pure.
+
+Invariants: an opened side is over only after its drain, or after the drain's deadline, as forced.
+It sends at most one final message, and sends nothing after it.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from .states import Announces, IllegalTransition, Kind, SenderEvent, SenderState
 
 _OVER = frozenset({SenderState.DONE, SenderState.REFUSED, SenderState.ENDED})
 _SAID_AGAIN_SECONDS = 0.25
-"""Between two places in the queue that are said because they changed."""
+"""Least seconds between two messages of a changed place in the queue."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Sending:
         self.generation = generation
         self.phases = PhaseMarks(now)
         self.endpoint_failed = False
-        """Another transfer to this peer would fail too."""
+        """True if another transfer to this peer would fail too."""
         self.drain = Drain.DRAINED
-        """How what was posted ended, once the side is over."""
+        """How the posted writes ended, once the side is over."""
         self.given_up: Loss | None = None
-        """Why this node ended the room; None where it did not."""
+        """Reason why this node ended the room; None if it did not."""
         self._terms = terms
         self._machine = sender_machine(kind)
         self._watch = ProgressWatch(terms.look, now)
@@ -70,11 +70,11 @@ class Sending:
 
     @property
     def is_over(self) -> bool:
-        """Whether no event is awaited any more."""
+        """Return True if no more events are awaited."""
         return self.state in _OVER
 
     def target(self, destination: Destination) -> None:
-        """Where a pull's windows go. REQUIRES: nothing has begun."""
+        """Set the destination of a pull's chunks. REQUIRES: nothing has begun."""
         self._target = destination
 
     def wake(self, now: float) -> float:
@@ -82,7 +82,7 @@ class Sending:
         return self._terms.look
 
     def step(self, event: Event, now: float) -> list[Action]:
-        """Take one event and return what is to be done, in order."""
+        """Take one event and return the actions to perform, in order."""
         if self.is_over:
             return []
         try:
@@ -174,8 +174,8 @@ class Sending:
         return self._say_end("the gateway's call did not come", Drain.DRAINED)
 
     def _moved(self, position: int, now: float) -> list[Action]:
-        """Say the place at once, unless that was done a moment ago: then with the next repetition,
-        so that a long queue that moves fast costs each of its rooms few messages."""
+        """Send the place at once, unless one was sent a moment ago; then it goes with the next
+        repetition. So a long, fast queue costs each of its rooms few messages."""
         moved, self._position = position != self._position, position
         if not moved or now - self._said_at < _SAID_AGAIN_SECONDS:
             return []
@@ -253,7 +253,7 @@ class Sending:
         return [do.Say(word), *(self._finish(now) if after is SenderState.DONE else ())]
 
     def _finish(self, now: float) -> list[Action]:
-        """In DONE, after all that goes before the final status."""
+        """Return the final actions in DONE, after all others before the final status."""
         assert self._report is not None
         self.phases.mark(Phase.DONE, now)
         final = self._report, sender_track(self._report, self.phases)
@@ -263,7 +263,7 @@ class Sending:
 
     @property
     def _mark(self) -> tuple[object, ...]:
-        """What changes as the room moves."""
+        """Return a value that changes as the room moves."""
         return self.state, self._looked.progress, self._looked.pulled
 
     def _look(self, look: on.Look, now: float) -> list[Action]:
@@ -289,7 +289,7 @@ class Sending:
     # The end
 
     def _stop(self, failure: str | None) -> list[Action]:
-        """Begin to drain. failure: this side's reason; None where the receiver wanted the end. The
+        """Begin to drain. failure: this side's reason; None if the receiver wanted the end. The
         first reason is kept."""
         before = self.state
         self._failure = self._failure or failure

@@ -1,8 +1,8 @@
-"""The life of a transfer on each side: one table of legal moves a side, and the four kinds as rows.
+"""Life of a transfer on each side: one table of legal moves a side, and the four kinds as rows.
 
 `protocol/spin/handover.pml` and `protocol/spin/pull.pml` carry the rows of the tables and are
-checked exhaustively; a test compares them. Knows no messages, bytes or clocks. Pure.
-Invariant: a machine moves along its table only; any other event raises and changes nothing.
+checked exhaustively; a test compares them. Knows no messages, bytes or clocks. Pure. Invariant: a
+machine moves along its table only; any other event raises and changes nothing.
 """
 
 from collections.abc import Set
@@ -184,7 +184,7 @@ PULL_RECEIVER: ReceiverTable = MappingProxyType(
 
 
 class Announces(Enum):
-    """The sender's word between the grant and the final status."""
+    """The sender's message between the grant and the final status."""
 
     TOKEN = "the first token, once the prompt is computed"
     HELD = "all windows may leave at once"
@@ -192,7 +192,7 @@ class Announces(Enum):
 
 
 class DrainBy(Enum):
-    """How a receiver learns of a drain once the room's stream is over."""
+    """Way for a receiver to learn of a drain once the room's stream is over."""
 
     CALL = "it asks by a call of its own"
     RENEWAL = "the sender reports it with its renewals"
@@ -200,12 +200,13 @@ class DrainBy(Enum):
 
 @dataclass(frozen=True)
 class Kind:
-    """A row: what one kind of transfer does where kinds differ.
+    """Row of a kind of transfer: the values in which kinds differ.
 
-    name: of log lines and tables. sender, receiver: the tables of its two sides. announces: between
-    grant and final status. grants_first: the receiver grants with its ask, and the sender pins.
-    queues: the sender computes the prompt, in turn with others. brings: pages and a state come; a
-    grant of another kind is empty. drain_by: after the stream.
+    name: for log lines and tables. sender, receiver: the tables of its two sides. announces: the
+    sender's message between grant and final status. grants_first: the receiver grants with its ask,
+    and the sender pins. queues: the sender computes the prompt, in turn with others. brings: pages
+    and a state are sent; the grant of another kind is empty. drain_by: way to learn of a drain
+    after the stream.
     """
 
     name: str
@@ -239,7 +240,7 @@ PULL = Kind(
     brings=True,
     drain_by=DrainBy.RENEWAL,
 )
-"""A prefill node reads what the decode node of a room holds of its prompt."""
+"""A prefill node reads the part of a prompt's state held by the decode node of the room."""
 FETCH = Kind(
     "fetch",
     SENDER,
@@ -250,7 +251,7 @@ FETCH = Kind(
     brings=True,
     drain_by=DrainBy.CALL,
 )
-"""A decode node reads a state that a prefill node holds."""
+"""A decode node reads a state held by a prefill node."""
 COPY = Kind(
     "copy",
     SENDER,
@@ -261,13 +262,13 @@ COPY = Kind(
     brings=False,
     drain_by=DrainBy.CALL,
 )
-"""A decode node leaves a state to a prefill node: a room of one token, for which that node pulls
-the state."""
+"""A decode node leaves a state to a prefill node: a room of one token, in which that node pulls the
+state."""
 KINDS = (HANDOVER, PULL, FETCH, COPY)
 
 
 class IllegalTransition(TransferError):
-    """An event that the state does not know: a defect here, or a peer that breaks the protocol."""
+    """Event unknown to the state: a defect here, or a peer that breaks the protocol."""
 
     def __init__(self, state: Enum, event: Enum) -> None:
         super().__init__(
@@ -276,7 +277,7 @@ class IllegalTransition(TransferError):
 
 
 class Machine(Generic[State, Event]):
-    """One side of one transfer."""
+    """State machine of one side of one transfer."""
 
     def __init__(self, table: Table[State, Event], initial: State) -> None:
         self._table = table
@@ -286,7 +287,8 @@ class Machine(Generic[State, Event]):
         return (self.state, event) in self._table
 
     def apply(self, event: Event) -> State:
-        """Move. Raises IllegalTransition naming state and event."""
+        """Move by the event and return the new state. Raises IllegalTransition naming state and
+        event."""
         if not self.allows(event):
             raise IllegalTransition(self.state, event)
         self.state = self._table[self.state, event]

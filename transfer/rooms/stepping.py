@@ -1,9 +1,11 @@
-"""One side of a transfer as a driver runs it: events in order, and actions performed in order.
+"""One side of a transfer as run by a driver: events in order, and actions performed in order.
 
-Owns the side's queue of events. Knows neither threads, tasks nor clocks: a driver is a subclass,
+Owns the side's queue of events. Knows neither threads, tasks nor clocks. A driver is a subclass,
 over an event loop (transfer/control/driven_room.py) or over a virtual clock (tests/simulation).
-Invariants: events are taken in the order in which they were put, an action's answer before others.
-Of an action that fails nothing behind it is performed; over() is called once, after the last event.
+
+Invariants: events are taken in the order of put(), but an action's answer comes before others.
+After a failed action the actions behind it are dropped. over() is called once, after the last
+event.
 """
 
 import logging
@@ -22,12 +24,12 @@ log = logging.getLogger(__name__)
 
 class SteppedSide(ABC):
     def __init__(self, side: Receiving | Sending, name: str) -> None:
-        """name: what log lines begin with."""
+        """name: start of the side's log lines."""
         self.name = name
         self._side = side
         self._events: deque[Event] = deque((Begin(),))
         self._stepping = True
-        """Whether events wait: for begin(), or for the end of the step under way."""
+        """True while events wait: for begin(), or for the end of the step under way."""
         self._ended = False
 
     @property
@@ -36,39 +38,40 @@ class SteppedSide(ABC):
 
     @abstractmethod
     def now(self) -> float:
-        """Seconds of this node's clock."""
+        """Return the seconds of this node's clock."""
 
     @abstractmethod
     def facts(self) -> Look:
-        """What is seen of the transfer now, beside its events."""
+        """Return the facts seen of the transfer now, beside its events."""
 
     @abstractmethod
     def perform(self, action: Action) -> Event | None:
-        """Do it, and return the event that answers at once. Raises TransferError where it is
-        refused."""
+        """Perform the action, and return the event that answers at once. Raises TransferError if it
+        is rejected."""
 
     @abstractmethod
     def over(self, failure: Exception | None) -> None:
-        """The side takes no event any more. failure: what the side itself raised twice."""
+        """Handle the end of the side: it takes no more events. failure: error raised twice by the
+        side itself; None without one."""
 
     @abstractmethod
     def stepped(self) -> None:
-        """Events were taken: the time of the next look may have changed."""
+        """React to taken events: the time of the next look may have changed."""
 
     def begin(self) -> None:
-        """Take the first event, and what came meanwhile. REQUIRES: called once."""
+        """Take the first event, and those put meanwhile. REQUIRES: called once."""
         self._stepping = False
         self._take_all()
 
     def put(self, event: Event) -> None:
-        """Take an event now, or behind the step under way. Dropped where the side is over."""
+        """Take an event now, or behind the step under way. Dropped if the side is over."""
         if self._ended:
             return
         self._events.append(event)
         self._take_all()
 
     def look(self) -> None:
-        """See what is to be seen, since the time for it has come."""
+        """Look at the facts, because the time of a look has come."""
         try:
             facts: Event = self.facts()
         except Exception as error:
@@ -110,7 +113,7 @@ class SteppedSide(ABC):
             return self._side.step(self._defect(error), self.now())
 
     def _defect(self, error: Exception) -> Broke:
-        """A defect in one transfer must still end it."""
+        """Return a defect as an event, because it must still end its transfer."""
         log.error("%s broke", self.name, exc_info=error)
         return Broke(repr(error))
 

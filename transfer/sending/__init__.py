@@ -1,1 +1,1 @@
-"""The side that writes."""
+"""Sending side of a transfer."""

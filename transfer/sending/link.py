@@ -1,4 +1,4 @@
-"""Links to peers: what a link costs, and until when a peer may be written to.
+"""Links to peers: the cost of a link, and the lease that permits writes to a peer.
 
 Thread rule: the transfer thread changes costs, any thread reads them; leases are under one lock.
 """
@@ -20,19 +20,21 @@ from tasuki.utils.signatures import Clock
 from .window_source import DirectSource, WindowSource
 
 _KEPT = 0.95
-"""Of what was learnt, for each window more: the last twenty decide."""
+"""Share of the learnt sums kept with each further chunk: the last twenty decide."""
 _LEAST_SPREAD = 0.05
-"""Of the sizes, as a share of their mean, from which on a slope means something."""
+"""Least spread of sizes, as a share of their mean, for a meaningful slope."""
 
 _SLACK = 4.0
 _SLOWEST_BYTE_SECONDS = 1e-6
-"""Believed of a link of which nothing is known, where the question is whether it stands still."""
+"""Assumed seconds a byte of an unknown link, for the question if it stands still."""
 
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """seconds(bytes) = window_seconds + bytes * byte_seconds. spread: whether windows of different
-    sizes were seen, so that the two are known apart."""
+    """Speed of a link: seconds(bytes) = window_seconds + bytes * byte_seconds.
+
+    spread: True if chunks of different sizes were seen, so that the two terms are known separately.
+    """
 
     window_seconds: float
     byte_seconds: float
@@ -41,35 +43,38 @@ class LinkSpeed:
 
 
 class LinkCost:
-    """What one connection costs, seconds a window and seconds a byte, learnt from what it flushed.
+    """Cost of one connection, in seconds a chunk and seconds a byte, learnt from its flushed
+    chunks.
 
-    Owns decayed sums of (bytes, seconds) and what is in flight. Knows no rooms and no layers. The
-    seconds of a window are those since it was posted or since the flush before it, whichever is
-    later: alone on the link it pays the link's latency, in a queue only its share of the wire. Two
-    windows of different size show latency and speed apart; windows of one size show their mean
-    alone. Thread rule: the transfer thread changes it, any thread reads it.
+    Owns decayed sums of (bytes, seconds) and the bytes in flight. Knows no rooms and no layers. A
+    chunk's seconds count from its post or from the flush before it, the later one. A chunk alone on
+    the link pays the link's latency, in a queue only its share of the wire. Chunks of two sizes
+    separate latency and speed; chunks of one size show their mean alone. Thread rule: the transfer
+    thread changes it, any thread reads it.
     """
 
     def __init__(self) -> None:
         self.in_flight_bytes = 0
         self.last_flush = float("-inf")
         self.newest_flushed = float("-inf")
-        """When the window that was posted last, of those flushed, had been posted."""
+        """Post time of the latest posted chunk among the flushed ones."""
         self._weight = 0.0
         self._bytes = 0.0
         self._seconds = 0.0
         self._bytes_bytes = 0.0
         self._bytes_seconds = 0.0
         self.cost: LinkSpeed | None = None
-        """None until a window with bytes was flushed."""
+        """None until a chunk with bytes was flushed."""
 
     def seconds_for(self, size: int) -> float | None:
-        """How long `size` bytes take with nothing before them; None until something is known."""
+        """Return the seconds that `size` bytes take with nothing before them; None until something
+        is known."""
         cost = self.cost
         return None if cost is None else cost.window_seconds + size * cost.byte_seconds
 
     def patience(self) -> float:
-        """Seconds in which what is in flight should have been flushed several times over."""
+        """Return seconds in which the bytes in flight should have been flushed several times
+        over."""
         size = self.in_flight_bytes
         known = self.seconds_for(size)
         return _SLACK * (size * _SLOWEST_BYTE_SECONDS if known is None else known)
@@ -78,12 +83,12 @@ class LinkCost:
         self.in_flight_bytes += size
 
     def gone(self, size: int) -> None:
-        """A posted window failed or was given up."""
+        """Record a posted chunk that failed or was given up."""
         self.in_flight_bytes -= size
 
     def flushed(self, size: int, posted_at: float, now: float) -> None:
-        """Posted windows of `size` bytes together, the first at posted_at, were found to be there;
-        times are of one monotonic clock."""
+        """Record flushed chunks of `size` bytes together, the first posted at posted_at. Times are
+        of one monotonic clock."""
         self.in_flight_bytes -= size
         seconds = now - max(posted_at, self.last_flush)
         self.last_flush = max(self.last_flush, now)
@@ -110,9 +115,12 @@ class LinkCost:
 
 @dataclass(frozen=True)
 class SourceArena:
-    """What leaves from an arena of this node. steps: counts the layers that the forwards which fill
-    it have finished. ranks: whose arenas of `slabs` slabs lie in it, one behind another. REQUIRES:
-    transport has registered at least that."""
+    """Arena of this node from which chunks are sent.
+
+    steps: counts the finished layers of the forwards that fill it. ranks: number of ranks; each has
+    an arena of `slabs` slabs in it, one behind another. REQUIRES: transport has registered at least
+    that memory.
+    """
 
     slabs: int
     transport: Transport
@@ -122,7 +130,7 @@ class SourceArena:
     ranks: int = 1
 
     def part(self, layout: CacheLayout) -> CacheLayout:
-        """Of each rank's arena. layout: of one rank that has all."""
+        """Return the layout of each rank's arena. layout: one rank's, with all heads."""
         return layout if self.ranks == 1 else rank_layout(layout, self.ranks, 0)
 
     @staticmethod
@@ -133,19 +141,19 @@ class SourceArena:
         steps: StepCounter,
         slabs: int,
     ) -> "SourceArena":
-        """Of a node's only arena, whose pages and slots leave as they lie. digester: reads it."""
+        """Make the source of a node's only arena, with pages and slots sent unchanged. digester:
+        reads it."""
         return SourceArena(slabs, transport, DirectSource(layout, digester), steps)
 
 
 @dataclass(frozen=True)
 class Link:
-    """A link: the way from one arena of this node to one arena of a peer.
+    """Link from one arena of this node to one arena of a peer.
 
-    A sender holds one `SourceArena` for each of its node's arenas that leave, and one `Link` to a
-    peer for each of them; today one of both. Immutable but for a link's rate.
-
-    window_source: the source's, toward the peer's arenas, which lie as `theirs` says. endpoint:
-    opened by source.transport, and closed by it.
+    A sender holds one `SourceArena` for each of its node's sending arenas. It holds one `Link` to a
+    peer for each of them; today there is one of both. Immutable except for a link's rate.
+    window_source: the source's, toward the peer's arenas. theirs: layout and places of the peer's
+    arenas. endpoint: opened by source.transport, and closed by it.
     """
 
     source: SourceArena
@@ -156,17 +164,17 @@ class Link:
 
     @cached_property
     def rings(self) -> bool:
-        """Whether the ends of what is posted ring."""
+        """Return True if the ends of posted transfers ring."""
         return self.source.transport.rings(self.endpoint)
 
     @property
     def ready_until(self) -> float:
-        """Windows up to that tick may be given to the transport now."""
+        """Return the tick up to which chunks may be given to the transport now."""
         return math.inf if self.holds else self.source.steps.value
 
     @cached_property
     def holds(self) -> bool:
-        """Whether windows may be given to the transport before their ticks."""
+        """Return True if chunks may be given to the transport before their ticks."""
         source = self.window_source
         return (
             source.in_place
@@ -175,13 +183,14 @@ class Link:
         )
 
     def disconnect(self) -> None:
-        """Raises TransportError."""
+        """Close the endpoint. Raises TransportError."""
         self.source.transport.disconnect(self.endpoint)
 
 
 @dataclass
 class Peer:
-    """lease: the same, for what is held until its tick."""
+    """Peer with its links and its lease. renewed: start time of the lease. lease: the same for held
+    chunks, checked at their tick."""
 
     links: tuple[Link, ...]
     renewed: float
@@ -189,12 +198,11 @@ class Peer:
 
 
 class WriteLeases:
-    """Which peers this node may write to now: the links to them, and their leases on this node as a
-    writer.
+    """Peers writable now: the links to them, and their leases on this node as a writer.
 
     Knows no rooms and no transports. Thread rule: any thread, one lock. Invariant: a lease counts
-    from when this node asked for the renewal that was granted, so that the peer, who counts from
-    when it was asked, never believes it over before it is.
+    from the time this node asked for the granted renewal. The peer counts from the later time it
+    was asked, so it never believes the lease over too early.
     """
 
     def __init__(self, lease_seconds: float, clock: Clock) -> None:
@@ -205,7 +213,8 @@ class WriteLeases:
         self._leaving: dict[str, tuple[Link, ...]] = {}
 
     def add(self, name: str, links: Sequence[Link], asked_at: float | None = None) -> None:
-        """The lease starts at asked_at, or now. REQUIRES: the name was never used before."""
+        """Add a peer. Its lease starts at asked_at, or now. REQUIRES: the name was never used
+        before."""
         with self._lock:
             renewed = self._clock() if asked_at is None else asked_at
             peer = self._peers[name] = Peer(tuple(links), renewed)
@@ -216,12 +225,12 @@ class WriteLeases:
             return list(self._peers)
 
     def peer(self, name: str) -> Peer | None:
-        """Whether or not its lease holds."""
+        """Return the peer, even if its lease is over; None if it is unknown."""
         with self._lock:
             return self._peers.get(name)
 
     def writable(self, name: str) -> Peer | None:
-        """The peer, if its lease holds at this moment."""
+        """Return the peer if its lease holds at this moment; else None."""
         with self._lock:
             peer = self._peers.get(name)
             if peer is None or self._clock() - peer.renewed > self._lease_seconds:
@@ -229,7 +238,8 @@ class WriteLeases:
             return peer
 
     def renew(self, name: str, asked_at: float) -> None:
-        """Unknown names are ignored: the answer came after the peer had left."""
+        """Renew the peer's lease. Unknown names are ignored: the answer came after the peer had
+        left."""
         with self._lock:
             peer = self._peers.get(name)
             if peer is not None:
@@ -237,7 +247,7 @@ class WriteLeases:
                 peer.lease.extend(peer.renewed + self._lease_seconds)
 
     def remove(self, name: str) -> None:
-        """Idempotent. left() gives the links until they are forgotten."""
+        """Remove the peer. Idempotent. left() returns its links until forget()."""
         with self._lock:
             peer = self._peers.pop(name, None)
             if peer is not None:
@@ -245,16 +255,16 @@ class WriteLeases:
                 self._leaving[name] = peer.links
 
     def left(self, busy: Set[str]) -> list[tuple[str, tuple[Link, ...]]]:
-        """Removed peers that are not in `busy`, with the links to them."""
+        """Return the removed peers that are not in `busy`, with the links to them."""
         with self._lock:
             return [item for item in self._leaving.items() if item[0] not in busy]
 
     def forget(self, name: str) -> None:
-        """A removed peer's endpoints are closed."""
+        """Forget a removed peer with closed endpoints."""
         with self._lock:
             del self._leaving[name]
 
     def has_endpoint(self, name: str) -> bool:
-        """Whether the peer's endpoints are not closed yet."""
+        """Return True if the peer's endpoints are not closed yet."""
         with self._lock:
             return name in self._peers or name in self._leaving

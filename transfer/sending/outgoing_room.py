@@ -1,7 +1,7 @@
-"""Rooms on the sending side: the life of one, whose window leaves next, and what all have sent.
+"""Rooms on the sending side: the life of one, the choice of the next chunk, and the counts of all.
 
-Thread rule: Sender calls rooms under its lock, and the transfer thread has the queue and counts;
-any thread reads the counters.
+Thread rule: Sender calls rooms under its lock. The transfer thread has the queue and counts; any
+thread reads the counters.
 """
 
 from collections import deque
@@ -30,20 +30,20 @@ OnEnd = Callable[[RoomEnd], None]
 
 
 class Digest(Protocol):
-    """Of a window, now or later."""
+    """Digest of a layer chunk, available now or later."""
 
     @property
     def done(self) -> bool: ...
 
     def result(self) -> int:
-        """Raises what digesting raised. REQUIRES: done."""
+        """Return the digest. Raises the digester's error. REQUIRES: done."""
 
 
 @dataclass
 class Posted:
-    """given: when it was posted; None where the transport posts it. digest: of the window's bytes,
-    computed beside the transfer. flushed: when the transfer was seen to have ended; None until
-    then."""
+    """Posted layer chunk. given: post time; None if the transport posts it later. digest: digest of
+    the chunk's bytes, computed beside the transfer. flushed: time at which the transfer was seen to
+    have ended; None until then."""
 
     window: Window
     loaded: LoadedWindow
@@ -56,18 +56,18 @@ class Posted:
 
     @property
     def at(self) -> float | None:
-        """When it was posted; None while it is held."""
+        """Return the post time; None while it is held."""
         return self.transfer.posted_at if self.given is None else self.given
 
 
 @dataclass
 class OutgoingRoom:
-    """One room on the sending side: what is planned, posted, flushed, and how it ends.
+    """One room on the sending side: planned, posted and flushed chunks, and its end.
 
-    Owns the room's windows and handles. Does not know threads, clocks or leases: Sender calls it
+    Owns the room's chunks and handles. Does not know threads, clocks or leases: Sender calls it
     under its lock. Invariants: plans follow one another without gap or overlap and stay inside the
-    grant; after stop() nothing waits and nothing more is taken out to post; the room ends exactly
-    once, and only when nothing of it is in flight.
+    grant. After stop() nothing waits and nothing more is taken out to post. The room ends exactly
+    once, and only when none of its chunks is in flight.
     """
 
     room: int
@@ -79,17 +79,18 @@ class OutgoingRoom:
     waiting: deque[Window] = field(default_factory=deque)
     posted: deque[Posted] = field(default_factory=deque)
     leaving: int = 0
-    """Windows that are taken out and not posted yet."""
+    """Number of chunks taken out and not posted yet."""
     drained: "Future[Drain]" = field(default_factory=Future)
     stop_reason: str | None = None
     stopped_at: float | None = None
     endpoint_failed: bool = False
     write_lost: bool = False
-    """A posted transfer failed: how much of it has landed, or will, nobody knows."""
+    """True once a posted transfer failed: it is unknown how many of its bytes have arrived or
+    will."""
     aborted: bool = False
     next_sequence: int = 0
     served_until: int = 0
-    """Bytes of virtual time: `FairQueue`."""
+    """Virtual time of `FairQueue`, in bytes."""
     _planned_end: int | None = None
     _last_planned: bool = False
     _last_tick: int = 0
@@ -108,23 +109,23 @@ class OutgoingRoom:
 
     @property
     def has_something_to_end(self) -> bool:
-        """A window in flight, or the room itself."""
+        """Return True if a chunk is in flight, or the room itself can end."""
         if self.posted or self.stop_reason is not None:
             return True
         return self._last_planned and not self.waiting
 
     @property
     def next_tick(self) -> int | None:
-        """From which on there is a window to post; None where none waits. Without a lock: what
-        waited at one moment may be gone at the next, where another thread stops the room."""
+        """Return the tick from which a chunk can be posted; None if none waits. Called without a
+        lock: another thread may stop the room and clear its chunks meanwhile."""
         try:
             return self.waiting[0].tick
         except IndexError:
             return None
 
     def accept(self, plan: FinishedLayers) -> FinishedLayers:
-        """Take the plan in; the part of it that the receiver lacks. Raises WindowPlanError, then
-        took nothing."""
+        """Take the plan in, and return the part of it not held by the receiver. Raises
+        WindowPlanError, and then took nothing."""
         if self._last_planned:
             raise WindowPlanError(
                 f"room {self.room}: a forward was planned after the one with the state"
@@ -147,7 +148,7 @@ class OutgoingRoom:
         return lacked if self.destination.slot is not None else replace(lacked, state_slot=None)
 
     def _end_after(self, plan: FinishedLayers) -> int:
-        """Where the planned pages end with this plan. Raises WindowPlanError on a gap or an
+        """Return the end of the planned pages with this plan. Raises WindowPlanError on a gap or an
         overlap."""
         lacks = self.destination.first_page
         if not plan.local_pages:
@@ -166,32 +167,33 @@ class OutgoingRoom:
 
     @property
     def progress(self) -> int:
-        """Grows when a window is cut or flushed."""
+        """Return a count that grows when a chunk is cut or flushed."""
         return self.next_sequence + len(self._timeline)
 
     @property
     def backlog_bytes(self) -> int:
-        """Planned and not flushed."""
+        """Return the bytes planned and not flushed."""
         sizes = self.link.window_source.sizes
         waiting = sum(window_bytes(sizes, window.header) for window in self.waiting)
         return waiting + sum(posted.bytes for posted in self.posted)
 
     def append(self, windows: list[Window]) -> None:
-        """REQUIRES: windows were cut from accept(plan), numbered from next_sequence."""
+        """Append chunks. REQUIRES: they were cut from accept(plan), numbered from next_sequence."""
         self.next_sequence += len(windows)
         self.waiting.extend(windows)
 
     def has_ready(self, tick: float) -> bool:
-        """Whether take_ready() would give a window."""
+        """Return True if take_ready() would give a chunk."""
         next_tick = self.next_tick
         return next_tick is not None and next_tick <= tick
 
     def take_ready(self, tick: float) -> Window | None:
-        """The next window of up to that tick, taken out; None when there is none or none may go."""
+        """Take out and return the next chunk up to that tick; None if there is none."""
         return self.waiting.popleft() if self.has_ready(tick) else None
 
     def flushed(self, posted: Posted) -> None:
-        """REQUIRES: its transfer and its digest are done. Raises what the digest raised."""
+        """Record a flushed chunk. REQUIRES: its transfer and its digest are done. Raises the
+        digest's error."""
         header, now, at = posted.window.header, posted.flushed, posted.at
         assert now is not None and at is not None
         digest = posted.digest.result()
@@ -210,7 +212,8 @@ class OutgoingRoom:
         )
 
     def _finished(self, posted: Posted) -> tuple[tuple[float, ...], float]:
-        """When each layer of the window was, and when the window was begun behind them."""
+        """Return the finish time of each of the chunk's layers, and the start time of the chunk
+        behind them."""
         header, tick = posted.window.header, posted.window.tick
         first = tick - (header.end_layer - header.first_layer) + 1
         times = self.link.source.steps.times_of(first, tick + 1)
@@ -219,8 +222,9 @@ class OutgoingRoom:
         return finished, max(posted.begun, *finished)
 
     def stalled_seconds(self, now: float) -> float:
-        """Seconds since something in flight moved; 0 with nothing in flight. What others flush on
-        the same link is movement too, until they overtake: before that, ours is behind theirs."""
+        """Return the seconds since a chunk in flight moved; 0 with none in flight. Flushes of other
+        rooms on the same link count as movement, until a chunk posted later is flushed first.
+        Before that, this room's chunks are behind theirs."""
         times = (posted.at for posted in self.posted)
         oldest = next((at for at in times if at is not None), None)
         if oldest is None:
@@ -232,23 +236,24 @@ class OutgoingRoom:
 
     @property
     def all_taken(self) -> bool:
-        """Whether the last window was taken out to post."""
+        """Return True if the last chunk was taken out to post."""
         return self._last_planned and not self.waiting
 
     @property
     def complete(self) -> bool:
-        """Whether every window of the room is posted and flushed."""
+        """Return True if every chunk of the room is posted and flushed."""
         return self.all_taken and not self.stopped and not self.posted
 
     def stop(self, reason: str, now: float) -> None:
-        """Idempotent; the first reason stands."""
+        """Stop the room. Idempotent; the first reason is kept."""
         if self.stop_reason is None:
             self.stop_reason = reason
             self.stopped_at = now
             self.waiting.clear()
 
     def report(self, steps: StepCounter) -> SendReport:
-        """steps: that counted the room's layers. REQUIRES: complete."""
+        """Return the report of the sent room. steps: counter of the room's layers. REQUIRES:
+        complete."""
         # A forward whose end nobody reported, or that ended long ago, as of what is pulled.
         written = max(timing.finished for timing in self._timeline)
         forward_end = max(written, steps.end_of(self._last_tick))
@@ -265,23 +270,24 @@ class OutgoingRoom:
 
 
 class FairQueue:
-    """Whose window leaves next: rooms share a sender by bytes, not by windows.
+    """Choice of the room that sends next: rooms share a sender by bytes, not by chunks.
 
-    Start-time fair queuing: a room's turn comes when the bytes it was served, counted from when it
-    last had something to send, are the fewest. Owns the virtual time; knows neither links nor
-    layers. Thread rule: the transfer thread. Invariant: of rooms that always have a window to post,
-    none is ahead of another by more than one window's bytes.
+    Start-time fair queuing: the turn goes to the room with the fewest served bytes. They count from
+    the last time the room began to have something to send. Owns the virtual time; knows neither
+    links nor layers. Thread rule: the transfer thread. Invariant: among rooms always with a chunk
+    to post, none is ahead of another by more than one chunk's bytes.
     """
 
     def __init__(self) -> None:
         self._now = 0
 
     def next(self, rooms: Sequence[OutgoingRoom]) -> OutgoingRoom:
-        """REQUIRES: rooms is not empty, and each could post a window. The first of equals."""
+        """Return the room with the next turn, the first of equals. REQUIRES: rooms is not empty,
+        and each could post a chunk."""
         return min(rooms, key=self._start)
 
     def served(self, room: OutgoingRoom, size: int) -> None:
-        """The room whose turn it was posted `size` bytes."""
+        """Record `size` bytes posted for the chosen room."""
         # An idle room saves nothing up: it starts where the others are.
         self._now = self._start(room)
         room.served_until = self._now + size

@@ -1,7 +1,7 @@
-"""The sending side: the thread that posts windows, and connections to its peers.
+"""Sending side: the thread that posts layer chunks, and connections to its peers.
 
-Owns the transfer thread. Every public method returns at once, from any thread, but for connect()
-and stop(). Callbacks run on the transfer thread.
+Owns the transfer thread. Every public method returns at once, from any thread, except connect() and
+stop(). Callbacks run on the transfer thread.
 """
 
 import asyncio
@@ -54,12 +54,12 @@ _LEASE_ENDED = "the receiver's lease ended before a window was posted"
 
 @dataclass(frozen=True)
 class SenderSettings:
-    """stall_seconds: a room stops when nothing in flight is flushed for that long, and for
-    several times what is in flight should take.
-    lease_seconds: posting for a peer stops that long after its last renewal. drain_seconds: how
-    long a stopped room waits for what it posted. posted_windows: how many windows of a room may be
-    in flight; ahead_seconds: for how long of its link's time, where that is known: what is posted
-    cannot be overtaken by another room. layers_per_window: None goes by what the link costs."""
+    """stall_seconds: a room stops when nothing in flight is flushed for that long and for several
+    times the expected duration. lease_seconds: posting for a peer stops that long after its last
+    renewal. drain_seconds: limit of a stopped room's wait for its posted chunks. posted_windows:
+    most chunks of a room in flight. ahead_seconds: the same limit in seconds of its link, if its
+    speed is known, because a posted chunk cannot be overtaken by another room. layers_per_window:
+    None: chosen by the link's cost."""
 
     layers_per_window: int | None = 1
     ahead_seconds: float = 0.02
@@ -70,19 +70,19 @@ class SenderSettings:
 
 
 class Sender:
-    """The sending side: a thread that posts each window of each room as soon as its layers are
+    """Sending side: a thread that posts each layer chunk of each room as soon as its layers are
     finished.
 
     Owns rooms, the peers' leases on this node as a writer, and the transfer thread. Deals in bytes
     and layers; not in tokens, requests or gRPC. Thread rule: every public method may be called from
-    any thread and returns at once, but for connect() and stop(); callbacks run on the transfer
+    any thread and returns at once, except connect() and stop(). Callbacks run on the transfer
     thread and must return at once. Invariants:
     1. Nothing is posted for a peer that did not renew within `lease_seconds`, nor ever again for
        its rooms.
-    2. A room's end is reported once, after nothing of it is in flight (or the drain deadline
+    2. A room's end is reported once, after none of its chunks is in flight (or the drain deadline
        passed: Drain.FORCED).
     3. One slow room does not delay another: rooms take turns, and share by bytes.
-    4. A link that is slow and moves is waited for; only one that stands still ends its rooms.
+    4. A slow link that moves is waited for; only a stalled link ends its rooms.
     """
 
     def __init__(
@@ -92,8 +92,7 @@ class Sender:
         settings: SenderSettings | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        """layout: of one rank that has all. arenas: those that leave from here; a peer has as
-        many."""
+        """layout: one rank's, with all heads. arenas: the sending arenas; a peer has as many."""
         self.settings = settings or SenderSettings()
         self.counters = SenderCounters()
         self._layout = layout
@@ -104,9 +103,9 @@ class Sender:
         self._rooms: dict[int, OutgoingRoom] = {}
         self._turns = FairQueue()
         self._forced: set[tuple[str, int]] = set()
-        """Peers' rooms whose drain was given up: what was posted may land at any time."""
+        """Peers' rooms with a drain given up: their posted chunks may arrive at any time."""
         self._bell = Bell()
-        """Rung by whoever has something for the transfer thread."""
+        """Rung to wake the transfer thread."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="tasuki-sender", daemon=True)
         self._digests = DigestThread(self._bell.ring)
@@ -137,11 +136,12 @@ class Sender:
     def connect(
         self, peer: str, addresses: Sequence[ArenaAddress], asked_at: float | None = None
     ) -> None:
-        """Make `peer` a target, by a link from each of this node's arenas to the peer's of the same
-        place in the list, of this layout. Its lease starts now, or at `asked_at`: when this node
-        asked for a connection that the peer has made since.
+        """Make `peer` a target, by a link from each of this node's arenas to the peer's arena at
+        the same place in the list.
 
-        Raises TransportError. A name is used for one connection and never again.
+        Both have this layout. The lease starts now, or at `asked_at`: the time this node asked for
+        the connection that the peer has made since. Raises TransportError. A name is used for one
+        connection and never again.
         """
         if len(addresses) != len(self._arenas):
             raise TransportError(
@@ -159,7 +159,8 @@ class Sender:
         self._leases.add(peer, links, asked_at)
 
     def _linked(self, peer: str, arena: SourceArena, address: ArenaAddress) -> Link:
-        """Raises TransportError; then nothing stays open."""
+        """Open the link to one arena of the peer. Raises TransportError, and then leaves nothing
+        open."""
         try:
             theirs = RankSpans(self._layout, address.ranks, address.slabs)
             needed = theirs.region_bytes
@@ -177,13 +178,13 @@ class Sender:
         return link
 
     def renew(self, peer: str, asked_at: float) -> None:
-        """The peer answered what was asked at `asked_at` on this node's clock; only that long ago
-        is it certain that it wanted writes, so the lease counts from there. Unknown peers are
-        ignored."""
+        """Renew the peer's lease from `asked_at`, on this node's clock. Only at that time is it
+        certain that the peer wanted writes. Unknown peers are ignored."""
         self._leases.renew(peer, asked_at)
 
     def disconnect(self, peer: str) -> None:
-        """Idempotent. The peer's rooms stop; its endpoints close once they have ended."""
+        """End the peer's connection. Idempotent. The peer's rooms stop; its endpoints close once
+        they have ended."""
         now = self._clock()
         self._leases.remove(peer)
         with self._lock:
@@ -193,7 +194,8 @@ class Sender:
         self._bell.ring()
 
     def has_endpoint(self, peer: str) -> bool:
-        """Whether the peer's endpoints are still open: connected, or with rooms that drain."""
+        """Return True if the peer's endpoints are still open: connected, or with rooms that
+        drain."""
         return self._leases.has_endpoint(peer)
 
     # Rooms
@@ -201,8 +203,8 @@ class Sender:
     def open(
         self, room: int, generation: int, peer: str, destination: Destination, on_end: OnEnd
     ) -> None:
-        """Take the receiver's grant. Raises PeerUnknown, DuplicateRoom, OutOfBounds; then nothing
-        was opened."""
+        """Take the receiver's grant. Raises PeerUnknown, DuplicateRoom, OutOfBounds, and then
+        opened nothing."""
         known = self._leases.peer(peer)
         if known is None:
             raise PeerUnknown(f"room {room}: no connection {peer}; connect first")
@@ -214,11 +216,11 @@ class Sender:
             self._rooms[room] = OutgoingRoom(room, generation, peer, destination, on_end, link)
 
     def plan_forward(self, room: int, plan: FinishedLayers) -> None:
-        """What the forward that runs next will finish of the room; call before its first tick.
+        """Plan the room's layers finished by the next forward; call before its first tick.
 
-        Plans follow one another: whole pages, each once, the first from at most the grant's first
-        page, the last (with state_slot) up to the grant's end. A plan that does not fit ends the
-        room, not the caller; a room that is over already takes plans silently.
+        Plans follow one another: whole pages, each once. The first plan starts at most at the
+        grant's first page, the last (with state_slot) ends at the grant's end. A plan that does not
+        fit ends the room, and raises nothing. A room already over ignores plans.
         """
         now = self._clock()
         with self._lock:
@@ -241,15 +243,15 @@ class Sender:
         self._bell.ring()
 
     def progress(self, room: int) -> int:
-        """How far the room is; 0 for one that is over. Its growth is progress."""
+        """Return the room's progress; 0 for one that is over. Its growth is progress."""
         with self._lock:
             outgoing = self._rooms.get(room)
             return 0 if outgoing is None else outgoing.progress
 
     def remaining_seconds(self, room: int) -> float | None:
-        """How long until all that is planned of the room is flushed, if its layers were finished
-        now and the rooms on its link share it evenly; 0 for a room that is over, None where nothing
-        is known of its link yet."""
+        """Return the seconds until all planned chunks of the room are flushed; 0 for a room that is
+        over. Assumes its layers finished now and an even share for the rooms on its link. None if
+        the link's speed is not known yet."""
         with self._lock:
             outgoing = self._rooms.get(room)
             if outgoing is None or outgoing.stopped:
@@ -263,7 +265,7 @@ class Sender:
             return windows * link.rate.cost.window_seconds + shared * link.rate.cost.byte_seconds
 
     def abort(self, room: int, peer: str) -> "Future[Drain]":
-        """Post nothing more for the peer's room; the future resolves when what was posted has
+        """Post nothing more for the peer's room; the future resolves when the posted chunks have
         ended.
 
         Idempotent; a room that is over, or never was the peer's, resolves at once. An aborted
@@ -307,9 +309,9 @@ class Sender:
                 self._rest(rooms, pace)
 
     def _await_ticks(self, rooms: Sequence[OutgoingRoom], seen: Sequence[int]) -> bool:
-        """Have a tick that makes a window ready wake this thread; whether one has come already.
-        seen: each arena's ticks before the rooms were looked at. What was ready then, and was not
-        posted, waits for a flush."""
+        """Set an alarm for the next tick that makes a chunk ready; return True if such a tick has
+        come already. seen: each arena's ticks before the rooms were looked at. A chunk ready then,
+        and not posted, waits for a flush."""
         come = False
         for arena, before in zip(self._arenas, seen, strict=True):
             ticks = [
@@ -322,7 +324,7 @@ class Sender:
         return come
 
     def _rest(self, rooms: Sequence[OutgoingRoom], pace: PollBackoff) -> None:
-        """Until polling can show something new, or another thread wakes this one."""
+        """Wait until polling can show something new, or another thread wakes this one."""
         asked = [room for room in rooms if room.posted and not room.link.rings]
         if not asked:
             # What rings ends this, deadlines do not.
@@ -333,7 +335,7 @@ class Sender:
         self._bell.wait(pace.wait_seconds(poll_seconds, in_flight))
 
     def _close_endpoints(self) -> None:
-        """Disconnect peers that left, once nothing of their rooms can be in flight."""
+        """Disconnect peers that left, once none of their rooms' chunks can be in flight."""
         with self._lock:
             busy = {room.peer for room in self._rooms.values()}
         for peer, links in self._leases.left(busy):
@@ -345,8 +347,8 @@ class Sender:
             self._leases.forget(peer)
 
     def _post_in_turns(self, rooms: Sequence[OutgoingRoom]) -> bool:
-        """Post a window for each of the rooms, or more of one and fewer of another, as is fair;
-        whether any was taken out. What goes to one peer is posted in one call."""
+        """Post a chunk for each of the rooms, or more of one and fewer of another if that is fair.
+        Return True if any was taken out. Chunks to one peer are posted in one call."""
         moved = False
         leaving: list[Leaving] = []
         able = [room for room in rooms if room.waiting and self._may_post(room)]
@@ -383,8 +385,8 @@ class Sender:
             return False
 
     def _advance(self, room: OutgoingRoom) -> bool:
-        """Collect what was flushed, look at deadlines, end it if it is over; whether anything
-        moved."""
+        """Collect the room's flushed chunks, check its deadlines, end it if it is over. Return True
+        if anything moved."""
         moved = self._reap(room)
         if not room.stopped and self._leases.writable(room.peer) is None:
             self._stop(room, f"not renewed by the receiver for {self.settings.lease_seconds} s")
@@ -394,7 +396,7 @@ class Sender:
         return self._end_if_over(room) or moved
 
     def _load_next(self, leaving: "list[Leaving]", room: OutgoingRoom) -> bool:
-        """Take a window out and load it, to be posted; whether there was one."""
+        """Take a chunk out and load it, to be posted. Return True if there was one."""
         source = room.link.window_source
         with self._lock:
             window = room.take_ready(room.link.ready_until)
@@ -434,7 +436,7 @@ class Sender:
             self._post_together(group[0].room.link, group[0].room.peer, group)
 
     def _post_together(self, link: Link, peer: str, group: "Sequence[Leaving]") -> None:
-        """What cannot be posted stops its room."""
+        """Post the chunks of one link together; a chunk that cannot be posted stops its room."""
         for each in group:
             if each.room.stopped:
                 self._give_up(each, "stopped")
@@ -484,7 +486,7 @@ class Sender:
             self._give_up(leaving, f"internal error: {error!r}")
 
     def _give_up(self, leaving: "Leaving", reason: str) -> None:
-        """It is not posted, and nothing of its room will be."""
+        """Give up a chunk before its post, and stop its room."""
         leaving.room.leaving -= 1
         leaving.room.link.rate.gone(leaving.bytes)
         leaving.loaded.release()
@@ -502,7 +504,7 @@ class Sender:
             room.posted.append(posted)
 
     def _reap(self, room: OutgoingRoom) -> bool:
-        """Collect what was flushed or failed, in any order: one slow window holds no other."""
+        """Collect flushed or failed chunks, in any order: a slow chunk delays no other."""
         link = room.link
         gone: list[Posted] = []
         flushed: list[Posted] = []
@@ -547,7 +549,7 @@ class Sender:
 
     @staticmethod
     def _cancel_if_over(room: OutgoingRoom, posted: Posted) -> None:
-        """What is held of a room that is stopped is not posted any more."""
+        """Cancel the held chunk of a stopped room, so that it is not posted any more."""
         if room.stopped and isinstance(posted.transfer, HeldTransfer):
             room.link.source.transport.cancel(posted.transfer)
 
@@ -607,7 +609,7 @@ class Sender:
 
 @dataclass(frozen=True)
 class Leaving:
-    """A window that is loaded and is to be posted in this pass. begun: when it was taken out."""
+    """Loaded chunk to be posted in this pass. begun: time at which it was taken out."""
 
     room: OutgoingRoom
     window: Window
@@ -620,7 +622,7 @@ class Leaving:
 def _given(
     link: Link, lease: WriteLease, group: "Sequence[Leaving]"
 ) -> Sequence[Transfer | Exception]:
-    """Posted, or given to a transport that posts each once its tick has come."""
+    """Post the chunks, or give them to a transport that posts each at its tick."""
     transport, endpoint = link.source.transport, link.endpoint
     of_gpu = link.window_source.digester.of_gpu
     if not link.holds or of_gpu is None:
@@ -644,12 +646,11 @@ _POLL_SECONDS = 0.01
 async def connect_within(
     seconds: float, sender: Sender, name: str, node: NodeIdentity, asked_at: float | None = None
 ) -> None:
-    """Opening and closing endpoints to a peer within a time, whatever the transport does meanwhile.
+    """Open the endpoints to a peer within `seconds`, even if the transport hangs.
 
-    Keeps nothing. Thread rule: the event loop; the transport's part runs in a thread of its own.
-    Invariant: an endpoint that comes too late, or for somebody who has left, is let go of.
-
-    As Sender.connect. Raises TransportError, also after `seconds`.
+    See Sender.connect. Keeps nothing. Thread rule: the event loop; the transport's part runs in a
+    thread of its own. Invariant: an endpoint that comes too late, or for a caller already gone, is
+    released. Raises TransportError, also after `seconds`.
     """
     connecting = asyncio.ensure_future(
         asyncio.to_thread(sender.connect, name, node.arenas, asked_at)
@@ -672,8 +673,8 @@ def _let_go(sender: Sender, name: str, connecting: "asyncio.Future[None]") -> No
 
 
 async def disconnected_within(seconds: float, sender: Sender, names: Iterable[str]) -> None:
-    """Until none of these peers has an open endpoint, or `seconds` are over. Transports share what
-    leads to one process: a new endpoint must not inherit a broken part of an old one's."""
+    """Wait until none of these peers has an open endpoint, or `seconds` are over. Transports share
+    one path to a process, so a new endpoint must not inherit a broken part of an old one."""
     known = list(names)
     deadline = time.monotonic() + seconds
     while any(map(sender.has_endpoint, known)) and time.monotonic() < deadline:

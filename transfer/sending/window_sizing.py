@@ -1,13 +1,13 @@
-"""How many layers a window takes, from what each has to send and what the link costs.
+"""Number of layers in a layer chunk, from each layer's bytes and the link's cost.
 
 Pure functions; knows no rooms and no memory. A run is (first layer, end layer).
-Invariants of every list of runs: each layer is in exactly one, in order; an adaptive run that has
-more than one layer with bytes holds at most the budget; of a prompt's last forward, at most half of
-what that had left to send, so that the last window, which nothing hides, is one layer, but also
-more than the budget where all before its last layer is at most half of it: states that are small
-beside a window's own cost go along with pages. Where many prompts end in one forward their windows
-are fewer, the last one too. Bytes never wait for a layer behind them that has
-none.
+
+Invariants of every list of runs: each layer is in exactly one, in order. An adaptive run with more
+than one layer with bytes holds at most the budget. In a prompt's last forward it also holds at most
+half of the bytes left. So the last chunk, hidden by no computation, is one layer. There it may
+exceed the budget if all its bytes before its last layer are at most half the budget. So small
+states are sent together with pages. If many prompts end in one forward, their chunks are fewer, the
+last one too. Bytes never wait for a layer behind them without bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,23 +19,26 @@ from tasuki.transfer.windows.window import FinishedLayers, Run
 from .link import LinkSpeed
 
 _LEAST_SECONDS = 0.00025
-"""A window of less wire time gains nothing by being smaller."""
+"""Least useful seconds of a chunk on the wire: a smaller one gains nothing."""
 _FOLLOWED_SECONDS = 0.01
-"""The same of a forward that another follows: nobody waits for its last window. A link between GPUs
-that is awake all the time slows a forward by 2% (docs/hand-over.md), so it gets its bytes in few
-bursts."""
+"""The same for a forward followed by another, because its last chunk delays no answer. A link
+between GPUs that is always active slows a forward by 2% (docs/hand-over.md), so it gets its bytes
+in few bursts."""
 _MANY_ENDING = 4
 _MANY_SECONDS = 0.0005
-"""A window of less wire time is not worth the work that it is for the processors of both nodes
-where that many prompts end in one forward, each with windows of its own for the same layers."""
+"""Least useful seconds of a chunk on the wire if that many prompts end in one forward. Each prompt
+has chunks of its own for the same layers, and smaller ones cost both nodes' processors too much
+work."""
 _MANY_SHARE = 3
-"""And it holds at most this part of what there is to send, so that the most of it stays hidden."""
+"""Such a chunk holds at most one part in this number of the bytes to send, so that most of them
+stay hidden."""
 _PROBE = 2.0
-"""Times the mean so far: sizes that are all the same do not show latency beside speed."""
+"""Factor on the mean size so far: chunks of one size do not separate latency and speed."""
 
 
 def fixed_runs(layers: int, layers_per_window: int) -> list[Run]:
-    """Raises WindowPlanError unless layers_per_window is at least 1."""
+    """Return runs of layers_per_window layers. Raises WindowPlanError unless layers_per_window is
+    at least 1."""
     if layers_per_window < 1:
         raise WindowPlanError(f"layers_per_window must be at least 1, not {layers_per_window}")
     return [
@@ -45,9 +48,12 @@ def fixed_runs(layers: int, layers_per_window: int) -> list[Run]:
 
 
 def budget(cost: LinkSpeed | None, least_seconds: float = _LEAST_SECONDS) -> int:
-    """Bytes that one window may have. As long on the wire as a window costs without bytes, so that
-    at most half of a link is spent on windows themselves, or least_seconds: much on a fast link,
-    little on a slow one; 0, one layer a window, where nothing is known."""
+    """Return the bytes allowed for one chunk.
+
+    Its wire time equals the time of a chunk without bytes, so chunks themselves cost at most half
+    of a link. It is `least_seconds` if longer: much on a fast link, little on a slow one. 0, one
+    layer a chunk, if the cost is unknown.
+    """
     if cost is None:
         return 0
     if not cost.spread:
@@ -58,7 +64,8 @@ def budget(cost: LinkSpeed | None, least_seconds: float = _LEAST_SECONDS) -> int
 def window_runs(
     layout: UnitSizes, plan: FinishedLayers, layers_per_window: int | None, cost: LinkSpeed | None
 ) -> list[Run]:
-    """Of one forward: fixed where layers_per_window is given, else by the cost of its link."""
+    """Return the runs of one forward: fixed if layers_per_window is given, else by the cost of its
+    link."""
     layers = len(layout.layer_kinds)
     if layers_per_window is not None:
         return fixed_runs(layers, layers_per_window)
@@ -70,15 +77,15 @@ def window_runs(
 
 
 def _least(cost: LinkSpeed | None, ending: int) -> int:
-    """Bytes that no window of a forward in which so many prompts end need be smaller than."""
+    """Return the least useful bytes of a chunk in a forward in which `ending` prompts end."""
     if cost is None or ending < _MANY_ENDING:
         return 0
     return int(_MANY_SECONDS / cost.byte_seconds)
 
 
 def last_runs(layer_bytes: Sequence[int], most: int, least: int = 0) -> list[Run]:
-    """Of a prompt's last forward. layer_bytes: what each layer has to send; most: budget(). least:
-    bytes that a window need not be smaller than, up to a part of all."""
+    """Return the runs of a prompt's last forward. layer_bytes: bytes of each layer; most: budget().
+    least: bytes that a chunk may always have, up to a part of all."""
     least = min(least, sum(layer_bytes) // _MANY_SHARE)
 
     def joins(left: int, size: int, more: int) -> bool:
@@ -90,14 +97,14 @@ def last_runs(layer_bytes: Sequence[int], most: int, least: int = 0) -> list[Run
 
 
 def followed_runs(layer_bytes: Sequence[int], most: int) -> list[Run]:
-    """Of a forward that another of the prompt follows, or of what was finished before: nothing
-    hides its last window, and nothing is gained by a small one."""
+    """Return the runs of a forward followed by another of the prompt, or of long-finished layers: a
+    small last chunk gains nothing."""
     return _runs(layer_bytes, lambda left, size, more: size + more <= most)
 
 
 def _runs(layer_bytes: Sequence[int], joins: Callable[[int, int, int], bool]) -> list[Run]:
-    """joins: whether a window of some bytes takes more in, from the bytes that were left when it
-    began, its own, and those of the next layer."""
+    """Return the runs. joins: returns True if a chunk takes in the next layer. It takes three byte
+    counts: the bytes left when the chunk began, its own, and the next layer's."""
     runs: list[Run] = []
     left = sum(layer_bytes)
     first = 0
@@ -117,7 +124,8 @@ def _runs(layer_bytes: Sequence[int], joins: Callable[[int, int, int], bool]) ->
 
 
 def _next_with_bytes(layer_bytes: Sequence[int], first: int) -> int:
-    """The end of the shortest run from `first` that has bytes; the last layer's where none has."""
+    """Return the end of the shortest run from `first` with bytes; the last layer's end if no run
+    has any."""
     for layer in range(first, len(layer_bytes)):
         if layer_bytes[layer]:
             return layer + 1

@@ -1,4 +1,4 @@
-"""Where a sender's windows leave from, and the thread that digests them.
+"""Source of a sender's layer chunks, and the thread that digests them.
 
 Thread rule: sizes and windows() from any thread, the rest on the transfer thread. Digests have a
 thread of their own.
@@ -29,73 +29,74 @@ from tasuki.utils.system import name_this_thread
 
 
 class LoadedWindow(Protocol):
-    """One window, ready to be posted."""
+    """One layer chunk, ready to be posted."""
 
     def pieces(self, destination: Destination) -> Pieces:
-        """Where its bytes are here, and go there."""
+        """Return the segments: the places of its bytes here and at the destination."""
 
     def digestible(self, room: int, generation: int) -> Digestible:
-        """The bytes that are posted, as the source's digester takes them."""
+        """Return the posted bytes in the form taken by the source's digester."""
 
     def release(self) -> None:
-        """Exactly once: nothing of it is in flight, or the room's end was forced."""
+        """Release the chunk, exactly once: it is not in flight, or the room's end was forced."""
 
 
 class WindowSource(Protocol):
-    """From where in the arena a sender's windows leave: the pages and the slot themselves, as here,
+    """Source of a sender's layer chunks in the arena: the pages and the slot themselves, as here,
     or an encoded copy (encoding_source.py).
 
     Thread rule: windows() and sizes from any thread, the rest on the transfer thread; a loaded
-    window's digestible() on any one. Invariant: a loaded window's bytes stay as they are until
+    chunk's digestible() on any one. Invariant: a loaded chunk's bytes stay unchanged until
     release().
     """
 
     @property
     def sizes(self) -> UnitSizes:
-        """Of what is posted."""
+        """Return the sizes of posted units."""
 
     @property
     def code(self) -> int:
-        """Of the precision, as notifications carry it."""
+        """Return the precision's code in notifications."""
 
     @property
     def digester(self) -> Digester:
-        """Of the arena that windows leave from."""
+        """Return the digester of the sending arena."""
 
     @property
     def in_place(self) -> bool:
-        """Whether windows leave from where they lie and are digested as ArenaWindows: one that is
-        loaded before its tick is the same then."""
+        """Return True if chunks are sent from their place in the arena and digested as
+        ArenaWindows. A chunk loaded before its tick is then the same."""
 
     @property
     def most_together(self) -> int:
-        """Windows that are worth loading before the first of them is posted."""
+        """Return the number of chunks worth loading before the first of them is posted."""
 
     def toward(self, theirs: RankSpans, slabs: int) -> "WindowSource":
-        """What sends to arenas there. slabs: of the arena here. Raises ValueError where this cannot
-        reach them."""
+        """Return the source for the peer's arenas. slabs: size of the arena here. Raises ValueError
+        if this source cannot reach them."""
 
     def windows(
         self, plan: FinishedLayers, runs: Sequence[Run], first_sequence: int
     ) -> list[Window]:
-        """Of a forward that is to leave in those runs of layers; each can be loaded at once."""
+        """Return the chunks of a forward with those runs of layers; each can be loaded at once."""
 
     def has_room(self, peer: str) -> bool:
-        """Whether a window for that peer may be loaded now; if not, one will be released."""
+        """Return True if a chunk for that peer may be loaded now; if not, one will be released."""
 
     def load(self, peer: str, window: Window) -> LoadedWindow:
-        """REQUIRES: has_room(peer)."""
+        """Load a chunk for the peer. REQUIRES: has_room(peer)."""
 
 
 class DirectSource:
-    """Bytes leave from where they lie: nothing is copied and nothing is waited for."""
+    """Source without copies: bytes are sent from their place in the arena, and nothing is waited
+    for."""
 
     code = 0
     in_place = True
     most_together = 64
 
     def __init__(self, layout: CacheLayout, digester: Digester) -> None:
-        """digester: of whole units."""
+        """digester: a digester of whole units."""
         self.digester = digester
         self._layout = layout
         self._geometry = window_geometry(layout)
@@ -127,7 +128,7 @@ class _WindowInPlace:
         self._window = window
 
     def pieces(self, destination: Destination) -> Pieces:
-        """As descriptors.window_pieces, its twin."""
+        """Return the segments, as its reference descriptors.window_pieces does."""
         window, header = self._window, self._window.header
         here, there = window.local_slot, destination.slot
         return self._geometry.pieces(
@@ -142,16 +143,16 @@ class _WindowInPlace:
         return ArenaWindow(room, generation, window.header, window.local_pages, window.local_slot)
 
     def release(self) -> None:
-        """Pages and slot are the engine's."""
+        """Do nothing: pages and slot belong to the engine."""
 
 
 _MOST_AT_ONCE = 64
-"""Windows of a call: the first of them waits for the last."""
+"""Most chunks of a call: the first of them waits for the last."""
 
 
 @dataclass(eq=False)
 class AskedDigest:
-    """A window's digest, now or later. digester: of the window's source."""
+    """Digest of a layer chunk, available now or later. digester: the source's."""
 
     digester: Digester
     loaded: LoadedWindow
@@ -164,7 +165,7 @@ class AskedDigest:
         return self.answer is not None
 
     def result(self) -> int:
-        """Raises what digesting raised. REQUIRES: done."""
+        """Return the digest. Raises the digester's error. REQUIRES: done."""
         assert self.answer is not None
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -172,16 +173,16 @@ class AskedDigest:
 
 
 class DigestThread:
-    """Digests windows that leave, beside their transfers: all that wait, in one call.
+    """Thread that digests sent chunks beside their transfers: all waiting ones in one call.
 
-    Owns a thread and what was asked of it. Knows no rooms and no links. Thread rule: start() and
-    stop() once each, ask() from one thread; `changed` is called on the digests' thread and must not
-    wait. Invariants: what was asked is answered, stop() included; a window that cannot be digested
-    fails alone.
+    Owns a thread and its queue of chunks. Knows no rooms and no links. Thread rule: start() and
+    stop() once each, ask() from one thread. `changed` is called on the digests' thread and must not
+    wait. Invariants: every asked chunk is answered, stop() included. A chunk that cannot be
+    digested fails alone.
     """
 
     def __init__(self, changed: Notice) -> None:
-        """changed: some of what was asked is answered."""
+        """changed: called when some asked chunks are answered."""
         self._changed = changed
         self._asked: SimpleQueue[Sequence[AskedDigest] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="tasuki-digests", daemon=True)
@@ -190,12 +191,13 @@ class DigestThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Blocks until all is answered. REQUIRES: start; nothing is asked after it."""
+        """Stop the thread; blocks until all is answered. REQUIRES: start was called; nothing is
+        asked after it."""
         self._asked.put(None)
         self._thread.join()
 
     def ask(self, asked: Sequence[AskedDigest]) -> None:
-        """The windows' bytes stay as they are until they are done."""
+        """Queue chunks for digests. Their bytes must stay unchanged until the digests are done."""
         self._asked.put(asked)
 
     def _loop(self) -> None:
@@ -233,7 +235,7 @@ def _answer_all(batch: Sequence[AskedDigest]) -> None:
 
 
 def _answer(asked: AskedDigest) -> None:
-    """By itself, so that what is wrong with it befalls no other."""
+    """Digest one chunk by itself, so that its error affects no other."""
     try:
         loaded = asked.loaded.digestible(asked.room, asked.generation)
         (asked.answer,) = asked.digester.digest_each([loaded])

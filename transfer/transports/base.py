@@ -1,6 +1,6 @@
-"""The interface of a transport, and the pace of polling one.
+"""Interface of a transport, and the pace of polling one.
 
-Thread rule: every method of a transport may be called from any thread. None but connect() blocks
+Thread rule: every method of a transport may be called from any thread. None except connect() blocks
 for longer than posting takes.
 """
 
@@ -19,8 +19,8 @@ from tasuki.utils.signatures import Clock
 
 @dataclass(frozen=True)
 class Region:
-    """The one allocation that a node sends from and receives into: its arena, bytes [address,
-    address + size)."""
+    """The one allocation from which a node sends and into which it receives: its arena, bytes
+    [address, address + size)."""
 
     address: int
     size: int
@@ -28,8 +28,8 @@ class Region:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """A rank's arena on its GPU. address: in this process. handle: what another process maps its
-    allocation by, in which it lies at `offset`; gpu: the UUID of its GPU."""
+    """A rank's arena on its GPU. address: in this process. handle: maps its allocation in another
+    process; the arena is at `offset` in it. gpu: the UUID of its GPU."""
 
     address: int
     handle: bytes
@@ -38,7 +38,7 @@ class RankMemory:
 
 
 class TransferState(Enum):
-    """DROPPED: held, and nothing of it was posted, as was asked."""
+    """State of a posted transfer. DROPPED: it was held, and dropped before anything was posted."""
 
     PENDING = "pending"
     DONE = "done"
@@ -51,7 +51,7 @@ class Endpoint(ABC):
     @property
     @abstractmethod
     def remote_size(self) -> int:
-        """Bytes of the peer's region."""
+        """Return the bytes of the peer's region."""
 
 
 class Transfer:
@@ -59,19 +59,19 @@ class Transfer:
 
     @property
     def posted_at(self) -> float | None:
-        """When the transport posted it, on the monotonic clock; None where it has not, or where
+        """Return the time the transport posted it, on the monotonic clock; None if not yet, or if
         post() did."""
         return None
 
     @property
     def ended_at(self) -> float | None:
-        """When it ended, on the monotonic clock; None where it has not, or where only whoever polls
-        sees it."""
+        """Return the time it ended, on the monotonic clock; None if not yet, or if only poll() can
+        see it."""
         return None
 
 
 class HeldTransfer(Transfer, ABC):
-    """What is posted once its tick has come, and digested from then on."""
+    """Transfer posted once its tick has come, and digested from then on."""
 
     @property
     @abstractmethod
@@ -80,7 +80,7 @@ class HeldTransfer(Transfer, ABC):
 
 @dataclass(frozen=True)
 class Write:
-    """What one post() takes."""
+    """Arguments of one post()."""
 
     pieces: Pieces
     notification: bytes
@@ -88,7 +88,7 @@ class Write:
 
 @dataclass(frozen=True)
 class HeldWrite:
-    """tick: from which on it may be posted. window: as it lies here, for its digest."""
+    """tick: from this tick on it may be posted. window: its place in this arena, for its digest."""
 
     write: Write
     tick: int
@@ -97,8 +97,8 @@ class HeldWrite:
 
 @dataclass(frozen=True)
 class Holding:
-    """Of what is held together. lease: what is held is posted only while it holds. digester: of
-    what leaves; a GPU's."""
+    """Conditions of writes held together. lease: a held write is posted only while the lease holds.
+    digester: a GPU's, for the sent bytes."""
 
     steps: StepCounter
     lease: WriteLease
@@ -106,70 +106,71 @@ class Holding:
 
 
 class Transport(ABC):
-    """The interface of a transport: one-sided writes into one registered region of a peer, with
+    """Interface of a transport: one-sided writes into one registered region of a peer, with
     notifications.
 
-    A transport knows bytes and offsets; it knows no layers, pages, rooms or leases. Liveness,
-    generations and fences are its callers': a finished transfer says "flushed", never "the peer is
-    alive" or "wanted it". Thread rule: every method may be called from any thread; none but
+    A transport knows bytes and offsets; it knows no layers, pages, rooms or leases. Its callers
+    handle liveness, generations and fences: a finished transfer means "flushed", never "the peer is
+    alive" or "wanted it". Thread rule: every method may be called from any thread; none except
     connect() blocks for longer than posting takes. Invariants: offsets are relative to the region
-    and checked on both sides before anything is posted; a notification is seen by the peer only
-    after the bytes that it rides with.
+    and checked on both sides before anything is posted. A notification is seen by the peer only
+    after the bytes sent with it.
     """
 
     @property
     @abstractmethod
     def settle_seconds(self) -> float:
-        """How long after its writer's death, or after sever(), this node may learn of more of
-        what was written: the way from the peer's host, not the time that this node takes."""
+        """Return the seconds after a writer's death, or after sever(), in which more of its bytes
+        may reach this node. They cover the way from the peer's host, not this node's own delay."""
 
     @property
     @abstractmethod
     def retry_seconds(self) -> float:
-        """How long after it was posted a write may still land while its writer lives but is cut
-        off."""
+        """Return the seconds after a post in which it may still arrive from a writer that lives but
+        is cut off."""
 
     @property
     def poll_seconds(self) -> float:
-        """How often poll() and notifications() are worth calling while something is awaited that
-        does not ring."""
+        """Return the pause in seconds between calls of poll() and notifications() while events
+        without a ring are awaited."""
         return 0.0005
 
     def ring_at_ends(self, bell: Bell) -> None:
-        """Ring it from now on whenever a transfer to an endpoint that rings() has ended."""
+        """Ring the bell from now on whenever a transfer to an endpoint with rings() has ended."""
         return None
 
     def rings(self, endpoint: "Endpoint") -> bool:
-        """Whether ends of transfers to it ring, so that poll() need not be called until then."""
+        """Return True if ends of transfers to it ring, so that poll() need not be called until
+        then."""
         return False
 
     def ring_at_arrivals(self, bell: Bell) -> bool:
-        """Ring it from now on while notifications() would give any; whether that is true of all of
-        them: if not, it is called again and again as well, poll_seconds apart."""
+        """Ring the bell from now on while notifications() would return any. Return True if all of
+        them ring; if not, the caller also polls, poll_seconds apart."""
         return False
 
     @property
     def libraries(self) -> Mapping[str, str]:
-        """Versions of what writes the metadata and the wire, by the contract's names of them: both
-        nodes must have the same."""
+        """Return the versions of the libraries that write the metadata and use the wire, by their
+        contract names. Both nodes must have the same."""
         return {}
 
     def expect_peers(self) -> None:
-        """Make ready what the first connect() needs, so that it need not wait; returns at once.
-        Raises TransportError."""
+        """Prepare for the first connect(), so that it need not wait; returns at once. Raises
+        TransportError."""
         return None
 
     @abstractmethod
     def register(self, address: int, size: int, units: TransferUnits | None = None) -> Region:
-        """Make the arena known to the transport. Once, before metadata() and connect().
+        """Make the arena known to the transport. Call once, before metadata() and connect().
 
-        units: what pieces will mostly be made of, here and at every peer, so that it can be
-        prepared; without it nothing is.
+        units: usual parts of segments, here and at every peer, to be prepared; None: nothing is
+        prepared.
         """
 
     def register_ranks(self, arenas: "Sequence[RankMemory]", size: int, stride: int) -> Region:
-        """As register(), of arenas of `size` bytes that are `stride` apart in the region and
-        anywhere in memory. Raises TransportError where there must be one."""
+        """Register as register() does, but arenas of `size` bytes anywhere in memory, `stride`
+        apart in the region. Raises TransportError if the transport needs one arena."""
         raise TransportError(
             "ranks with a GPU each are written between by peer_copy alone: give --transport "
             "peer_copy, with both nodes on one host"
@@ -177,27 +178,28 @@ class Transport(ABC):
 
     @abstractmethod
     def metadata(self) -> bytes:
-        """What a peer needs for connect(); travels only over the control connection."""
+        """Return the data that a peer needs for connect(); sent only over the control
+        connection."""
 
     @abstractmethod
     def connect(self, metadata: bytes) -> Endpoint:
-        """Blocks for seconds where the peer is new. Raises TransportError when the peer cannot be
-        reached by this transport, and MetadataUnusable, one of them, where its metadata would harm
-        this process."""
+        """Open an endpoint; blocks for seconds if the peer is new. Raises TransportError if this
+        transport cannot reach the peer. Raises its subclass MetadataUnusable if the metadata would
+        harm this process."""
 
     @abstractmethod
     def post(self, endpoint: Endpoint, pieces: Pieces, notification: bytes) -> Transfer:
-        """Start writing; an empty list of pieces sends the notification alone.
+        """Start writing; an empty list of segments sends the notification alone.
 
-        Raises OutOfBounds before anything is sent, TransportError when it could not be started.
+        Raises OutOfBounds before anything is sent, TransportError if it could not be started.
         """
 
     def post_all(
         self, endpoint: Endpoint, writes: "Sequence[Write]"
     ) -> "list[Transfer | Exception]":
-        """post() of each, in order; for what could not be started, what post() raised. Raises
-        nothing: who posts must know of everything that may land. Some transports write all of them
-        in one go, so that they are flushed together."""
+        """Call post() for each, in order; a failed one gives its error in place of a transfer.
+        Raises nothing, because the caller must know of every write that may arrive. Some transports
+        write all of them together, so that they are flushed together."""
         posted: list[Transfer | Exception] = []
         for write in writes:
             try:
@@ -207,78 +209,79 @@ class Transport(ABC):
         return posted
 
     def holds(self, endpoint: Endpoint) -> bool:
-        """Whether hold() is there for it."""
+        """Return True if hold() works for the endpoint."""
         return False
 
     def hold(
         self, endpoint: Endpoint, writes: "Sequence[HeldWrite]", holding: Holding
     ) -> "list[HeldTransfer | Exception]":
-        """post_all(), of each once its tick has come, without any of the interpreter's threads.
+        """Post as post_all() does, but each write at its tick, without a thread of the interpreter.
         REQUIRES: holds(endpoint)."""
         raise NotImplementedError
 
     def cancel(self, transfer: HeldTransfer) -> None:
-        """Post it no more, if it was not yet: it ends all the same."""
+        """Cancel the post if it has not happened yet; the transfer ends in any case."""
         raise NotImplementedError
 
     @abstractmethod
     def poll(self, transfer: Transfer) -> TransferState:
-        """DONE: flushed, the peer's memory has it. Raises TransportError when it failed."""
+        """Return the transfer's state. DONE: flushed to the peer's memory. Raises TransportError if
+        it failed."""
 
     @abstractmethod
     def release(self, transfer: Transfer) -> None:
-        """Let go of the handle; of a pending transfer too, which is then cancelled as far as
-        possible."""
+        """Release the handle; a pending transfer is cancelled as far as possible."""
 
     @abstractmethod
     def notifications(self) -> list[bytes]:
-        """What peers' finished transfers have said since the last call.
+        """Return the notifications of peers' finished transfers since the last call.
 
-        A receiver calls it again and again, also while it expects nothing: some transports move
+        A receiver calls it again and again, also while it expects nothing. Some transports move
         their peers' bytes into this node's memory only inside this call and poll().
         """
 
     @abstractmethod
     def sever(self) -> None:
-        """Break every connection over which peers write here, so that what a peer posted and this
-        node has not received never lands; once unread() is 0 nothing more does.
+        """Break every connection with writes of peers to this node, so that bytes posted but not
+        received never arrive. Once unread() is 0 no more arrive.
 
-        Peers that live see their transfers fail and connect anew.
+        Live peers see their transfers fail and connect anew.
         """
 
     def sever_dead(self) -> int:
-        """The same for peers of this host whose process is dead, and for no other. How many
-        connections were broken: 0 where a death ends a connection with all that it carried."""
+        """Break as sever() does, but only connections of peers on this host with a dead process.
+        Return the number of broken connections; 0 if a death already ends a connection with all its
+        bytes."""
         return 0
 
     def unread(self) -> int:
-        """Bytes that severed connections have brought and notifications() has yet to move: what
-        was received before they broke still lands. 0 where nothing waits on this side."""
+        """Return the bytes brought by severed connections and not yet moved by notifications().
+        Bytes received before the break still arrive. 0 if none wait on this side."""
         return 0
 
     @abstractmethod
     def disconnect(self, endpoint: Endpoint) -> None:
-        """Idempotent. Transfers still pending on the endpoint may fail."""
+        """Close the endpoint. Idempotent. Transfers still pending on it may fail."""
 
     @abstractmethod
     def close(self) -> None:
-        """Idempotent. Lets go of endpoints and registrations; REQUIRES: nothing is posted after
-        it."""
+        """Release endpoints and registrations. Idempotent. REQUIRES: nothing is posted after it."""
 
 
 _BUSY_SECONDS = 50e-6
-"""Of processor time, more than a call takes that moves nothing; a core copies 200 KB in it."""
+"""Processor time in seconds above that of a call that moves no bytes; a core copies 200 KB in
+it."""
 _FIRST_SECONDS = 50e-6
 
 
 class PollBackoff:
-    """How long to wait until a transport is asked again, while something is awaited from it.
+    """Wait between two calls of a transport while an event is awaited from it.
 
-    Some transports move bytes only inside such calls (base.py), and between two of them a socket
-    fills and the peer stands still. So after a call that moved some there is no wait; after one
-    that did not it begins short and doubles. What moved is known by the processor time that the
-    thread spent: time on the clock would count waits for a lock or a core too. Owns the next wait.
-    Knows no transport. Thread rule: one thread, the one that calls.
+    Some transports move bytes only inside such calls (base.py); between two of them a socket fills
+    and the peer stalls. So after a call that moved bytes there is no wait. After other calls the
+    wait begins short and doubles. Moved bytes are detected by the thread's processor time; clock
+    time would also count waits for a lock or a core. Owns the next wait. Knows no transport. Thread
+    rule: one thread, the calling one.
     """
 
     def __init__(self, processor_time: Clock = time.thread_time) -> None:
@@ -287,12 +290,12 @@ class PollBackoff:
         self._began = processor_time()
 
     def begin(self) -> None:
-        """The calls begin."""
+        """Note the start of the calls."""
         self._began = self._processor_time()
 
     def wait_seconds(self, most: float, calls: int = 1) -> float:
-        """The `calls` since begin() have brought nothing: until they are worth repeating, at most
-        `most`."""
+        """Return the seconds to wait, at most `most`, because the `calls` since begin() brought
+        nothing."""
         if self._processor_time() - self._began >= calls * _BUSY_SECONDS:
             self.reset()
             return 0.0
@@ -300,5 +303,5 @@ class PollBackoff:
         return min(wait, most)
 
     def reset(self) -> None:
-        """Something came: more may follow soon."""
+        """Start again with a short wait: an event came, and more may follow soon."""
         self._wait = _FIRST_SECONDS

@@ -1,10 +1,9 @@
-"""Which transport a node has, by the name in its settings: one, or several as one.
+"""Choice of a node's transport by the name in its settings: one, or several as one.
 
-Only what is chosen is imported: peer_copy needs Triton, NIXL its wheel.
-
-`RoutedTransport`: several transports as one: each peer is reached by the first of them that reaches
-it. Owns its members and which endpoint is whose. Knows none of them. Thread rule: as in base.
-Invariant: a peer is written to by one member for as long as its endpoint lives.
+Only the chosen ones are imported: peer_copy needs Triton, NIXL its wheel. `RoutedTransport`:
+several transports as one: each peer is reached by the first of them that reaches it. Owns its
+members and the member of each endpoint. Knows none of them. Thread rule: base.py's. Invariant: a
+peer is written to by one member for as long as its endpoint lives.
 """
 
 import json
@@ -38,8 +37,8 @@ from .base import (
 
 _LARGEST_METADATA = 1 << 20
 _QUIET_SECONDS = 0.005
-"""How late what comes first of a quiet member may be seen: each look at it costs processor time and
-the interpreter's lock, which whoever uses another member waits for."""
+"""Largest delay in seconds of the first event of a quiet member. Each poll costs processor time and
+the interpreter's lock, and users of other members wait for the lock."""
 _USED_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
@@ -91,9 +90,9 @@ class RoutedTransport(Transport):
         self._members = dict(members)
         self._clock = clock
         self._asked = dict(members)
-        """Those whose notifications do not ring."""
+        """Members without a ring for notifications."""
         self._used: dict[str, float] = {}
-        """When each connected, posted or brought something last."""
+        """Last time each member connected, posted or brought an event."""
 
     @property
     def settle_seconds(self) -> float:
@@ -105,7 +104,7 @@ class RoutedTransport(Transport):
 
     @property
     def poll_seconds(self) -> float:
-        """Of those that do not ring; seldom, where none of them had anything to do lately."""
+        """Return the pause for members without a ring; long if none of them was used lately."""
         now = self._clock()
         seconds = _QUIET_SECONDS
         for name, member in self._asked.items():
@@ -143,7 +142,7 @@ class RoutedTransport(Transport):
         return Region(address, size)
 
     def register_ranks(self, arenas: Sequence[RankMemory], size: int, stride: int) -> Region:
-        """Of the members that can; the others are let go of."""
+        """Register with the members that can; the others are closed and removed."""
         reasons = []
         for name, member in [*self._members.items()]:
             try:
@@ -253,7 +252,7 @@ class RoutedTransport(Transport):
         self._all(lambda member: member.close())
 
     def _all(self, act: Callable[[Transport], None]) -> None:
-        """Each of them, also where one fails. Raises TransportError then."""
+        """Call each member, even if one fails. Raises TransportError if any failed."""
         failures = []
         for name, member in self._members.items():
             try:
@@ -271,11 +270,11 @@ def _connected(member: Transport, name: str, parts: Mapping[str, bytes]) -> Endp
 
 
 def build_transport(kind: str, name: str, device: torch.device) -> Transport:
-    """kind: of TRANSPORTS, the same on both nodes of a pair. name: the node's. device: of the
-    arena.
+    """Build a node's transport. kind: one of TRANSPORTS, the same on both nodes of a pair. name:
+    the node's. device: the arena's.
 
-    auto takes peer_copy where both nodes are on one host and their GPUs reach each other, else
-    nixl, peer by peer. Raises TransportError where the kind cannot work here.
+    auto takes peer_copy if both nodes are on one host and their GPUs reach each other, else nixl,
+    peer by peer. Raises TransportError if the kind cannot work here.
     """
     builders: dict[str, Work[Transport]] = {
         "peer_copy": partial(_peer_copy, device),
@@ -299,7 +298,7 @@ def build_transport(kind: str, name: str, device: torch.device) -> Transport:
 
 
 def _expecting(transport: Transport) -> Transport:
-    """A node's transport: its peers come soon, and weights are loaded meanwhile."""
+    """Return the node's transport, prepared for its first peers while weights are loaded."""
     try:
         transport.expect_peers()
     except TransportError:

@@ -1,9 +1,8 @@
-"""Transport within one process: a write is a memory copy. For tests and for laptops; faults can be
-put in.
+"""Transport within one process: a write is a memory copy. For tests and laptops; faults can be
+injected.
 
-Owns the fabric's list of nodes and what was posted and not yet landed. Same checks as any other
-transport.
-Thread rule: as in base; one lock a fabric, held for the length of a copy.
+Owns the fabric's list of nodes and the posted transfers not yet complete. Same checks as any other
+transport. Thread rule: base.py's; one lock a fabric, held for the length of a copy.
 """
 
 import ctypes
@@ -21,7 +20,7 @@ from .base import Endpoint, Region, Transfer, TransferState, Transport
 
 
 class Fault(Enum):
-    """What may happen to one posted transfer."""
+    """Fault of one posted transfer."""
 
     NONE = "none"
     FLIP_BIT = "a bit of the first piece's first byte lands wrong"
@@ -33,7 +32,7 @@ class Fault(Enum):
 
 
 Faults = Callable[[int], Fault]
-"""From the index of a post on this transport to what happens to it."""
+"""Returns the fault of a post on this transport, by its index."""
 
 
 def no_faults(index: int) -> Fault:
@@ -47,7 +46,7 @@ class _Node:
 
 
 class LoopbackFabric:
-    """The wire between transports of one process."""
+    """Wire between transports of one process."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -55,7 +54,7 @@ class LoopbackFabric:
         self.held: list[_LoopbackTransfer] = []
 
     def let_go(self) -> int:
-        """Land every held transfer, late as it may be; how many there were."""
+        """Complete every held transfer, even very late; return their number."""
         with self.lock:
             held, self.held = self.held, []
             for transfer in held:
@@ -99,7 +98,8 @@ class LoopbackTransport(Transport):
         self._posted = 0
         self._through_at = 0.0
         self.bytes_per_second: float | None = None
-        """Of the imagined wire, which carries what is posted in turn; None: of no wire at all."""
+        """Speed of the simulated wire, with posted transfers in sequence; None: no wire, no
+        delay."""
         self._node: _Node | None = None
 
     @property
@@ -177,7 +177,8 @@ class LoopbackTransport(Transport):
         return transfer.state
 
     def release(self, transfer: Transfer) -> None:
-        """A held transfer is not cancelled: real wires deliver late, and tests must see it."""
+        """Do nothing: a held transfer is not cancelled, because real wires deliver late and tests
+        must see it."""
 
     def notifications(self) -> list[bytes]:
         with self._fabric.lock:
@@ -188,7 +189,7 @@ class LoopbackTransport(Transport):
         return arrived
 
     def sever(self) -> None:
-        """Held transfers to this node break."""
+        """Break held transfers to this node."""
         with self._fabric.lock:
             for transfer in list(self._fabric.held):
                 if transfer.node is self._node:

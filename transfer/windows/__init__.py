@@ -1,1 +1,1 @@
-"""What one window is: its rows, where they go, how they are digested and counted."""
+"""One layer chunk: its rows, their places, their digests and their counts."""

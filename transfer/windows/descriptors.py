@@ -1,4 +1,4 @@
-"""Where the bytes of a window are: lengths of units, pieces of two arenas, and offsets.
+"""Places of a layer chunk's bytes: lengths of units, segments of two arenas, and offsets.
 
 Pure.
 """
@@ -18,10 +18,10 @@ from .window import WindowHeader
 
 
 class UnitSizes(Protocol):
-    """Lengths of what is sent, all that most of a sender needs to know of a layout.
+    """Lengths of the sent units: all that most parts of a sender need to know of a layout.
 
-    Bytes on the wire of a block, of the state of one GDN layer and of what a draft layer carries
-    over. CacheLayout is one, of a wire on which all travels as it lies.
+    Bytes on the wire of a block, of the state of one GDN layer, and of the values that a draft
+    layer carries over. CacheLayout is one, for a wire without encoding.
     """
 
     @property
@@ -38,7 +38,7 @@ class UnitSizes(Protocol):
 
 
 def state_bytes(sizes: UnitSizes, layer: int) -> int:
-    """Of a state, what travels of one layer; 0 where the layer keeps none."""
+    """Return the state bytes sent for one layer; 0 if the layer keeps no state."""
     match sizes.layer_kinds[layer]:
         case LayerKind.GDN:
             return sizes.state_layer_bytes
@@ -59,16 +59,13 @@ def window_pieces(
     local_slot: int | None,
     remote_slot: int | None,
 ) -> Pieces:
-    """Which bytes a window is: (local offset, remote offset, length) pieces from the layout, runs
-    merged.
+    """Return the segments (local offset, remote offset, length) of a layer chunk, with contiguous
+    runs merged.
 
-    Knows layout and ids of both sides; nothing of peers, rooms or what the bytes mean. Pure
-    functions. Invariant: pieces are int64 [n, 3], since arenas are larger than 2 GiB.
-
-    Pieces of every layer of the window, [n, 3] int64; n is 0 where it has nothing to send.
-
-    REQUIRES: local_pages and remote_pages have header.pages ids each; a local_slot comes with a
-    remote_slot.
+    The result covers every layer of the chunk, [n, 3] int64, because arenas are larger than 2 GiB;
+    n is 0 if the chunk has nothing to send. Knows the layout and the ids of both sides, but no
+    peers, rooms or meaning of the bytes. Pure. REQUIRES: local_pages and remote_pages have
+    header.pages ids each; a local_slot comes with a remote_slot.
     """
     parts: list[Pieces] = []
     # Pages of every layer make the same runs, so many bytes further on.
@@ -89,7 +86,7 @@ def window_pieces(
 
 
 def _page_runs(layout: CacheLayout, local: Sequence[int], remote: Sequence[int]) -> Pieces:
-    """Of a layer whose page 0 lies at byte 0."""
+    """Return the segments of a layer with page 0 at byte 0."""
     size = layout.block_bytes
     here = np.asarray(local, dtype=np.int64) * size
     there = np.asarray(remote, dtype=np.int64) * size
@@ -97,7 +94,7 @@ def _page_runs(layout: CacheLayout, local: Sequence[int], remote: Sequence[int])
 
 
 def window_bytes(sizes: UnitSizes, header: WindowHeader) -> int:
-    """What the pieces of the header's window come to."""
+    """Return the total bytes of the chunk's segments."""
     return sum(
         layer_bytes(sizes, layer, header.pages, header.carries_state)
         for layer in range(header.first_layer, header.end_layer)
@@ -105,13 +102,13 @@ def window_bytes(sizes: UnitSizes, header: WindowHeader) -> int:
 
 
 def layer_bytes(sizes: UnitSizes, layer: int, pages: int, carries_state: bool) -> int:
-    """What a forward has of one layer to send."""
+    """Return the bytes that a forward has to send for one layer."""
     blocks = pages * sizes.block_bytes if sizes.layer_kinds[layer].keeps_pages else 0
     return blocks + (state_bytes(sizes, layer) if carries_state else 0)
 
 
 def merge_runs(local: NDArray[np.int64], remote: NDArray[np.int64], length: int) -> Pieces:
-    """Blocks of `length` bytes as pieces; neighbours that are contiguous on both sides become
+    """Return blocks of `length` bytes as segments; neighbours contiguous on both sides become
     one."""
     if len(local) == 0:
         return np.empty((0, 3), dtype=np.int64)
@@ -127,7 +124,7 @@ def merge_runs(local: NDArray[np.int64], remote: NDArray[np.int64], length: int)
 
 
 def merge_pieces(pieces: Pieces) -> Pieces:
-    """The same with neighbours that are contiguous on both sides as one, whatever their lengths."""
+    """Return the segments with neighbours contiguous on both sides merged, for any lengths."""
     if len(pieces) == 0:
         return pieces
     ends = pieces[:-1, :2] + pieces[:-1, 2:]
@@ -138,7 +135,7 @@ def merge_pieces(pieces: Pieces) -> Pieces:
 
 
 def check_bounds(pieces: Pieces, local_size: int, remote_size: int) -> None:
-    """Raises OutOfBounds naming the first piece that leaves either side's registered bytes."""
+    """Raise OutOfBounds naming the first segment outside either side's registered bytes."""
     if len(pieces) == 0 or _inside(pieces, local_size, remote_size):
         return
     length = pieces[:, 2]
@@ -157,7 +154,8 @@ def check_bounds(pieces: Pieces, local_size: int, remote_size: int) -> None:
 
 
 def _inside(pieces: Pieces, local_size: int, remote_size: int) -> bool:
-    """Whether all of them are, in as few passes as it takes: this stands before every post."""
+    """Return True if all segments are inside. Takes as few passes as possible, because it runs
+    before every post."""
     local, remote, length = pieces[:, 0], pieces[:, 1], pieces[:, 2]
     if int(pieces.min()) < 0 or int(length.min()) < 1:
         return False
@@ -190,14 +188,16 @@ class UnitPairs:
 
 @dataclass(frozen=True)
 class TransferUnits:
-    """What pieces are made of: the units of an arena that windows send whole, as numbers.
+    """Units of segments: the parts of an arena that chunks send whole, as numbers.
 
-    A unit is a block, or the state of one GDN layer, or of a draft layer, in one slot; every piece
-    is one unit or a run of blocks. Knows an arena's geometry; not layers' order, ids of requests or
-    transports. Pure. Invariant: unit i of two arenas of one layout has the same length.
+    A unit is a block, or the state of one GDN layer or draft layer in one slot. Every segment is
+    one unit or a run of blocks. Knows an arena's geometry, but not the layers' order, ids of
+    requests or transports. Pure. Invariant: unit i of two arenas with one layout has the same
+    length.
 
-    Bytes of a block, of a slab, and of a GDN layer's state, and how many states a slab holds.
-    carry_bytes: of a draft layer's state, which stands behind the others; 0 where there is none.
+    block_bytes, slab_bytes, state_bytes: bytes of a block, of a slab, and of a GDN layer's state.
+    states: GDN states of a slab. carry_bytes: bytes of a draft layer's state, stored behind the
+    others; 0 if there is none.
     """
 
     block_bytes: int
@@ -217,7 +217,7 @@ class TransferUnits:
         )
 
     def strips(self, arena_bytes: int) -> list[Strip]:
-        """All units of an arena in the order of their numbers: blocks, then each layer's
+        """Return all units of an arena in the order of their numbers: blocks, then each layer's
         states."""
         slabs = arena_bytes // self.slab_bytes
         blocks = slabs * self.slab_bytes // self.block_bytes
@@ -231,14 +231,14 @@ class TransferUnits:
 
     @property
     def _carry_offset(self) -> int:
-        """Within a slab."""
+        """Return the offset of a draft layer's state within a slab."""
         return self.states * self.state_bytes
 
     def indices(self, pieces: Pieces, local_bytes: int, remote_bytes: int) -> UnitPairs | None:
-        """The pieces as units of arenas of these sizes; None where one is not made of whole
-        units.
+        """Return the segments as units of arenas with these sizes; None if a segment is not made of
+        whole units.
 
-        pieces [n, 3] int64, inside both arenas.
+        pieces: [n, 3] int64, inside both arenas.
         """
         whole = (pieces % self.block_bytes == 0).all(axis=1)
         runs = pieces if whole.all() else pieces[whole]
@@ -263,7 +263,7 @@ class TransferUnits:
         )
 
     def _state(self, offset: int, length: int, arena_bytes: int) -> int | None:
-        """The number of the state that begins there and is so long."""
+        """Return the number of the state with this offset and length; None if there is none."""
         slot, within = divmod(offset, self.slab_bytes)
         if self.carry_bytes and (within, length) == (self._carry_offset, self.carry_bytes):
             layer = self.states
@@ -276,7 +276,7 @@ class TransferUnits:
 
 
 def _runs(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> Indices:
-    """Numbers first, first + 1, ... `counts` of them, of each run."""
+    """Return the numbers of all runs: `counts` consecutive ones for each run, from its first."""
     if len(counts) == 0:
         return np.empty(0, dtype=np.int32)
     ends = np.cumsum(counts)
@@ -290,14 +290,14 @@ Offsets = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Spread:
-    """Where the arenas of a region lie, where they are no neighbours: each rank's on a GPU of its
+    """Places of a region's arenas that are not neighbours, with each rank's arena on a GPU of its
     own.
 
-    Everybody counts offsets as if the arenas lay one behind another; kernels count them from the
-    lowest address. Pure. Invariant: what is placed lies inside of one arena.
+    Offsets of the region are counted as if the arenas were one behind another. Kernels count them
+    from the lowest address. Pure. Invariant: a placed run is inside one arena.
 
-    addresses: of the arenas in this process. size: bytes of each; stride: from where one begins in
-    the region to where the next one does.
+    addresses: addresses of the arenas in this process. size: bytes of each arena. stride: bytes
+    between the beginnings of two arenas in the region.
     """
 
     addresses: tuple[int, ...]
@@ -310,12 +310,12 @@ class Spread:
 
     @property
     def begin(self) -> int:
-        """The lowest address."""
+        """Return the lowest address."""
         return min(self.addresses)
 
     @property
     def extent(self) -> int:
-        """Bytes from there to the highest one, most of which may be nobody's."""
+        """Return the bytes from `begin` to the highest end; most of them may belong to no arena."""
         return max(self.addresses) + self.size - self.begin
 
     @cached_property
@@ -323,8 +323,8 @@ class Spread:
         return np.array(self.addresses, dtype=np.int64) - self.begin
 
     def placed(self, offsets: Offsets, lengths: Offsets) -> Offsets:
-        """Where runs at these offsets of the region are, in bytes from `begin`. Raises OutOfBounds,
-        naming the first that no arena has whole."""
+        """Return the places of runs at these region offsets, in bytes from `begin`. Raises
+        OutOfBounds naming the first run not inside one arena."""
         arenas = offsets // self.stride
         inside = offsets - arenas * self.stride
         wrong = (arenas < 0) | (arenas >= len(self.addresses)) | (lengths < 1)

@@ -1,16 +1,17 @@
-"""Digests of windows: does what landed equal what was sent, byte for byte and in its place?
+"""Digests of layer chunks: they show if the arrived bytes equal the sent ones, each in its place.
 
-A block's sum is multilinear over its 64-bit words, sum(word[i] * key[i]) mod 2^64 with odd keys:
-one multiply-add a word, in any order, so that a CPU (cpp_cache/digest) or a GPU computes it
-at the speed of its memory. What is summed alone is what one head has of a block, or the state of
-one layer. The sum is mixed with (room, generation, layer, logical page and head, or state), so that
-right bytes in a wrong place fail; a window's digest is the sum of its parts', whoever of a model's
-ranks had them: heads are counted over all ranks. It finds accidents (flipped, swapped, stale,
-missing bytes), not forgers.
+A block's sum is multilinear over its 64-bit words, sum(word[i] * key[i]) mod 2^64 with odd keys. It
+costs one multiply-add a word, in any order, so a CPU (cpp_cache/digest) or a GPU computes it at
+memory speed. A summed part is one head's share of a block, or the state of one layer.
+
+The sum is mixed with (room, generation, layer, logical page and head, or state), so that right
+bytes in a wrong place fail. A chunk's digest is the sum of its parts' digests, on any of a model's
+ranks: heads are counted over all ranks. It finds accidents (flipped, swapped, stale, missing
+bytes), not forgers.
 
 Owns a view of the arena's bytes. Knows no peers. Thread rule: calls of one digester may run in
-parallel. Invariant: every block is a whole number of 64-bit words, since a page has 64 tokens and a
-state's columns are padded to 64 bytes.
+parallel. Invariant: every block is a whole number of 64-bit words, because a page has 64 tokens and
+a state's columns are padded to 64 bytes.
 """
 
 from abc import ABC, abstractmethod
@@ -32,17 +33,17 @@ MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _NOTHING = np.empty(0, dtype=np.int64)
 _WORD = 8
-"""Bytes."""
+"""Bytes of a word."""
 _STATE = 2**32
-"""Stands where a page's logical index would; no prompt has that many pages."""
+"""Stands for the state in place of a page's logical index; no prompt has that many pages."""
 _HEAD_SHIFT = 33
-"""Heads are counted above what names a page or a state."""
+"""Shift of the head's number, above the bits of a page or a state."""
 Parts = list[tuple[int, int, int]]
-"""Of each: where it begins in page 0 or slot 0, its length, both in words, and its key."""
+"""For each part: its beginning in page 0 or slot 0 and its length, both in words, and its key."""
 
 
 def splitmix64(value: int) -> int:
-    """A bijection of 64-bit integers in which every input bit moves every output bit."""
+    """Mix a 64-bit integer: a bijection in which every input bit affects every output bit."""
     value = (value + _GOLDEN) & MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
@@ -50,12 +51,12 @@ def splitmix64(value: int) -> int:
 
 
 def splitmix64_all(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64 of each."""
+    """Return splitmix64 of each value."""
     return _mixed(values + np.uint64(_GOLDEN))
 
 
 def word_keys(count: int) -> NDArray[np.uint64]:
-    """Odd keys [count] uint64: a mix of the word's index, lowest bit set."""
+    """Return odd keys [count] uint64: a mix of the word's index, lowest bit set."""
     index = np.arange(1, count + 1, dtype=np.uint64)
     return _mixed(index * np.uint64(_GOLDEN)) | np.uint64(1)
 
@@ -68,8 +69,10 @@ def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class WindowRows:
-    """What a window consists of, in order: int64 [rows] each. offsets, lengths: in 64-bit words of
-    the arena; seeds: bits of what a row's sum is mixed with."""
+    """Rows of a layer chunk, in order: int64 [rows] each.
+
+    offsets, lengths: in 64-bit words of the arena. seeds: bits mixed with a row's sum.
+    """
 
     offsets: NDArray[np.int64]
     lengths: NDArray[np.int64]
@@ -78,7 +81,7 @@ class WindowRows:
 
 @dataclass(frozen=True)
 class ArenaWindow:
-    """A window as it lies in an arena. slot is given exactly if header.carries_state."""
+    """Layer chunk at its place in an arena. slot is given exactly if header.carries_state."""
 
     room: int
     generation: int
@@ -88,7 +91,7 @@ class ArenaWindow:
 
     @property
     def places(self) -> tuple[int, int, int, int, int, tuple[int, ...], int | None]:
-        """As compiled code takes it."""
+        """Return the values in the form taken by compiled code."""
         header = self.header
         return (
             self.room,
@@ -105,10 +108,13 @@ Digestible: TypeAlias = ArenaWindow | WindowRows
 
 
 def row_table(windows: Sequence[WindowRows]) -> NDArray[np.int64]:
-    """[5, columns] int64, as `WindowGeometry.rows` makes it of the same windows: offsets, lengths
-    and seeds of all their rows, the number of the window that a row is of, and zeros, one a window
-    at least, which digests are added to. Columns are even: a GPU's kernel is compiled anew for
-    lines that do not begin at 16 bytes."""
+    """Return the rows of all chunks as [5, columns] int64, equal to `WindowGeometry.rows` of the
+    same chunks.
+
+    Lines: offsets, lengths, seeds, the number of each row's chunk, and zeros to add digests to, at
+    least one for each chunk. The number of columns is even, because a GPU's kernel is compiled anew
+    for lines that do not begin at 16 bytes.
+    """
     count = sum(len(window.offsets) for window in windows)
     columns = max(count, len(windows))
     table = np.zeros((5, columns + columns % 2), dtype=np.int64)
@@ -130,9 +136,9 @@ def window_rows(
     slot: int | None,
     sizes: UnitSizes | None = None,
 ) -> WindowRows:
-    """sizes: of units on the wire, from their heads; the whole ones of the layout by default.
-
-    REQUIRES: ids are inside the arena; slot is given exactly if header.carries_state."""
+    """Return the rows of one layer chunk. sizes: sizes on the wire, from the beginning of each
+    unit; by default whole units. REQUIRES: ids are inside the arena; slot is given exactly if
+    header.carries_state."""
     lengths = layout if sizes is None else sizes
     rows: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]] = []
     identity = splitmix64(splitmix64(room) ^ generation)
@@ -161,8 +167,8 @@ def window_rows(
 def place_seeds(
     room: int, generation: int, layer: int, places: NDArray[np.int64], head: int
 ) -> NDArray[np.uint64]:
-    """What the sum of a head's part of each page is mixed with. places: of the pages, in their
-    sequence."""
+    """Return the seeds mixed with the sums of a head's part of each page. places: indices of the
+    pages in their sequence."""
     seed = np.uint64(_layer_seed(room, generation, layer) ^ head << _HEAD_SHIFT)
     return splitmix64_all(seed ^ places.astype(np.uint64))
 
@@ -170,7 +176,7 @@ def place_seeds(
 def state_seeds(
     room: int, generation: int, layer: int, parts: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
-    """What the sums of parts of a state are mixed with, each with its number."""
+    """Return the seeds mixed with the sums of a state's parts, by number."""
     seed = np.uint64(_layer_seed(room, generation, layer) ^ _STATE)
     return splitmix64_all(seed ^ parts.astype(np.uint64) << np.uint64(_HEAD_SHIFT))
 
@@ -180,8 +186,8 @@ def _layer_seed(room: int, generation: int, layer: int) -> int:
 
 
 def layer_parts(layout: CacheLayout, layer: int, lengths: UnitSizes) -> tuple[Parts, Parts]:
-    """(parts of page 0, parts of slot 0) of one layer; either may be empty. lengths: of units on
-    the wire, from their heads."""
+    """Return (parts of page 0, parts of slot 0) of one layer; either may be empty. lengths: lengths
+    on the wire, from the beginning of each unit."""
     of_page: Parts = []
     of_slot: Parts = []
     kind = layout.layer_kinds[layer]
@@ -198,9 +204,9 @@ def layer_parts(layout: CacheLayout, layer: int, lengths: UnitSizes) -> tuple[Pa
 
 
 def window_geometry(layout: CacheLayout, sizes: UnitSizes | None = None) -> WindowGeometry:
-    """Compiled: of an arena of that layout. Its rows are those of `window_rows`, its twin.
-
-    sizes: of units on the wire, from their heads; the whole ones of the layout by default."""
+    """Return the compiled geometry of an arena with that layout. Its rows equal those of
+    `window_rows`, its reference. sizes: sizes on the wire, from the beginning of each unit; by
+    default whole units."""
     lengths = layout if sizes is None else sizes
     return WindowGeometry(
         [layer_parts(layout, layer, lengths) for layer in range(len(layout.layer_kinds))],
@@ -210,26 +216,26 @@ def window_geometry(layout: CacheLayout, sizes: UnitSizes | None = None) -> Wind
 
 
 class Digester(ABC):
-    """Digests windows out of one arena, wherever its memory is."""
+    """Digester of layer chunks in one arena, in host or GPU memory."""
 
     @property
     def of_gpu(self) -> GpuDigester | None:
-        """What compiled code digests with beside a GPU's transfers; None in host memory."""
+        """Return the compiled digester used beside a GPU's transfers; None in host memory."""
         return None
 
     @abstractmethod
     def digest_all(self, windows: Sequence[ArenaWindow]) -> list[int]:
-        """The 64-bit digest of each: the work of one call, however many there are.
+        """Return the 64-bit digest of each chunk, in one call for any number of them.
 
         REQUIRES: ids are inside the arena.
         """
 
     @abstractmethod
     def digest_rows(self, rows: WindowRows) -> int:
-        """The same of one window, of rows that lie anywhere in the arena."""
+        """Return the 64-bit digest of one chunk, with rows at any place in the arena."""
 
     def digest_each(self, windows: Sequence[Digestible]) -> list[int]:
-        """As digest_all, of windows as they lie, and of others one by one."""
+        """Return the digests: by digest_all for chunks in the arena, one by one for rows."""
         placed = [window for window in windows if isinstance(window, ArenaWindow)]
         found = iter(self.digest_all(placed) if placed else [])
         return [
@@ -245,16 +251,16 @@ class Digester(ABC):
         pages: Sequence[int],
         slot: int | None,
     ) -> int:
-        """As digest_all, of one."""
+        """Return the digest of one layer chunk, as digest_all does."""
         window = ArenaWindow(room, generation, header, tuple(pages), slot)
         return self.digest_all([window])[0]
 
 
 class WindowDigester(Digester):
-    """Digests windows out of one arena in host memory, on the calling thread and without the GIL.
+    """Digester of one arena in host memory; runs on the calling thread without the GIL.
 
-    memory: the arena's bytes, uint8 [slabs * slab_bytes], shared and never copied. sizes: of units
-    on the wire; the layout's own by default.
+    memory: the arena's bytes, uint8 [slabs * slab_bytes], shared and never copied. sizes: sizes of
+    units on the wire; the layout's own by default.
     """
 
     def __init__(

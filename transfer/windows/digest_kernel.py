@@ -1,13 +1,12 @@
-"""Digests of windows on a GPU, equal to digest.py's WindowDigester bit for bit (its twin).
+"""Digests of layer chunks on a GPU, equal bit for bit to the reference, digest.py's WindowDigester.
 
-A window is rows of whole blocks or states. Four programs sum words x keys of a row (uint64, so
-wrapping and in any order), a second launch mixes each row's sum with the row's identity and adds
-it to its window's digest. However many windows are asked for at once, there are two launches, one
-copy there and one back. Bytes are read once: the floor is memory bandwidth. Keys come from L2,
-where they stay.
+A chunk consists of rows of whole blocks or states. Four programs sum words x keys of a row (uint64,
+so wrapping and in any order). A second launch mixes each row's sum with the row's identity and adds
+it to its chunk's digest. For any number of chunks there are two launches, one copy there and one
+back. Bytes are read once: the floor is memory bandwidth. Keys stay in L2.
 
-Thread rule: any thread, one at a time per digester; work is queued on a stream of its own, which
-waits for nothing: the caller knows that the window's writes are done (its layer's event has fired).
+Thread rule: any thread, one at a time per digester. Work is queued on a stream of its own, without
+waits. The caller knows that the chunk's writes are done (its layer's event has fired).
 """
 
 from collections.abc import Sequence
@@ -42,11 +41,11 @@ _WARPS = 4
 
 
 class GpuWindowDigester(Digester):
-    """Digests windows out of one arena in a GPU's memory, and launches, waits and reads back
-    without the interpreter's lock (cpp_cache/dataplane/gpu_digester.h).
+    """Digester of one arena in a GPU's memory; launches, waits and reads back without the GIL
+    (cpp_cache/dataplane/gpu_digester.h).
 
     memory: the arena's bytes, uint8 [slabs * slab_bytes] on the device, shared and never copied.
-    sizes: of units on the wire; the layout's own by default.
+    sizes: sizes of units on the wire; the layout's own by default.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class GpuWindowDigester(Digester):
         return self._digester
 
     def digest_all(self, windows: Sequence[ArenaWindow]) -> list[int]:
-        """Blocks until the GPU has answered, on a stream of its own alone."""
+        """Return the digests; blocks until the GPU has answered, on a stream of its own alone."""
         return self._digester.digest_all([window.places for window in windows])
 
     def digest_rows(self, rows: WindowRows) -> int:
@@ -86,8 +85,8 @@ class GpuWindowDigester(Digester):
 
 @dataclass(frozen=True)
 class PlacedRows:
-    """`row_table` on the arena's device, its lines one by one; digests has more than one for each
-    window."""
+    """`row_table` on the arena's device, its lines one by one; digests has at least one entry for
+    each chunk."""
 
     offsets: torch.Tensor
     lengths: torch.Tensor
@@ -97,7 +96,8 @@ class PlacedRows:
 
     @staticmethod
     def on(device: torch.device, count: int, table: NDArray[np.int64]) -> "PlacedRows":
-        """table [5, at least count]: as `row_table`, of that many rows."""
+        """Copy the table to the device. table: [5, at least count], as `row_table`, with `count`
+        rows."""
         # One copy: each costs as much as all five.
         there = torch.from_numpy(table).to(device, non_blocking=True)
         offsets, lengths, seeds, windows = there[:4, :count].unbind()
@@ -105,10 +105,10 @@ class PlacedRows:
 
 
 def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: PlacedRows) -> tuple[Any, Any]:
-    """Add the digests of all windows (their bits) to rows.digests, on the current stream; what
-    Triton compiled, sums first.
+    """Add the digests of all chunks (their bits) to rows.digests, on the current stream. Return
+    both compiled Triton kernels, sums first.
 
-    words [n] int64: the arena; keys [at least the longest row] int64. REQUIRES: a row.
+    words [n] int64: the arena; keys [at least the longest row] int64. REQUIRES: at least one row.
     """
     count = len(rows.offsets)
     partial = torch.empty(count, _PARTS, dtype=torch.int64, device=words.device)
@@ -166,7 +166,7 @@ def _mix_kernel(partial, seeds, windows, digests, PARTS: tl.constexpr):
 
 @triton.jit
 def _splitmix64(value):
-    """As digest.splitmix64, on the bits of an int64."""
+    """Mix as digest.splitmix64 does, on the bits of an int64."""
     mixed = value.to(tl.uint64, bitcast=True) + 0x9E3779B97F4A7C15
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9
     mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB

@@ -1,10 +1,10 @@
-"""Windows: layers of one forward that are sent together, when they leave, where they go.
+"""Layer chunks: layers of one forward sent together, the time they leave, and their destination.
 
-Plain, immutable values, but for `StepCounter`: the number of layers, of any kind, whose KV and
-state an engine has written for good since it started. It is compiled
-(cpp_cache/steps/step_counter.h), since it is ticked and awaited where nobody may wait for the
-interpreter. Thread rule of the counter: one thread ticks, any thread reads, waits and sets alarms.
-Invariant: its value only grows.
+Plain, immutable values, except `StepCounter`. It counts the layers, of any kind, with KV and state
+finally written by an engine since its start. It is compiled (cpp_cache/steps/step_counter.h),
+because it is ticked and awaited by threads that must not wait for the interpreter. Thread rule of
+the counter: one thread ticks; any thread reads, waits and sets alarms. Invariant: its value only
+grows.
 """
 
 import struct
@@ -16,21 +16,22 @@ from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.errors import OutOfBounds
 
 Run = tuple[int, int]
-"""First layer, end layer: what one window holds."""
+"""First layer and end layer of one chunk."""
 
 _BEFORE_ANY_TICK = -(2**16)
-"""A header's layer numbers have 16 bits, so that any layer's tick of such a forward is past."""
+"""A tick before any other. A header's layer numbers have 16 bits, so every layer's tick of such a
+forward is past."""
 
 
 @dataclass(frozen=True)
 class FinishedLayers:
-    """What one forward will have finished of one room's prompt.
+    """Layers finished by one forward for one room's prompt.
 
     first_tick: the step counter's value before the forward's first layer; layer l is finished at
-    first_tick + l + 1. local_pages[i] holds logical page first_logical_page + i; only complete
-    pages, but for the prompt's last one. state_slot: the sender's slot with the prompt's final
-    state, given on the room's last forward and on no other. ending: prompts of which it is the
-    last forward, this one included if it is.
+    first_tick + l + 1. first_logical_page, local_pages: local_pages[i] holds logical page
+    first_logical_page + i; only complete pages, except the prompt's last one. state_slot: the
+    sender's slot with the prompt's final state, given only on the room's last forward. ending:
+    number of prompts with this as their last forward, this one included if it is.
     """
 
     first_tick: int
@@ -43,7 +44,7 @@ class FinishedLayers:
     def long_finished(
         cls, first_logical_page: int, local_pages: tuple[int, ...], state_slot: int
     ) -> "FinishedLayers":
-        """All at once of what forwards have finished before: there is no tick to wait for."""
+        """Return the plan of layers finished by earlier forwards: there is no tick to wait for."""
         return cls(_BEFORE_ANY_TICK, first_logical_page, local_pages, state_slot)
 
     @property
@@ -55,7 +56,7 @@ class FinishedLayers:
         return self.first_logical_page + len(self.local_pages)
 
     def without_pages_before(self, logical_page: int) -> "FinishedLayers":
-        """The same forward, less the pages that the receiver holds already."""
+        """Return the same forward without the pages already held by the receiver."""
         held = min(max(logical_page - self.first_logical_page, 0), len(self.local_pages))
         return replace(
             self,
@@ -72,8 +73,11 @@ _CODE_SHIFT = 1
 
 @dataclass(frozen=True)
 class WindowHeader:
-    """Names the bytes of one window: layers [first_layer, end_layer), pages [first_page, first_page
-    + pages) in the full-attention ones and, with carries_state, the state in the GDN ones."""
+    """Header of one layer chunk: names its bytes.
+
+    Layers [first_layer, end_layer): pages [first_page, first_page + pages) in the full-attention
+    ones and, with carries_state, the state in the GDN ones.
+    """
 
     sequence: int
     first_layer: int
@@ -83,7 +87,7 @@ class WindowHeader:
     carries_state: bool
 
     def pack(self, room: int, generation: int, code: int = 0) -> bytes:
-        """The notification that rides with the window. code: of the wire's precision."""
+        """Return the notification sent with the chunk. code: the precision's."""
         return _HEADER.pack(
             _MAGIC,
             room,
@@ -98,8 +102,8 @@ class WindowHeader:
 
     @staticmethod
     def unpack(notification: bytes, code: int = 0) -> tuple[int, int, "WindowHeader"]:
-        """(room, generation, header). Raises ValueError on bytes that no sender of this version
-        writes to a receiver of that precision."""
+        """Return (room, generation, header). Raises ValueError on bytes that no sender of this
+        version writes to a receiver of that precision."""
         if len(notification) != _HEADER.size:
             raise ValueError(f"a notification has {_HEADER.size} bytes, not {len(notification)}")
         magic, room, generation, *numbers, flags = _HEADER.unpack(notification)
@@ -114,21 +118,19 @@ class WindowHeader:
 
 
 def code_of(notification: bytes, codes: Sequence[int]) -> int:
-    """Which of the codes that a receiver takes the notification has; the first where it has none,
-    for unpack() to refuse."""
+    """Return the notification's code if it is one of `codes`; else the first code, so that unpack()
+    rejects it."""
     code = notification[-1] >> _CODE_SHIFT if notification else codes[0]
     return code if code in codes else codes[0]
 
 
 @dataclass(frozen=True)
 class Window:
-    """Windows: runs of layers of one forward that are sent together, and the headers that name
-    them.
+    """Layer chunk: a run of layers of one forward sent together, with the sender's own ids.
 
-    Knows layers, ticks and logical pages; not bytes, peers or rooms' lives. A header is all that
-    travels with a window's bytes: it says which logical bytes have landed.
-
-    A header with the sender's own ids. May be posted once the step counter has reached `tick`.
+    It may be posted once the step counter has reached `tick`. Only the header travels with the
+    chunk's bytes: it names the arrived logical bytes. Knows layers, ticks and logical pages, but no
+    bytes, peers or lives of rooms.
     """
 
     header: WindowHeader
@@ -138,11 +140,11 @@ class Window:
 
 
 def cut(plan: FinishedLayers, runs: Sequence[tuple[int, int]], first_sequence: int) -> list[Window]:
-    """The windows of one forward, one for each run of layers (first, end), in the order of their
-    ticks.
+    """Return the layer chunks of one forward, one for each run of layers (first, end), in the order
+    of their ticks.
 
-    A layer with nothing to send is in a window all the same: receivers count on one for every
-    layer. REQUIRES: every layer of the forward is in exactly one run, in order.
+    A layer with nothing to send is in a chunk all the same, because receivers count on one for
+    every layer. REQUIRES: every layer of the forward is in exactly one run, in order.
     """
     windows = []
     for sequence, (first, end) in enumerate(runs, first_sequence):
@@ -160,10 +162,11 @@ def cut(plan: FinishedLayers, runs: Sequence[tuple[int, int]], first_sequence: i
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a room's bytes go: the receiver's page and slot ids, checked before anything is posted.
+    """Destination of a room's bytes: the receiver's page and slot ids, checked before anything is
+    posted.
 
-    pages[i] takes logical page first_page + i, up to the prompt's last; slot takes its final state,
-    which stays with the sender where there is none.
+    pages[i] takes logical page first_page + i, up to the prompt's last. slot takes its final state;
+    None: the state stays with the sender.
     """
 
     first_page: int
@@ -175,7 +178,7 @@ class Destination:
         return self.first_page + len(self.pages)
 
     def check(self, layout: CacheLayout, slabs: int) -> None:
-        """Raises OutOfBounds where an id is outside an arena of `slabs` slabs or given twice."""
+        """Raise OutOfBounds if an id is outside an arena of `slabs` slabs or given twice."""
         if self.first_page < 0:
             raise OutOfBounds(f"grant: first_page {self.first_page} is negative")
         check_pages(layout, slabs, self.pages)
@@ -189,7 +192,7 @@ class Destination:
 
 
 def check_pages(layout: CacheLayout, slabs: int, pages: tuple[int, ...]) -> None:
-    """Raises OutOfBounds naming the first id that is no page of an arena of `slabs` slabs."""
+    """Raise OutOfBounds naming the first id that is no page of an arena of `slabs` slabs."""
     for index, page in enumerate(pages):
         if not layout.valid_page(page, slabs):
             raise OutOfBounds(f"page id {page} at index {index} is no page of {slabs} slabs")
@@ -201,6 +204,6 @@ def check_slot(slabs: int, slot: int) -> None:
 
 
 def granted_pages(destination: Destination, header: WindowHeader) -> tuple[int, ...]:
-    """The receiver's ids of the window's pages."""
+    """Return the receiver's ids of the chunk's pages."""
     first = header.first_page - destination.first_page
     return destination.pages[first : first + header.pages]

@@ -1,6 +1,4 @@
-"""NIXL's agent: its environment, the libraries behind it, the bound of its retries. Imports no
-torch.
-"""
+"""NIXL's agent: its environment, its libraries, the bound of its retries. Imports no torch."""
 
 import ctypes
 import importlib
@@ -38,25 +36,24 @@ ENVIRONMENT = {
 
 
 def configure_environment() -> dict[str, str]:
-    """Set what UCX reads once, when NIXL is imported; what the user has set stays. The effective
-    values."""
+    """Set the variables that UCX reads once, when NIXL is imported; the user's values stay. Return
+    the effective values."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     return {name: os.environ[name] for name in ENVIRONMENT}
 
 
 def installed_package() -> str | None:
-    """The NIXL wheel that can be imported here, if any."""
+    """Return the name of the NIXL wheel importable here; None if there is none."""
     return next((name for name in _PACKAGES if importlib.util.find_spec(name)), None)
 
 
 def new_agent(name: str) -> Any:
-    """A NIXL agent over UCX, made the way that every process here makes one.
+    """Return a NIXL agent over UCX, made in the same way in every process here.
 
-    Knows what UCX reads from the environment. Imports no torch: metadata are tried in a process
-    that has none. Invariant: what the user has set stays.
-
-    Raises TransportError when NIXL is not installed or its UCX cannot start.
+    Knows UCX's environment variables. Imports no torch, because the process that tries metadata has
+    none. Invariant: the user's variables stay. Raises TransportError if NIXL is not installed or
+    its UCX cannot start.
     """
     configure_environment()
     package = installed_package()
@@ -78,13 +75,11 @@ _LIBUCP = re.compile(r"\S*/libucp[-.][^/\s]*$", re.MULTILINE)
 
 
 def nixl_libraries(package: str) -> Mapping[str, str]:
-    """Which NIXL and which UCX this process has loaded.
+    """Return the versions of NIXL and UCX loaded by this process, by their contract names.
 
-    Two versions of UCX may read one address differently, and abort where they do: so both versions
-    are in the contract. Pure reading. REQUIRES: a NIXL agent was made in this process, which loads
-    UCX.
-
-    By the contract's names of them. package: NIXL's, as it is imported. Raises TransportError.
+    Two versions of UCX may read one address differently and then abort, so both versions are in the
+    contract. Pure reading. package: NIXL's, as it is imported. REQUIRES: a NIXL agent was made in
+    this process; it loads UCX. Raises TransportError.
     """
     return {"nixl": _nixl(package), "ucx": _ucx()}
 
@@ -99,7 +94,7 @@ def _nixl(package: str) -> str:
 
 
 def _ucx() -> str:
-    """Of the library that is mapped, which need not be the one that came with NIXL."""
+    """Return the version of the mapped library, possibly not the one from NIXL's wheel."""
     mapped = _LIBUCP.search(Path("/proc/self/maps").read_text())
     if mapped is None:
         raise TransportError("NIXL has loaded no UCX (libucp): reinstall the NIXL wheel")
@@ -115,15 +110,13 @@ _TIME = re.compile(r"([0-9]+(?:\.[0-9]*)?)(ns|us|ms|s|m|)")
 
 
 def retry_bound(timeout: str, retry_count: str) -> float:
-    """How long an RDMA NIC may go on repeating a write that nobody answers.
+    """Return the seconds after which a posted write has arrived, failed or been given up by an RDMA
+    NIC without answers.
 
-    Pure. From UCX's settings to the bound that InfiniBand's specification gives: a reliable
-    connection waits 4.096 us * 2^t for an answer, in fact up to four times that, and tries
-    retry_count times more. Not measured: no NIC has run this yet.
-
-    Seconds after which a write that was posted has landed, failed or been given up. timeout,
-    retry_count: as UCX_RC_TIMEOUT and UCX_RC_RETRY_COUNT hold them. Raises TransportError on what
-    UCX would not take.
+    Pure. Turns UCX's settings into the bound of InfiniBand's specification. A reliable connection
+    waits 4.096 us * 2^t for an answer, in fact up to four times that, and tries retry_count times
+    more. Not measured: no NIC has run this yet. timeout, retry_count: values of UCX_RC_TIMEOUT and
+    UCX_RC_RETRY_COUNT. Raises TransportError on values that UCX would reject.
     """
     time = _TIME.fullmatch(timeout)
     if time is None or not retry_count.isdecimal():
@@ -136,7 +129,7 @@ def retry_bound(timeout: str, retry_count: str) -> float:
 
 
 def _rounded_up(seconds: float) -> float:
-    """The next time that a NIC can be set to: the smallest is two ticks."""
+    """Return the next longer timeout that a NIC supports: the smallest is two ticks."""
     waits = 2 * _TICK
     while waits <= seconds:
         waits *= 2

@@ -1,4 +1,4 @@
-"""TCP sockets of this process to which UCX gives no handle, found by the kernel's table.
+"""TCP sockets of this process for which UCX gives no handle, found by the kernel's table.
 
 Thread rule: any thread. The kernel's table is only read.
 """
@@ -24,13 +24,12 @@ _LOCAL, _REMOTE, _INODE = 1, 2, 9
 
 
 def owned_connections() -> frozenset[tuple[Address, Address]]:
-    """The kernel's table of this host's TCP connections, as /proc/net/tcp and tcp6 show it.
+    """Return (local, remote) of every connection end held by a process, from /proc/net/tcp and
+    tcp6.
 
-    Pure reading. Knows addresses and owners, nothing of who uses a connection for what. Sees one
+    An end missing here is on another host or in another namespace, or its process is dead or has
+    closed it. Pure reading. Knows addresses and owners, nothing of a connection's use. Sees one
     network namespace: this process's.
-
-    (local, remote) of every end of a connection that a process holds. An end that is not here is on
-    another host or in another namespace, or its process is dead or has closed it.
     """
     return frozenset(
         (_address(fields[_LOCAL], family), _address(fields[_REMOTE], family))
@@ -42,7 +41,7 @@ def owned_connections() -> frozenset[tuple[Address, Address]]:
 
 
 def is_ours(address: str) -> bool:
-    """Whether the numeric address is one of this host's: only those can be bound."""
+    """Return True if the numeric address is one of this host's: only those can be bound."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
@@ -53,7 +52,7 @@ def is_ours(address: str) -> bool:
 
 
 def _address(text: str, family: socket.AddressFamily) -> Address:
-    """From the kernel's hexadecimal, whose 32-bit words are in the host's order."""
+    """Return the address from the kernel's hexadecimal, with 32-bit words in the host's order."""
     digits, port = text.split(":")
     words = bytes.fromhex(digits)
     packed = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
@@ -65,16 +64,16 @@ _ESTABLISHED = 1
 
 
 class InboundSockets:
-    """TCP sockets that a library opened in this process and gives no handle to: UCX's.
+    """TCP sockets opened in this process by a library that gives no handles: UCX.
 
-    Owns no socket; finds them by their listeners' ports among this process's file descriptors. A
-    peer may write over a connection that we opened to it, since UCX uses one for both directions:
-    so those to the peers' own listeners count as well. Thread rule: any thread. Invariant: only
-    sockets on ports that began to listen between listening_ports() and the construction, and those
-    to ports that a peer named, are touched, and none is ever read: who reads them would take bytes
-    out of the middle of what the library reads.
+    Owns no socket; finds them among this process's file descriptors, by their listeners' ports. A
+    peer may write over a connection that this node opened to it, because UCX uses one for both
+    directions. So connections to the peers' own listeners count as well. Thread rule: any thread.
 
-    The connections accepted on ports that have begun to listen since `before`, and those to peers.
+    Invariant: only two kinds of sockets are touched. Their ports began to listen between
+    listening_ports() and the construction, or they lead to ports named by a peer. None is ever
+    read, because a reader would take bytes out of the middle of the library's stream. before: ports
+    that listened before the library started.
     """
 
     def __init__(self, before: frozenset[int]) -> None:
@@ -82,26 +81,27 @@ class InboundSockets:
         self._peers: frozenset[int] = frozenset()
 
     def add_peer(self, ports: Iterable[int]) -> None:
-        """ports: on which the peer's library listens."""
+        """Add a peer. ports: listening ports of the peer's library."""
         self._peers |= frozenset(ports)
 
     def shut_down(self) -> int:
-        """Break every connection: what its peer still has to send is answered by RST. What has
-        arrived already can still be read. Returns how many were broken."""
+        """Break every connection: bytes still to be sent by its peer are answered by RST. Arrived
+        bytes can still be read. Return the number of broken connections."""
         return sum(map(_break, self._all()))
 
     def shut_down_orphans(self) -> int:
-        """The same for those whose other end is on this host and held by no process: a dead
-        process's bytes wait in the kernel and come as fast as they are read."""
+        """Break the connections with the other end on this host and held by no process. A dead
+        process's bytes wait in the kernel and come as fast as they are read. Return the number of
+        broken connections."""
         owned = owned_connections()
         return sum(_break(found) for found in self._all() if _orphaned(found, owned))
 
     def unread(self) -> int:
-        """Bytes that broken connections have brought and that were not read yet."""
+        """Return the bytes brought by broken connections and not read yet."""
         return sum(_unread(found) for found in self._all() if not _established(found))
 
     def _all(self) -> Iterator[socket.socket]:
-        """Each valid until the next."""
+        """Yield the sockets, each valid until the next."""
         for handle in _handles():
             with _tcp_socket(handle) as found:
                 if found is not None and not _listens(found) and self._ours(found):
@@ -118,7 +118,7 @@ class InboundSockets:
 
 
 def listening_ports() -> frozenset[int]:
-    """TCP ports on which this process listens."""
+    """Return the TCP ports on which this process listens."""
     ports = set()
     for handle in _handles():
         with _tcp_socket(handle) as found:
@@ -164,7 +164,7 @@ def _handles() -> list[int]:
 
 @contextmanager
 def _tcp_socket(handle: int) -> Iterator[socket.socket | None]:
-    """A duplicate of the handle, closed afterwards; None where it is no TCP socket."""
+    """Yield a duplicate of the handle, closed afterwards; None if it is no TCP socket."""
     try:
         if not stat.S_ISSOCK(os.fstat(handle).st_mode):
             yield None

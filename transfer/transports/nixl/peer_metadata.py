@@ -24,7 +24,7 @@ from .probe_process import REQUEST
 
 _LONGEST_LINE = 4096
 _LARGEST_BLOB = 1 << 18
-"""A worker's address has some hundred bytes a network device."""
+"""Largest blob in bytes; a worker's address has some hundred bytes a network device."""
 _MOST_PORTS = 64
 _HIGHEST_PORT = (1 << 16) - 1
 _MOST_DEVICES = 1 << 10
@@ -35,14 +35,11 @@ _MEMORIES = ("DRAM", "VRAM")
 
 @dataclass(frozen=True)
 class NixlAddress:
-    """What a node sends its peers so that NIXL can write into its arena: a line of JSON, then
-    NIXL's own blob.
+    """Address of a node's arena for its peers' NIXL: a line of JSON, then NIXL's own blob.
 
-    Pure. Invariant: what was unpacked is bounded; the blob is opaque, and harmless to nobody before
-    metadata_probe has tried it.
-
-    The arena is bytes [address, address + size) of the peer's `memory`, of its GPU `device`. ports:
-    on which its UCX listens.
+    Pure. Invariant: unpacked values are bounded; the blob is opaque, and not safe to use before
+    MetadataProbe has tried it. The arena is bytes [address, address + size) of the peer's `memory`,
+    of its GPU `device`. ports: listening ports of its UCX.
     """
 
     address: int
@@ -64,7 +61,7 @@ class NixlAddress:
 
     @staticmethod
     def unpack(metadata: bytes) -> "NixlAddress":
-        """Raises TransportError on what no node of this version writes."""
+        """Return the address. Raises TransportError on data that no node of this version writes."""
         # Bounded before it is parsed: nested deeply enough, JSON ends the interpreter's stack.
         line, _, blob = metadata[: _LONGEST_LINE + _LARGEST_BLOB + 1].partition(b"\n")
         try:
@@ -99,9 +96,9 @@ _MODULE = f"{__package__}.probe_process"
 
 @dataclass(frozen=True)
 class ProbeLimits:
-    """deadline: seconds of one try; start: those that the process may take to be there. share: of
-    the time, spent on tries; burst: seconds of tries that may come at once. waiting: callers at a
-    time. remembered: metadata found usable."""
+    """Limits of the probe. deadline: seconds of one try. start: additional seconds for the process
+    to start. share: part of the time spent on tries. burst: seconds of tries that may come at once.
+    waiting: callers at a time. remembered: number of metadata kept as usable."""
 
     deadline: float = 3.0
     start: float = 20.0
@@ -112,13 +109,14 @@ class ProbeLimits:
 
 
 class MetadataProbe:
-    """Tries a peer's NIXL metadata where their abort harms nobody, before this process uses them.
+    """Probe of a peer's NIXL metadata, in a process whose abort harms no other, before this process
+    uses them.
 
-    Owns the process that tries them (probe_process.py), which is started when it is first needed,
-    started again where it died, and ended by close(). Remembers what it found usable. Knows nothing
-    of endpoints. Thread rule: any thread; try_out() blocks for as long as a try takes, at most
-    `deadline` beside the start. Invariants: one try at a time; what strangers have tried takes at
-    most a share of the machine; what was remembered costs nothing.
+    Owns that process (probe_process.py): started at the first need, started again if it died, and
+    ended by close(). Remembers usable metadata. Knows nothing of endpoints. Thread rule: any
+    thread; try_out() blocks for the duration of a try, at most `deadline` beside the start.
+    Invariants: one try at a time. Tries for unknown peers take at most a share of the machine.
+    Remembered metadata cost nothing.
     """
 
     def __init__(self, limits: ProbeLimits | None = None) -> None:
@@ -127,23 +125,23 @@ class MetadataProbe:
         self._callers = threading.BoundedSemaphore(self._limits.waiting)
         self._process: subprocess.Popen[bytes] | None = None
         self._memory = threading.Lock()
-        """Of what is usable: who is known waits for nobody who is not."""
+        """Lock of the usable metadata: known peers do not wait for unknown ones."""
         self._usable: OrderedDict[bytes, str] = OrderedDict()
         self._credit = self._limits.burst
         self._credited = time.monotonic()
         self._closed = False
 
     def start(self) -> None:
-        """Begin to start the process, so that the first try need not wait for it; returns at
-        once. Raises MetadataUnusable."""
+        """Begin to start the process, so that the first try need not wait for it; returns at once.
+        Raises MetadataUnusable."""
         with self._lock:
             self._running()
 
     def try_out(self, address: NixlAddress, strips: Sequence[Strip]) -> str:
-        """The agent's name in the blob of `address`, once a process has lived through adding it and
-        preparing `strips` of its arena.
+        """Return the agent's name in the blob of `address`, once a process has survived adding it
+        and preparing `strips` of its arena.
 
-        Raises MetadataUnusable where it did not, or where too much is tried at once.
+        Raises MetadataUnusable if the process did not, or if too much is tried at once.
         """
         key = _digest(address, strips)
         known = self._remembered(key)
@@ -209,7 +207,8 @@ class MetadataProbe:
     def _ask(
         self, process: subprocess.Popen[bytes], request: bytes, blob: bytes
     ) -> dict[str, object]:
-        """Raises OSError where it dies or is late, ValueError where it answers nonsense."""
+        """Send a request and return the answer. Raises OSError if the process dies or is late,
+        ValueError on an invalid answer."""
         assert process.stdin is not None and process.stdout is not None
         deadline = time.monotonic() + self._limits.start + self._limits.deadline
         unsaid = memoryview(REQUEST.pack(len(request), len(blob)) + request + blob)
@@ -261,14 +260,14 @@ class MetadataProbe:
         process.wait()
 
     def close(self) -> None:
-        """Idempotent. Waits for a try that is under way."""
+        """End the process. Idempotent. Waits for a try under way."""
         with self._lock:
             self._closed = True
             self._end()
 
 
 def _wait(readable: list[int], writable: list[int], deadline: float) -> None:
-    """Raises TimeoutError. A pipe that is writable takes PIPE_BUF bytes without a wait."""
+    """Wait for a pipe. Raises TimeoutError. A writable pipe takes PIPE_BUF bytes without a wait."""
     poller = select.poll()
     for handle in readable:
         poller.register(handle, select.POLLIN)
@@ -285,7 +284,8 @@ def _digest(address: NixlAddress, strips: Sequence[Strip]) -> bytes:
 
 
 def _environment() -> dict[str, str]:
-    """UCX's settings as here, but no GPU, and an abort that prints and keeps nothing."""
+    """Return UCX's settings as here, but without a GPU, and with an abort that prints and keeps
+    nothing."""
     return {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",

@@ -1,10 +1,10 @@
-"""The process in which a peer's NIXL metadata are tried first: `python -m` this file.
+"""Process in which a peer's NIXL metadata are tried first: `python -m` this file.
 
-UCX aborts the process on an address that it cannot read, so each is tried in a fork of its own that
-has no arena, no GPU and no peers. Reads requests on stdin and answers on stdout, one after the
-other; ends when stdin does, which is when the daemon is gone, however it went. Imports neither
-torch nor the engine: 50 MB, half a second. Invariants: one fork at a time, which is over and reaped
-before the answer; a fork ends by itself even where this process is killed.
+UCX aborts the process on an address it cannot read. So each address is tried in a fork of its own,
+without an arena, a GPU or peers. Reads requests on stdin and answers on stdout, one after the
+other. Ends when stdin ends, at any end of the daemon. Imports neither torch nor the engine: 50 MB,
+half a second. Invariants: one fork at a time, ended and reaped before the answer. A fork ends by
+itself even if this process is killed.
 """
 
 import json
@@ -27,8 +27,8 @@ _LONGEST_ANSWER = 4096
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Each answer is a line of JSON: {"agent": the name that the blob bears}, or {"why": what it
-    did to its fork}."""
+    """Answer requests until they end. Each answer is a line of JSON: {"agent": the name in the
+    blob}, or {"why": the failure of its fork}."""
     # UCX and the plugins are loaded once, here, and every fork has them.
     new_agent("probe-warm")
     while head := requests.read(REQUEST.size):
@@ -63,7 +63,7 @@ def _in_a_fork(request: dict[str, Any], blob: bytes) -> dict[str, str]:
 
 
 def _try(request: dict[str, Any], blob: bytes, answers: int) -> None:
-    """Never returns."""
+    """Try the blob in this fork, answer and exit. Never returns."""
     try:
         signal.setitimer(signal.ITIMER_REAL, request["seconds"] + 1.0)
         _bound_memory()
@@ -90,7 +90,7 @@ def _bound_memory() -> None:
 
 
 def _read_until(handle: int, deadline: float) -> tuple[bytes, bool]:
-    """(all that came until the end, whether the end did not come in time)."""
+    """Return (all bytes until the end, True if the end did not come in time)."""
     said = b""
     while (left := deadline - time.monotonic()) > 0:
         if not select.select([handle], [], [], left)[0]:

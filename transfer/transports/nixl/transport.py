@@ -1,12 +1,13 @@
-"""NIXL over UCX: RDMA NICs, TCP and shared memory by one-sided writes; the default transport.
+"""NIXL over UCX: one-sided writes over RDMA NICs, TCP and shared memory; the default transport.
 
 Owns one NIXL agent, the registration of the arena, the endpoints and the handles of posted
-transfers. Knows no layers and no rooms. Thread rule: as in base; NIXL's agent is not safe for two
-threads by itself, so every call holds one lock.
-What pieces are made of is prepared once, so that a window is posted as two arrays of indices.
+transfers. Knows no layers and no rooms. Thread rule: base.py's; NIXL's agent is not thread-safe, so
+every call holds one lock. The arena's units are prepared once, so a chunk is posted as two arrays
+of indices.
+
 Invariants: handles, endpoints, lists, registration and agent are released in that order and
-explicitly, because an agent that is alive at interpreter exit crashes the process. Metadata of a
-peer is used for one connection.
+explicitly, because an agent alive at interpreter exit crashes the process. Metadata of a peer is
+used for one connection.
 """
 
 import contextlib
@@ -47,7 +48,7 @@ _OWN = "NIXL_INIT_AGENT"
 
 
 def nixl_memory(device: torch.device) -> tuple[str, int]:
-    """NIXL's name of a device's memory, and the index of the device."""
+    """Return NIXL's name of a device's memory, and the index of the device."""
     if device.type == "cpu":
         return "DRAM", 0
     return "VRAM", torch.cuda.current_device() if device.index is None else device.index
@@ -62,7 +63,7 @@ class _NixlEndpoint(Endpoint):
     memory: str
     blob: bytes = field(repr=False)
     prepared: Any = field(default=None, repr=False)
-    """NIXL's list of every unit of the peer's arena; None where none was registered."""
+    """NIXL's list of every unit of the peer's arena; None if none was registered."""
     open: bool = True
 
     @property
@@ -73,15 +74,16 @@ class _NixlEndpoint(Endpoint):
 @dataclass(eq=False)
 class _NixlTransfer(Transfer):
     handle: Any = field(repr=False)
-    """None: a notification alone, which is done when it was sent."""
+    """None: a notification alone, done once it was sent."""
 
 
 class NixlTransport(Transport):
-    """memory: NIXL's name of the arena's memory, DRAM or VRAM; device: the GPU's index, 0 for
-    DRAM."""
+    """Transport over NIXL. memory: NIXL's name of the arena's memory, DRAM or VRAM; device: the
+    GPU's index, 0 for DRAM."""
 
     def __init__(self, name: str, memory: str = "DRAM", device: int = 0) -> None:
-        """Raises TransportError when NIXL is not installed or its UCX cannot start."""
+        """Make the NIXL agent. Raises TransportError if NIXL is not installed or its UCX cannot
+        start."""
         self._memory = memory
         self._device = device
         self._lock = threading.Lock()
@@ -101,12 +103,13 @@ class NixlTransport(Transport):
 
     @property
     def settle_seconds(self) -> float:
-        """tests/transfer/test_settling.py measures it; what waits on this side is unread()'s."""
+        """Return the bound measured by tests/transfer/test_settling.py; bytes waiting on this side
+        are counted by unread()."""
         return 0.1
 
     @property
     def retry_seconds(self) -> float:
-        """Of RDMA; TCP repeats for minutes, which is what sever() ends."""
+        """Return RDMA's bound. TCP repeats for minutes, but sever() ends that."""
         return max(1.0, retry_bound(os.environ["UCX_RC_TIMEOUT"], os.environ["UCX_RC_RETRY_COUNT"]))
 
     @property
@@ -135,7 +138,7 @@ class NixlTransport(Transport):
         return self._region
 
     def _prepare(self, agent: str, address: int, size: int, device: int, memory: str) -> Any:
-        """NIXL's list of all units of an arena, to be posted from by index. Raises
+        """Return NIXL's list of all units of an arena, used to post by index. Raises
         TransportError."""
         rows = [
             (address + strip.offset, strip.length, device, strip.stride, strip.count)
@@ -172,7 +175,8 @@ class NixlTransport(Transport):
         return endpoint
 
     def _added(self, agent: str, address: NixlAddress) -> "_NixlEndpoint":
-        """Raises TransportError; then no agent stays behind that was not there before."""
+        """Add the peer's agent and return its endpoint. Raises TransportError, and then leaves no
+        new agent behind."""
         sharing = [other for other in self._endpoints if other.agent == agent]
         if any(other.blob != address.blob for other in sharing):
             raise TransportError(f"NIXL: another peer is connected as {agent}")
@@ -197,7 +201,7 @@ class NixlTransport(Transport):
         return endpoint
 
     def _remove(self, agent: str) -> None:
-        """As far as it was added."""
+        """Remove the agent as far as it was added."""
         with contextlib.suppress(Exception):
             self._agent.remove_remote_agent(agent)
 
@@ -250,7 +254,8 @@ class NixlTransport(Transport):
     def _by_index(
         self, region: Region, endpoint: _NixlEndpoint, pieces: Pieces, notification: bytes
     ) -> Any:
-        """A transfer out of what was prepared; None where a piece is not made of whole units."""
+        """Return a transfer made from the prepared units; None if a segment is not made of whole
+        units."""
         if self._units is None or endpoint.prepared is None:
             return None
         indices = self._units.indices(pieces, region.size, endpoint.size)

@@ -25,18 +25,20 @@ class _Handle(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Export:
-    """The handle opens a whole allocation, which what was exported lies in at `offset`."""
+    """Handle of exported memory. The handle opens a whole allocation; the exported memory is at
+    `offset` in it."""
 
     handle: bytes
     offset: int
 
     def packed(self) -> bytes:
-        """As many bytes of each."""
+        """Return the export as bytes, of a fixed length."""
         return self.handle + self.offset.to_bytes(_OFFSET_BYTES, "little")
 
     @staticmethod
     def unpacked(packed: bytes) -> "tuple[Export, bytes]":
-        """And what is behind it. REQUIRES: it is from packed(), of this very node."""
+        """Return the export and the bytes behind it. REQUIRES: they are from packed() on this
+        host."""
         handle, rest = packed[:HANDLE_BYTES], packed[HANDLE_BYTES:]
         offset = int.from_bytes(rest[:_OFFSET_BYTES], "little")
         return Export(handle, offset), rest[_OFFSET_BYTES:]
@@ -45,16 +47,15 @@ class Export:
 class CudaIpc:
     """One GPU's memory across processes: CUDA's own IPC handles, through the driver.
 
-    Not torch's handles: those free, cache and reference-count, and an importer's death must cost
-    the exporter nothing. Owns the device's primary context, a stream for single words, and what it
-    allocated. Thread rule: any thread; word transfers block for microseconds and wait for no other
-    stream. Invariant: memory that a peer exported is written by no kernel here once it is closed.
-
-    device: the GPU's index in this process, as torch counts.
+    Not torch's handles: they free, cache and reference-count, but an importer's death must cost the
+    exporter nothing. Owns the device's primary context, a stream for single words, and its
+    allocations. Thread rule: any thread; word transfers block for microseconds and wait for no
+    other stream. Invariant: memory exported by a peer is written by no kernel here once it is
+    closed. device: the GPU's index in this process, as torch counts.
     """
 
     def __init__(self, device: int) -> None:
-        """Raises TransportError where there is no such GPU."""
+        """device: index of the GPU. Raises TransportError if there is no such GPU."""
         try:
             self._driver: Any = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
@@ -70,7 +71,7 @@ class CudaIpc:
             self._call("cuStreamCreate", ctypes.byref(self._stream), ctypes.c_uint(_NON_BLOCKING))
 
     def export(self, address: int) -> Export:
-        """What another process needs to map the allocation that holds `address`.
+        """Return the export with which another process maps the allocation of `address`.
 
         Raises TransportError for memory that is not cudaMalloc's.
         """
@@ -93,10 +94,10 @@ class CudaIpc:
         return Export(bytes(handle), address - base.value)
 
     def open(self, export: Export, size: int) -> int:
-        """Map a peer's memory: the address here of the `size` bytes that it exported.
+        """Map a peer's memory; return the address here of its `size` exported bytes.
 
-        Raises TransportError, also where its allocation does not hold them: a kernel that wrote
-        behind its end would take this process's context with it.
+        Raises TransportError, also if its allocation does not hold them: a kernel that wrote behind
+        its end would destroy this process's context.
         """
         if len(export.handle) != HANDLE_BYTES:
             raise TransportError(
@@ -121,12 +122,12 @@ class CudaIpc:
         return base.value + export.offset
 
     def close(self, export: Export, address: int) -> None:
-        """Unmap what open() mapped. REQUIRES: no kernel that writes there is under way."""
+        """Unmap the memory mapped by open(). REQUIRES: no kernel that writes there is under way."""
         with self._current():
             self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address - export.offset))
 
     def allocate(self, size: int) -> int:
-        """Memory of its own allocation. Raises TransportError."""
+        """Return the address of new memory in an allocation of its own. Raises TransportError."""
         address = ctypes.c_uint64()
         with self._current():
             self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
@@ -149,7 +150,7 @@ class CudaIpc:
             self._call("cuMemFree_v2", ctypes.c_uint64(address))
 
     def read_word(self, address: int) -> int:
-        """The int64 at `address`, a peer's or our own."""
+        """Return the int64 at `address`, a peer's or this process's."""
         word = ctypes.c_int64()
         with self._current():
             self._call(
@@ -163,7 +164,7 @@ class CudaIpc:
         return word.value
 
     def write_word(self, address: int, value: int) -> None:
-        """Every kernel that reads it from now on sees `value`."""
+        """Write the int64 at `address`. Every kernel that reads it from now on sees `value`."""
         word = ctypes.c_int64(value)
         with self._current():
             self._call(
@@ -177,7 +178,7 @@ class CudaIpc:
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        """A thread has no context of its own until it is given one."""
+        """Make the device's context current; a thread has none of its own."""
         self._call("cuCtxPushCurrent_v2", self._context)
         try:
             yield
@@ -197,17 +198,17 @@ class CudaIpc:
 _ALLOCATION_BYTES = 2 << 20
 # As an argument of a kernel it must never fit 32 bits, or the kernel would be compiled anew.
 NOBODY = 1 << 40
-"""A permission that no gate ever gives."""
+"""Permission never given by any gate."""
 
 
 class PeerGate:
-    """The gate before an arena that others map: a word in GPU memory which says who may still
-    write.
+    """Gate of an arena mapped by other processes: a word in GPU memory that permits or stops their
+    writes.
 
-    CUDA cannot take a mapping back from a process that lives, so writers ask: their kernels read
-    the word first, and write only where it is still what they were given when they connected. Owns
-    the word. Thread rule: any thread. Invariants: a permission that was shut is never valid again;
-    what a kernel reads is the word as it is then, not as it was launched.
+    CUDA cannot take a mapping back from a live process, so writers ask. Their kernels read the word
+    first, and write only if it still equals the value read at connect. Owns the word. Thread rule:
+    any thread. Invariants: a closed permission is never valid again. A kernel reads the word's
+    value at that time, not at its launch.
     """
 
     def __init__(self, ipc: CudaIpc) -> None:
@@ -220,9 +221,9 @@ class PeerGate:
         return self._ipc.export(self.address)
 
     def shut(self) -> None:
-        """Kernels that begin from now on with a permission of before write nothing."""
+        """Shut the gate: kernels that begin from now on with an older permission write nothing."""
         self._ipc.write_word(self.address, NOBODY + 1 + secrets.randbits(60))
 
     def close(self) -> None:
-        """REQUIRES: once. Peers that map it keep it."""
+        """Free the gate's memory. REQUIRES: called once. Peers that map it keep it."""
         self._ipc.free(self.address)

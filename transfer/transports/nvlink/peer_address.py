@@ -1,4 +1,4 @@
-"""Addresses between processes of one host: of their GPU memory and of their notifications.
+"""Addresses of GPU memory and notifications, between processes of one host.
 
 Pure. Values come from peers, so their bounds are checked here.
 """
@@ -19,12 +19,11 @@ SECRET_BYTES = 16
 
 @dataclass(frozen=True)
 class MailboxAddress:
-    """Notifications between processes of one host: datagrams on a Unix socket, whose two ends are
-    compiled (cpp_cache/dataplane/mailbox.h).
+    """Address of a process's notifications on one host: datagrams on a Unix socket, with compiled
+    ends (cpp_cache/dataplane/mailbox.h).
 
-    Thread rule and invariants: as there.
-
-    Where to write, and the secret that must stand before each notification.
+    The thread rule and invariants are there. name: the socket's. secret: it must come before each
+    notification.
     """
 
     name: str
@@ -36,7 +35,7 @@ class MailboxAddress:
         return MailboxAddress(name, secrets.token_bytes(SECRET_BYTES))
 
     def open(self) -> Mailbox:
-        """The reading end."""
+        """Open the reading end."""
         return Mailbox(self.name, self.secret)
 
 
@@ -47,7 +46,7 @@ _HIGHEST_PID = 1 << 22
 
 @dataclass(frozen=True)
 class PeerArena:
-    """gpu: its UUID, since processes count GPUs differently."""
+    """Exported arena of one rank. gpu: its UUID, because processes count GPUs differently."""
 
     gpu: str
     memory: Export
@@ -55,14 +54,11 @@ class PeerArena:
 
 @dataclass(frozen=True)
 class PeerAddress:
-    """What a node sends its peers so that they can write into its GPU's memory from their own
-    process.
+    """Address of a node's GPU memory for its peers, to write from their own process.
 
-    Whoever has it may write anywhere in the allocation: it travels over the control connection
-    only. Pure.
-
-    arenas: the memory to write to, of each of the node's ranks `size` bytes, `stride` apart in its
-    region; gate: as `PeerGate` (cuda_ipc.py).
+    A holder of it may write anywhere in the allocation, so it is sent over the control connection
+    only. Pure. arenas: memory to write to, one for each of the node's ranks. size, stride: bytes of
+    each arena, and between the beginnings of two in its region. gate: see `PeerGate` (cuda_ipc.py).
     """
 
     process: ProcessIdentity
@@ -95,7 +91,7 @@ class PeerAddress:
 
     @staticmethod
     def unpack(metadata: bytes) -> "PeerAddress":
-        """Raises TransportError on what no node of this version writes."""
+        """Return the address. Raises TransportError on data that no node of this version writes."""
         try:
             # Bounded before it is parsed: nested deeply enough, JSON ends the interpreter's stack.
             if len(metadata) > _LONGEST:

@@ -1,12 +1,13 @@
-"""Stores scattered pieces of an arena into a peer's, whose memory is mapped into this process.
+"""Kernel that stores scattered segments of an arena into a peer's arena, mapped into this process.
 
-Pieces are cut into chunks; programs take turns of consecutive ones. Short turns keep the whole grid
-on few pages of memory at a time; long ones let a program that has few neighbours look a piece up
-once for many chunks. Before it writes, a program reads the peer's gate: where the permission it was
-given is no longer the gate's value it writes nothing. After it wrote, it releases at system scope;
-the last one raises the flag, so a flag that is down says that some program found the gate shut.
+Segments are cut into blocks of CHUNK_BYTES; programs take turns of consecutive ones. Short turns
+keep the whole grid on few pages of memory at a time. Long ones let a program with few neighbours
+look a segment up once for many blocks.
 
-Bytes are read and written once: the floor is the link. Thread rule: as of any launch.
+Before it writes, a program reads the peer's gate. If the gate's value differs from its permission
+it writes nothing. After it wrote, it releases at system scope. The last program raises the flag, so
+a flag still down means that some program found the gate shut. Bytes are read and written once: the
+floor is the link. Thread rule: the same as for any launch.
 """
 
 from dataclasses import dataclass
@@ -22,14 +23,14 @@ from tasuki.transfer.windows.descriptors import Pieces
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 ALIGNMENT = 16
-"""Bytes: what offsets and lengths of pieces are multiples of."""
+"""Alignment in bytes of offsets and lengths of segments."""
 CHUNK_BYTES = 32 * 1024
 _WARPS = 16
 
 
 @dataclass(frozen=True)
 class Target:
-    """A peer's arena and gate as addresses in this process, and the value that permits to write."""
+    """A peer's arena and gate as addresses in this process, and the value that permits writes."""
 
     arena: int
     gate: int
@@ -38,7 +39,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Grid:
-    """How many programs store, and how many consecutive chunks one takes at a time."""
+    """Number of storing programs, and of consecutive chunks that one takes at a time."""
 
     programs: int
     turn: int
@@ -47,12 +48,13 @@ class Grid:
 def launch_store(
     source: int, target: Target, table: torch.Tensor, pieces: int, flag: int, grid: Grid
 ) -> Any:
-    """Write every piece of the filled table on the current stream, then 1 to the int32 at `flag`;
-    what Triton compiled. Windows are launched without it (cpp_cache/dataplane/peer_writer.h).
+    """Write every segment of the filled table on the current stream, then 1 to the int32 at `flag`.
+    Return the compiled Triton kernel. Layer chunks are launched without it
+    (cpp_cache/dataplane/peer_writer.h).
 
-    source: address of this side's arena. table: on the device, as fill_piece_table wrote it with
-    chunks of CHUNK_BYTES. flag: of host memory that the device can write. Addresses and the
-    permission need more than 32 bits.
+    source: address of this side's arena. table: on the device, as written by fill_piece_table with
+    chunks of CHUNK_BYTES. flag: in host memory writable by the device. Addresses and the permission
+    need more than 32 bits.
     """
     # None of the arguments is specialised on, so that this is compiled once.
     return _store_kernel[(grid.programs,)](
@@ -72,7 +74,7 @@ def launch_store(
 def naive_store_pieces(
     source: NDArray[np.uint8], target: NDArray[np.uint8], pieces: Pieces
 ) -> None:
-    """The twin of launch_store on arrays, with the gate open."""
+    """Copy the segments between arrays: the reference of launch_store, with the gate open."""
     for local, remote, length in pieces.tolist():
         target[remote : remote + length] = source[local : local + length]
 

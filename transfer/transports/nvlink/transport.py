@@ -1,15 +1,20 @@
-"""A kernel that stores into a peer GPU's memory, for processes and GPUs of one host.
+"""Transport by a kernel that stores into a peer GPU's memory, for processes and GPUs of one host.
 
-Owns the export of this node's arena, its gate and mailbox, the mapped arenas of peers, and what
-stores windows there (cpp_cache/dataplane/peer_writer.h), which launches, watches and announces
-without the interpreter's lock. Knows no layers and no rooms. Thread rule: as in base; one lock.
+Owns the export of this node's arena, its gate and mailbox, and the mapped arenas of peers. Owns
+also the compiled writer (cpp_cache/dataplane/peer_writer.h). The writer launches, watches and
+announces without the interpreter's lock. Knows no layers and no rooms. Thread rule: base.py's; one
+lock.
+
 Invariants:
-1. Nothing waits for the GPU but disconnect(), which must not unmap what a kernel still writes.
-2. A notification is sent after the event behind the window's kernel was seen to have passed, by
-   which time every program of it has released its stores at system scope.
-3. A window is DONE only if every program found the peer's gate open.
-What proves that no more writes come: the event of the last window (drain), the writer's death
-(the driver ends its kernels before the process is gone), or sever(), which shuts the gate.
+1. Nothing waits for the GPU except disconnect(), because it must not unmap memory still written by
+   a kernel.
+2. A notification is sent after the event behind the chunk's kernel was seen to have passed. Every
+   program of the kernel has then released its stores at system scope.
+3. A chunk is DONE only if every program found the peer's gate open.
+
+Three things prove the end of writes. The first is the event of the last chunk (drain). The second
+is the writer's death, because the driver ends its kernels before the process is gone. The third is
+sever(), because it shuts the gate.
 """
 
 import threading
@@ -102,7 +107,7 @@ class _PeerHeld(HeldTransfer):
 
 class PeerCopyTransport(Transport):
     def __init__(self, device: torch.device) -> None:
-        """device: the GPU that the arena is on. Raises TransportError where it cannot be shared."""
+        """device: the arena's GPU. Raises TransportError if it cannot be shared."""
         if device.type != "cuda":
             raise TransportError("peer_copy writes GPU memory: give --device cuda, or use nixl")
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -117,15 +122,15 @@ class PeerCopyTransport(Transport):
         self._exported: tuple[PeerArena, ...] = ()
         self._writer: PeerWriter | None = None
         self._bells: list[Bell] = []
-        """Of arrivals."""
+        """Bells of arrivals."""
         self._end_bells: list[Bell] = []
         self._digests: DigestQueue | None = None
-        """Of what is held: all of it leaves one arena."""
+        """Digests of held chunks: all of them are sent from one arena."""
         self._endpoints: list[_PeerEndpoint] = []
         self._closed = False
 
     def _compile(self) -> object:
-        """The store kernel, by one launch that finds the gate shut."""
+        """Return the compiled store kernel, by one launch that finds the gate shut."""
         table = np.zeros(piece_table_words(0), dtype=np.int64)
         flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         own = self._gate.address
@@ -144,12 +149,14 @@ class PeerCopyTransport(Transport):
 
     @property
     def settle_seconds(self) -> float:
-        """A dead writer's kernels end with it; a live one's, once the gate is shut, in less."""
+        """Return the bound for the last stores to arrive. A dead writer's kernels end with it; a
+        live writer's end sooner once the gate is shut."""
         return 0.1
 
     @property
     def retry_seconds(self) -> float:
-        """Kernels that were launched in time run at once: their streams wait for nothing."""
+        """Return the bound for kernels launched in time: they run at once, because their streams
+        wait for nothing."""
         return 0.5
 
     def ring_at_ends(self, bell: Bell) -> None:
@@ -236,7 +243,7 @@ class PeerCopyTransport(Transport):
         return endpoint
 
     def _require_reachable(self, address: PeerAddress) -> None:
-        """Raises TransportError naming why this process cannot map the peer's memory."""
+        """Raise TransportError naming why this process cannot map the peer's memory."""
         if not address.process.here():
             raise TransportError("the peer is on another host, or in another pid namespace")
         if address.process == ProcessIdentity.own():
@@ -264,7 +271,7 @@ class PeerCopyTransport(Transport):
         return posted
 
     def post_all(self, endpoint: Endpoint, writes: Sequence[Write]) -> list[Transfer | Exception]:
-        """Windows that fit one table are stored by one launch."""
+        """Post all writes; chunks that fit one table are stored by one launch."""
         assert isinstance(endpoint, _PeerEndpoint)
         arenas, writer = self._registered()
         sides = arenas, endpoint.arenas
@@ -282,7 +289,7 @@ class PeerCopyTransport(Transport):
         return [found[number] for number in range(len(writes))]
 
     def holds(self, endpoint: Endpoint) -> bool:
-        """Of what leaves as it lies, from one arena into one."""
+        """Return True: it works for chunks sent unchanged, from one arena into one."""
         return True
 
     def hold(
@@ -377,8 +384,8 @@ class PeerCopyTransport(Transport):
 
 
 def _placed(pieces: Pieces, here: Spread, there: Spread) -> Pieces:
-    """From where the two sides' memory begins. What lies in one arena on either side is checked as
-    it is posted. Raises OutOfBounds."""
+    """Return the segments with offsets from the beginnings of both sides' memory. With one arena on
+    each side they stay unchanged, and are checked when posted. Raises OutOfBounds."""
     if len(here.addresses) == len(there.addresses) == 1:
         return pieces
     local, remote, lengths = pieces.T
@@ -387,7 +394,8 @@ def _placed(pieces: Pieces, here: Spread, there: Spread) -> Pieces:
 
 
 def _error(posted: PeerTransfer, pieces: Pieces, here: Spread, there: Spread) -> Exception | None:
-    """Of what could not be begun. pieces: as they were posted."""
+    """Return the error of a transfer that could not begin, else None. pieces: the posted
+    segments."""
     match posted.outcome:
         case PeerOutcome.OUTSIDE:
             try:
