@@ -1,4 +1,3 @@
-"""tasuki: a hybrid prefix cache, handed from the node that reads a prompt to the node that answers
-it."""
+"""tasuki: a hybrid prefix cache with hand-overs from prefill nodes to decode nodes."""
 
 __version__ = "0.1.0"

@@ -1,9 +1,9 @@
-"""One conversation, forked for sub-agents that each go their own way.
+"""Fork one conversation for sub-agents with different questions.
 
 `python examples/forked_agents.py 127.0.0.1:7000`
 
-A fork shares every page and checkpoint of what was said before it: sub-agents pay for their own
-question only, and run at the same time.
+A fork shares every page and checkpoint of its conversation. Sub-agents compute only their own
+question, and run at the same time.
 """
 
 import asyncio

@@ -1,12 +1,12 @@
-"""A tool-calling agent over OpenAI's API: ask, run what the model calls, send the result, ask
+"""A tool-calling agent over OpenAI's API: ask, run the model's tool calls, send the results, ask
 again.
 
 `python examples/tool_agent.py http://127.0.0.1:8000/v1 [API_KEY]`
 
-Each round sends the whole conversation, and the node's cache finds all but the newest messages. It
-needs nothing beside Python; with the `openai` package, `OpenAI(base_url=url).chat.completions`
-takes the same fields. The embedded demonstration model knows no tools: it answers in prose, and the
-loop ends after one round. A Qwen3.5 checkpoint calls them.
+Each round sends the whole conversation, and the node's cache finds all but the newest messages. The
+agent needs only Python; with the `openai` package, `OpenAI(base_url=url).chat.completions` takes
+the same fields. The embedded demonstration model knows no tools: it answers in prose, and the loop
+ends after one round. A Qwen3.5 checkpoint calls them.
 """
 
 import json
@@ -51,7 +51,7 @@ Ask = Callable[..., Any]
 
 
 def asking(url: str, key: str) -> Ask:
-    """url: of the API, with its /v1."""
+    """url: the API's address, with its /v1."""
 
     def ask(path: str, **body: Any) -> Any:
         request = urllib.request.Request(url + path, json.dumps(body).encode() if body else None)
@@ -64,7 +64,7 @@ def asking(url: str, key: str) -> Ask:
 
 
 def rounds(ask: Ask, model: str, question: str, limit: int = 4) -> list[dict[str, int]]:
-    """What each round had cached; prints the conversation."""
+    """Print the conversation. Return each round's cached tokens."""
     messages: list[Any] = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": question},

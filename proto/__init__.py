@@ -1,1 +1,1 @@
-"""What nodes and clients say to each other: .proto files and their generated stubs."""
+"""Messages between nodes and clients: .proto files and their generated stubs."""

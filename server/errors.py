@@ -49,8 +49,8 @@ REJECTED = {
 
 
 class ServerError(Exception):
-    """An error that ends one call. The message names the field and the fix. A subclass sets its
-    status, kind and retry; a missing one is its base's."""
+    """Base of errors that end one call. The message names the field and the fix. A subclass sets
+    its status, kind and retry; otherwise the base's values hold."""
 
     status = StatusCode.INTERNAL
     kind = "internal"
@@ -74,7 +74,7 @@ class InvalidApiKey(ServerError, status=StatusCode.UNAUTHENTICATED, kind="invali
 
 
 class PermissionDenied(ServerError, status=StatusCode.PERMISSION_DENIED, kind="permission_denied"):
-    """The API key lacks the scope that the call needs."""
+    """The API key lacks the scope of the call."""
 
 
 class InvalidRequest(ServerError, status=StatusCode.INVALID_ARGUMENT, kind="invalid"):
@@ -93,7 +93,7 @@ class PromptTooLong(InvalidRequest, kind="too_long"):
     """The model's context, or this node's memory, cannot hold the prompt and its answer."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
-        """field: the request's field that is too large; None: no single field."""
+        """field: the request's oversized field; None: no single field."""
         super().__init__(message)
         self.field = field
 
@@ -112,11 +112,11 @@ class RequestRejected(ServerError):
 class UnknownSession(
     ServerError, status=StatusCode.NOT_FOUND, kind="unknown_session", retry=Retry.REOPEN
 ):
-    """The session was closed, gave way to others, or was on a node that restarted."""
+    """The session was closed, was removed for others, or was on a restarted node."""
 
 
 class UnknownRequest(ServerError, status=StatusCode.NOT_FOUND, kind="unknown_request"):
-    """The node does not remember how a request of that id ended."""
+    """The node does not remember the end of a request with that id."""
 
 
 class UnknownNode(ServerError, status=StatusCode.NOT_FOUND, kind="unknown_node"):
@@ -134,14 +134,13 @@ class RoleFixed(ServerError, status=StatusCode.FAILED_PRECONDITION, kind="role_f
 class NotServedHere(
     ServerError, status=StatusCode.UNIMPLEMENTED, kind="not_served_here", retry=Retry.ELSEWHERE
 ):
-    """The node does not serve that: a prefill node answers no clients, decode nodes do."""
+    """The node does not serve that call: clients ask decode nodes, not prefill nodes."""
 
 
 class SessionLimit(
     ServerError, status=StatusCode.RESOURCE_EXHAUSTED, kind="session_limit", retry=Retry.LATER
 ):
-    """As many sessions are open as the node allows, or as it allows to one API key, and none is
-    idle."""
+    """The node, or the API key, has its most sessions open, and none is idle."""
 
 
 class RequestLimit(
@@ -153,21 +152,21 @@ class RequestLimit(
 class WatcherLimit(
     ServerError, status=StatusCode.RESOURCE_EXHAUSTED, kind="watcher_limit", retry=Retry.LATER
 ):
-    """As many watch the node as it allows, or as it allows to one API key."""
+    """The node, or the API key, has its most watchers."""
 
 
 class SocketLimit(
     ServerError, status=StatusCode.RESOURCE_EXHAUSTED, kind="socket_limit", retry=Retry.LATER
 ):
-    """As many WebSockets are open as the node allows, or as it allows to one API key."""
+    """The node, or the API key, has its most WebSockets open."""
 
 
 class DuplicateRequest(ServerError, status=StatusCode.ALREADY_EXISTS, kind="duplicate_request"):
-    """A request of that id is in flight."""
+    """A request with that id is in flight."""
 
 
 class LoopBehind(ServerError, status=StatusCode.UNAVAILABLE, kind="behind", retry=Retry.ELSEWHERE):
-    """The node is so far behind with other callers' work that it did not take the call up."""
+    """The node was too busy with other callers' work to take the call up."""
 
 
 class SlowReader(ServerError, status=StatusCode.RESOURCE_EXHAUSTED, kind="slow_reader"):
@@ -177,7 +176,7 @@ class SlowReader(ServerError, status=StatusCode.RESOURCE_EXHAUSTED, kind="slow_r
 class RateLimited(
     ServerError, status=StatusCode.RESOURCE_EXHAUSTED, kind="rate_limited", retry=Retry.LATER
 ):
-    """The caller has used what it may ask for in a minute."""
+    """The caller has used its requests or tokens of this minute."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         """retry_after: seconds."""
@@ -186,7 +185,7 @@ class RateLimited(
 
 
 class Busy(ServerError, status=StatusCode.UNAVAILABLE, kind="busy", retry=Retry.LATER):
-    """As many prompts wait to be read, or requests hold as much memory, as the node allows."""
+    """The node has its most unread prompts, or its requests hold the most memory allowed."""
 
 
 class RequestAborted(ServerError, status=StatusCode.ABORTED, kind="aborted"):

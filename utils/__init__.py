@@ -1,1 +1,1 @@
-"""What belongs to no room: flags, logs, TLS files, Triton launches."""
+"""Helpers for all packages: flags, logs, TLS files, Triton launches."""

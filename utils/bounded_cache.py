@@ -1,8 +1,8 @@
-"""A cache of values that can be made again, bounded by the bytes that they take.
+"""A cache of recomputable values, bounded by bytes.
 
-Owns its values. Thread rule: any thread. Invariants: what is held never takes more than the
-capacity, as its users count; each entry counts at least ENTRY_BYTES, so that entries are bounded
-too; what was asked for longest ago goes first.
+Owns its values. Thread rule: any thread. Invariants: entries never take more bytes than the
+capacity, by their users' count. Each entry counts at least ENTRY_BYTES, so the number of entries is
+bounded too. The least recently used entry is evicted first.
 """
 
 import threading
@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 ENTRY_BYTES = 300
-"""About what an entry takes beside its key's and its value's own content."""
+"""The approximate overhead of an entry, in bytes, besides the content of its key and value."""
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -39,7 +39,8 @@ class BoundedCache(Generic[Key, Value]):
             return found[0]
 
     def put(self, key: Key, value: Value, content_bytes: int) -> None:
-        """content_bytes: of the key and the value. What alone is over the capacity is not held."""
+        """Hold a value. content_bytes: bytes of the key and the value. A value larger than the
+        capacity is not held."""
         size = content_bytes + ENTRY_BYTES
         if size > self._capacity:
             return

@@ -1,7 +1,7 @@
-"""Processes that a daemon starts and that do not outlive it: each gets its job over a socket.
+"""Child processes of a daemon. They never outlive it, and each gets its job over a socket.
 
-The child's side is `python -m MODULE FD`, where the module's main calls run_job(). Pickle is read
-once, by the child from its parent, who alone has the socket's other end.
+The child's side is `python -m MODULE FD`: the module's main calls run_job(). The child reads one
+pickle, from its parent. Only the parent has the socket's other end.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ Job = Callable[[socket.socket], int]
 async def start_child(
     module: str, job: Job
 ) -> tuple[asyncio.subprocess.Process, socket.socket, bytes]:
-    """The process, this end of its socket, and what must be written there first. Call it on a
-    thread that lives as long as the process is to."""
+    """Start a child. Return the process, this end of its socket, and the bytes to write there
+    first. REQUIRES: the calling thread lives as long as the process."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = await asyncio.create_subprocess_exec(
@@ -42,8 +42,9 @@ async def start_child(
 
 
 def start_child_at_once(module: str, job: Job) -> "tuple[subprocess.Popen[bytes], socket.socket]":
-    """As start_child(), outside of an event loop. REQUIRES: the thread that calls it lives as long
-    as the process is to; the pickled job is of kilobytes, as the socket takes them unread."""
+    """Start a child outside of an event loop, as start_child() does. REQUIRES: the calling thread
+    lives as long as the process; the pickled job has a few kilobytes, so that the socket's buffer
+    takes it."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -73,10 +74,11 @@ def run_job(argv: Sequence[str]) -> int:
 
 
 def end_after(status: int) -> NoReturn:
-    """End this process at once, once its job has ended in order.
+    """End this process at once after its job has ended in order.
 
-    The interpreter's own end frees all that was imported, object by object. That takes up to a
-    second, for which a node at SIGTERM would wait."""
+    The interpreter's own end frees all imported objects one by one. This takes up to a second, and
+    a node at SIGTERM would wait for it.
+    """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -1,9 +1,10 @@
-"""Threads that callers share: each has a line, and whoever runs least is next.
+"""Threads shared fairly by callers: each caller has a line, and the line with the fewest running
+pieces is next.
 
-Owns the threads and the lines. Thread rule: any thread may submit; work must be good for any.
-Invariants: of one line at most `of_a_line` pieces run; the last free thread begins no second piece
-of a line, so that a line without one finds a thread; pieces are begun in their line's order, and
-never once their future was cancelled; where no more may be held, the longest line gives way.
+Owns the threads and the lines. Thread rule: any thread may submit; work must be safe on any thread.
+Invariants: at most `of_a_line` pieces of one line run. The last free thread begins no second piece
+of a line, so another line finds a thread. Pieces begin in their line's order, and never after their
+future was cancelled. At the capacity, the longest line loses a piece.
 """
 
 import threading
@@ -24,21 +25,22 @@ class LinesFull(Exception):
 
 class FairThreads:
     def __init__(self, threads: int, of_a_line: int, name: str, most: int | None = None) -> None:
-        """threads: they start with the first work, and are called `name`. most: pieces that may
-        wait or run; None: any number."""
+        """threads: number of threads; they start with the first work and have the name `name`.
+        most: number of waiting and running pieces; None: no bound."""
         self._threads, self._of_a_line, self._most = threads, of_a_line, most
         self._executor = ThreadPoolExecutor(
             threads, thread_name_prefix=name, initializer=name_this_thread
         )
         self._lock = threading.Lock()
         self._lines: dict[str, dict[Piece, Work[Any]]] = {}
-        """What waits, by line; none is empty. The line that was served longest ago is the first."""
+        """Waiting pieces by line; no line is empty. The line served longest ago is first."""
         self._running: Counter[str] = Counter()
         """By line; none is 0."""
         self._active = 0
 
     def submit(self, line: str, work: Work[Result]) -> "Future[Result]":
-        """Raises LinesFull; so does the future of a piece that gives way to another line's."""
+        """Add work to a line. Raises LinesFull. The future of a piece removed for another line
+        raises it too."""
         piece: Future[Result] = Future()
         with self._lock:
             displaced = self._make_room(line)
@@ -53,7 +55,8 @@ class FairThreads:
         return piece
 
     def _make_room(self, line: str) -> Piece | None:
-        """Who gives way, if somebody has to. Holds the lock."""
+        """Remove and return a piece of the longest line if no more may be held; else None.
+        REQUIRES: the caller holds the lock."""
         held = Counter({name: len(pieces) for name, pieces in self._lines.items()}) + self._running
         if self._most is None or held.total() < self._most:
             return None

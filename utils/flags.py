@@ -70,7 +70,7 @@ _UNITS = {
     "prediction": "FILE",
     "gib": "GIB",
 }
-"""What --help shows for a value, by the last word of its setting's name."""
+"""The placeholder of a value in --help, by the last word of its setting's name."""
 _KINDS = {int: "N", float: "NUMBER", str: "TEXT"}
 _IN_WORDS = {int: "a whole number", float: "a number"}
 _HELP_WIDTH = 100
@@ -84,7 +84,7 @@ Fifth = TypeVar("Fifth")
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Shows defaults, where there are any, and the first of a flag's spellings."""
+    """Formatter of help: shows defaults, if any, and the first spelling of a flag."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=_FLAGS_WIDTH, width=_HELP_WIDTH)
@@ -102,7 +102,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Errors are one line, which names the flag, and exit 2."""
+    """Parser with one-line errors: each names the flag and exits with 2."""
 
     def __init__(self, program: str, description: str) -> None:
         super().__init__(
@@ -119,7 +119,8 @@ class FlagParser(argparse.ArgumentParser):
         sys.exit(2)
 
     def format_help(self) -> str:
-        """What most need, a line each, where the configs name it; else everything."""
+        """Return one line for each of the configs' MOST_ASKED flags; if there are none, all
+        flags."""
         if not self._most_asked:
             return super().format_help()
         kept = [(action, action.help, action.metavar) for action in self._actions]
@@ -170,7 +171,7 @@ class FlagParser(argparse.ArgumentParser):
             self._add_field(item, hints[item.name], self._under(place))
 
     def _under(self, heading: str | None) -> argparse._ActionsContainer:
-        """Where --help lists what stands under a heading; None: the general list."""
+        """Return the heading of a flag in --help; None: the general list."""
         if heading is None:
             return self
         for group in self._action_groups:
@@ -220,7 +221,7 @@ class FlagParser(argparse.ArgumentParser):
 
 
 class FlagError(ValueError):
-    """A flag that cannot be used; the message names it and the mend."""
+    """A flag cannot be used; the message names the flag and the fix."""
 
 
 class RaisingFlagParser(FlagParser):
@@ -281,13 +282,14 @@ def parse_configs(
 def parse_configs(
     program: str, description: str, argv: Sequence[str], /, *configs: type[Any]
 ) -> tuple[Any, ...]:
-    """Several configs from one command line, and from the TOML file that --config names; the
-    command line has the last word. Exits 2 with one line on a bad flag, 0 on --help."""
+    """Read several configs from one command line and from the TOML file of --config. The command
+    line wins. Exits with 2 and one line on a bad flag, with 0 on --help."""
     return _read(FlagParser(program, description), argv, configs)
 
 
 def read_configs(argv: Sequence[str], /, *configs: type[Any]) -> tuple[Any, ...]:
-    """As parse_configs, for a daemon that goes on: raises FlagError with the one line."""
+    """Read configs as parse_configs() does, for a running daemon. Raises FlagError with the one
+    line."""
     return _read(RaisingFlagParser("", ""), argv, configs)
 
 
@@ -314,7 +316,7 @@ def parse_config(program: str, description: str, argv: Sequence[str], config: ty
 
 
 class _HelpAll(argparse.Action):
-    """Prints what --help leaves out too, and exits."""
+    """Action: print the help with all flags and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         assert isinstance(parser, FlagParser)
@@ -323,7 +325,7 @@ class _HelpAll(argparse.Action):
 
 
 class _Describe(argparse.Action):
-    """Prints the flags as JSON and exits: what completion and the reference are made of."""
+    """Action: print the flags as JSON and exit. Completion and the reference use this JSON."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         flags = [

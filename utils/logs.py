@@ -25,7 +25,7 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "task
 
 
 def configure_logging(shape: str, level: str) -> None:
-    """shape, level: of LOG_FORMATS and LOG_LEVELS. Writes to stderr."""
+    """Write logs to stderr. shape: one of LOG_FORMATS. level: one of LOG_LEVELS."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if shape == "json" else TextLines())
     handler.addFilter(is_no_hang_up)
@@ -33,14 +33,14 @@ def configure_logging(shape: str, level: str) -> None:
 
 
 def writes_json() -> bool:
-    """Whether this process's log is for machines."""
+    """Return True if this process writes its log as JSON."""
     handlers = logging.getLogger().handlers
     return any(isinstance(handler.formatter, JsonLines) for handler in handlers)
 
 
 def is_no_hang_up(record: logging.LogRecord) -> bool:
-    """False for the traceback that gRPC logs where a caller hangs up while it is answered: no
-    defect of the node, and whoever can connect could fill the log with it."""
+    """Return False for gRPC's traceback after a caller hangs up during an answer. It is no defect
+    of the node, and any caller could fill the log with it."""
     raised = record.exc_info[0] if record.exc_info else None
     return (
         raised is None or raised.__name__ != "ExecuteBatchError" or record.name.startswith("tasuki")
@@ -94,8 +94,8 @@ def progress_bar(
     stream: TextIO | None = None,
     clock: Clock = time.monotonic,
 ) -> Progress:
-    """stream: standard error where none is given. Where that is no terminal, or the log is for
-    machines: a line of the log every five seconds."""
+    """Return a progress bar. stream: None means standard error. If the stream is no terminal, or
+    the log is JSON, progress is a log line every five seconds."""
     screen = stream or sys.stderr
     began = shown = clock()
 

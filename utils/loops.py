@@ -66,9 +66,9 @@ class LoopThread:
         self._thread.start()
 
     async def run(self, coroutine: Coroutine[Any, Any, Result], timeout: float | None) -> Result:
-        """The coroutine's result, run there. Raises LoopLost, also where the loop dies meanwhile,
-        and TimeoutError after `timeout` seconds; None: it has bounds of its own. REQUIRES:
-        started."""
+        """Run the coroutine in the loop and return its result. Raises LoopLost, also if the loop
+        dies meanwhile. Raises TimeoutError after `timeout` seconds; None: the coroutine has its own
+        bounds. REQUIRES: started."""
         if self._lost is not None:
             coroutine.close()
             raise LoopLost(self._lost)
@@ -81,14 +81,14 @@ class LoopThread:
         return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
 
     async def end(self, coroutine: Coroutine[Any, Any, None], timeout: float) -> None:
-        """As run(), for the end of something there; a loop that is dead or stands is logged."""
+        """Run a closing coroutine as run() does. A dead or hanging loop is logged."""
         try:
             await self.run(coroutine, timeout)
         except (LoopLost, TimeoutError) as error:
             log.warning("%s did not end in order: %r", self._name, error)
 
     def stop(self, timeout: float) -> None:
-        """Cancel the loop's tasks and end the thread, within `timeout` seconds; a thread that hangs
+        """Cancel the loop's tasks and end the thread within `timeout` seconds. A hanging thread
         ends with the process. Idempotent."""
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self.loop.stop)
@@ -97,9 +97,9 @@ class LoopThread:
             log.warning("%s still runs after %s s: it ends with the process", self._name, timeout)
 
     def close(self) -> None:
-        """Close the loop. A process that is about to end should not: gRPC posts late events to the
-        loop of their call, and logs an error where it is closed. REQUIRES: stopped, or never
-        started."""
+        """Close the loop. Do not call it shortly before the end of the process: gRPC posts late
+        events to the loop of their call, and logs an error if it is closed. REQUIRES: stopped, or
+        never started."""
         self.loop.close()
 
     def _run(self) -> None:
@@ -130,16 +130,16 @@ class LoopThread:
 
 
 _END_SECONDS = 2.0
-"""A task that is cancelled ends within a turn of the loop, unless a library holds it."""
+"""A cancelled task ends within a turn of the loop, unless a library holds it."""
 
 
 Task: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
-"""Makes the coroutine of a task. A task that is cancelled before it begins makes none."""
+"""Factory of a task's coroutine. It is not called for a task cancelled before its begin."""
 
 
 class GuardedTasks:
     def __init__(self, name: str, broke: Callable[[Exception], None]) -> None:
-        """broke: called with what a task raised; not for a task that was cancelled."""
+        """broke: takes the exception of a task; not called for a cancelled task."""
         self._name = name
         self._broke = broke
         self._tasks: set[asyncio.Task[None]] = set()
@@ -157,7 +157,7 @@ class GuardedTasks:
             self._broke(error)
 
     async def end(self) -> None:
-        """Cancel what runs and wait for it."""
+        """Cancel running tasks and wait for their end."""
         tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
@@ -168,8 +168,8 @@ class GuardedTasks:
 
 
 async def together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """All of them at once; what one raises ends the others, and is raised. They have ended when it
-    returns."""
+    """Run all works at once. The first exception cancels the others and is raised. All have ended
+    when the call returns."""
     if len(works) == 1:
         await works[0]
         return
@@ -188,15 +188,15 @@ class LoopPulse:
         probe: Callable[[Notice], object],
         clock: Clock = time.monotonic,
     ) -> None:
-        """probe: has the loop call what it is given, and returns at once."""
+        """probe: posts a callable to the loop and returns at once."""
         self._probe = probe
         self._clock = clock
         self._asked: float | None = None
-        """When the probe was posted that the loop has not run yet."""
+        """Time of the posted probe, if the loop has not run it yet."""
 
     def behind(self) -> float:
-        """For how many seconds the last probe has waited; 0.0 where it has run, and then the next
-        probe is posted."""
+        """Return the waiting seconds of the last probe. If it has run, return 0.0 and post the next
+        probe."""
         asked = self._asked
         if asked is not None:
             return self._clock() - asked

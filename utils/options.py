@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 Headings = Mapping[str, tuple[str, ...]]
-"""Of --help-all, each with the fields below it. A config may have them as its HEADINGS."""
+"""Headings of --help-all, each with its fields. A config may have them as its HEADINGS."""
 
 MostAsked = Mapping[str, str]
-"""The fields that --help shows, each with a text of one line. A config may have them as its
-MOST_ASKED; what it leaves out, --help-all shows."""
+"""The fields in --help, each with one line of text. A config may have them as its MOST_ASKED;
+--help-all shows all other fields."""
 
 
 LONGEST_SECONDS = 1e8
-"""Three years: what is to last for ever. The system's calls take no time that is far beyond."""
+"""Three years, in seconds, for settings without an end. The system's calls accept no time far
+beyond."""
 
 
 def option(
@@ -37,9 +38,9 @@ def option(
     argument: str | None = None,
     unit: str | None = None,
 ) -> Any:
-    """A dataclass field that is also a command-line flag. aliases: how other engines spell it.
-    argument: its name in --help where it may also be given without its flag; None: it may not.
-    unit: what --help shows for a value whose unit the field's name does not end with."""
+    """Return a dataclass field for a command-line flag. aliases: spellings of other engines.
+    argument: the name in --help of a value without its flag; None: a value needs its flag. unit:
+    the placeholder in --help, if the field's name does not end with a unit."""
     metadata: dict[str, Any] = {
         "help": text,
         "aliases": aliases,
@@ -52,7 +53,8 @@ def option(
 
 
 class Auto(StrEnum):
-    """Of a config's field `int | Auto`: as text "auto", on a command line and in a file."""
+    """The value of a config's field `int | Auto`, written "auto" on a command line and in a
+    file."""
 
     AUTO = "auto"
 
@@ -65,12 +67,12 @@ Setting = str | int | float | bool
 
 
 def file_flags(path: str, fields: Sequence[str]) -> list[str]:
-    """fields: what may be set. Raises ConfigFileError."""
+    """Return a TOML file's settings as flags. fields: allowed settings. Raises ConfigFileError."""
     return flags_of(file_settings(path, fields))
 
 
 def flags_of(settings: Mapping[str, Setting]) -> list[str]:
-    """As on a command line."""
+    """Return settings as flags of a command line."""
     flags: list[str] = []
     for name, value in settings.items():
         flag = "--" + name.replace("_", "-")

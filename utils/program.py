@@ -1,10 +1,6 @@
-"""What the program is: its commands, its version, and how it shows an error that ends it.
+"""The program: its commands with their modules, its version, and the message of a fatal error.
 
-The commands of `tasuki` and the modules that hold them.
-
-Which version of the package this is.
-
-How an error that ends a process is shown: one line, and a traceback where it is a bug.
+An error that ends a process is one line; a bug also has a traceback.
 """
 
 from importlib import metadata

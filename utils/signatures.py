@@ -1,4 +1,4 @@
-"""Named signatures of the calls that several rooms pass to each other."""
+"""Named signatures of calls between packages."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeAlias, TypeVar
@@ -6,10 +6,10 @@ from typing import TypeAlias, TypeVar
 Result = TypeVar("Result")
 
 Clock: TypeAlias = Callable[[], float]
-"""Returns the time now in seconds. Its owner says from when on, and by which clock."""
+"""Return the time now in seconds. The owner names the clock and its zero."""
 
 Notice: TypeAlias = Callable[[], None]
-"""Called once something has happened that the parameter's name says. Returns at once."""
+"""Notify of the event in the parameter's name. Returns at once."""
 
 EndNotice: TypeAlias = Callable[[str], None]
 """Called with the reason once something has ended for good. Returns at once."""

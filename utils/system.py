@@ -1,17 +1,17 @@
 """This process and its system: thread names, lock, service manager, CPU, free memory.
 
-`top -H`, perf and /proc show a thread's name. Python gives its own names to the system from 3.14 on
-only. A child may be set to die with its parent. A switch interval sets how long a computing thread
-keeps the interpreter's lock where others wait for it.
+`top -H`, perf and /proc show a thread's name. Python sets the system's names only from 3.14 on. A
+child may be set to die with its parent. A switch interval bounds the time of a computing thread
+with the interpreter's lock while others wait.
 
-Reports to the service manager that started this process (systemd's Type=notify) are datagrams to
-the socket that NOTIFY_SOCKET names; without one nothing is sent. Thread rule: any thread. Nothing
-waits, and nothing fails: a manager that cannot be reached is logged once a message.
+Reports to the service manager of this process (systemd's Type=notify) are datagrams to the socket
+in NOTIFY_SOCKET. Without this variable nothing is sent. Thread rule: any thread. Reports never wait
+and never fail: an unreachable manager is logged once a message.
 
-The CPU's number formats are those that it multiplies in units of its own.
+The CPU's number formats are the formats of its multiplication units.
 
 FreeMemory gives free memory back to the system. glibc keeps freed blocks of up to 32 MiB, and twice
-as much at the end of its heap, once one block of that size was freed. Bodies of megabytes would
+as much at the end of its heap, after one block of that size was freed. Bodies of megabytes would
 leave a node larger by a hundred.
 """
 
@@ -34,12 +34,12 @@ _SET_DEATH_SIGNAL = 1
 _SET_NAME = 15
 """PR_SET_NAME of prctl(2)."""
 _LONGEST = 15
-"""Bytes of a name that the system keeps."""
+"""The longest thread name of the system, in bytes."""
 
 
 def name_this_thread() -> None:
-    """Give the running thread's Python name to the system. Where the system has no such call,
-    nothing happens: a name is for people and measurements."""
+    """Give the running thread's Python name to the system. Does nothing on a system without such a
+    call, because names are only for people and measurements."""
     name = threading.current_thread().name.encode()[:_LONGEST]
     try:
         ctypes.CDLL(None).prctl(_SET_NAME, name, 0, 0, 0)
@@ -48,8 +48,8 @@ def name_this_thread() -> None:
 
 
 def die_with_parent() -> None:
-    """Have the system kill this process when the thread that started it ends. Where it has no such
-    call, nothing happens."""
+    """Have the system kill this process at the end of the thread that started it. Does nothing on a
+    system without such a call."""
     try:
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     except (AttributeError, OSError):
@@ -57,13 +57,13 @@ def die_with_parent() -> None:
 
 
 _SECONDS = 0.0001
-"""By default it is 50 times that; a token's way to a client and a window each cost several
+"""The default is 50 times longer. A token's way to a client and a layer chunk each cost several
 turns."""
 
 
 def shorten_lock_turns() -> None:
-    """Of all threads of this process, in which some answer at once, as an event loop or a sender
-    does, while others compute."""
+    """Shorten the interpreter's switch interval for all threads of this process, because some
+    answer at once (an event loop, a sender) while others compute."""
     sys.setswitchinterval(min(sys.getswitchinterval(), _SECONDS))
 
 
@@ -78,7 +78,7 @@ def report_ready(status: str) -> None:
 
 
 def report_stopping(status: str) -> None:
-    """The service has begun to end. status: as report_ready()."""
+    """Report the begin of the service's end. status: as report_ready()."""
     _send(f"STOPPING=1\nSTATUS={status}")
 
 
@@ -98,11 +98,12 @@ def _send(message: str) -> None:
 
 _NAMED_BY = ("flags", "Features")
 _BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""Of x86, and of Arm."""
+"""CPU flags of x86 and of Arm."""
 
 
 def has_bf16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """False where the system says nothing of it."""
+    """Return True if the CPU multiplies bf16 in units of its own; False if the system does not
+    say."""
     try:
         with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -115,28 +116,28 @@ def has_bf16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 _PART = 0.01
-"""Of the time, at most: a heap of half a million holes is looked through in 50 ms, each time, and
-who allocates from it waits meanwhile. Where there are few, it takes 0.3 ms."""
+"""Largest share of time. A heap with half a million holes takes 50 ms at each trim, and allocating
+threads wait meanwhile. A heap with few holes takes 0.3 ms."""
 
 
 _MAPPED_BYTES = 4 << 20
 """Blocks of this size and more are mapped alone: the system has them back as soon as they are free.
 Smaller ones come often, and a new mapping is cleared first."""
 _KEPT_BYTES = 8 << 20
-"""Free memory that may stay at the end of the heap."""
+"""Free bytes allowed at the end of the heap."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 Trim: TypeAlias = Callable[[int], int]
-"""As malloc_trim(3): takes the bytes to keep."""
+"""Call of malloc_trim(3). Takes the bytes to keep."""
 
 CallLater: TypeAlias = Callable[[float, Notice], None]
 """Has a call made in so many seconds, on any thread."""
 
 
 def map_large_blocks() -> None:
-    """Have large blocks of this process mapped alone, whatever was freed before. Does nothing where
-    the C library is not glibc. Any thread."""
+    """Map large blocks of this process separately, independent of earlier frees. Does nothing
+    without glibc. Any thread."""
     try:
         set_option = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -166,8 +167,8 @@ def _after(seconds: float, call: Notice) -> None:
 
 
 class FreeMemory:
-    """Of the process. Thread rule: any. Invariant: at least a second after each give_back_later()
-    the memory is given back once, so that no request's memory stays because it was freed late."""
+    """Free memory of the process. Thread rule: any. Invariant: at least a second after each
+    give_back_later() the memory is given back once, so no late free keeps a request's memory."""
 
     def __init__(
         self,
@@ -175,8 +176,8 @@ class FreeMemory:
         clock: Clock = time.monotonic,
         after: CallLater = _after,
     ) -> None:
-        """trim: as malloc_trim(), which it is by default. after: has a call made in so many
-        seconds, on any thread."""
+        """trim: as malloc_trim(), the default. after: makes a call after so many seconds, on any
+        thread."""
         self._trim = trim or _heap_trim()
         self._clock = clock
         self._after = after
@@ -184,7 +185,7 @@ class FreeMemory:
         self._waits = False
         """A call of _give_back_now() is due or runs."""
         self._asked_again = False
-        """Since that call became due: another follows it."""
+        """Asked since that call became due: another call follows."""
         self._rests_until = clock()
 
     def give_back(self) -> None:
@@ -192,8 +193,8 @@ class FreeMemory:
         self._trim(0)
 
     def give_back_later(self) -> None:
-        """Give back in a second, or as soon as it may be done again: memory in use now may be free
-        then. Asked while a call waits, it is done once more after that call."""
+        """Give memory back in a second, or at the next allowed time: memory in use now may be free
+        then. If a call is waiting, give back once more after it."""
         with self._lock:
             if self._waits:
                 self._asked_again = True

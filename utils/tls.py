@@ -1,12 +1,12 @@
-"""TLS files: the certificates of servers and clients, and the CAs that each trusts.
+"""TLS files: the certificates of servers and clients, and the CAs of each.
 
-Holds paths of PEM files, never their contents; they are read once, when a server starts or a
-channel is made, so a renewed certificate needs a restart. Immutable, any thread.
+Holds paths of PEM files, never their contents. The files are read once, at the start of a server or
+the creation of a channel, so a renewed certificate needs a restart. Immutable, any thread.
 
-Until when the certificates of a PEM file are valid. Pure, any thread.
+The module also reads the expiry dates of a PEM file's certificates. Pure, any thread.
 
-OpenSSL, by way of `ssl`, shows no dates of a certificate that nobody checked; so the one field is
-read here. REQUIRES of the file: OpenSSL has loaded it.
+OpenSSL, through `ssl`, shows no dates of an unchecked certificate, so this module reads that one
+field itself. REQUIRES of the file: OpenSSL has loaded it.
 """
 
 import ssl
@@ -25,8 +25,8 @@ class TlsError(OSError):
 
 @dataclass(frozen=True)
 class ServerTls:
-    """certificate: the chain this server shows; key: its private key; client_ca: callers must show
-    a certificate signed by one of these authorities (mTLS), empty: callers need none."""
+    """certificate: the chain of this server; key: its private key; client_ca: authorities that must
+    sign callers' certificates (mTLS), empty: callers need none."""
 
     certificate: str
     key: str
@@ -66,8 +66,8 @@ class ServerTls:
 
 @dataclass(frozen=True)
 class ClientTls:
-    """ca: authorities that a server's certificate is checked against; certificate, key: what this
-    caller shows where it is asked, both or neither."""
+    """ca: authorities of servers' certificates; certificate, key: the caller's own, if the server
+    asks for them, both or neither."""
 
     ca: str
     certificate: str = ""
@@ -114,12 +114,12 @@ _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 _VERSION = 0xA0
 _UTC_TIME = 0x17
 _CENTURY_TURNS = 50
-"""Years of two digits: those below are of this century (RFC 5280, 4.1.2.5.1)."""
+"""Two-digit years below this are of this century (RFC 5280, 4.1.2.5.1)."""
 
 
 def not_after_dates(pem: str) -> list[float]:
-    """Of each certificate, in order: seconds since 1970. Raises ValueError where one is no
-    certificate."""
+    """Return the expiry of each certificate, in order, in seconds since 1970. Raises ValueError if
+    one is no certificate."""
     return [_not_after(ssl.PEM_cert_to_DER_cert(block)) for block in _blocks(pem)]
 
 
@@ -151,8 +151,8 @@ def _seconds(kind: int, text: str) -> float:
 
 
 def _elements(der: bytes) -> list[tuple[int, bytes]]:
-    """Tags and contents of DER values that follow each other, the first five at most: what comes
-    behind the validity is not looked at."""
+    """Return tags and contents of consecutive DER values, the first five at most. Fields after the
+    validity are not read."""
     found: list[tuple[int, bytes]] = []
     at = 0
     while at < len(der) and len(found) <= 5:

@@ -11,12 +11,12 @@ from tasuki.server.errors import RateLimited, RequestRejected, Retry, ServerErro
 from tasuki.server.http.errors import error_body, error_status
 
 _REJECTED = {
-    ErrorKind.INVALID: "The engine refused the request: its prompt is empty or no prompt.",
+    ErrorKind.INVALID: "The engine refused the request: its prompt is empty or invalid.",
     ErrorKind.TOO_LONG: "The engine's memory or the model's context cannot hold it.",
     ErrorKind.DRAINING: "The node takes no new requests: it is being stopped or changes its role.",
-    ErrorKind.QUEUE_TIMEOUT: "Its prompt was not begun within `--queue-timeout`, or its deadline.",
+    ErrorKind.QUEUE_TIMEOUT: "Its prompt did not begin within `--queue-timeout` or its deadline.",
     ErrorKind.OVERLOADED: "It is expected to miss its targets, or the node's `--ttft-target`.",
-    ErrorKind.NOT_HANDED_BACK: "What the node holds of a session did not reach a prefill node.",
+    ErrorKind.NOT_HANDED_BACK: "The session's cached entries did not reach a prefill node.",
     ErrorKind.INTERNAL: "A forward failed or the engine died; the node's log has the cause.",
 }
 

@@ -1,1 +1,1 @@
-"""What every Triton kernel is launched with."""
+"""Common launch code of all Triton kernels."""

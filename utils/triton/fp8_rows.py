@@ -1,7 +1,8 @@
-"""Rows of e4m3 codes, a power of two each, inside of kernels: bit for bit pycache/fp8_rows.py.
+"""Rows of e4m3 codes with one power of two each, inside of kernels: bit for bit as
+pycache/fp8_rows.py.
 
-Made of integer operations, not of casts: GPUs before Hopper's generation have none, and powers of
-two leave nothing to round. Shared by the kernels that write pages and by those that fill a wire.
+The code uses integer operations in place of casts: GPUs before Hopper have no such casts, and
+powers of two need no rounding. The kernels of pages and those of the wire share it.
 """
 
 import triton
@@ -12,7 +13,7 @@ NAN_SCALE = tl.constexpr(255)
 
 @triton.jit
 def largest_bits(values):
-    """Of each row of float32 [ROWS, COLUMNS], the bits of its largest number without sign."""
+    """Return the bits of the largest absolute number of each row of float32 [ROWS, COLUMNS]."""
     # Of numbers without sign, the larger one has the larger bits; so have infinity and NaN.
     return tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
 
@@ -42,7 +43,7 @@ def row_codes(values, scale):
 
 @triton.jit
 def row_factor(scale):
-    """What the codes of a row are multiplied by, float32; scale: int32, of row_scale."""
+    """Return the factor of a row's codes, float32. scale: int32, from row_scale."""
     bits = tl.where(scale == NAN_SCALE, 0x7FC00000, scale << 23)
     return bits.to(tl.float32, bitcast=True)
 

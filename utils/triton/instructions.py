@@ -28,7 +28,8 @@ HAS_INSTRUCTIONS = tl.constexpr(not triton.knobs.runtime.interpret)
 
 
 def dependent(tensor: Tensor) -> dict[str, bool]:
-    """Launch arguments of a kernel with a DEPENDENT constant, for the device of that tensor."""
+    """Return the launch arguments of a kernel with a DEPENDENT constant, for the device of that
+    tensor."""
     if tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) >= (9, 0):
         return {"DEPENDENT": True, "launch_pdl": True}
     return {"DEPENDENT": False}
@@ -45,8 +46,8 @@ def wait_for_inputs(DEPENDENT: tl.constexpr):
 
 @triton.jit
 def start_next():
-    """Lets the next kernel start, also before this one has waited. Only where this kernel writes
-    nothing that the next one touches before it has waited."""
+    """Let the next kernel start, also before this one has waited. REQUIRES: this kernel writes
+    nothing that the next one touches before its wait."""
     tl.extra.cuda.gdc_launch_dependents()
 
 

@@ -1,9 +1,9 @@
-"""What the ahead-of-time check needs to compile one specialisation of a Triton kernel.
+"""The input of the ahead-of-time check: one specialisation of a Triton kernel.
 
-Owns only the description; scripts/compile_kernels compiles it. Does not import triton, so that the
-CPU path may import it, and nothing of launch grids or values.
+Owns only the description; scripts/compile_kernels compiles it. The module does not import triton,
+so the CPU path may import it. It knows nothing of launch grids or values.
 
-What compiled code needs to launch a kernel that Triton compiled.
+The module also gives a compiled kernel's handle for launches.
 """
 
 from collections.abc import Mapping
@@ -46,10 +46,9 @@ class KernelSpec:
         i32: str = "",
         **types: str,
     ) -> "KernelSpec":
-        """By the names that this project's kernels give their arguments: eps and scale are fp32
-        numbers, what the kernel does not specialise is an i32, other strides are multiples of 16.
-        types: what else is none of `pointers`. fp32, i32: pointers to those, separated by
-        blanks."""
+        """Make a spec from this project's argument names: eps and scale are fp32 numbers, arguments
+        in do_not_specialize are i32, other strides are multiples of 16. types: arguments not in
+        `pointers`. fp32, i32: names of arguments with such pointers, separated by blanks."""
         given = dict.fromkeys(fp32.split(), "*fp32") | dict.fromkeys(i32.split(), "*i32") | types
         for param in kernel.params:
             if param.name in constants or param.name in given:
@@ -68,5 +67,5 @@ KernelHandle = tuple[int, int, int]
 
 
 def kernel_handle(compiled: Any) -> KernelHandle:
-    """compiled: what a launch returned; it must outlive whoever uses the handle."""
+    """compiled: the result of a launch; it must outlive all users of the handle."""
     return compiled.function, compiled.metadata.num_warps, compiled.metadata.shared
