@@ -51,6 +51,8 @@ class GatewayRooms:
         self._patience = patience
         self._parked: dict[m.RoomId, GatewayCall | OutgoingRoom] = {}
         """The side that came first, until the other comes, it is withdrawn, or `patience` ends."""
+        self._patience_ends: dict[m.RoomId, asyncio.TimerHandle] = {}
+        """By parked room. Cancelled with it, so that no timer outlives the wait it ends."""
         self._calls: dict[tuple[str, m.RequestId], GatewayCall] = {}
         self._open: dict[m.RoomId, GatewayCall] = {}
 
@@ -132,7 +134,7 @@ class GatewayRooms:
             self._meet(call, parked)
 
     def _meet(self, call: GatewayCall, room: OutgoingRoom) -> None:
-        del self._parked[room.id]
+        self._unpark(room.id)
         if not np.array_equal(call.submit.prompt, room.prompt):
             room.put(on.Stopped("the gateway gave this node another prompt"))
             call.answer(None)
@@ -142,23 +144,25 @@ class GatewayRooms:
 
     def _park(self, room: m.RoomId, first: GatewayCall | OutgoingRoom) -> None:
         self._parked[room] = first
-        asyncio.get_running_loop().call_later(self._patience, self._expire, room, first)
+        loop = asyncio.get_running_loop()
+        self._patience_ends[room] = loop.call_later(self._patience, self._expire, room)
 
-    def _expire(self, room: m.RoomId, first: GatewayCall | OutgoingRoom) -> None:
+    def _expire(self, room: m.RoomId) -> None:
         """End the wait of the first side, because the other did not come in time."""
-        if not self._withdraw(room, first):
-            return
+        first = self._unpark(room)
         if isinstance(first, GatewayCall):
             first.answer(None)
         else:
             first.put(on.Missed())
 
-    def _withdraw(self, room: m.RoomId, first: GatewayCall | OutgoingRoom) -> bool:
-        """Withdraw a parked side; return False if it was not parked."""
-        if self._parked.get(room) is not first:
-            return False
-        del self._parked[room]
-        return True
+    def _withdraw(self, room: m.RoomId, first: GatewayCall | OutgoingRoom) -> None:
+        """Withdraw a side if it is parked."""
+        if self._parked.get(room) is first:
+            self._unpark(room)
+
+    def _unpark(self, room: m.RoomId) -> GatewayCall | OutgoingRoom:
+        self._patience_ends.pop(room).cancel()
+        return self._parked.pop(room)
 
 
 def _finished(submit: m.Submit, token: m.PrefillToken | None, seconds: float) -> m.Finished:
