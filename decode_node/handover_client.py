@@ -33,7 +33,6 @@ from tasuki.decode_node.rooms import (
     PullSender,
     SharedMeans,
     event_of,
-    grant_of,
 )
 from tasuki.engine import messages as m
 from tasuki.routing.node_choice import RouteName
@@ -45,6 +44,7 @@ from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.rooms import events as on
+from tasuki.transfer.rooms import messages as say
 from tasuki.transfer.rooms.actions import Loss
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
@@ -220,7 +220,7 @@ class HandoverClient:
                 self._passing.passed_on(message)
             case m.HandoverGranted(grant=grant):
                 if (incoming := self._incoming(grant.room)) is not None:
-                    incoming.put(grant_of(grant))
+                    incoming.put(say.Grant(grant.generation, grant.destination, grant))
                 else:
                     # Granted while the room was being lost: no sender ever saw it.
                     self._post(m.WriterFenced(grant.room))

@@ -37,7 +37,7 @@ from tasuki.transfer.rooms.receiving import Receiving, ReceivingTerms
 from tasuki.transfer.rooms.sending import Sending, SendingTerms
 from tasuki.transfer.rooms.states import COPY, FETCH, HANDOVER, PULL, Kind, ReceiverState
 from tasuki.transfer.sending.sender import Sender
-from tasuki.transfer.windows.window import Destination, FinishedLayers
+from tasuki.transfer.windows.window import FinishedLayers
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class PullSender(SendingRoom):
         """asked_in: the room of the prefill node's pull."""
         terms = SendingTerms(deadlines, deadlines.look)
         side = Sending(PULL, grant.room, grant.generation, terms, time.monotonic())
-        side.target(Destination(grant.first_page, grant.pages, grant.slot))
+        side.target(grant.destination)
         super().__init__(side, asked_in.connection.id, sender, f"pull of room {grant.room}", {})
         self.id = grant.room
         self._grant = grant
@@ -126,11 +126,6 @@ _OUTCOMES = MappingProxyType(
 )
 
 BeginPull: TypeAlias = Callable[[m.PullGrant, "IncomingRoom"], PullSender]
-
-
-def grant_of(granted: m.Grant) -> say.Grant:
-    target = Destination(granted.first_page, granted.pages, granted.slot)
-    return say.Grant(granted.generation, target, granted)
 
 
 @dataclass(frozen=True)

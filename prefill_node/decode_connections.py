@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 from tasuki.engine.messages import room_proto as wire
-from tasuki.prefill_node.rooms import OutgoingRoom, grant_of
+from tasuki.prefill_node.rooms import OutgoingRoom
 from tasuki.proto import handover_pb2 as pb
 from tasuki.server.errors import InvalidRequest
 from tasuki.transfer.control.link_status import (
@@ -354,7 +354,8 @@ class ReceiverStream:
             return
         match kind:
             case "grant":
-                room.put(grant_of(wire.GRANT.from_wire(message.grant, room=room.id)))
+                granted = wire.GRANT.from_wire(message.grant, room=room.id)
+                room.put(said.Grant(granted.generation, granted.destination, granted))
             case "abort":
                 room.put(said.Abort())
             case "pull_done":

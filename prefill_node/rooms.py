@@ -40,7 +40,6 @@ from tasuki.transfer.rooms.receiving import Receiving, ReceivingTerms
 from tasuki.transfer.rooms.sending import Sending, SendingTerms
 from tasuki.transfer.rooms.states import COPY, FETCH, HANDOVER, PULL, Kind
 from tasuki.transfer.sending.sender import Sender
-from tasuki.transfer.windows.window import Destination
 from tasuki.utils.signatures import Notice
 
 log = logging.getLogger(__name__)
@@ -85,8 +84,7 @@ class PullReceiver(ReceivingRoom):
         patience, deadlines = shared.patience, shared.deadlines
         terms = ReceivingTerms(deadlines, writer.terms(patience, patience))
         side = Receiving(PULL, grant.room, grant.generation, terms, time.monotonic())
-        target = Destination(grant.first_page, grant.pages, grant.slot)
-        side.grant_first(say.Grant(grant.generation, target))
+        side.grant_first(say.Grant(grant.generation, grant.destination))
         name = f"the pull of room {grant.room}"
         super().__init__(side, shared.receiver, shared.breaker, writer, deadlines.landing, name, {})
         self.id = grant.room
@@ -166,11 +164,6 @@ def kind_of(reserve: m.PrefillReserve | m.FetchReserve) -> Kind:
     ticket = reserve.ticket
     is_copy = ticket.sampling.max_new_tokens == 1 and ticket.offered == len(reserve.prompt) - 1
     return COPY if is_copy else HANDOVER
-
-
-def grant_of(granted: m.Grant) -> say.Grant:
-    target = Destination(granted.first_page, granted.pages, granted.slot)
-    return say.Grant(granted.generation, target, granted)
 
 
 class OutgoingRoom(SendingRoom):

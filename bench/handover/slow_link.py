@@ -198,8 +198,7 @@ class _Pair:
         self._decode.handle(m.GrantWanted(room))
         self._decode.step()
         grant = _sent(self._decode.take_outbox(), m.HandoverGranted).grant
-        granted = Destination(grant.first_page, grant.pages, grant.slot)
-        self._hop.open(room, generation, granted)
+        self._hop.open(room, generation, grant.destination)
         self._prefill.handle(m.PrefillStart(grant))
         while self._prefill.step():
             pass

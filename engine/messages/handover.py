@@ -9,6 +9,7 @@ from tasuki.pycache.packed import PackedEvents
 from tasuki.routing.node_load import PrefillSeconds
 from tasuki.transfer.peer_values import Finite, Number
 from tasuki.transfer.reports import HandoverTimeline
+from tasuki.transfer.windows.window import Destination
 
 from .reports import HitBreakdown, PrefillChoice, PullReport, RouteReport, TransferReport
 from .requests import LifeMark, Purpose
@@ -50,6 +51,10 @@ class Grant(Message):
     first_page: int
     pages: tuple[int, ...]
     slot: int | None
+
+    @property
+    def destination(self) -> Destination:
+        return Destination(self.first_page, self.pages, self.slot)
 
 
 class PrefillReserve(Message):

@@ -1,5 +1,7 @@
 """A pull: a prefill node copies pages from a decode node before it computes."""
 
+from tasuki.transfer.windows.window import Destination
+
 from .reports import PullReport
 from .types import Message, OfRoom, RoomId
 
@@ -15,6 +17,10 @@ class PullGrant(Message):
     first_page: int
     pages: tuple[int, ...]
     slot: int
+
+    @property
+    def destination(self) -> Destination:
+        return Destination(self.first_page, self.pages, self.slot)
 
 
 class PullSource(Message):
