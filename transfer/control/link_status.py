@@ -75,7 +75,7 @@ class PrefillNodeStatus:
             address=self.address,
             name=self.name or "",
             state=_STATE[self.state],
-            differences=[pb.ContractDifference(**vars(ours)) for ours in self.differences],
+            differences=[pb.ContractDifference(**vars(each)) for each in self.differences],
             engine_seconds=None if self.progress is None else self.progress.engine_seconds,
             front_seconds=None if self.progress is None else self.progress.front_seconds,
             usable_prefixes=self.usable_prefixes,
