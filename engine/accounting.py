@@ -106,8 +106,7 @@ class TimeCounter:
 class StepTimes:
     """Seconds of steps, idle seconds of the device between two steps, and drafts of steps.
 
-    answering: seconds of a forward by its number of answers. Prompt chunks in the same forward are
-    included. Owns counts by size and sums, nothing else. Thread rule: the engine loop's.
+    Owns counts by size and sums, nothing else. Thread rule: the engine loop's.
     """
 
     def __init__(self) -> None:

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import replace
-from functools import partial
 
 from tasuki.engine import messages as m
 from tasuki.engine.accounting import breakdown, pair_hit
@@ -125,10 +124,7 @@ class DecodeHandover(Answers):
         self._pulls = PullSender(context)
         self._fetches = Fetches(context)
         self._hand_backs = HandBacks(context, self, self._rooms)
-        self._offers: Offers | None = None
-        """None until the first state is to be left or passed on, so a step has no work with it
-        before."""
-        self._new_offers = partial(Offers, context, self._rooms, self._fetches)
+        self._offers = Offers(context, self._rooms, self._fetches)
         self._prefill_available = False
         self._others_wait = 0.0
         """Seconds of prefill that each prefill node still has to do for other decode nodes."""
@@ -187,21 +183,15 @@ class DecodeHandover(Answers):
             case m.PullEnd():
                 self._pulls.end(message)
             case m.PassOn():
-                self._offering.pass_on(message)
+                self._offers.pass_on(message)
             case m.LeaveToHeirs(query_id):
-                self._offering.leave(query_id, len(self.requests))
+                self._offers.leave(query_id, len(self.requests))
             case m.EndLeaving():
-                self._offering.end_leaving()
+                self._offers.end_leaving()
             case m.AlreadyHeld(room):
-                self._offering.held(room)
+                self._offers.held(room)
             case _:
                 super().handle(message)
-
-    @property
-    def _offering(self) -> Offers:
-        if self._offers is None:
-            self._offers = self._new_offers()
-        return self._offers
 
     def _submit(self, message: m.Submit) -> None:
         refusal = None
@@ -301,8 +291,7 @@ class DecodeHandover(Answers):
         while self._fetches.released:
             self._go_on(self._fetches.released.popleft())
         self._hand_backs.advance()
-        if self._offers is not None:
-            self._offers.advance(self._prefill_available, len(self.requests))
+        self._offers.advance(self._prefill_available, len(self.requests))
         self._rooms.grant(self._gives_way)
         self._pulls.sources.advance()
 
@@ -312,7 +301,7 @@ class DecodeHandover(Answers):
         if not isinstance(request.state, Waiting):
             return
         if request.purpose is m.Purpose.INHERIT:
-            self._offering.fetched(request)
+            self._offers.fetched(request)
         else:
             self._scheduler.requeue(request)
 
@@ -320,17 +309,17 @@ class DecodeHandover(Answers):
         room = self._rooms.at(message.room, RoomState.ASKED, RoomState.WANTED)
         request = None if room is None else room.request
         inherits = request is not None and request.purpose is m.Purpose.INHERIT
-        if inherits and not self._offering.may_pull(message):
+        if inherits and not self._offers.may_pull(message):
             return
         self._pulls.asked(message, request)
         if inherits and not self._pulls.is_pinned(message.room):
-            self._offering.gone(message.room)
+            self._offers.gone(message.room)
 
     def _grant_wanted(self, message: m.GrantWanted) -> None:
         room = self._rooms.at(message.room, RoomState.ASKED)
         if room is None:
             return
-        if room.request.purpose is m.Purpose.INHERIT and not self._offering.is_pulled(room):
+        if room.request.purpose is m.Purpose.INHERIT and not self._offers.is_pulled(room):
             return
         self._rooms.want_grant(room)
 
@@ -348,7 +337,7 @@ class DecodeHandover(Answers):
             return
         request = room.request
         if request.purpose is m.Purpose.INHERIT:
-            self._offering.taken(room, message)
+            self._offers.taken(room, message)
             return
         request.hit = self._rooms.names.told_here(pair_hit(message.hit, room.held))
         request.prefilled_on = message.prefilled_on
@@ -450,7 +439,7 @@ class DecodeHandover(Answers):
             case m.Purpose.ANSWER:
                 self._scheduler.requeue(request)
             case m.Purpose.INHERIT:
-                self._offering.lost(room.id, message.elsewhere)
+                self._offers.lost(room.id, message.elsewhere)
             case m.Purpose.HAND_BACK:
                 self._hand_backs.lost(request, message)
 

@@ -22,6 +22,7 @@ from tasuki.engine.roles.base import HandoverContext
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import HeldState
 from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 ALONE = 16
 """States left at a time. Together they hold at most the tokens of one drain target's pull window,
@@ -52,6 +53,12 @@ def as_request(name: m.RequestId, prompt: m.Tokens, salt: bytes) -> Request:
 def state_tokens(request: Request) -> int:
     """Return the number of the request's tokens before its state."""
     return len(request.prompt) - 1
+
+
+def stands(cache: HybridPrefixCache, request: Request) -> bool:
+    """Return True if the request's state is still in the cache."""
+    match = cache.match(request.prompt, request.salt)
+    return match.usable_tokens == state_tokens(request)
 
 
 class Leaving:
@@ -146,14 +153,9 @@ class Leaving:
             state = self._line.popleft()
             self._drawn.add(state.name)
             request = self._request(state)
-            if request is not None and self.stands(request):
+            if request is not None and stands(self._cache, request):
                 return request
         return None
-
-    def stands(self, request: Request) -> bool:
-        """Return True if the request's state is still in the cache."""
-        match = self._cache.match(request.prompt, request.salt)
-        return match.usable_tokens == state_tokens(request)
 
     def whole_bytes(self, request: Request) -> int:
         """Return the bytes of the state with all its pages."""
@@ -230,6 +232,7 @@ class LeftStates:
     """
 
     def __init__(self, context: HandoverContext, receivers: SoleReceivers) -> None:
+        self._cache = context.cache
         self._emit = context.emit
         self._receivers = receivers
         self._leaving = Leaving(context)
@@ -303,7 +306,7 @@ class LeftStates:
                 fits = self._fits(request)
                 if fits is not None:
                     self._aside.remove(each)
-                if fits and self._leaving.stands(request):
+                if fits and stands(self._cache, request):
                     return request
         for _ in range(_MOST_ASIDE - len(self._aside)):
             drawn = self._leaving.draw()

@@ -17,7 +17,14 @@ import numpy as np
 from tasuki.engine import messages as m
 from tasuki.engine.handover.brought_states import Fetches
 from tasuki.engine.handover.decode_rooms import DecodeRoom, DecodeRooms
-from tasuki.engine.handover.leaving import ALONE, BESIDE, Leaving, as_request, state_tokens
+from tasuki.engine.handover.leaving import (
+    ALONE,
+    BESIDE,
+    Leaving,
+    as_request,
+    stands,
+    state_tokens,
+)
 from tasuki.engine.request import Aborted, Finished, Request
 from tasuki.engine.roles.base import HandoverContext
 from tasuki.engine.scheduling.admission import AcceptWindow
@@ -38,6 +45,9 @@ class OfferedStates(ABC):
         """most: transfers at a time."""
         self.offered = 0
         """Number of states in live transfers."""
+        self._cache = context.cache
+        self._line: deque[Request] = deque()
+        """States without a transfer: to be offered, or to be offered again after a loss."""
         self._window = AcceptWindow(context.cache.capacity_tokens(context.working_slots), most)
 
     @abstractmethod
@@ -47,10 +57,10 @@ class OfferedStates(ABC):
         """Record the outcome of the state. size, heir: bytes pulled and the pulling node, if it was
         taken."""
 
-    @abstractmethod
     def once_more(self, request: Request) -> None:
-        """Queue the state again after the loss of its transfer; another drain target may be
+        """Queue the state, also after the loss of its transfer; another drain target may be
         asked."""
+        self._line.append(request)
 
     def allows(self, size: int) -> bool:
         """Return True if a drain target may pull `size` bytes. They count against the bound from
@@ -84,8 +94,6 @@ class Heirs(OfferedStates):
         self.leaving = Leaving(context)
         self._struck = False
         """True once a drain target was refused more bytes than remained."""
-        self._again: deque[Request] = deque()
-        """States to be offered again after a loss, and selected states without a place yet."""
 
     def next(self, beside: int) -> Request | None:
         """Return a state to be offered now, as a request of one token after it; None if there is
@@ -97,14 +105,14 @@ class Heirs(OfferedStates):
             return None
         request = self._drawn()
         if request is not None and not self.has_room(request):
-            self._again.appendleft(request)
+            self._line.appendleft(request)
             return None
         return request
 
     def _drawn(self) -> Request | None:
-        while self._again:
-            request = self._again.popleft()
-            if not self.leaving.stands(request):
+        while self._line:
+            request = self._line.popleft()
+            if not stands(self._cache, request):
                 self.ended(request, m.HeirOutcome.LOST)
             elif not self._is_too_much(request):
                 return request
@@ -129,9 +137,6 @@ class Heirs(OfferedStates):
         self.leaving.left_bytes -= size
         return True
 
-    def once_more(self, request: Request) -> None:
-        self._again.append(request)
-
     def ended(
         self, request: Request, outcome: m.HeirOutcome, size: int = 0, heir: str = ""
     ) -> None:
@@ -140,15 +145,15 @@ class Heirs(OfferedStates):
     def end_if_over(self, beside: int) -> None:
         """Answer the queries if no request is in flight, no drain target holds an offer, and no
         state is left."""
-        if self.leaving.begun and not (beside or self.offered or self._again):
+        if self.leaving.begun and not (beside or self.offered or self._line):
             self.leaving.finish()
 
     def end(self) -> None:
         """Offer no more states, and answer the queries. REQUIRES: every offered state was counted
         as cut."""
-        for request in self._again:
+        for request in self._line:
             self.ended(request, m.HeirOutcome.CUT)
-        self._again.clear()
+        self._line.clear()
         self.leaving.finish()
 
 
@@ -168,7 +173,6 @@ class PassedOn(OfferedStates):
 
     def __init__(self, context: HandoverContext, fetches: Fetches) -> None:
         super().__init__(context, AT_A_TIME)
-        self._cache = context.cache
         self._emit = context.emit
         self._intake = context.intake
         self._fetches = fetches
@@ -177,8 +181,6 @@ class PassedOn(OfferedStates):
         self._names = count(1)
         self._queries: dict[m.RequestId, int] = {}
         """The asker's query id, by request."""
-        self._line: deque[Request] = deque()
-        """States here and not offered yet."""
 
     def take(self, message: m.PassOn) -> None:
         """Fetch the state if needed; then it is offered."""
@@ -205,7 +207,7 @@ class PassedOn(OfferedStates):
         connected."""
         while self._line:
             request = self._line[0]
-            if not (available and self._stands(request)):
+            if not (available and stands(self._cache, request)):
                 self._line.popleft()
                 self.ended(request, m.HeirOutcome.LOST)
             elif self.offered < AT_A_TIME and self.has_room(request):
@@ -213,13 +215,6 @@ class PassedOn(OfferedStates):
             else:
                 return None
         return None
-
-    def _stands(self, request: Request) -> bool:
-        match = self._cache.match(request.prompt, request.salt)
-        return match.usable_tokens == state_tokens(request)
-
-    def once_more(self, request: Request) -> None:
-        self._line.append(request)
 
     def ended(
         self, request: Request, outcome: m.HeirOutcome, size: int = 0, heir: str = ""

@@ -73,9 +73,6 @@ class Answers(Handover):
     def requests(self) -> Collection[Request]:
         return self._requests.values()
 
-    def get(self, request_id: m.RequestId) -> Request | None:
-        return self._requests.get(request_id)
-
     def handle(self, message: RequestInbox) -> None:
         match message:
             case m.Submit():

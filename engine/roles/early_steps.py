@@ -22,7 +22,6 @@ Invariants:
 import logging
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -159,8 +158,7 @@ class EarlySteps:
     """Runs early steps on one thread.
 
     grammars: the engine's. prepare: called once on the thread, before the first step. on_end:
-    called there after each step; must return at once. stream: makes the one stream of all steps; by
-    default one of the arena's device.
+    called there after each step; must return at once.
     """
 
     def __init__(
@@ -170,9 +168,7 @@ class EarlySteps:
         grammars: GrammarCompiler,
         on_end: Notice = lambda: None,
         prepare: Notice = lambda: None,
-        stream: Callable[[], OwnStream] | None = None,
     ) -> None:
-        self._new_stream = stream or (lambda: own_stream(arena.bytes.device))
         self._stream: OwnStream | None = None
         self._model = model
         self._arena = arena
@@ -222,7 +218,7 @@ class EarlySteps:
             # One for all steps: what is allocated belongs to its stream, and each new one takes as
             # much memory again, in as many calls that wait for the device.
             if self._stream is None:
-                self._stream = self._new_stream()
+                self._stream = own_stream(self._arena.bytes.device)
             with self._stream.entered():
                 self._compute(step)
         except _Shut:

@@ -108,15 +108,13 @@ class PieceCopies(Protocol):
 class HostCopies:
     """`PieceCopies` of host memory below an arena, also in host memory."""
 
-    def __init__(self, arena: Arena, below: Arena, piece_bytes: int = PIECE_BYTES) -> None:
-        """piece_bytes: bytes copied before the next check for a cancellation."""
+    def __init__(self, arena: Arena, below: Arena) -> None:
         self._arena = arena
         self._below = below
-        self._piece_bytes = piece_bytes
         self._digests = ArenaDigests(arena)
 
     def down(self, job: CopyJob) -> WholeCopy:
-        at_once = max(1, self._piece_bytes // self._arena.layout.page_bytes)
+        at_once = max(1, PIECE_BYTES // self._arena.layout.page_bytes)
         return WholeCopy(job, at_once, self.pages_down, self.slot_down)
 
     def pages_down(self, pages: PagePairs) -> list[int]:
@@ -131,7 +129,7 @@ class HostCopies:
         return digest
 
     def up(self, job: CopyJob) -> "HostUpCopy":
-        pieces = layer_pieces(self._arena.layout, job, self._piece_bytes)
+        pieces = layer_pieces(self._arena.layout, job, PIECE_BYTES)
         return HostUpCopy(self, self._arena, job, pieces)
 
     def move_up(self, piece: Piece) -> None:
