@@ -117,6 +117,10 @@ def finish_reason_from_proto(reason: inference_pb2.FinishReason) -> FinishReason
     return _REASONS[reason]
 
 
+MOST_ANSWER_TOKENS = 1 << 30
+"""A prompt of the largest message and such an answer fit the scheduler's int32 columns."""
+
+
 def _kind_from_wire(kind: str) -> GrammarKind:
     try:
         return GrammarKind(kind)
@@ -141,7 +145,13 @@ leave some out."""
 
 def sampling_from_proto(sampling: handover_pb2.Sampling) -> SamplingParams:
     """Read sampling parameters. Raises ValueError naming the field. At least one token is sampled:
-    a hand-over ends with it."""
+    a hand-over ends with it. A prefill node does not compute the rest of the answer, so its memory
+    does not bound max_new_tokens; MOST_ANSWER_TOKENS does."""
     if not sampling.max_new_tokens:
         raise ValueError("max_new_tokens must be at least 1 in a hand-over, not 0")
+    if sampling.max_new_tokens > MOST_ANSWER_TOKENS:
+        raise ValueError(
+            f"max_new_tokens must be at most {MOST_ANSWER_TOKENS} in a hand-over, "
+            f"not {sampling.max_new_tokens}"
+        )
     return SAMPLING.from_wire(sampling)

@@ -76,16 +76,18 @@ class RunningRequests(Collection[Request]):
         return request in self._lanes
 
     def add(self, request: Request) -> None:
-        """Add a running request. REQUIRES: it is Active."""
+        """Add a running request. REQUIRES: it is Active. Raises OverflowError, without effect, if a
+        length is no int32."""
         state = request.state
         assert isinstance(state, Active)
         lane = state.progress.lane
+        # The writes that may raise come first: nothing holds the request then.
+        self._prompt_lengths[lane] = len(request.prompt)
+        self._final_lengths[lane] = request.final_length
         self._lanes[request] = lane
         self._reordered = True
         self._requests[lane] = request
         self._answers[lane] = not isinstance(state, Prefilling)
-        self._prompt_lengths[lane] = len(request.prompt)
-        self._final_lengths[lane] = request.final_length
         self.capacities[lane] = 0
         if isinstance(state, Prefilling):
             self.prompts.append(request)

@@ -132,6 +132,11 @@ def test_a_tickets_sampling_comes_back_exactly() -> None:
     assert proto.sampling_from_proto(proto.SAMPLING.to_wire(plain)) == plain
     with pytest.raises(ValueError, match="max_new_tokens"):
         proto.sampling_from_proto(handover_pb2.Sampling())
+    longest = SamplingParams(max_new_tokens=proto.MOST_ANSWER_TOKENS)
+    assert proto.sampling_from_proto(proto.SAMPLING.to_wire(longest)) == longest
+    over = handover_pb2.Sampling(max_new_tokens=proto.MOST_ANSWER_TOKENS + 1)
+    with pytest.raises(ValueError, match="max_new_tokens must be at most 1073741824 in a hand"):
+        proto.sampling_from_proto(over)
     wire = proto.SAMPLING.to_wire(plain)
     wire.grammar.kind = "poem"
     with pytest.raises(ValueError, match="grammar is of a kind not known here: 'poem'"):

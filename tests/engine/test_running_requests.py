@@ -322,3 +322,18 @@ def test_tokens_that_may_end_an_answer_are_those_of_all_who_run() -> None:
     assert found() == [2, 3, 5]
     stops.remove(names[1])
     assert found() == [3]
+
+
+def test_a_length_that_no_column_holds_leaves_no_request_behind() -> None:
+    """Such a request came from a peer, was held half, and could not be discarded."""
+    progress = ProgressTable(LANES)
+    running = RunningRequests(progress)
+    sampling = SamplingParams(max_new_tokens=2**31)
+    request = Request(RequestId("r"), np.arange(5, dtype=np.int32), sampling, caller="a")
+    allocation: Any = SimpleNamespace(working_slots=[0], pages=np.arange(1, dtype=np.int32))
+    allocation.capacity_tokens = PAGE
+    request.state = Prefilling(allocation, progress.begin((0,), 0, 0))
+    with pytest.raises(OverflowError):
+        running.add(request)
+    assert len(running) == 0 and not running.held and not running.prompts
+    running.discard(request)

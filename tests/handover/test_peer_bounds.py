@@ -309,6 +309,11 @@ def asked(prompt: int = 4, **fields: object) -> pb.Reserve:
         ("reserve", asked(offered=4), "ticket.offered 4 is not less than the prompt's 4"),
         ("reserve", asked(marks=[1] * 5), "ticket.marks has 5 of 4 tokens"),
         ("reserve", asked(), "ticket.sampling: max_new_tokens must be at least 1 in a hand-over"),
+        (
+            "reserve",
+            asked(sampling=pb.Sampling(max_new_tokens=2**32 - 1)),
+            "ticket.sampling: max_new_tokens must be at most",
+        ),
         ("fetch", pb.Fetch(tokens=b"abc"), "tokens has 3 bytes, four make a token"),
         ("fetch", pb.Fetch(tokens=bytes(4), salt=bytes(4097)), "salt has 4097 bytes, at most 4096"),
     ],
