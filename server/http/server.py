@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
@@ -62,6 +62,8 @@ class HttpLog(logging.LoggerAdapter[logging.Logger]):
     def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
         if isinstance(exc_info, HttpProcessingError):
             self.debug("a head that is no HTTP: %s", exc_info.message[:200])
+        elif isinstance(exc_info, ClientConnectionResetError):
+            self.debug("a client left a stream: %s", exc_info)
         else:
             super().exception(msg, *args, exc_info=exc_info, **more)
 

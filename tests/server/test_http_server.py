@@ -4,6 +4,7 @@ import json
 import socket
 
 import pytest
+from aiohttp import ClientConnectionResetError
 
 from tasuki.engine import messages as m
 from tasuki.server.auth.callers import ANYBODY
@@ -250,6 +251,9 @@ def test_a_stranger_cannot_fill_the_log_with_heads_that_are_no_http(
             with http.dial() as client:
                 client.sendall(head)
                 assert client.recv(12)[9:] == b"400"
+    assert not caplog.records, caplog.text
+    with caplog.at_level("INFO"):
+        HttpLog().exception("left", exc_info=ClientConnectionResetError("closing transport"))
     assert not caplog.records, caplog.text
     with caplog.at_level("INFO"):
         HttpLog().exception("ours", exc_info=ValueError("a defect"))
