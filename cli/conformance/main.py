@@ -27,7 +27,6 @@ from tasuki.utils.program import package_version
 from .api import Api
 from .check import Caller, Check
 from .checks import answers, dictated, service
-from .checks import answers as calls
 from .endpoint import Endpoint, open_endpoint
 from .messages_api import Messages
 from .openai_api import Chats, Completions
@@ -58,10 +57,10 @@ _ANSWERS = (
 _ONE_TOKEN = Check("a bound of one token", answers.end_of_one_token)
 _STOP = Check("a stop string ends the answer before it", answers.end_by_stop)
 _CALLS = (
-    Check("a call of the model's own accord", calls.chosen),
-    Check("a required call", calls.required),
-    Check("a named call", calls.named),
-    Check("a call's result is taken", calls.result),
+    Check("a call of the model's own accord", answers.chosen),
+    Check("a required call", answers.required),
+    Check("a named call", answers.named),
+    Check("a call's result is taken", answers.result),
 )
 _SCHEMAS = (
     Check("an answer follows a flat schema", answers.flat_schema),
@@ -99,7 +98,7 @@ _OWN: Mapping[str, Sequence[Check]] = {
 
 
 def _cut_calls() -> list[Check]:
-    cuts = calls.CutCalls()
+    cuts = answers.CutCalls()
     return [
         Check("a call that is cut off is not finished, at every length", cuts.are_not_finished),
         Check("arguments of a call that is cut off parse, at every length", cuts.parse),

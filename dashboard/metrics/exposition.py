@@ -26,7 +26,6 @@ from prometheus_client.samples import Sample
 from tasuki.dashboard.dialects import GEN_AI
 from tasuki.dashboard.observed import READY, FrontReport, NodeReport, NodeState, ObservedMessage
 from tasuki.engine import messages as m
-from tasuki.engine.messages import Finished, FinishReason, Rejected, RequestId, RequestPhase
 
 from .cache_metrics import EvictionMetrics, cache_families, tier_families
 from .families import counter, gauge, histogram
@@ -67,8 +66,8 @@ def translated(families: Iterable[Metric], dialect: str) -> Iterator[Metric]:
         _values(by_name[name])
         for name in ("tasuki_requests", "tasuki_cache_pages", "tasuki_cache_slots")
     )
-    running = sum(count for name, count in requests.items() if RequestPhase(name).is_running)
-    waiting = sum(count for name, count in requests.items() if RequestPhase(name).is_queued)
+    running = sum(count for name, count in requests.items() if m.RequestPhase(name).is_running)
+    waiting = sum(count for name, count in requests.items() if m.RequestPhase(name).is_queued)
     if dialect == "vllm":
         yield GaugeMetricFamily("vllm:num_requests_running", "Running.", running)
         yield GaugeMetricFamily("vllm:num_requests_waiting", "Waiting.", waiting)
@@ -155,26 +154,26 @@ class GenAiMetrics:
             )
             for name, text, bounds, labels in made
         )
-        self._operations: OrderedDict[RequestId, str] = OrderedDict()
+        self._operations: OrderedDict[m.RequestId, str] = OrderedDict()
 
-    def begin(self, request: RequestId, operation: str) -> None:
+    def begin(self, request: m.RequestId, operation: str) -> None:
         """Record the operation of a request that begins. operation: see
         RequestContext.operation."""
         self._operations[request] = operation
         while len(self._operations) > _IN_FLIGHT:
             self._operations.popitem(last=False)
 
-    def observe(self, message: Finished | Rejected) -> None:
+    def observe(self, message: m.Finished | m.Rejected) -> None:
         """Count a request that ended. A request begun elsewhere, such as a transfer, has no client
         here and is not counted."""
         operation = self._operations.pop(message.request_id, None)
-        if operation is None or isinstance(message, Rejected):
+        if operation is None or isinstance(message, m.Rejected):
             # Nothing is known of how long it took.
             return
         usage = message.usage
         labels = (operation, _PROVIDER, self._model, self._model)
-        aborted = message.reason is FinishReason.ABORT
-        error = FinishReason.ABORT.value if aborted else ""
+        aborted = message.reason is m.FinishReason.ABORT
+        error = m.FinishReason.ABORT.value if aborted else ""
         self._duration.labels(*labels, error).observe(usage.seconds)
         if aborted:
             return

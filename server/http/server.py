@@ -24,7 +24,7 @@ from tasuki.engine.messages import RequestId
 from tasuki.server.auth.callers import LOOPBACK_ONLY, NOBODY, Access, Caller
 from tasuki.server.bind import BindError, join_address, parse_bind, require_callers_known
 from tasuki.server.drain import CallsInProgress, Rotation
-from tasuki.server.openapi.document import ApiDescription
+from tasuki.server.openapi.document import SOCKETS, ApiDescription
 from tasuki.utils.program import package_version
 
 from .access import AllowedOrigins, http_caller, require_host, require_scope, surface_of
@@ -71,9 +71,6 @@ class HttpLog(logging.LoggerAdapter[logging.Logger]):
 # Longer than proxies keep a connection that they may use again.
 _KEEP_ALIVE_SECONDS = 75.0
 _TLS_HANDSHAKE_SECONDS = 10.0
-
-_SOCKETS = frozenset({("GET", "/v1/responses")})
-"""Routes of sockets. A drain waits for their messages' calls, not for the sockets."""
 
 
 LossReason = Callable[[], str | None]
@@ -310,7 +307,8 @@ def _let_in(
         async with admitted(caller, http_request_id(request)) as request_id:
             may_send(request)
             rename_request(request, request_id)
-            if surface_of(request.match_info) in _SOCKETS:
+            if surface_of(request.match_info) in SOCKETS:
+                # A drain waits for their messages' calls, not for the sockets.
                 return await handler(request)
             with calls.one():
                 return await handler(request)

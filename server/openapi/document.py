@@ -397,14 +397,14 @@ class ApiDescription:
     """The node's document and its page. The document is empty until describe()."""
 
     def __init__(self) -> None:
-        self._document = _Kept(b"{}", "application/json", {})
+        self._document = _Kept(b"{}", JSON, {})
         page = (files(__package__) / "docs.html").read_bytes()
         headers = {
             "Content-Security-Policy": _policy(page),
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
         }
-        self._page = _Kept(page, "text/html", headers)
+        self._page = _Kept(page, HTML, headers)
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/openapi.json", self._described), web.get("/docs", self._shown)]
@@ -413,7 +413,7 @@ class ApiDescription:
         """Make the document of these routes. keyed: argument of document()."""
         made = document(served, package_version(), keyed=keyed)
         body = json.dumps(made, separators=(",", ":")).encode()
-        self._document = _Kept(body, "application/json", {})
+        self._document = _Kept(body, JSON, {})
 
     async def _described(self, request: web.Request) -> web.Response:
         return self._document.answer(request)

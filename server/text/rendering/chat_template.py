@@ -104,7 +104,7 @@ def _shape(message: Mapping[str, Any]) -> Hashable:
         bool(message.get("tool_calls")),
         bool(message.get("reasoning_content")),
         not content,
-        "</think>" in content,
+        END_OF_THINK in content,
         content.startswith("<tool_response>"),
     )
 
@@ -224,8 +224,6 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 GENERAL_CLASS = "PreTrainedTokenizerFast"
 """Transformers' class for any tokenizer.json."""
 
-# Stands for an answer whose text does not matter.
-_PROBE = f"{MARK_BEGIN}answer{MARK_END}"
 _NO_VARIABLES: Mapping[str, Any] = {}
 _NO_TOKENS: Tokens = np.zeros(0, dtype=np.int32)
 
@@ -450,19 +448,18 @@ class ChatTemplate:
     def thought_end(self) -> str:
         """Return the text between a thought and its closing tag; a line break if the template shows
         no thought."""
-        answer = {"role": "assistant", "content": "?", "reasoning_content": _PROBE}
+        answer = {"role": "assistant", "content": "?", "reasoning_content": _THOUGHT}
         try:
-            text = self._template.text([{"role": "user", "content": "?"}, answer], False)
+            text = self._template.text([_QUESTION, answer], False)
         except ChatTemplateError:
             return "\n"
-        _, found, behind = text.rpartition(_PROBE)
+        _, found, behind = text.rpartition(_THOUGHT)
         end, closed, _ = behind.partition(END_OF_THINK)
         return end if found and closed and not end.strip() else "\n"
 
     @cached_property
     def _opening(self) -> Tokens:
-        question = [{"role": "user", "content": "?"}]
-        closed, opened = (self._after_answer(question, flag) for flag in (False, True))
+        closed, opened = (self._after_answer([_QUESTION], flag) for flag in (False, True))
         if not opened.startswith(closed):
             raise ChatTemplateError("the chat template has no opening for an answer: append tokens")
         return self._encode(b"", opened[len(closed) :], set()).tokens
@@ -479,10 +476,9 @@ class ChatTemplate:
     ) -> str:
         """Return the text written by the template after an answer's text when `messages` follow
         it."""
-        answer = {"role": "assistant", "content": _PROBE}
-        question = {"role": "user", "content": "?"}
-        text = self._template.text([question, answer, *messages], open_answer, variables=variables)
-        _, found, after = text.rpartition(_PROBE)
+        answer = {"role": "assistant", "content": _ANSWER}
+        text = self._template.text([_QUESTION, answer, *messages], open_answer, variables=variables)
+        _, found, after = text.rpartition(_ANSWER)
         if not found:
             raise ChatTemplateError("the chat template drops an answer's text: append tokens")
         return after
