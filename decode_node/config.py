@@ -12,7 +12,7 @@ from tasuki.server.discovery.membership import (
     Membership,
     check_target,
 )
-from tasuki.transfer.peer_values import LONGEST_NAME, is_name
+from tasuki.transfer.peer_values import LONGEST_LEASE, LONGEST_NAME, is_name
 from tasuki.transfer.rooms.deadlines import PullSenderDeadlines, ReceiverDeadlines
 from tasuki.transfer.settings import TRANSPORTS, WireOptions
 from tasuki.utils.options import Headings, MostAsked, option
@@ -66,8 +66,11 @@ class DecodeConfig(WireOptions):
         super().__post_init__()
         if self.layers_per_window is not None and self.layers_per_window < 1:
             raise ValueError(f"layers_per_window must be at least 1, not {self.layers_per_window}")
-        if not self.lease_seconds > 0:
-            raise ValueError(f"lease_seconds must be positive, not {self.lease_seconds}")
+        if not 0 < self.lease_seconds <= LONGEST_LEASE:
+            raise ValueError(
+                f"lease_seconds must be positive, {LONGEST_LEASE:g} at most, "
+                f"not {self.lease_seconds}"
+            )
         if sum(map(bool, (self.prefill, self.prefill_file, self.etcd))) > 1:
             raise ValueError("prefill, prefill_file and etcd exclude each other: give one of them")
         if not is_name(self.name):

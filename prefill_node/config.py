@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tasuki.transfer.peer_values import LONGEST_NAME, is_name
+from tasuki.transfer.peer_values import LONGEST_LEASE, LONGEST_NAME, is_name
 from tasuki.transfer.settings import TRANSPORTS, WireOptions
 from tasuki.utils.options import Headings, MostAsked, option
 
@@ -52,5 +52,8 @@ class PrefillConfig(WireOptions):
             raise ValueError(f"layers_per_window must be at least 1, not {self.layers_per_window}")
         if not is_name(self.name):
             raise ValueError(f"name must be at most {LONGEST_NAME} printable characters")
-        if not self.lease_seconds > 0:
-            raise ValueError(f"lease_seconds must be positive, not {self.lease_seconds}")
+        if not 0 < self.lease_seconds <= LONGEST_LEASE:
+            raise ValueError(
+                f"lease_seconds must be positive, {LONGEST_LEASE:g} at most, "
+                f"not {self.lease_seconds}"
+            )

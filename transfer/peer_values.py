@@ -16,6 +16,7 @@ LONGEST_NAME = 128
 LONGEST_REASON = 1024
 LONGEST_SECONDS = 86400.0
 """One day: no message has a longer duration in seconds."""
+LONGEST_LEASE = 600.0
 MOST_BYTES = 1 << 50
 MOST_FIELDS = 128
 _SHOWN = 256

@@ -95,6 +95,8 @@ def test_a_damaged_checkpoint_is_one_line(
         (["decode", "--prefill", "there:70000"], 2, ["'there:70000' is not HOST:PORT"]),
         (["prefill", "--layers-per-window", "0"], 2, ["layers_per_window must be at least 1"]),
         (["prefill", "--lease-seconds", "nan"], 2, ["lease_seconds must be positive"]),
+        (["prefill", "--lease-seconds", "601"], 2, ["lease_seconds", "600 at most", "601"]),
+        (["decode", "--lease-seconds", "86400"], 2, ["lease_seconds", "600 at most", "86400"]),
         (["prefill"], 1, ["model is not set", "huggingface.co"]),
         (["decode", *flags(arena_mib=1)], 1, ["arena_mib 1", "give at least"]),
         (["serve", *flags(arena_mib=2**35)], 1, ["arena_mib 34359738368", "give less"]),

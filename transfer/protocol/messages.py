@@ -170,7 +170,6 @@ _LARGEST_METADATA = 1 << 20
 _MOST_SLABS = 1 << 32
 _MOST_RANKS = 64
 _MOST_WINDOWS = 1 << 20
-_LONGEST_LEASE = 600.0
 _PROCESS = Wire(ProcessIdentity, pb.Process).bounded("node.process")
 
 
@@ -219,7 +218,7 @@ def node_from_wire(node: pb.Node) -> NodeIdentity:
 def lease_from_wire(lease_seconds: float) -> float:
     """Return a writer's lease in seconds. Its granted memory stays quarantined for that long after
     it is lost. Raises PeerInvalid."""
-    return peer_values.seconds(lease_seconds, "lease_seconds", _LONGEST_LEASE)
+    return peer_values.seconds(lease_seconds, "lease_seconds", peer_values.LONGEST_LEASE)
 
 
 _of_header = attrgetter(*(field.name for field in fields(WindowHeader)))
