@@ -1,4 +1,4 @@
-"""What a run of `python -m scripts.clients` writes into docs/clients.md."""
+"""What a run of `python -m scripts.clients` writes into docs/results/agent_clients.md."""
 
 import pytest
 
