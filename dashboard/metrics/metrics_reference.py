@@ -48,8 +48,12 @@ _LABEL_ONLY = "_"
 
 def reference() -> str:
     """Return the whole page."""
-    families = sorted(_exposition().families(_report(), _front()), key=lambda one: one.name)
-    return _HEAD + "".join(f"{_row(family)}\n" for family in families)
+    return _HEAD + "".join(f"{_row(family)}\n" for family in families())
+
+
+def families() -> list[Metric]:
+    """Return every metric, sorted by name."""
+    return sorted(_exposition().families(_report(), _front()), key=lambda one: one.name)
 
 
 def _row(family: Metric) -> str:
