@@ -1,4 +1,4 @@
-"""`tasuki doctor` finds what is wrong and says what to do."""
+"""Tests of `tasuki doctor`: it finds faults of the machine and proposes a remedy."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""`tasuki dashboard` over real nodes: what they count, who is dead, keys, etcd, and who may ask."""
+"""Tests of `tasuki dashboard` over real nodes: their counters, dead nodes, keys, etcd and
+access."""
 
 import subprocess
 import sys

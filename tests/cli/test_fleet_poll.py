@@ -1,5 +1,5 @@
-"""`tasuki dashboard` asks its nodes: those that are slow, huge, lying or gone cost it little, and
-nobody but a node gets the key."""
+"""Tests of the dashboard's polling of nodes. Slow, huge, lying or vanished nodes cost the dashboard
+little. Only nodes receive the key."""
 
 import asyncio
 import gzip
@@ -59,7 +59,7 @@ async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, he
 
 
 class Host:
-    """A server on loopback that behaves so. heads: of the requests that came."""
+    """A server on loopback with the given behaviour. heads: request heads received so far."""
 
     def __init__(self, behaviour: Behaviour) -> None:
         self._behaviour = behaviour
@@ -108,7 +108,7 @@ def told(
     credentials: Credentials | None = None,
     limits: PollLimits = LIMITS,
 ) -> tuple[list[dict[str, Any]], list[Host]]:
-    """The rows of hosts that behave so, once each was asked, and the hosts."""
+    """Poll hosts with these behaviours until each has a row; return the rows and the hosts."""
 
     async def ask() -> tuple[list[dict[str, Any]], list[Host]]:
         async with AsyncExitStack() as stack:

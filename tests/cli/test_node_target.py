@@ -121,7 +121,7 @@ def _unused_port() -> int:
 
 @contextmanager
 def _standing(command: str, *more: str) -> Iterator[tuple[str, str]]:
-    """Addresses of gRPC and HTTP of a node whose client this test brings along."""
+    """Yield the gRPC and HTTP addresses of a node, started by this test with its own client."""
     daemon = ForkedDaemon(command, more)
     try:
         address = daemon.wait_ready()

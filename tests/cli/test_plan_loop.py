@@ -1,5 +1,5 @@
-"""A planner over real daemons: roles follow the demand and no request is lost; one that begins anew
-takes nothing away."""
+"""Tests of a planner over real daemons. Roles follow the demand and no request is lost. A restarted
+planner removes no node."""
 
 import asyncio
 import threading
@@ -48,7 +48,7 @@ class _OnAThread:
 
 @contextmanager
 def local_nodes(flags: Sequence[str]) -> Iterator[PlacedNodes]:
-    """flags: of every daemon."""
+    """Yield nodes placed on this machine. flags: command-line flags of every daemon."""
 
     def start(role: NodeRole, name: str) -> _OnAThread:
         access = NodeAccess(drain_seconds=HANG_SECONDS)
@@ -84,7 +84,8 @@ class Callers:
     """Ask over and over, each for an answer of its own, at whichever node answers."""
 
     def __init__(self, many: int, prompt: int, answer: int, rests: float = 0.0) -> None:
-        """rests: after each answer, as many times as long as that took."""
+        """Start `many` callers. rests: pause after each answer, as a multiple of the answer's
+        duration."""
         self._prompt, self._answer, self._rests = prompt, answer, rests
         self._over = threading.Event()
         self._pool = ThreadPoolExecutor(many)
@@ -124,7 +125,7 @@ class Callers:
         raise AssertionError(f"nobody answers: {refusals[-3:]}")
 
     def stop(self) -> int:
-        """Answers in all. Raises what a caller did."""
+        """Stop all callers and return the total of their answers. Raise a caller's exception."""
         self._over.set()
         for each in self._running:
             each.result(HANG_SECONDS)
@@ -140,7 +141,7 @@ class Planned:
         return self.nodes.nodes()
 
     def roles(self) -> dict[NodeRole, int]:
-        """Of nodes that are ready."""
+        """Return the number of ready nodes by role."""
         ready = [node.role for node in self.standing() if node.phase is NodePhase.READY]
         return {role: ready.count(role) for role in NodeRole}
 
@@ -209,7 +210,7 @@ async def test_roles_follow_the_demand_and_come_back_and_no_request_is_lost() ->
 
 @pytest.mark.slow
 async def test_a_planner_that_begins_anew_takes_nothing_away_and_one_node_then_drains() -> None:
-    """Four nodes, of which two are too many, and an answer under way on the one that goes."""
+    """Start four nodes, two too many. The drained node still has an answer under way."""
     policy = replace(POLICY, bounds=NodeBounds(least=2, most=4))
 
     done: list[dict[str, Any]] = []
@@ -241,7 +242,7 @@ async def test_a_planner_that_begins_anew_takes_nothing_away_and_one_node_then_d
 
 
 class Broken:
-    """A cluster that cannot be asked, once."""
+    """A cluster with a first query that fails."""
 
     def __init__(self) -> None:
         self.asked = 0

@@ -1,5 +1,5 @@
-"""What a planner makes of nodes' metrics: rates of one life, warm nodes' speeds, and no silent node
-taken for an idle one."""
+"""Tests of the planner's reading of node metrics. Rates cover one life of a node. Only warm nodes
+count for speed. A silent node is not taken for an idle one."""
 
 import pytest
 
@@ -46,7 +46,7 @@ NODES = [node("p1", P), node("d1", D), node("p2", P, NodePhase.COMING)]
 
 
 class Watched:
-    """An observer, and nodes that answer each ten seconds."""
+    """An observer of nodes that answer every ten seconds."""
 
     def __init__(self, warm: float = 5.0) -> None:
         self.observer = FleetObserver(warm)

@@ -65,8 +65,8 @@ def test_nodes_find_each_other_and_what_dies_comes_back(cluster: Cluster, fleet:
     asked = iter(range(1000))
 
     def hands_over(gone: str = "") -> bool:
-        """From a prefill node that is not the one at `gone`, which may outlive its machine for a
-        moment."""
+        """Return true if prefill-0, at an address other than `gone`, hands a request over. The old
+        node may outlive its machine for a moment."""
         fleet.look()
         there = fleet.addresses.get("prefill-0", gone) != gone and "decode-0" in fleet.addresses
         return there and prefilled_on(fleet, next(asked)) == "prefill-0"

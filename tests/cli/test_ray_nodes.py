@@ -1,4 +1,5 @@
-"""Nodes as Ray's actors keep them, without Ray: of several ranks, of other numbers of them too."""
+"""Tests of nodes as Ray's actors keep them, without Ray: nodes of several ranks and of mixed rank
+counts."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""What a node lived through, kept in a file: the same page offline, and an anonymous trace."""
+"""Tests of a node's recorded events in a file: the same page offline, and an anonymous trace."""
 
 import gzip
 import http.server
@@ -47,7 +47,7 @@ REQUESTS = 4
 
 @dataclass(frozen=True)
 class Recorded:
-    """live: the overview that the node told at its end."""
+    """A recording with its node's own data. live: the last overview sent by the node."""
 
     file: Path
     live: dict[str, Any]
@@ -57,7 +57,7 @@ class Recorded:
 def interrupted_at_the_end(
     target: HttpTarget, path: str
 ) -> Generator[dict[str, Any] | None, None, None]:
-    """What comes until the last request has ended; then Ctrl-C."""
+    """Yield the stream's values until the last request has ended, then raise KeyboardInterrupt."""
     ended = 0
     for value in HttpTarget.followed(target, path):
         yield value
@@ -68,7 +68,7 @@ def interrupted_at_the_end(
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    """Two sessions of two turns each, which begin alike."""
+    """Yield a recording of two sessions with two turns each and a common prefix."""
     file = tmp_path_factory.mktemp("recording") / "node.jsonl.gz"
     with fused_node(*HTTP) as node, pytest.MonkeyPatch.context() as patch:
         patch.setattr(RecordConfig, "followed", interrupted_at_the_end)
@@ -180,7 +180,7 @@ def test_names_of_blocks_tell_equal_prefixes_and_nothing_else() -> None:
 
 
 class Scripted(http.server.BaseHTTPRequestHandler):
-    """A node whose streams say what the test wants, connection by connection."""
+    """A node with scripted streams: each connection sends the events given by the test."""
 
     def log_message(self, *_: object) -> None: ...
 
@@ -243,7 +243,7 @@ def fenced(at: float, room: int = 1) -> dict[str, Any]:
 def recording_of(
     node: ScriptedNode, file: Path, seconds: float, capfd: pytest.CaptureFixture[str]
 ) -> tuple[list[Any], str]:
-    """What is in the file, and what was said."""
+    """Record the node; return the events in the file and the text on stderr."""
     target = f"127.0.0.1:{node.server_port}"
     assert record(["--target", target, "--out", str(file), "--seconds", str(seconds)]) == 0
     return list(Recording.load(file).events), capfd.readouterr().err

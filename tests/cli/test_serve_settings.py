@@ -1,5 +1,5 @@
-"""What users of other engines type first: a model's name, --port, --max-model-len, --help, and a
-command at the wrong port."""
+"""Tests of commands typed by users of other engines: a model's name, --port, --max-model-len,
+--help, and a command at the wrong port."""
 
 import http.server
 import json

@@ -1,4 +1,4 @@
-"""What a node says while it starts, and what its first answer costs."""
+"""Tests of a starting node: its messages, and the cost of its first answer."""
 
 import json
 import os
@@ -138,7 +138,7 @@ def test_the_first_answer_costs_little_processor_time(tmp_path: Path) -> None:
 
 
 def _processor_seconds(pid: int) -> float:
-    """Of a process, its children that have ended and those that live."""
+    """Return the processor time of a process, its ended children and its live ones, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     own = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     threads = Path(f"/proc/{pid}/task").iterdir()

@@ -1,6 +1,6 @@
-"""Every counter of an engine whose requests gave way to each other is the sum of their usages,
-which are what clients are told: however often a request is looked up, computed and queued again, it
-counts once."""
+"""Tests of an engine's counters after requests gave way to each other. Every counter equals the sum
+over the usages reported to clients. A request counts once, however often it is looked up, computed
+and queued again."""
 
 import re
 from collections import Counter
@@ -135,7 +135,8 @@ def expected(load: Load) -> Counter[str]:
 
 
 def test_every_counter_of_requests_is_the_sum_over_usages(load: Load) -> None:
-    """Also one that is added later: it is a sum of usages, or OF_EVENTS says why not."""
+    """Compare every counter with the sum over usages, except counters in OF_EVENTS. A new counter
+    must be a sum of usages or be listed there with a reason."""
     counts = {
         name: value
         for name, value in load.seen.items()

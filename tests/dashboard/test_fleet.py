@@ -1,4 +1,5 @@
-"""What the fleet's page shows of real /metrics: rates, percentiles, trouble, links and callers."""
+"""Tests of the fleet page's figures from real /metrics: rates, percentiles, trouble, links and
+callers."""
 
 import json
 import random

@@ -216,7 +216,8 @@ def test_looking_costs_little_however_much_is_kept() -> None:
 
 
 def test_timelines_are_kept_of_fewer_requests_than_ends() -> None:
-    """Of their pulls too; what came with the pull's own event is not kept twice."""
+    """Keep the timelines of the newest 128 requests with one, for transfers and pulls. The
+    journal's pull event holds no second copy."""
     history = NodeHistory()
     track = HandoverTimeline(SenderTrack((), ()), ReceiverTrack((), (), ()))
     pulled, transfer = m.PullReport(64, 1, 0.1, track), m.TransferReport(1, 1, 1, 0.0, 0.0, track)

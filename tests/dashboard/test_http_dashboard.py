@@ -1,4 +1,4 @@
-"""The dashboard over HTTP: what needs the key, what is refused, and both streams."""
+"""Tests of the dashboard over HTTP: paths protected by the key, refusals, and both streams."""
 
 import json
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ async def keep(history: NodeHistory, name: str) -> None:
 
 @contextmanager
 def streamed(http: HttpFront, path: str) -> Iterator[Iterator[Any]]:
-    """The values of a server-sent stream, which is left behind the block."""
+    """Yield the values of a server-sent stream; leave the stream after the block."""
     with closing(http.connect()) as connection:
         connection.request("GET", path)
         reply = connection.getresponse()

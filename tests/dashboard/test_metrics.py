@@ -1,4 +1,5 @@
-"""/metrics: names that Prometheus accepts, and numbers that equal what clients were told."""
+"""Tests of /metrics: Prometheus accepts the names, and the numbers equal those reported to
+clients."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -112,7 +113,7 @@ def test_the_arena_is_told_in_bytes_that_add_up() -> None:
 
 
 def test_every_reason_and_kind_is_there_before_its_first_event() -> None:
-    """A series that begins at 1 has no increase for that event."""
+    """Start every series at 0. A series that begins at 1 shows no increase for its first event."""
     seen = samples(Exposition().text(REPORT))
     for kind in m.ErrorKind:
         assert seen[f"tasuki_requests_rejected_total{{kind={kind.value}}}"] == 0

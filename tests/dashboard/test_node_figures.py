@@ -1,4 +1,5 @@
-"""What stands at the top of a node's page and of `tasuki top`: its health, and the last minute."""
+"""Tests of the figures at the top of a node's page and of `tasuki top`: its health and the last
+minute."""
 
 import json
 from dataclasses import replace

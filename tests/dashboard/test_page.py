@@ -1,5 +1,5 @@
-"""The page in a real browser: its numbers are those that clients were told, and it can be clicked
-through."""
+"""Tests of the page in a real browser: its numbers equal those reported to clients, and its views
+open by clicks."""
 
 import json
 import re
@@ -25,9 +25,9 @@ JUDGED = (390, 1280)
 
 @dataclass(frozen=True)
 class Demo:
-    """A pair with little room through which the demo's first turns went, between them prompts of
-    others that took its place; at last one that was given up. usages: of the demo's turns, then of
-    the others."""
+    """A pair with little memory after the demo's first turns. Other prompts between the turns
+    evicted their states, and the last request was given up. usages: usages of the demo's turns,
+    then of the others."""
 
     prefill: Node
     decode: Node
@@ -62,7 +62,7 @@ def demo() -> Iterator[Demo]:
 
 
 def wait_live(seen: Opened) -> None:
-    """Until the node's first message is here, with which the view that is shown is drawn anew."""
+    """Wait for the node's first message; the page then draws the current view again."""
     seen.page.wait_for_selector("body[data-ended]")
 
 
@@ -78,7 +78,7 @@ def counters(node: Node, name: str) -> dict[str, int]:
 
 
 def drafts(node: Node, name: str) -> int:
-    """Of the draft layer, at every place."""
+    """Return a token counter of the draft layer, summed over all positions."""
     found = scraped(node.http_address).items()
     counted = f"tasuki_{name}_tokens_total{{drafter=mtp,"
     return sum(int(number) for key, number in found if key.startswith(counted))

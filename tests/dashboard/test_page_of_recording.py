@@ -1,5 +1,5 @@
-"""The page over a recording draws what the file tells: a hand-over with a wait at the layer
-barrier, what was hidden and what was not, the pull before it, and the eviction that cost a turn."""
+"""Tests of the page over a recording. It draws a hand-over with a wait at the layer barrier, its
+hidden and visible parts, and the pull before it. It also draws the eviction that cost a turn."""
 
 from pathlib import Path
 

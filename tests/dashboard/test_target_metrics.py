@@ -1,4 +1,5 @@
-"""Requests that were wanted within targets: each is counted once, as kept, missed or refused."""
+"""Tests of metrics for requests with latency targets: each request counts once, as kept, missed or
+refused."""
 
 import pytest
 

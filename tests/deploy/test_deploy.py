@@ -1,7 +1,8 @@
-"""What is shipped for Kubernetes and systemd: rendered, held against schemas, and its flags parsed.
+"""Tests of the files shipped for Kubernetes and systemd: they render, fit their schemas, and their
+flags parse.
 
-LeaderWorkerSet's own fields are checked against its published API (v1); its pods, as every other
-kind, against Kubernetes' own schemas.
+LeaderWorkerSet's own fields are checked against its published API (v1). Its pods and every other
+kind are checked against Kubernetes' own schemas.
 """
 
 import os
@@ -123,7 +124,7 @@ def validate(item: dict[str, Any]) -> None:
 
 
 def parsed(role: str, flags: Sequence[str]) -> tuple[Any, ...]:
-    """As the daemon reads them; exits where one is wrong."""
+    """Parse the flags as the daemon does; exit if one is wrong."""
     kinds = (CONFIGS[role],) if role in CONFIGS else (DryRunConfig, HttpAddress)
     return parse_configs(f"tasuki {role}", "", flags, EngineConfig, ServerConfig, *kinds)
 
@@ -183,7 +184,7 @@ def test_a_pod_starts_a_node_whose_flags_exist(role: str, tmp_path: Path) -> Non
 
 
 def stopping_seconds(pod: dict[str, Any], front: ServerConfig) -> float:
-    """From the begin of a pod's end to that of its node."""
+    """Return the time from the start of a pod's termination to its node's exit, in seconds."""
     (container,) = pod["containers"]
     before = container["lifecycle"]["preStop"]["exec"]["command"]
     assert before[0] == "sleep"

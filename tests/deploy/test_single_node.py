@@ -59,7 +59,7 @@ def test_its_pod_starts_a_node_and_keeps_what_it_has_downloaded_and_compiled() -
 
 
 class Compose(yaml.SafeLoader):
-    """With the tag by which a later file takes away what an earlier one says."""
+    """A YAML loader for the tag of Compose that removes an earlier file's setting."""
 
 
 Compose.add_constructor("!reset", lambda loader, node: None)

@@ -1,4 +1,4 @@
-"""What the documents name exists."""
+"""Tests of the documents: every named file, command and test exists."""
 
 import re
 from pathlib import Path

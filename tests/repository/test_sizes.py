@@ -20,9 +20,9 @@ BOUNDS: Mapping[str, float] = {
 
 
 def size_faults(lines: Mapping[str, int], bounds: Mapping[str, float]) -> Iterator[str]:
-    """Yield a text for each bound that the modules break.
+    """Yield a text for each bound broken by the modules.
 
-    lines: by path below the root, the module's count of lines.
+    lines: line count of each module, by path below the root.
     """
     modules = {
         path: count
@@ -43,7 +43,7 @@ def size_faults(lines: Mapping[str, int], bounds: Mapping[str, float]) -> Iterat
 
 
 def folders_of_one_file(paths: Mapping[str, int]) -> Iterator[str]:
-    """Yield folders that hold one module, `__init__.py` aside, and no folder."""
+    """Yield folders with one module besides `__init__.py` and no subfolder."""
     files = Counter(path.parent for path in map(PurePosixPath, paths) if path.name != "__init__.py")
     parents = {folder.parent for folder in files}
     for folder, count in files.items():

@@ -1,4 +1,5 @@
-"""Things do not tell and hear: what is sent, shown, reported or received is called so."""
+"""Tests of names: things are called sent, shown, reported or received; they do not tell and
+hear."""
 
 import re
 import subprocess
