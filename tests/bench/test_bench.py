@@ -1,4 +1,4 @@
-"""`tasuki bench` on a tiny model on the CPU: what it counts and writes, not how fast it is."""
+"""Tests of `tasuki bench` on a tiny model on the CPU: its counts and output, not its speed."""
 
 import json
 from contextlib import suppress
@@ -37,7 +37,8 @@ measured_once = cache(measure_floors)
 
 @pytest.fixture(autouse=True)
 def floors_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Benches of one device and type have the same floors, which take most of a tiny bench."""
+    """Measure the floors once. All benches of one device and type share them, and they take most of
+    a tiny bench."""
     monkeypatch.setattr(report, "measure_floors", measured_once)
 
 

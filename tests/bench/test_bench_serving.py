@@ -1,4 +1,4 @@
-"""`tasuki bench serving` on the free model: what it counts and writes, not how fast it is."""
+"""Tests of `tasuki bench serving` on the free model: its counts and output, not its speed."""
 
 import asyncio
 import json
@@ -76,7 +76,8 @@ FEW = ["--streams", "8", "--clients", "1", "--seconds", "1", "--prompt", "70", "
 
 
 def run(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
-    """What it prints, which must be JSON and nothing else. Nothing that it started still runs."""
+    """Run the command and return its output; it must print JSON only. Check for processes left
+    over."""
     assert cli.main(["bench", "serving", "--free-model", "--json", *flags]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     commands = [command_of(pid) for pid in descendants(os.getpid())]
@@ -85,8 +86,8 @@ def run(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
 
 
 def assert_answered(document: dict[str, Any]) -> None:
-    """Every request that was not cut at the end got the tokens that it asked for, and all of them
-    were the right ones."""
+    """Check the counts: some requests ended whole, none failed, and no token was wrong. A request
+    not cut at the end got all its tokens."""
     assert document["requests"] >= document["whole"] > 0
     assert document["failed"] == document["unanswered"] == document["wrong_tokens"] == 0
     assert document["why"] == []
@@ -321,13 +322,14 @@ def test_layers_of_a_forward_tick_while_it_lasts() -> None:
 
 
 def test_a_forward_takes_its_time_behind_the_one_before() -> None:
-    """A machine that stands between the two leaves nothing before the second: another try."""
+    """Repeat until the second forward is launched while the first one runs. A machine that stalls
+    between the two launches makes the try void."""
     while not two_forwards():
         pass
 
 
 def two_forwards() -> bool:
-    """Whether the second was launched while the first one ran."""
+    """Return true if the second forward was launched while the first one ran."""
     cost = StepCost(base=0.1, row=0.01, prompt_token=0.001)
     runner = FreeRunner(4, VOCABULARY, cost, None)
     begun = time.monotonic()
@@ -378,7 +380,7 @@ def event(body: dict[str, Any] | str) -> bytes:
 
 @asynccontextmanager
 async def http_server(pieces: Sequence[bytes]) -> AsyncIterator[str]:
-    """Answers whatever is asked by these pieces, each a write of its own, then stands still."""
+    """Serve these pieces as the answer to any request, each in its own write, then stay silent."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # The client breaks the connection off once it has read what it wanted.

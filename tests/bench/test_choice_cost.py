@@ -1,4 +1,4 @@
-"""What a choice costs does not grow with the fleet, nor the index beyond its bound."""
+"""Tests of a choice's cost: it does not grow with the fleet, and the index keeps its bound."""
 
 import pytest
 

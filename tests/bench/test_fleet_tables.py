@@ -1,4 +1,4 @@
-"""The rows of the fleet's tables are commands that `tasuki simulate` takes."""
+"""Tests of the fleet's tables: each row is a valid command of `tasuki simulate`."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""`python -m scripts.gpu`: what it plans can be run, and what it runs is over when it says so."""
+"""Tests of `python -m scripts.gpu`: its planned runs can be run, and a run reported as over is
+over."""
 
 import sys
 import threading

@@ -145,8 +145,8 @@ def test_marconi_is_replayed_by_its_own_admission_and_offered_by_no_engine(
 
 
 def test_a_document_asked_about_again_resumes_inside(tmp_path: Path) -> None:
-    """Documents of 20 blocks of 512, each asked about twice: from some document on the second
-    question resumes at a state that was kept inside."""
+    """Ask twice about documents of 20 blocks of 512. After some documents, the second question
+    resumes at a state kept inside the document."""
     path = tmp_path / "documents.jsonl"
     rows = []
     for document in range(30):

@@ -1,4 +1,4 @@
-"""Which decode node a session goes to, and when it has reason to leave one."""
+"""Tests of the decode node chosen for a session, and of reasons to leave a node."""
 
 import pytest
 

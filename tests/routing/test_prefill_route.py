@@ -1,4 +1,5 @@
-"""What decides between prefill nodes, by route and by what is known; pure tables."""
+"""Tests of the reason for a choice among prefill nodes, by route and by known facts; tables without
+nodes."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""What one who sends prompts remembers of where they went."""
+"""Tests of a sender's memory of prompts: the nodes each prefix was sent to."""
 
 import numpy as np
 from numpy.typing import NDArray

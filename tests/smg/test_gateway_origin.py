@@ -1,4 +1,4 @@
-"""Whose call a gateway's is: the key that it bears, the trace that it belongs to, and its id."""
+"""Tests of a gateway's calls: the key, the trace and the id of each."""
 
 import time
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def test_each_key_has_its_own_minute_and_its_call_a_trace_and_an_id(tmp_path: Pa
         prompt = pb.TokenizedInput(input_ids=[5, 6, 7])
 
         def ask(key: str, request_id: str) -> str:
-            """The id that an answer tells, once it has come whole."""
+            """Return the id in an answer's headers, after the complete answer."""
             call = stub.Generate(
                 pb.GenerateRequest(request_id=request_id, tokenized=prompt),
                 metadata=metadata(key, ("traceparent", TRACEPARENT)),
@@ -82,7 +82,7 @@ def test_each_key_has_its_own_minute_and_its_call_a_trace_and_an_id(tmp_path: Pa
 
 @dataclass(frozen=True)
 class Fronted:
-    """A pair behind the real gateway, of which the decode node answers one request a minute."""
+    """A pair behind the real gateway. The decode node answers one request a minute."""
 
     gateway: Smg
     prefill: Node

@@ -1,4 +1,4 @@
-"""What a gateway is told and what is made of its requests, piece by piece."""
+"""Tests of the gateway service's parts: messages to a gateway, and the reading of its requests."""
 
 import asyncio
 import hashlib
@@ -235,7 +235,7 @@ def test_a_stop_string_ends_the_request_and_still_tells_what_was_cached(tmp_path
 
 
 class Router:
-    """What a gateway would know: each block once, never without its parent."""
+    """A reference for a gateway's knowledge: each block once, never without its parent."""
 
     def __init__(self) -> None:
         self.parents: dict[bytes, bytes | None] = {}

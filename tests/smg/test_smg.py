@@ -57,8 +57,8 @@ def stream(client: "openai.OpenAI", model: str) -> tuple[str, int]:
 
 
 def repeated(client: "openai.OpenAI", model: str) -> tuple[int, int, int]:
-    """The same answer three times, the last one streamed, of which all but the first find every
-    whole page; the prompt's tokens, and how many of them the repeats found."""
+    """Ask for the same answer three times, the last one streamed. All but the first find every
+    whole page. Return the prompt's tokens and the tokens found by each repeat."""
     text, prompt, cold = ask(client, model)
     again, _, warm = ask(client, model)
     streamed, hot = stream(client, model)
@@ -81,7 +81,7 @@ def schema_format(schema: dict[str, Any]) -> Any:
 
 
 def assert_answers_follow(client: "openai.OpenAI", model: str) -> None:
-    """What the gateway passes on: schemas, regular expressions, rules."""
+    """Check the constraints passed on by the gateway: schemas, regular expressions, rules."""
     schema = {
         "type": "object",
         "properties": {"city": {"enum": ["Bath", "York"]}, "days": {"enum": [1, 2]}},

@@ -1,6 +1,6 @@
-"""The unmodified smg gateway in front of four nodes: by the nodes' own events alone it sends every
-session to the node that holds it, also after that has changed behind its back, and after its own
-restart."""
+"""Tests of the unmodified smg gateway in front of four nodes. The nodes' own events suffice to send
+every session to the node with its cache. This holds after the cache moved without the gateway, and
+after the gateway's restart."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +23,8 @@ SESSIONS = 6
 TURNS = 3
 ANSWER = 8
 ARENA_MIB = 128
-"""What all sessions leave fits into one node: a gateway draws lots for the first turns."""
+"""Arena size, enough for the states of all sessions on one node. The gateway places first turns at
+random."""
 # Else smg sends one hit in eight to a node that holds little, and misses to those that are young.
 BY_CACHE_ALONE = ("--worker-warmup-secs", "0", "--worker-warmup-divert-every", "0")
 
@@ -43,7 +44,7 @@ class Fleet:
 
     @contextmanager
     def gateway(self) -> Iterator[Smg]:
-        """A new one, which has what nodes hold."""
+        """Yield a new gateway after it learned the contents of all nodes."""
         urls = [f"grpc://{node.address}" for node in self.nodes]
         policy = ("--policy", "cache_aware", *BY_CACHE_ALONE)
         with smg(self.folder, len(urls), "--worker-urls", *urls, *policy) as gateway:
@@ -67,8 +68,8 @@ class Fleet:
         until(lambda: known() == held, lambda: (held, known()))
 
     def turn(self, gateway: Smg, session: Session, seed: int) -> int:
-        """The next one of a session, which finds as many tokens as are returned; its home is added
-        to those of the session."""
+        """Run the session's next turn; return its cached tokens. Add the node that answered to the
+        session's homes."""
         prompt = (*session.text, *random_prompt(150, seed))
         before = [prompts(node) for node in self.nodes]
         answer = gateway.generate("embedded", prompt, ANSWER)
@@ -94,7 +95,7 @@ def prompts(node: Node) -> int:
 
 
 def whole_pages(tokens: int) -> int:
-    """Of a text whose last token was not forwarded."""
+    """Return the tokens in whole pages of a text without a forward of its last token."""
     return (tokens - 1) // PAGE_TOKENS * PAGE_TOKENS
 
 
@@ -110,7 +111,7 @@ def nodes() -> Iterator[tuple[Node, ...]]:
 
 @pytest.fixture
 def fleet(nodes: tuple[Node, ...], tmp_path: Path) -> Fleet:
-    """Of nodes that hold nothing."""
+    """Return a fleet of empty nodes."""
     for node in nodes:
         node.client.flush()
     return Fleet(nodes, tmp_path)
@@ -150,8 +151,8 @@ def test_a_new_gateway_knows_by_snapshots_where_all_sessions_are(fleet: Fleet) -
 def test_what_a_node_lost_behind_the_gateway_s_back_draws_nothing_there(
     fleet: Fleet, how: str
 ) -> None:
-    """The gateway itself has sent the session's turns to its home, so its own record of what it
-    sent would name that; only events name the other."""
+    """Expect the turn at the other node. The gateway sent all turns to the first, so its own record
+    names that node; only events name the other."""
     (session,) = sessions_of(2000, 1)
     with fleet.gateway() as gateway:
         for turn in range(TURNS):

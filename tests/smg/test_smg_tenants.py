@@ -1,5 +1,5 @@
-"""Tenants behind the unmodified smg gateway: it hears of the blocks that its own calls can use, and
-sends a prompt to the node that has it."""
+"""Tests of tenants behind the unmodified smg gateway. The gateway receives events for blocks usable
+by its own calls, and sends a prompt to the node with its blocks."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -57,7 +57,8 @@ def _passes(name: str) -> bool:
 
 @contextmanager
 def bearing_proxy(target: str, *added: tuple[str, str]) -> Iterator[str]:
-    """HOST:PORT that answers as target does to callers who bear `added`."""
+    """Yield the HOST:PORT of a proxy to `target`. The proxy adds the metadata `added` to every
+    call."""
 
     async def start() -> tuple[grpc.aio.Server, grpc.aio.Channel, int]:
         channel = grpc.aio.insecure_channel(target)
@@ -93,7 +94,7 @@ HITS = "smg_kv_event_blocks_total"
 
 @dataclass(frozen=True)
 class Fleet:
-    """Two nodes, and a gateway in front of them whose calls bear its key and a tenant's name."""
+    """Two nodes and a gateway in front of them. Its calls bear its key and a tenant's name."""
 
     nodes: tuple[Node, ...]
     gateway: Smg
@@ -101,7 +102,7 @@ class Fleet:
 
 
 def asked(client: "openai.OpenAI", opening: str) -> int:
-    """Cached tokens of a prompt that begins so."""
+    """Return the cached tokens of a prompt with this opening."""
     reply = client.chat.completions.create(
         model="embedded",
         messages=[{"role": "user", "content": opening * 20}],
@@ -148,7 +149,7 @@ def fleet(tmp_path: Path, keys: tuple[str, ...]) -> Iterator[Fleet]:
 
 
 def test_a_tenant_s_prompt_goes_to_the_node_that_has_it(fleet: Fleet) -> None:
-    """Each node has a prompt of ann's that the gateway has never seen: only events can tell it."""
+    """Give each node a prompt of ann's unknown to the gateway; only events can name its node."""
     assert fleet.gateway.metric(HITS) == 0
     blocks = 0
     for node, opening in zip(fleet.nodes, OPENINGS, strict=True):
@@ -186,7 +187,7 @@ def test_a_subscriber_is_told_of_its_own_namespace_or_of_all_by_their_ids(
             stub = pb_grpc.TokenSpeedSchedulerStub(channel)
 
             def told(*tenant: str) -> dict[str, int]:
-                """Blocks of the first batch, by the namespace that they name."""
+                """Return the number of blocks in the first batch by their namespace."""
                 named = ((TENANT_KEY, name) for name in tenant)
                 call = stub.SubscribeKvEvents(
                     common_pb2.SubscribeKvEventsRequest(),

@@ -48,7 +48,7 @@ def ended(front: AgentFront, name: str) -> dict[str, Any]:
 
 
 def release(front: AgentFront) -> None:
-    """The engine ends what it holds."""
+    """Let the engine end the newest request."""
     submit = front.submits()[-1]
     front.http.engine._finish(submit, m.FinishReason.STOP, 1)
 
@@ -221,7 +221,7 @@ def test_front_workers_refuse_it_by_name(codec: TextCodec) -> None:
 
 
 def test_of_an_ended_response_neither_request_nor_writer_is_kept(front: AgentFront) -> None:
-    """They are tens of KiB that nothing counts."""
+    """Keep neither: each takes tens of KiB outside every count."""
     count = 50
     for name in [begun(front)["id"] for _ in range(count)]:
         ended(front, name)
@@ -241,7 +241,8 @@ def test_a_deleted_response_counts_no_longer(front: AgentFront) -> None:
 
 
 def test_a_client_that_does_not_read_keeps_one_event() -> None:
-    """Of long ones: each of the first has the request's echoes."""
+    """Return long events one at a time, without a copy. The first events are long, since each has
+    the request's echoes."""
     events = EventLog()
     long, short = b"event: a\ndata: " + b"x" * 2**20 + b"\n\n", b"event: b\ndata: 1\n\n"
     events.add(long * 2 + short * 100)

@@ -1,5 +1,5 @@
-"""Which calls an answer may make where the model chooses: `strict`, allowed tools, grammars of
-custom tools, as each API asks for them; what the engine is given lets through no other call."""
+"""Tests of calls allowed in an answer when the model chooses: `strict`, allowed tools, and grammars
+of custom tools, in each API's form. The grammar given to the engine allows no other call."""
 
 import json
 from typing import Any
@@ -27,7 +27,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def tool(path: str, name: str, **fields: Any) -> dict[str, Any]:
-    """As the API has it."""
+    """Return a tool in the API's form."""
     if path == CHAT:
         return {"type": "function", "function": {"name": name, "parameters": SCHEMA, **fields}}
     if path == MESSAGES:
@@ -40,7 +40,7 @@ def ask(front: AgentFront, path: str, **fields: Any) -> Reply:
 
 
 def asked_grammar(front: AgentFront, path: str, **fields: Any) -> Grammar | None:
-    """Which the engine is given."""
+    """Return the grammar given to the engine."""
     reply = ask(front, path, **fields)
     assert reply.status == 200, reply
     return front.submits()[-1].sampling.grammar

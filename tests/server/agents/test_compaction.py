@@ -1,4 +1,5 @@
-"""POST /v1/responses/compact over a scripted engine: what stays, the summary, and its way back."""
+"""Tests of POST /v1/responses/compact over a scripted engine: the items kept, the summary, and its
+way back."""
 
 import base64
 from typing import Any
@@ -38,7 +39,7 @@ def made(front: AgentFront, **fields: Any) -> dict[str, Any]:
 
 
 def said(output: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Of the messages."""
+    """Return the role and text of each message before the compaction item."""
     *messages, last = output
     assert last["type"] == "compaction"
     return [(item["role"], item["content"][0]["text"]) for item in messages]

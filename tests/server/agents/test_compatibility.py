@@ -1,6 +1,6 @@
-"""Field by field, what becomes of every field of the peers' requests and of those that
-docs/compatibility.md names: refused by its name, changing the request or its reply, or changing
-nothing at all. A field that is none of these is silently ignored."""
+"""Tests of every field of the peers' requests and of the fields named in docs/compatibility.md. A
+field is refused by its name, changes the request or its reply, or changes nothing at all. A field
+with none of these fates would be silently ignored."""
 
 import json
 import re
@@ -351,7 +351,8 @@ NO_FIELDS = frozenset(
 
 
 def bare(reply: Reply) -> str:
-    """The reply without what differs between two equal ones."""
+    """Return the reply without times, ids and signatures; these differ between two equal
+    replies."""
     text = reply.body.decode()
     text = re.sub(r'"(created|created_at|completed_at)": ?[0-9.]+', "", text)
     text = re.sub(r"(chatcmpl|cmpl|resp|rs|msg|call|fc|sig|req)[-_][0-9a-zA-Z_=-]+", "", text)
@@ -359,7 +360,8 @@ def bare(reply: Reply) -> str:
 
 
 def asked(front: AgentFront, path: str, fields: Mapping[str, Any]) -> tuple[str, str] | Reply:
-    """Return what the engine was asked and what was replied; the reply alone where it refuses."""
+    """Return the engine's request and the reply as texts; return the reply alone if it is a
+    refusal."""
     reply = front.http.post(path, {**BASE[path], **fields})
     if reply.status != 200:
         return reply
@@ -376,7 +378,8 @@ def test_no_field_is_silently_ignored(front: AgentFront, path: str) -> None:
 
 
 def fault_of(front: AgentFront, path: str, name: str) -> str:
-    """Return how a field's fate differs from the table's; nothing where it does not."""
+    """Return the difference between a field's fate and the table's, or an empty text if they
+    agree."""
     value, fate = OF[path][name]
     beside = BESIDE.get((path, name), {})
     if fate is REFUSED:

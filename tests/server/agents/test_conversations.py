@@ -1,4 +1,5 @@
-"""/v1/conversations over a scripted engine: their items, and the responses that add to them."""
+"""Tests of /v1/conversations over a scripted engine: their items, and the responses added to
+them."""
 
 from pathlib import Path
 from typing import Any
@@ -308,7 +309,8 @@ def test_front_workers_refuse_it_by_name(codec: TextCodec) -> None:
 
 
 def test_a_conversation_has_no_more_items_than_a_response_goes_on_from(front: AgentFront) -> None:
-    """Each call that changes or lists it reads through them on the event loop."""
+    """Bound a conversation to 4096 items. Each call that changes or lists it reads all items on the
+    event loop."""
     name = begun(front)
     some = [{"role": "user", "content": "so"}] * 20
     for _ in range(4096 // len(some)):

@@ -1,5 +1,5 @@
-"""Formats that no grammar holds are named in a header of the answer, whichever API asked, streamed
-or whole; nothing that a caller writes there breaks the header."""
+"""Tests of formats not enforced by a grammar. A header of the answer names them, for each API,
+streamed or whole. A caller's text in a format cannot break the header."""
 
 from collections.abc import Iterator
 from pathlib import Path

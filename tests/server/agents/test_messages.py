@@ -31,7 +31,7 @@ def ask(front: AgentFront, headers: dict[str, str] | None = None, **fields: Any)
 
 
 def answered(front: AgentFront, **fields: Any) -> dict[str, Any]:
-    """The message, which is the same whole and streamed."""
+    """Return the message; check for equality of the whole and the streamed one."""
     reply = ask(front, **fields)
     assert reply.status == 200, reply
     whole: dict[str, Any] = reply.json
@@ -187,7 +187,7 @@ def test_a_conversation_is_rendered_as_the_chat_s(front: AgentFront) -> None:
 
 
 def test_a_turn_that_comes_back_is_resumed_at_its_end(front: AgentFront) -> None:
-    """Also where its thinking was not shown."""
+    """Resume the turn at its end, even if its thinking was not shown."""
     for display in ("summarized", "omitted"):
         front.say(f"{THOUGHT}I look.\n\n{CALL}")
         asked = {"tools": [TOOL], "thinking": {"type": "adaptive", "display": display}}
@@ -228,7 +228,8 @@ def test_later_system_messages_join_what_stands_before(front: AgentFront) -> Non
 
 
 def test_who_pays_is_no_part_of_the_prompt(front: AgentFront) -> None:
-    """Claude Code's first line is for Anthropic; one that stands elsewhere is the user's text."""
+    """Drop Claude Code's first line, meant for Anthropic. The same line elsewhere is the user's
+    text and stays."""
     bill = "x-anthropic-billing-header: cc_version=2.1; cch=00ab1;"
     ask(front, system="Be brief.")
     without = front.prompt

@@ -1,5 +1,5 @@
-"""/openapi.json names every route with what it needs, and its schemas hold for real answers; /docs
-is one page that runs nothing but its own script."""
+"""Tests of /openapi.json and /docs. The description names every route with its needs, and its
+schemas hold for real answers. /docs is one page and runs its own script only."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def test_keys_are_named_where_they_are_asked_for() -> None:
 
 
 def schema_of(described: dict[str, Any], method: str, path: str, reply: Reply) -> dict[str, Any]:
-    """Of the reply's body, which must be described."""
+    """Return the schema of the reply's body; fail if the body is not described."""
     answers = described["paths"][path][method.lower()]["responses"]
     content = answers[str(reply.status)]["content"]
     kind = reply.headers["Content-Type"].partition(";")[0]

@@ -132,7 +132,8 @@ def test_a_turn_that_fails_takes_the_one_before_with_it(
 
 
 def test_a_prompt_is_computed_beforehand(front: AgentFront, client: ResponseClient) -> None:
-    """As far as any question leaves it, and in a conversation that has none yet too."""
+    """Compute the part of the prompt common to any question, also in a conversation without a
+    question yet."""
     asked: dict[str, Any] = {"tools": [TOOL], "store": False}
     front.http.engine.answer = lambda submit: []
     developer = {"role": "developer", "content": "be brief"}
@@ -356,7 +357,8 @@ def text_frame(text: str) -> bytes:
 
 
 def test_a_text_is_no_longer_than_the_loop_takes_at_once(client: ResponseClient) -> None:
-    """Beside bodies of 32 MiB, which are read in pieces."""
+    """Bound a text by the size the loop takes at once. Bodies of 32 MiB are read in pieces
+    instead."""
     assert client.response(input="it " * 650_000)["status"] == "failed"
     client.send("x" * (2**21 + 2**17))
     assert client.error() == (413, "body_too_large")

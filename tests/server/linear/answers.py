@@ -1,4 +1,4 @@
-"""Entries of what a model writes: everything that is fed an answer, one token a push."""
+"""Entries for text written by a model: every reader of an answer, fed one token a push."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
@@ -169,7 +169,7 @@ def _stops() -> list[Entry]:
 
 
 class _Spelled:
-    """Stands for a tokenizer whose token number i is the i-th piece of a text."""
+    """A stand-in for a tokenizer: token number i is the i-th piece of a text."""
 
     def __init__(self, pieces: list[str]) -> None:
         self.whole_texts = dict(enumerate(pieces))
@@ -229,7 +229,8 @@ def _of_shape(
     prompt_tokens: Sequence[int] | None = None,
     ids: Sequence[TokenIds] | None = None,
 ) -> AnswerWriter:
-    """prompt_tokens: where each chunk has usage. ids: where it has token ids."""
+    """Return the writer of a chunked reply. prompt_tokens: given if each chunk has usage. ids:
+    given if chunks have token ids."""
     (writer,) = ChunkedReply(
         [shape], include_usage=True, with_hit=True, prompt_tokens=prompt_tokens, ids=ids
     ).writers()

@@ -1,4 +1,4 @@
-"""Entries of what a caller sends: bodies of every API, one part of which grows."""
+"""Entries for bodies sent by a caller: bodies of every API, each with one growing part."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -223,7 +223,7 @@ def bodies(served: Served) -> list[Entry]:
 
 
 def _stored() -> StoredResponse:
-    """What a later response goes on from."""
+    """Return a stored response for a later response to continue."""
     record = TurnRecord(np.array([7], dtype=np.int32), (ChatMessage("user", "?"),), _NOTHING.digest)
     record.add(Content("it was"))
     return StoredResponse(_STORED, b'{"output": []}', record.turn())
@@ -375,7 +375,7 @@ def _tools() -> Mapping[str, Input]:
 
 
 def _schemas() -> Mapping[str, Input]:
-    """Of a tool's parameters, which a forced call follows."""
+    """Return shapes of bodies with a growing schema of a tool's parameters, under a forced call."""
 
     def forced(parameters: Callable[[int], Any]) -> Callable[[int], Body]:
         return lambda size: _with_tool(parameters(size), tool_choice="required")
@@ -809,7 +809,7 @@ def _messages_on_sockets() -> Mapping[str, Input]:
 
 def _response_tools() -> Mapping[str, Input]:
     def namespace(size: int) -> Body:
-        """Half of the size is in the name, half in the tools that bear it."""
+        """Put half of the size into the name and half into the tools of that namespace."""
         inner = {"type": "function", "name": "f"}
         space = {"type": "namespace", "name": "a" * (size // 2), "tools": [inner] * (size // 80)}
         return {"input": "?", "tools": [space]}

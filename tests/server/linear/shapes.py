@@ -1,7 +1,7 @@
-"""Growing texts: each shape makes a text of any length that some reader may find hard.
+"""Growing texts: each shape makes a text of any length that may be hard for some reader.
 
-Pure functions. A text has the length asked for, or nearly, and its end may be torn, as an answer's
-is.
+Pure functions. A text has about the length asked for. Its end may be cut off, as an answer's end
+may be.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ def _keys(before: str) -> Shape:
 
 
 def _parameters(length: int) -> str:
-    """Of one call: every parameter has another name."""
+    """Return one call in which every parameter has another name, cut at `length` characters."""
     pieces = ["<tool_call>\n<function=f>\n"]
     size = len(pieces[0])
     for number in count():

@@ -1,7 +1,8 @@
-"""The functions that take a caller's or a model's text, found in the sources, and who calls them.
+"""The functions that take a caller's or a model's text, found in the sources, and their callers.
 
-Pure but for reading the sources. Names are resolved inside the walked files alone. A call through
-an object whose class the source does not show counts as a call of every method of that name.
+The module has no effect but reading the sources. Names are resolved inside the walked files alone.
+A call through an object with no class shown in the source counts as a call of every method of that
+name.
 """
 
 import ast
@@ -60,7 +61,8 @@ def walked_files() -> list[Path]:
 
 
 class Walk:
-    """functions: by place. callers: by place, who may call it, tables of functions included."""
+    """The functions of the sources and their callers. functions: by place. callers: possible
+    callers by place, tables of functions included."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:
         """sources: by file name below the root."""
@@ -84,7 +86,8 @@ class Walk:
         return Walk({str(path.relative_to(ROOT)): path.read_text() for path in walked_files()})
 
     def uncovered(self, covered: frozenset[Place]) -> list[Found]:
-        """The functions that read text and may be called by one that no covered function calls."""
+        """Return the text-reading functions neither covered nor called by covered functions
+        alone."""
         safe = self._only_from(covered)
         return [
             found
@@ -93,8 +96,8 @@ class Walk:
         ]
 
     def _only_from(self, covered: frozenset[Place]) -> set[Place]:
-        """The covered functions, and those that nothing but these calls. Found by taking away what
-        has another caller, so that functions that call each other stay together."""
+        """Return the covered functions, and the functions called by these alone. Functions with
+        another caller are removed step by step, so functions that call each other stay together."""
         safe = {place for place in self.functions if place in covered or self.callers[place]}
         safe |= {place for places in self.callers.values() for place in places}
         unsafe = {place for place in safe if place not in covered and not self.callers[place]}
@@ -203,7 +206,7 @@ class _Module:
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """What stands in a body, without annotations and without functions inside it."""
+    """Yield the nodes of a body, without annotations and without inner functions."""
     if isinstance(node, _Function):
         waiting: list[ast.AST] = [*node.body, *node.decorator_list, *node.args.defaults]
     else:
@@ -230,7 +233,7 @@ def _inner_functions(node: _Function) -> Iterator[_Function]:
 
 
 def _is_declaration(node: _Function) -> bool:
-    """Whether it is a protocol's, without a body of its own."""
+    """Return true if the function is a protocol's declaration, without a body."""
     return all(
         isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant) for item in node.body
     )
