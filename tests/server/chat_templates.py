@@ -109,8 +109,8 @@ _loaded = cache(lambda source, tokenizer: ChatTemplate(source, tokenizer, BOS))
 def new_template(
     source: str, tokenizer: Tokenizer, cache_bytes: int = DEFAULT_CACHE_BYTES
 ) -> ChatTemplate:
-    """One that remembers nothing yet. Compiling takes most of a small test's time, and is done
-    once."""
+    """Return a template without any memory yet. Compiling takes most of a small test's time, so it
+    is done once."""
     template = copy(_loaded(source, tokenizer))
     template.pieces = EncodedPieces(tokenizer, cache_bytes)
     template._parts = BoundedCache(PARTS_BYTES)
@@ -125,8 +125,8 @@ def rendered_part_by_part(
     open_answer: bool,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[list[int], tuple[int, ...]]:
-    """The naive twin of ChatTemplate.prompt: as many renderings as messages, each piece encoded
-    where it stands."""
+    """Render like ChatTemplate.prompt, as the naive reference: one rendering per message, each
+    piece encoded in its place."""
     template = _compiled(source)
     guard = SpecialTokenGuard(tokenizer)
     shown, definitions = guard.messages(messages), guard.tools(tools)

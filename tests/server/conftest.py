@@ -1,4 +1,4 @@
-"""A front over a scripted engine, for tests that need no settings of their own."""
+"""Fixture of a front over a scripted engine, for tests without settings of their own."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""An answer's reasoning, content and tool calls, wherever its text is cut."""
+"""Tests of an answer's reasoning, content and tool calls, with its text cut at any place."""
 
 import json
 from functools import partial

@@ -85,7 +85,7 @@ def test_ask_table_in_each_state_at_each_event_moves_as_its_table_says(
 
 
 def orders() -> Iterator[tuple[str, ...]]:
-    """Yield the orders of one ask's events that can happen: granted or refused, ended or not."""
+    """Yield the possible orders of one ask's events: granted or refused, ended or not."""
     for events in (("begin", "grant", "end", "over"), ("begin", "end", "over")):
         for order in permutations(events):
             begin, over = order.index("begin"), order.index("over")

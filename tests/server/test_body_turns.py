@@ -1,4 +1,5 @@
-"""Turns of large bodies: one a round of the event loop, in order, none for a caller who left."""
+"""Tests of turns for large bodies: one a round of the event loop, in order, none for a caller who
+left."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -55,7 +56,7 @@ async def test_a_caller_that_left_takes_no_turn() -> None:
 
 
 class _Sent:
-    """A request whose body is all there, as far as read_body() looks at one."""
+    """A request with its whole body at hand, with the attributes used by read_body()."""
 
     client_max_size = 64 * MIB
     content_length = None
@@ -74,7 +75,8 @@ class _Sent:
 
 
 async def test_a_round_reads_one_piece_of_all_large_bodies() -> None:
-    """A round that reads one of each connection takes as long as there are connections."""
+    """Read one piece a round in all. A round with one piece of each connection would grow with the
+    number of connections."""
 
     turns, read = BodyTurns(), list[int]()
     held = HeldBytes(1024 * MIB)
@@ -110,7 +112,7 @@ class _Stopped(_Sent):
 
 
 async def test_a_body_whose_caller_leaves_holds_no_memory() -> None:
-    """The error keeps the frame that has read it."""
+    """Hold no memory of the body, although the error keeps the frame that read it."""
 
     request = cast(web.Request, _Stopped(1, BodyTurns(), []))
     with HeldBytes(1024 * MIB).hold(ANYBODY) as hold:

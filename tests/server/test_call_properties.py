@@ -1,7 +1,7 @@
-"""Random calls over random schemas, cut at every letter and damaged: however the text comes, the
-parts are the same, arguments parse, and no parameter holds the tag of another.
+"""Tests of random calls over random schemas, cut at every letter and damaged. However the text is
+cut, the parts are the same and arguments parse. No parameter holds the tag of another.
 
-`TASUKI_CALLS=200 pytest tests/server/test_call_properties.py` runs them all; here are some.
+`TASUKI_CALLS=200 pytest tests/server/test_call_properties.py` runs them all; the default runs some.
 """
 
 import json
@@ -28,7 +28,7 @@ def _made(seed: int) -> WrittenCall:
 
 
 def _parsed(text: str, call: WrittenCall, ending: Any, seed: int) -> Parsed:
-    """Check that the parts are the same whole, by letters and in pieces."""
+    """Check for equal parts from the whole text, from letters and from pieces; return the parts."""
     tools = [call.tool]
     whole = parsed([text], tools, ending=ending)
     assert parsed(list(text), tools, ending=ending) == whole, text
@@ -69,7 +69,8 @@ def test_a_call_is_whole_json_wherever_it_is_cut(seed: int) -> None:
 
 
 def _without_tags(seed: int) -> WrittenCall:
-    """Return a call whose values hold no tags: a damaged tag beside one has no one reading."""
+    """Return a random call without tags in its values: next to such a value, a damaged tag would be
+    ambiguous."""
     rng = random.Random(seed)
     while True:
         call = random_call(rng, in_tags=True)

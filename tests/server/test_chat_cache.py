@@ -1,5 +1,5 @@
-"""What is remembered of conversations changes no token and no mark, holds no more than it may, and
-is nobody else's."""
+"""Tests of remembered conversations. The memory changes no token and no mark, keeps its bound, and
+is not shared with other salts."""
 
 import random
 import threading
@@ -176,7 +176,8 @@ PLAIN = st.text(st.characters(exclude_categories=["Cs", "Co"]), max_size=40)
 def test_pieces_between_special_tokens_are_encoded_as_in_the_whole(
     whole: tuple[Tokenizer, tokenizers.Tokenizer], contents: list[str]
 ) -> None:
-    """The library itself, which is given all of a text at once and finds special tokens in it."""
+    """Compare with the library itself: it gets all of a text at once and finds special tokens in
+    it."""
     tokenizer, library = whole
     names = sorted(tokenizer.added_tokens, key=len, reverse=True)
     for name in names:

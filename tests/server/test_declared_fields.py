@@ -1,6 +1,6 @@
-"""The declared schema of every field and what its reader takes are one: each reader gets values of
-every type in each field, and refuses what the schema refuses, by the field's name. What a schema
-does not say, or says of a part of a field, is refused by its place."""
+"""Tests of every field's declared schema against its reader. Each reader gets values of every type
+in each field. It refuses values refused by the schema, by the field's name. A breach of a rule
+outside the schema, or of a rule for a part of a field, is refused by its place."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -236,7 +236,7 @@ def request_to(path: str) -> web.Request:
 
 
 def refusal(model: ServedModel, path: str, body: dict[str, Any]) -> str | None:
-    """What a reader complains of; None: nothing."""
+    """Return the reader's complaint, or None if there is none."""
     try:
         fields = RequestFields(body)
         model.named(fields.text("model"))
@@ -252,7 +252,8 @@ def body_of(path: str, name: str, value: Any) -> dict[str, Any]:
 
 
 def values_for(schema: Schema) -> list[Any]:
-    """A few will do of what is ignored, or is no more than a number or a text."""
+    """Return values to try. A few suffice for an ignored field, and plain ones for a number or a
+    text."""
     if not schema:
         return PLAIN[::5]
     shaped = {"anyOf", "items", "properties", "enum"} & schema.keys()
@@ -268,7 +269,8 @@ def test_a_reader_refuses_what_the_schema_refuses(model: ServedModel, path: str)
 
 
 def reader_faults(model: ServedModel, path: str, name: str) -> Iterator[str]:
-    """Yield a text for each value of a field that its schema and its reader judge differently."""
+    """Yield a text for each value judged differently by a field's schema and its reader. Yield one
+    more if no value is taken."""
     schema = TABLES[path][0][name]
     validator = jsonschema.Draft202012Validator({"type": "object", "properties": {name: schema}})
     taken = 0
@@ -289,7 +291,8 @@ def reader_faults(model: ServedModel, path: str, name: str) -> Iterator[str]:
 
 
 def is_of_another_rule(name: str, value: Any, complaint: str) -> bool:
-    """Whether a value of the right shape may be refused all the same."""
+    """Return true if the complaint is of another rule: a value of the right shape may then be
+    refused."""
     if name == "model":
         return "is not served here" in complaint
     if isinstance(value, str | dict) and any(text in complaint for text in TEXTS_OF_GRAMMARS):
@@ -315,7 +318,7 @@ def test_unknown_fields_are_refused_as_the_schema_says(model: ServedModel, path:
 
 
 def called_with(arguments: object) -> dict[str, Any]:
-    """A chat in which a tool was called so."""
+    """Return a chat with a tool call with these arguments."""
     call = {"function": {"name": "f", "arguments": arguments}}
     return {"messages": [{"role": "assistant", "tool_calls": [call]}]}
 

@@ -1,5 +1,5 @@
-"""What an engine's step makes reaches the event loop at once, in order, and one bad message alone
-is lost."""
+"""Tests of an engine step's output: it reaches the event loop at once and in order, and a bad
+message alone is lost."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def client(
     handover: Callable[[m.Outbox], None] | None,
     count_tokens: Callable[[int], None] = lambda count: None,
 ) -> tuple[EngineClient, list[object]]:
-    """With what it scheduled on its loop, which runs it at once."""
+    """Return a client and the callbacks scheduled on its loop. The loop runs each at once."""
     loop = asyncio.new_event_loop()
     woken: list[object] = []
 

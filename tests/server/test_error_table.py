@@ -1,5 +1,5 @@
-"""The error table is the code's, what a caller is told is the table's, and what is not served is
-refused with the mend."""
+"""Tests of the error table. The code writes the page's table, callers get the table's errors, and a
+refusal of an unserved feature names the fix."""
 
 import sys
 from collections.abc import Iterator

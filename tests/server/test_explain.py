@@ -1,4 +1,5 @@
-"""`explain` tells again what the client was told, and says so where nothing is known."""
+"""Tests of `explain`: it repeats the figures reported to the client, and says so if nothing is
+known."""
 
 from dataclasses import replace
 

@@ -26,7 +26,7 @@ def calls(front: Front) -> GrpcCalls:
 
 
 def held(front: Front) -> Any:
-    """The call of an answer, "r", that goes on after its first token."""
+    """Start the answer "r" and return its call after the first token. The answer then goes on."""
     front.engine.hold = True
     call = front.calls.generate(1, request_id="r")
     next(call)
@@ -34,7 +34,8 @@ def held(front: Front) -> Any:
 
 
 def held_turn(front: Front, *tokens: int) -> tuple[str, Any]:
-    """A session that begins so, and its answer, "r", that goes on after its first token."""
+    """Start a session with these tokens and the answer "r". Return both after the first token; the
+    answer then goes on."""
     front.engine.hold = True
     session = front.calls.open()
     front.calls.append(session, *tokens)

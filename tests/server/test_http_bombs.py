@@ -1,4 +1,4 @@
-"""What a stranger sends costs a header: nothing is inflated, drained or waited for."""
+"""Tests of a stranger's requests: each costs a header; nothing is inflated, drained or awaited."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ LIMIT = 4 * 2**20
 
 @pytest.fixture(scope="module")
 def bomb() -> bytes:
-    """1 MB that stand for 1 GB."""
+    """Return 1 MB of gzip data for 1 GB of zeros."""
     member = gzip.compress(bytes(2**26), 9)
     return member * 16
 
@@ -41,7 +41,7 @@ def loop_seconds(front: HttpFront) -> float:
 
 
 def head_of(*more: str, path: str = "/v1/completions", key: str = KEY) -> str:
-    """Of a POST of JSON; more: header lines."""
+    """Return the head of a JSON POST. more: further header lines."""
     lines = (f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json")
     return "\n".join([*lines, f"Authorization: Bearer {key}", *more])
 
@@ -51,7 +51,7 @@ def raw(head: str) -> bytes:
 
 
 def say(front: HttpFront, head: str, body: bytes = b"") -> tuple[bytes, bool]:
-    """What raw bytes are answered, and whether the connection was closed behind the answer."""
+    """Send raw bytes; return the answer, and true if the connection was closed after it."""
     with front.dial() as connection:
         connection.sendall(raw(head))
         answer = b""

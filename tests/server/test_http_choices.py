@@ -1,5 +1,5 @@
-"""n > 1 of chats and completions over a scripted engine: one prompt, choices with seeds of their
-own, streams whose chunks interleave, usage that counts the prompt once."""
+"""Tests of n > 1 in chats and completions over a scripted engine. The choices of one prompt have
+their own seeds, and their stream chunks interleave. Usage counts the prompt once."""
 
 from pathlib import Path
 from typing import Any

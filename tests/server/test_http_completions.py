@@ -101,7 +101,8 @@ LISTS: list[Any] = [["it", "was", "it"], [[5], [6, 7], [8]], ["it", [5, 6], "was
 
 
 def echoes(http: HttpFront, codec: TextCodec) -> list[str]:
-    """It answers each prompt with as many tokens as that has, and one; their texts by length."""
+    """Let the engine answer each prompt with one token more than the prompt has. Return the
+    answers' texts by prompt length."""
     tokens = codec.require_tokenizer().encode("fine morning")
     http.engine.answer = lambda submit: tokens[: len(submit.prompt) + 1]
     return [codec.require_tokenizer().decode(tokens[: count + 1]) for count in range(8)]

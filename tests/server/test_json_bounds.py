@@ -1,4 +1,5 @@
-"""JSON that callers and models write: how many values, how deep, and arguments cut anywhere."""
+"""Tests of JSON from callers and models: its count of values, its depth, and arguments cut
+anywhere."""
 
 import json
 import time

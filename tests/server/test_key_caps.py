@@ -1,4 +1,5 @@
-"""What is one key's is no other's, and one key never takes all there is."""
+"""Tests of separate keys: each sees only its own sessions and requests, and no key takes all
+capacity."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ ROOT = Caller("root", frozenset({Scope.OPERATOR}))
 
 
 def lines(**scopes: str) -> str:
-    """Of a file of keys: these names with their scopes."""
+    """Return the lines of a key file, with each name's scopes."""
     return "".join(f"{name} {KEYS[name]} {scope}\n" for name, scope in scopes.items())
 
 
@@ -45,14 +46,14 @@ def keys(tmp_path: Path) -> str:
 
 
 def began(calls: GrpcCalls, request_id: str) -> Any:
-    """A stream whose headers, which tell the id, have come."""
+    """Return a stream after its headers arrived, including its id."""
     stream = calls.generate(5, 6, 7, request_id=request_id)
     assert dict(stream.initial_metadata())["tasuki-request-id"] == request_id
     return stream
 
 
 def watch(calls: GrpcCalls) -> Any:
-    """A stream of which something has come."""
+    """Return a stream of events after its first event arrived."""
     stream = calls.admin.WatchEvents(pb.WatchEventsRequest(), **calls.options)
     next(stream)
     return stream
@@ -62,7 +63,7 @@ def watch(calls: GrpcCalls) -> Any:
 def front_of(
     keys: str, engine: ScriptedEngine | None = None, **settings: Any
 ) -> Iterator[tuple[Front, Callable[[str], GrpcCalls]]]:
-    """With the calls of whoever is named."""
+    """Yield a front, and a function from a name to calls with its key."""
     with running_front(config=ServerConfig(api_keys=keys, **settings), engine=engine) as front:
         yield front, lambda name: front.bearing(KEYS[name])
 
@@ -364,7 +365,7 @@ def test_what_is_held_is_what_was_taken_and_not_given_back(steps: list[tuple[str
     )
 )
 def test_an_id_of_the_engine_s_is_one_caller_s(steps: list[tuple[Caller, str, bool]]) -> None:
-    """Against a model: who has what in flight, and what was remembered of the ended."""
+    """Compare with a model of each caller's requests in flight and of remembered ended ones."""
     names = RequestNames(remembered=2)
     flying: dict[tuple[str, str], m.RequestId] = {}
     for caller, text, ends in steps:

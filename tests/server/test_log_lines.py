@@ -1,4 +1,4 @@
-"""What a daemon's log keeps, and its one line every ten seconds while it is busy."""
+"""Tests of a daemon's log: its records, and its one line every ten seconds while busy."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What a node keeps of an answer that goes on for long: a few bytes a token, where anything."""
+"""Tests of memory kept by a node for a long answer: at most a few bytes a token."""
 
 import gc
 import subprocess
@@ -28,9 +28,9 @@ from tests.harness.waiting import HANG_SECONDS
 
 TOKENS = 20_000
 MOST_BYTES = 6 * TOKENS
-"""Four of a token, and what an array has spare."""
+"""Four bytes a token, and the spare capacity of an array."""
 ONCE_BYTES = 50_000
-"""What is made at first use."""
+"""Bytes allocated once, at first use."""
 A = m.RequestId("a")
 ENDING = Ending(m.FinishReason.STOP, 1, usage(5, 1))
 

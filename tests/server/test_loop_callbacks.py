@@ -1,6 +1,7 @@
-"""No request holds the event loop: the longest callback, in processor time, under the worst bodies.
+"""Tests of requests on the event loop: none holds it. The longest callback is measured in processor
+time, under the worst bodies.
 
-Beats, streams and probes share that loop.
+Heartbeats, streams and probes share that loop.
 """
 
 import asyncio
@@ -34,7 +35,8 @@ from tests.harness.running_nodes import CHUNKS, HTTP, node_pair
 # How much processor time an event loop's single callbacks take.
 @dataclass
 class LoopWatch:
-    """Of every callback of every loop while `watching`. longest: seconds, and what it was."""
+    """A watch of all callbacks of all loops while `watching`. longest: seconds and text of the
+    longest callback."""
 
     longest: tuple[float, str] = (0.0, "")
     callbacks: int = 0
@@ -75,7 +77,7 @@ TRIES = 6
 
 @pytest.fixture(scope="module")
 def codec(codec: TextCodec) -> TextCodec:
-    """Of a context so long that length alone refuses none of these bodies."""
+    """Return a codec with a context so long that length alone refuses none of these bodies."""
     return replace(codec, max_tokens=2**20)
 
 
@@ -264,8 +266,8 @@ def test_the_watch_sees_a_callback_that_is_too_long(front: HttpFront, watch: Loo
 
 
 def test_no_hand_over_is_lost_while_a_long_conversation_is_read() -> None:
-    """Beats go over the decode node's loop; rendering that for every message held it for half a
-    minute."""
+    """Keep the hand-over, since heartbeats use the decode node's loop. A rendering for every
+    message once held the loop for half a minute."""
     with (
         node_pair(prefill=CHUNKS, decode=HTTP) as (_, decode),
         closing(connect(decode.http_address)) as worst,

@@ -1,4 +1,4 @@
-"""A loop on a thread of its own: what it is asked, how it ends, and that it never dies silently."""
+"""Tests of a loop on its own thread: its calls, its end and its errors. It never dies silently."""
 
 import asyncio
 import threading
@@ -27,7 +27,7 @@ async def for_ever(begun: threading.Event, cleaned: list[str]) -> None:
 
 
 def break_it() -> None:
-    """With what no loop survives."""
+    """Raise an exception fatal to a loop."""
     raise SystemExit("by the test")
 
 

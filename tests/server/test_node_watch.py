@@ -1,5 +1,5 @@
-"""What /metrics tells of a node whatever its engine does: an engine that answers late, or never, or
-has died, and a disk that does not answer."""
+"""Tests of a node's /metrics in any state of its engine: late, silent or dead. They also cover a
+disk that does not answer."""
 
 import asyncio
 import os

@@ -1,10 +1,10 @@
-"""The way of a prompt from the HTTP handler to the tree, counted: docs/design.md, "A prompt's way",
-lists its files.
+"""Tests of a prompt's way from the HTTP handler to the tree, counted in files. docs/design.md, "A
+prompt's way", lists them.
 
-A file is on the way where one of its functions returns the prompt, queues it, or calls towards the
-queue or the tree with it, in whatever form it has there: the body's bytes, a message's text,
-tokens, or an object that holds one of these. A function that only looks at a prompt, as a bound or
-a metric does, is no part of the way.
+A file is on the way if one of its functions returns the prompt, queues it, or passes it in a call
+towards the queue or the tree. The prompt's form may be the body's bytes, a message's text, tokens,
+or an object that holds one of these. A function that only looks at a prompt, as a bound or a metric
+does, is no part of the way.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ TREE = "pycache/prefix_cache.py"
 
 
 class PromptPath:
-    """Files, in the order in which the prompt left them. Thread rule: trace() on any thread."""
+    """The files passed by a prompt, in order. Thread rule: trace() on any thread."""
 
     def __init__(self, tokens: list[int]) -> None:
         self.files: dict[str, None] = {}
@@ -50,7 +50,8 @@ class PromptPath:
         self._arrived = False
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> None:
-        """For sys.setprofile. argument: a value that is returned, or a built-in that is called."""
+        """Trace an event of sys.setprofile. argument: the value returned, or the built-in
+        called."""
         file = production_file(frame)
         if file is None or self._arrived:
             return
@@ -66,14 +67,14 @@ class PromptPath:
             self._arrived = True
 
     def _is_queued(self, built_in: Any, event: str, frame: FrameType) -> bool:
-        """Whether a thread is handed the prompt, or a deque has just taken it."""
+        """Return true if a thread's queue gets the prompt, or a deque has just taken it."""
         queue = getattr(built_in, "__self__", None)
         if isinstance(queue, SimpleQueue):
             return event == "c_call" and built_in.__name__ == "put" and self._is_in(frame)
         return event == "c_return" and isinstance(queue, deque) and self._holds(list(queue))
 
     def _add_stack(self, frame: FrameType | None) -> None:
-        """What is called, and below it who calls it with the prompt."""
+        """Add the files of all frames that hold the prompt, the outermost caller first."""
         found = []
         while frame is not None:
             file = production_file(frame)

@@ -1,4 +1,4 @@
-"""What a caller may ask for in a minute, how it is told that it was too much, and who it is."""
+"""Tests of a caller's limits per minute: the allowance, the refusal, and the caller's identity."""
 
 import time
 from pathlib import Path
@@ -83,7 +83,8 @@ def test_what_no_minute_can_hold_is_not_worth_a_retry() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(1, 100)), max_size=60))
 def test_no_minute_ever_admits_more_than_two_allowances(asked: list[tuple[float, int]]) -> None:
-    """One that stood full and one that refilled meanwhile; and the time told is the time needed."""
+    """Allow one full allowance and one refilled within the minute. The reported waiting time must
+    suffice."""
     clock, limit = Clock(), 100
     limits = RateLimits(0, limit, clock)
     admitted: list[tuple[float, int]] = []

@@ -1,5 +1,5 @@
-"""Requests in which a short part makes a long one count many times: they are read once, or refused
-by their field."""
+"""Tests of requests in which a short part makes a long one count many times. They are read once, or
+refused by their field."""
 
 import time
 from typing import Any

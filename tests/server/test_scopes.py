@@ -1,4 +1,4 @@
-"""Who may do what: every method and route of running nodes, asked with every kind of key."""
+"""Tests of permissions: every method and route of running nodes, called with every kind of key."""
 
 import asyncio
 import re
@@ -94,8 +94,8 @@ def call(
     message: bytes,
     seconds: float = HANG_SECONDS,
 ) -> Outcome:
-    """Return what the first answer says; OK where there is one. seconds: for which it is waited for
-    behind the headers, which every stream sends at once."""
+    """Return the status of the first answer: OK if one arrives, otherwise the call's error.
+    seconds: longest wait for an answer after the headers; every stream sends these at once."""
     borne = () if key is None else metadata(key)
     asked = channel.stream_stream(method)(iter([message]), metadata=borne, timeout=HANG_SECONDS)
     over = threading.Event()
@@ -193,7 +193,8 @@ def test_every_route_of_a_node_is_in_the_table_and_asks_for_what_it_says(walked:
 
 
 def test_a_plain_key_gets_at_prompts_and_at_nothing_of_the_node_s() -> None:
-    """Written out: a table that lets too much through would agree with itself."""
+    """Compare with a list written out here. A table that lets too much through would agree with
+    itself."""
     plain = Caller("ann")
     assert {name for name, needs in GRPC.items() if suffices(needs, plain)} == {
         "/tasuki.v1.Inference/Generate",

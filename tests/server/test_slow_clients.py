@@ -1,4 +1,5 @@
-"""Connections that say nothing, or say it slowly, end by themselves; those over a cap at once."""
+"""Tests of silent and slow connections: they end by themselves. Connections over a cap end at
+once."""
 
 import asyncio
 import json
@@ -39,7 +40,7 @@ def front(**settings: object) -> Iterator[HttpFront]:
 
 
 def ended(connection: socket.socket) -> bytes:
-    """What came until the server closed the connection."""
+    """Return all bytes up to the server's end of the connection."""
     told = b""
     try:
         while piece := connection.recv(1 << 16):
@@ -66,7 +67,7 @@ def open_connections(http: HttpFront, expected: int) -> int:
 
 
 def calling(http: HttpFront) -> HTTPConnection:
-    """A connection of a caller who was answered on it."""
+    """Return a connection with one answered call."""
     connection = http.connect()
     connection.request("GET", "/v1/models", headers=headers(KEY))
     reply = connection.getresponse()
@@ -209,7 +210,8 @@ def test_an_answer_that_is_read_slowly_is_whole_at_a_node_that_retires() -> None
 
 
 def test_an_answer_over_http_is_waited_for_at_a_node_that_retires() -> None:
-    """Held back by its route: how much a connection takes that nobody reads is the kernel's."""
+    """Hold the answer back in its route. The kernel decides how many bytes an unread connection
+    takes."""
     begun, over = threading.Event(), asyncio.Event()
 
     async def answer(request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""The store of responses: whose they are, how many, how large, for how long."""
+"""Tests of the store of responses: owners, count, size and lifetime."""
 
 import json
 import random

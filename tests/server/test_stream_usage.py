@@ -1,5 +1,5 @@
-"""What replies of chats and completions say of their tokens: usage in each chunk, as asked by
-`stream_options`; ids, as vLLM shows them; what of a prediction held."""
+"""Tests of token figures in chats and completions: usage in each chunk as asked by
+`stream_options`, ids in vLLM's form, and accepted parts of a prediction."""
 
 from dataclasses import replace
 from typing import Any

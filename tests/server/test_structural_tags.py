@@ -1,4 +1,4 @@
-"""Structural tags: what each format lets through, and which are refused by their place."""
+"""Tests of structural tags: the text each format allows, and refusals by place."""
 
 import json
 from typing import Any

@@ -1,6 +1,6 @@
-"""Arguments between tags follow the whole of a tool's schema: what the grammar lets through, the
-reader reads as arguments that jsonschema finds valid, and what can be written of the valid ones
-is let through."""
+"""Tests of arguments between tags under the whole of a tool's schema. Text the grammar allows is
+read as arguments jsonschema finds valid. Valid arguments are allowed if they can be written at
+all."""
 
 import json
 import random
@@ -34,7 +34,7 @@ call = partial(tagged_call, "f")
 
 
 def grammar_of(parameters: dict[str, Any], *, in_tags: bool = True) -> Grammar:
-    """Of one forced call of f. Raises InvalidField."""
+    """Return the grammar of one forced call of f. Raise InvalidField."""
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     asked = CallGrammar("tool_choice", [OfferedTool(tool)], in_tags, many=False).forced()
     return Grammar(asked.kind, asked.source)
@@ -48,7 +48,7 @@ def read(parameters: dict[str, Any], text: str) -> Any:
 
 
 def accepted(parameters: dict[str, Any], text: str) -> bool:
-    """Whether the grammar takes the call. What it takes must be valid."""
+    """Return true if the grammar takes the call; raise an error if a taken call is invalid."""
     if not follows(grammar_of(parameters), text):
         return False
     jsonschema.validate(read(parameters, text), parameters)

@@ -1,5 +1,5 @@
-"""Whose prompts share the cache: the salts that calls get, on every surface, and who may name
-whose they are."""
+"""Tests of sharing the cache among prompts: the salt of each call, on every surface, and permission
+to name a tenant."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,7 +56,7 @@ def test_no_two_pairs_of_tenant_and_salt_are_one_namespace(
 def test_no_client_s_salt_reaches_a_tenant_by_what_it_spells(
     name: str, salt: bytes, other: str | None, cut: int
 ) -> None:
-    """What a client could know or guess: the salt itself, parts of it, and what it is made of."""
+    """Try every guess open to a client: the salt itself, parts of it, and its components."""
     wanted = salt_of(name, salt)
     assert len(wanted) <= MAX_SALT
     for guess in (wanted, wanted[:cut], wanted[cut:], name.encode() + salt, salt + name.encode()):
@@ -74,7 +74,7 @@ def test_a_name_that_ends_where_a_salt_begins_is_another_tenant() -> None:
 
 
 def test_who_has_no_tenant_keeps_the_salts_of_before() -> None:
-    """So that names of prefixes, and what watchers know of them, stay."""
+    """Keep the earlier salts, so names of prefixes and watchers' knowledge of them stay valid."""
     for caller in (OWNER, ANYBODY):
         assert tenant_of(caller, []) is None
     assert salt_of(None, b"") == b"" and salt_of(None, b"team") == b"team"

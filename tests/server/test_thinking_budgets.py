@@ -1,5 +1,5 @@
-"""Thinking budgets over HTTP, with a real engine: the thought's length, its closing, and what a
-reply says of it."""
+"""Tests of thinking budgets over HTTP, with a real engine: the thought's length, its closing, and
+the reply's report of it."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def opens(node: DictatedNode) -> bool:
-    """Whether the model opens its thought itself; it then does."""
+    """Return true if the model opens its thought itself; dictate that opening then."""
     asked = {"messages": BODY["messages"]}
     tokens = node.prompt(asked)
     opening = node.tokenizer.added_tokens["<think>"]

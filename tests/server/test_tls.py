@@ -1,4 +1,5 @@
-"""TLS, mTLS and the API key: who gets in, what each is told, until when certificates are valid."""
+"""Tests of TLS, mTLS and the API key: admission, the error for each caller, and the validity of
+certificates."""
 
 import json
 import ssl

@@ -1,5 +1,5 @@
-"""Tokens that wait together leave together, as the same bytes in the same order, and what one
-client does not read keeps no other waiting."""
+"""Tests of tokens on their way out. Tokens that wait together leave together, as the same bytes in
+the same order. A client that does not read keeps no other waiting."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ def standing_still(front: Front) -> Iterator[None]:
 
 
 class Streamed:
-    """A connection with a streamed completion: what comes over it, write by write."""
+    """A connection with a streamed completion, read write by write."""
 
     def __init__(self, http: HttpFront, request: str, receive_bytes: int | None = None) -> None:
         self._connection = socket.socket()
@@ -66,7 +66,7 @@ class Streamed:
             pass
 
     def write(self) -> list[bytes]:
-        """The events of the next write, which is one chunk of HTTP's encoding; none at the end."""
+        """Return the events of the next write, one chunk of HTTP's encoding; empty at the end."""
         size = int(self._file.readline(), 16)
         chunk = self._file.read(size)
         assert self._file.readline() == b"\r\n"
@@ -150,7 +150,8 @@ def spelled(events: Sequence[Any]) -> bytes:
 def test_events_are_the_same_bytes_whether_they_leave_together_or_not(
     http: HttpFront, codec: TextCodec, kind: str, fields: dict[str, Any], together: bool
 ) -> None:
-    """Every event is what an encoder makes of it whole, and its fields are in the known order."""
+    """Compare every event with an encoder's output for the whole event, with fields in the known
+    order."""
     http.engine.answer = lambda submit: [*codec.require_tokenizer().encode(TEXT), 2]
     if together:
         waiting: list[m.Outbox] = []
@@ -209,7 +210,7 @@ def test_a_slow_reader_delays_no_other_and_is_cut_off(codec: TextCodec) -> None:
 
 
 class Reading:
-    """An UnreadAnswer whose reader and sink note what they take."""
+    """An UnreadAnswer with a reader and a sink that record all they take."""
 
     def __init__(self, limit: int = 4096) -> None:
         self.read: list[AnswerPart] = []
@@ -285,7 +286,8 @@ async def test_tokens_that_come_before_they_are_read_go_to_the_reader() -> None:
 def test_one_callback_feeds_all_answers_of_a_turn(
     http: HttpFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A callback a stream and step would cost as much as what the stream is written."""
+    """Use one callback for all streams. A callback per stream and step would cost as much as
+    writing the stream."""
     http.engine.hold = True
     http.engine.answer = lambda submit: [70]
     names = [f"s{number}" for number in range(12)]

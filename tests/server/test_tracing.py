@@ -56,7 +56,7 @@ def trace_id(number: int) -> str:
 
 
 def settled(pair: Traced, trace: str, count: int) -> list[SeenSpan]:
-    """Once that many have come: the SDK sends every few seconds."""
+    """Return the spans once exactly `count` have arrived. The SDK sends every few seconds."""
 
     def seen() -> list[str]:
         return [span.name for span in pair.collector.spans(trace)]
@@ -111,8 +111,9 @@ def test_a_hand_over_is_one_trace_over_two_nodes(pair: Traced) -> None:
 
 
 def test_every_gen_ai_name_is_of_the_version_that_is_named(pair: Traced) -> None:
-    """The SDK's package holds the names of all versions. Those that the last version with them had
-    only moved to a repository of their own since; others were renamed or given up before it."""
+    """Check names against the SDK's package; it holds the names of all versions. The names of the
+    last version with them have since only moved to a separate repository. Other names were renamed
+    or removed before it."""
     trace = trace_id(3)
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, "top_k": 5}
     headers = {"traceparent": f"00-{trace}-{CALLER}-01"}
@@ -135,8 +136,8 @@ def test_every_gen_ai_name_is_of_the_version_that_is_named(pair: Traced) -> None
 
 
 def current_names(module: str) -> set[str]:
-    """Constants of a module of the SDK's conventions, but those that its notes call replaced or
-    removed."""
+    """Return the names in a module of the SDK's conventions, without names noted as replaced or
+    removed. Notes of the remaining names say they moved."""
     told = importlib.util.find_spec(f"opentelemetry.semconv._incubating.{module}")
     assert told is not None and told.origin is not None
     source = Path(told.origin).read_text()

@@ -1,5 +1,5 @@
-"""Where a template, or a client that leaves out thoughts, loses a turn's exact end: by each
-published Qwen template, and by where the prompt's last message is told to end."""
+"""Tests of turns without their exact end, because of the template or of a client without thoughts.
+They check each published Qwen template and the reported end of the prompt's last message."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -96,7 +96,7 @@ def test_what_is_remembered_is_of_the_same_variables() -> None:
 @pytest.mark.parametrize("name", template_names())
 @pytest.mark.parametrize("title", CONVERSATIONS)
 def test_the_next_turn_begins_with_all_before_that_end(name: str, title: str) -> None:
-    """And with no more than an answer's opening behind it, where the end is lost."""
+    """If the exact end is lost, expect at most an answer's opening after that message's end."""
     template, messages = template_of(name), CONVERSATIONS[title]
     prompt = rendered(template, messages, {})
     if prompt.message_end is None:

@@ -1,4 +1,4 @@
-"""Whose a request is and how urgent, as the engine gets it from every surface."""
+"""Tests of a request's owner and urgency, as the engine gets them from every surface."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a front worker serves, what it needs, and which settings it takes."""
+"""Tests of a front worker: its services, its needs, and its settings."""
 
 import asyncio
 import itertools

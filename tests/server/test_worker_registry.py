@@ -1,4 +1,4 @@
-"""What is one per node stays one: a front worker's calls at the registry, without processes."""
+"""Tests of state kept once per node: a front worker's calls at the registry, without processes."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ OF_ANN = RequestContext(ANN)
 
 @dataclass
 class Desk:
-    """A registry whose engine answers nothing by itself but cursors."""
+    """A registry with an engine that answers nothing by itself but cursors."""
 
     requests_per_key: int = 0
     tokens_per_minute: int = 0
@@ -72,7 +72,7 @@ class Desk:
 
 
 class ToldWorker:
-    """A worker's side of its seat; whatever passes crosses as bytes."""
+    """A worker's side of its seat. All messages cross as bytes."""
 
     def __init__(self, registry: Registry, number: int) -> None:
         self.told: list[Any] = []
