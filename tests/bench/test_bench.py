@@ -293,7 +293,7 @@ def test_a_pair_has_one_set_of_weights_and_the_same_answers() -> None:
 
 
 def test_two_engines_are_compared_by_the_turns_that_they_took() -> None:
-    # A clock that slows down by half moves both of a turn.
+    # A clock at half speed moves both halves of a turn.
     turns = Turns([[1.0, 1.1, 9.0], [2.2, 2.2, 2.2]], [[1.0, 1.0, 1.0], [2.0, 7.0, 2.0]])
     assert turns.ratio == pytest.approx(1.1)
 

@@ -166,7 +166,7 @@ def test_agents_of_a_pair(prefill_flags: str, capsys: pytest.CaptureFixture[str]
     assert document["tokens"] == 4 * 2 * 10
     assert document["cached_tokens"] > 0
     handovers = document["handovers"]
-    # On a busy machine links are lost, and what was asked over them is computed here.
+    # A busy machine loses links; requests over them are then computed here.
     assert handovers["done"] + handovers["lost"] > 0
     assert handovers["done"] + handovers["fallen_back"] <= document["requests"]
     assert handovers["fallen_back"] <= handovers["lost"]
@@ -267,7 +267,7 @@ def test_cpu_time_is_told_apart_by_the_names_of_threads() -> None:
 
     def work(seconds: float) -> None:
         burn(seconds)
-        # More than that where a hypervisor charges what it takes to the thread that ran.
+        # The time may be longer: a hypervisor charges its own time to the running thread.
         burnt[threading.current_thread().name] = time.thread_time()
         done.wait()
         go.wait()
@@ -383,7 +383,7 @@ async def http_server(pieces: Sequence[bytes]) -> AsyncIterator[str]:
     """Serve these pieces as the answer to any request, each in its own write, then stay silent."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # The client breaks the connection off once it has read what it wanted.
+        # The client closes the connection once it has read enough.
         with suppress(ConnectionError):
             await reader.readuntil(b"\r\n\r\n")
             for piece in pieces:

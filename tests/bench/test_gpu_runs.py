@@ -91,7 +91,7 @@ def test_tests_share_the_gpus_and_what_is_timed_has_the_machine() -> None:
             assert not run.is_timed or len(running) == 1
             most[0] = max(most[0], len(running))
         if not run.is_timed:
-            # The first two meet whatever the machine does meanwhile.
+            # The first two must overlap, however slow the machine is.
             until(lambda: most[0] == 2, "no two tests at once")
         with lock:
             del running[run.name]

@@ -199,7 +199,7 @@ def test_what_the_arena_cannot_keep_comes_back_from_the_host(tmp_path: Path, pol
     assert tiered["flops_saved"] == pytest.approx(whole["flops_saved"])
     assert tiered["hit_rate"] + sum(tiered["causes"].values()) == pytest.approx(1)
     assert tiered["written_bytes"]["host"] > 0
-    # What a load brought stands in the arena as long as any other.
+    # Loaded states stay in the arena as long as any others.
     assert 0 < tiered["loaded_bytes"]["host"] < tiered["written_bytes"]["host"] * 3
 
 
@@ -329,7 +329,7 @@ def test_a_draft_layer_costs_what_no_longer_fits(
     assert saved("65") == saved("65", *auto)
     tiers = ("--tiers", "1,2")
     assert saved("1", *tiers) > saved("1", *tiers, *auto)
-    # What is smaller lets more stay.
+    # Smaller types let more states stay.
     for smaller in (("--kv-dtype", "fp8"), ("--state-dtype", "bf16")):
         assert saved("3", *smaller) > saved("3")
         assert saved("1", *tiers, *smaller) > saved("1", *tiers)

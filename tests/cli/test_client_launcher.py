@@ -137,7 +137,7 @@ def test_generate_prints_the_golden_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if (name, where) != (MODELS[0], "prefill"):
-        # That one starts interpreters, as the command does.
+        # Only the excepted case starts interpreters, as the command does.
         monkeypatch.setattr(launcher, "Daemon", ForkedDaemon)
     folder = reference_dir(name)
     cases = json.loads((folder / "golden.json").read_text())["cases"]

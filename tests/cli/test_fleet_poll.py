@@ -19,7 +19,7 @@ KEY = "a-key-that-no-page-shows"
 LIMITS = PollLimits(
     every_seconds=0.05, answer_seconds=HANG_SECONDS, answer_bytes=1 << 20, at_a_time=4
 )
-# Of hosts whose answer never ends: it is not waited for where there is one.
+# For hosts without an end to their answer. Hosts with one need no such short limit.
 IMPATIENT = replace(LIMITS, answer_seconds=1.0)
 GOOD = b'tasuki_node_info{node="good",role="decode",model="m",version="1"} 1\n'
 

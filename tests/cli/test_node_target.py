@@ -40,7 +40,7 @@ def test_each_command_takes_both_ports(
     out = str(tmp_path / "r.jsonl.gz")
     assert cli.main(["record", "--target", target, "--out", out, "--seconds", "0.2"]) == 0
     assert "events in" in capsys.readouterr().err
-    # A fused node has both roles: it says so itself, wherever it was asked.
+    # A fused node has both roles and says so itself, whichever address was asked.
     with pytest.raises(ClientError, match="both prefills and decodes"):
         role(["decode", "--target", target])
 
@@ -74,7 +74,7 @@ def test_both_ports_lead_to_each_other_by_tls_and_key(tmp_path: Path) -> None:
         with pytest.raises(ClientError) as refused:
             http_address(grpc, authority.path, "wrong")
         assert refused.value.kind == "invalid_api_key"
-        # The name by which the node was reached stays, since its certificate has that.
+        # The name used to reach the node stays, since its certificate has this name.
         port = grpc.rpartition(":")[2]
         assert grpc_address(http.replace("127.0.0.1", "localhost"), *asked) == f"localhost:{port}"
         with Client(grpc, tls=ClientTls(authority.path), api_key="secret") as client:

@@ -67,9 +67,9 @@ pytestmark = [
 ]
 
 EVERY = 0.5
-# Three nodes, whose roles alone change. No machine meets the first target, so that prefill nodes
-# are planned by how busy they are, whatever this machine's speed; every machine meets the second,
-# so that decode nodes are planned by memory.
+# Three nodes; only their roles change. No machine meets the first target, so prefill nodes are
+# planned by their load, not by the machine's speed. Every machine meets the second, so decode nodes
+# are planned by memory.
 POLICY = PlanPolicy(
     ServiceTargets(1e-4, 60.0, 0.95),
     NodeBounds(least=3, most=3),
@@ -195,7 +195,7 @@ async def test_roles_follow_the_demand_and_come_back_and_no_request_is_lost() ->
                 await fleet.step_until(2, 1, reading)
             finally:
                 assert await asyncio.to_thread(reading.stop) > 0
-            # Answers whose memory one node does not have.
+            # These answers need more memory than one node has.
             writing = Callers(24, prompt=32, answer=400)
             try:
                 await fleet.step_until(1, 2, writing)
@@ -217,9 +217,9 @@ async def test_a_planner_that_begins_anew_takes_nothing_away_and_one_node_then_d
     with local_nodes(SHARED) as nodes:
         three(nodes)
         nodes.place(NodeRole.PREFILL)
-        # A planner that sees two nodes for a whole window before the others stand would plan.
+        # A planner would plan if it saw two nodes for a whole window before the others were ready.
         await asyncio.to_thread(until, lambda: all_stand(nodes), nodes.nodes)
-        # Two planners that end before they have seen a whole window.
+        # Both planners end before they have seen a whole window.
         for _ in range(2):
             async with planned(nodes, policy, done) as fleet:
                 await fleet.step_until(2, 2)
@@ -227,9 +227,9 @@ async def test_a_planner_that_begins_anew_takes_nothing_away_and_one_node_then_d
                 while time.monotonic() - began < policy.pace.window / 3:
                     assert (made := await fleet.plans.step()) is None or not made.actions
                     await asyncio.sleep(EVERY)
-        # Mostly at rest, so that one node of each role is enough however slow this machine is:
-        # who writes all the time makes a node busy all the time, and as seen at /metrics, whose
-        # answers come late here and soon there, now and then busier than that.
+        # Callers rest most of the time, so one node of each role suffices on any machine. Constant
+        # callers would keep a node busy all the time. By /metrics, read at uneven times, it could
+        # even seem busier.
         writing = Callers(2, prompt=32, answer=100, rests=3.0)
         try:
             async with planned(nodes, policy, done) as fleet:
@@ -276,5 +276,5 @@ async def test_a_planner_that_breaks_goes_on_anew() -> None:
             assert not running.done()
             await asyncio.sleep(0.01)
         running.cancel()
-    # What is least was placed, once.
+    # The least number of nodes was placed, once.
     assert cluster.placed == [NodeRole.PREFILL, NodeRole.DECODE]

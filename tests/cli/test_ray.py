@@ -25,7 +25,7 @@ from tests.harness.daemons import flags, random_prompt, until  # noqa: E402
 
 pytestmark = [
     pytest.mark.timeout(500),
-    # Ray's own: sockets and files that it leaves to the collector.
+    # Ray itself leaves sockets and files to the collector.
     pytest.mark.filterwarnings("ignore"),
 ]
 
@@ -76,7 +76,7 @@ def test_nodes_find_each_other_and_what_dies_comes_back(cluster: Cluster, fleet:
     first = fleet.addresses["prefill-0"]
     os.kill(ray.get(fleet.nodes["prefill-0"].pid.remote()), signal.SIGKILL)
     until(lambda: hands_over(first), "no hand-over after the daemon's death", 90.0)
-    # A machine dies: Ray starts the actor on the one that is left.
+    # A machine dies: Ray starts the actor on the remaining one.
     second = fleet.addresses["prefill-0"]
     where = ray.get(fleet.nodes["prefill-0"].machine.remote())
     (machine,) = [m for m in cluster.machines if m.node_id == where]

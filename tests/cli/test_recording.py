@@ -134,7 +134,7 @@ def test_the_trace_replays_to_the_hits_that_were_told(recorded: Recorded, tmp_pa
     told = sum(usage.hit.usable_tokens for usage in recorded.usages if usage.hit is not None)
     prompts = sum(usage.prompt_tokens for usage in recorded.usages)
     share = replay(trace, "35b-a3b", 8.0, "lru")["token_hit"]
-    # Only what two sessions share inside a page is not told by a trace.
+    # A trace has all shared tokens except those shared inside a page.
     assert 0 < told - 64 <= share * prompts <= told, (share * prompts, told)
 
 
@@ -267,7 +267,7 @@ def test_a_node_that_restarts_is_recorded_on_and_the_gap_is_told(
 ) -> None:
     monkeypatch.setattr(record_module, "_RETRY_SECONDS", 0.05)
     first = [fenced(1.0, 1), fenced(2.0, 2), fenced(2.0, 3)]
-    # It remembers what was recorded already, and one event more of the same moment.
+    # The node still has the recorded events, and one more event of the same moment.
     second = [*first, fenced(2.0, 4), fenced(3.0, 5)]
     with scripted(first, [], second) as node:
         events, said = recording_of(node, tmp_path / "r.gz", 1.0, capfd)

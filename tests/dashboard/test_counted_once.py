@@ -19,8 +19,8 @@ REQUESTS, AT_ONCE, SLABS = 42, 8, 8
 NEW_TOKENS = 75
 APART = 30
 OF_EVENTS = re.compile(
-    # What the tree and the steps did, and not what requests were: a lookup or an eviction more is
-    # one more.
+    # These count events of the tree and of steps, not requests. A repeated lookup or eviction
+    # counts again.
     "tasuki_cache_|tasuki_engine_|tasuki_retractions|vllm:num_preemptions|"
     "sglang:num_retracted_requests|tasuki_draft_steps"
 )
@@ -89,7 +89,7 @@ def test_requests_gave_way(load: Load) -> None:
     seen = load.seen
     assert seen["tasuki_retractions_total"] == seen["vllm:num_preemptions_total"] > 5
     assert seen["tasuki_cache_prompt_tokens_total"] > 1.2 * load.asked
-    # A request that gave way finds what it had computed: no client's hit.
+    # A request that gave way finds its own computed tokens; no client counts this as a hit.
     assert seen["tasuki_cache_usable_tokens_total"] > 1.2 * load.usable
 
 

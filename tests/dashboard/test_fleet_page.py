@@ -58,7 +58,7 @@ def test_every_view_fits_and_is_drawn(browser: Browser, page: str, width: int, s
             seen.show(view)
             seen.page.wait_for_selector(drawn)
             seen.assert_fits(width)
-            # As the page's width: a frame later than what was drawn.
+            # The layout follows the drawing a frame later, as the page's width does.
             wide = partial(seen.page.evaluate, TOO_WIDE)
             until(lambda wide=wide: wide() == [], lambda wide=wide: wide())
             if width in JUDGED:
@@ -69,7 +69,7 @@ def test_every_view_fits_and_is_drawn(browser: Browser, page: str, width: int, s
         assert not seen.complaints and not seen.foreign
 
 
-# Words that are cut off or stand outside of their cell or tile.
+# Words cut off, or outside of their cell or tile.
 TOO_WIDE = """[...document.querySelectorAll(
     "#figures > div, .cards td, .bar, .above, .wide:not(:has(#matrix))")]
   .filter((one) => one.offsetParent && one.scrollWidth > one.clientWidth + 1)

@@ -68,7 +68,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 
 
 def numbers(server: Prometheus, expr: str) -> list[float]:
-    # Over all that happened here: how long that took is the machine's affair.
+    # The range covers the whole test, since its duration depends on the machine.
     asked = expr.replace("$node", ".+").replace("$rate", "10m")
     values = [float(sample["value"][1]) for sample in server.query(asked)]
     return [value for value in values if not math.isnan(value)]
@@ -115,7 +115,7 @@ def test_every_alert_is_tested_both_ways() -> None:
         assert {*rule["annotations"]} == {"summary", "mend"}
 
 
-# Of TLS, which the watched pair has not.
+# The watched pair has no TLS, so it lacks this series.
 _ELSEWHERE = "tasuki_certificate_not_after_seconds"
 
 
@@ -125,7 +125,7 @@ def test_every_series_that_an_alert_names_is_there_before_it_fires(watched: Prom
     text = " ".join(rule["expr"] for rule in alert_rules())
     named = {*re.findall(r"tasuki_\w+(?:\{[^}]*\})?", text)}
     asked = {name for name in named if not name.startswith(_ELSEWHERE)}
-    # Only where callers name targets.
+    # These exist only if callers name targets.
     asked = {name for name in asked if not name.startswith("tasuki_target")}
     missing = [name for name in asked if not numbers(watched, f"count({name})")]
     assert not missing and len(asked) > 25

@@ -49,7 +49,7 @@ def finished(
 
 
 def told(history: NodeHistory, at: float, message: Any) -> None:
-    # As a recording brings it.
+    # A recording delivers events in this form.
     history.apply(json.loads(json.dumps({**event_of(message), "at": at})))
 
 
@@ -77,7 +77,7 @@ def test_drafts_are_summed_by_what_proposed_them() -> None:
     drafted = replace(plain, usage=replace(plain.usage, drafts=uses))
     for at, message in enumerate((plain, drafted, drafted), 11):
         told(history, float(at), message)
-    # Of a recording from before there were drafts.
+    # An event of a recording older than drafts.
     old = event_of(plain)
     del old["usage"]["drafts"]
     history.apply({**json.loads(json.dumps(old)), "at": 20.0})
@@ -140,7 +140,7 @@ def test_intervals_add_up_and_old_ones_go() -> None:
     assert series["columns"]["prompt"] == [50] * 10
     assert series["columns"]["lost.new"] == [35] * 10
     assert intervals.totals["prompt"] == 40000
-    # 60 whole minutes up to 8040, the end of the one that runs.
+    # 60 whole minutes up to 8040, the end of the current one.
     assert sum(intervals.series(7999.0, 3600, 60)["columns"]["prompt"]) == 10 * (8000 - 4440) // 2
 
 
@@ -211,7 +211,8 @@ def test_looking_costs_little_however_much_is_kept() -> None:
         began = time.process_time()
         second_of_looking()
         costs.append(time.process_time() - began)
-    # Of one core, in a second; the tree's part depends on the nodes drawn, not on those that stand.
+    # Seconds of one core, for a second of looking. The tree's part depends on the nodes drawn, not
+    # on all nodes.
     assert min(costs) < 0.03, costs
 
 

@@ -221,7 +221,8 @@ def test_prometheus_accepts_every_name(dialect: str) -> None:
     told = exposition(dialect).text(REPORT).decode()
     checked = finished([promtool, "check", "metrics"], input=told)
     complaints = (checked.stdout + checked.stderr).splitlines()
-    # The other engines chose names with colons, which promtool wants for recording rules only.
+    # The names with colons are those of other engines; promtool wants colons in recording rules
+    # only.
     ours = [line for line in complaints if line.startswith("tasuki")]
     assert not ours and (dialect != "none" or checked.returncode == 0), complaints
 

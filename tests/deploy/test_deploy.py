@@ -201,7 +201,7 @@ def test_pods_run_the_image_that_the_dockerfile_makes() -> None:
         assert container["image"] == f"{project['name']}:{project['version']}"
         assert "command" not in container and container["args"][0] == role
         assert f"--uid {pod['securityContext']['runAsUser']} " in image
-    # Of the two transports one fits a driver, and a CUDA build of torch brings triton.
+    # Only one of the two transports fits a driver, and a CUDA build of torch brings triton.
     extras = {*project["optional-dependencies"]} - {"cu12", "cuda"}
     (installed,) = re.findall(r"\.whl\)\[([a-z0-9,]+)\]", image)
     assert set(installed.split(",")) == extras
@@ -225,7 +225,7 @@ def test_a_unit_is_one_that_systemd_takes(role: str, tmp_path: Path) -> None:
     analyze = program("systemd-analyze", "install Debian's systemd")
     name = UNITS[role]
     text = (SYSTEMD / name).read_text(encoding="utf-8")
-    # What it starts, and as whom, is not on this machine.
+    # This machine has neither the program nor the user of the unit.
     here = text.replace("/opt/tasuki/bin/tasuki", "/bin/true").replace("=tasuki\n", "=root\n")
     (tmp_path / name).write_text(here, encoding="utf-8")
     for command in (["verify", "--man=no"], ["security", "--offline=true", "--threshold=40"]):

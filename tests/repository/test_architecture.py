@@ -143,8 +143,8 @@ def test_no_folder_has_a_circle() -> None:
     assert not {folder: found for folder, found in circles.items() if found}
 
 
-# What another process will be: only its package of messages, and what describes it, may be named
-# from outside. The assembly of a daemon is excepted, which builds the engine that it runs.
+# This will be another process. Other folders may import only its package of messages and its
+# description. The assembly of a daemon is excepted, since it builds the engine to run.
 ENGINE_SURFACE = {("engine", "messages"), ("engine", "config")}
 ASSEMBLY = {
     ("server", "daemon"),

@@ -41,7 +41,7 @@ LISTED = "def test_listed(): pytest.skip('no tool here')\n"
 PASSES = "def test_passes(): pass\n"
 
 
-# As make runs them; and as somebody may.
+# The first is the way of make; the second is a manual run.
 WAYS = {"side by side": (("-n", "2", "--dist", "loadfile"),), "alone": ((),)}
 ways = pytest.mark.parametrize("way", slow_behind(1, WAYS))
 

@@ -119,7 +119,7 @@ def test_constant_demand_comes_to_rest_and_is_never_turned_about(
             for _, action in fleet.actions
             if action.role is role or isinstance(action, ChangeRole)
         ]
-        # What is missing is added at first; what is too much goes later; that is all.
+        # Missing nodes are added first, surplus nodes go later, and nothing else happens.
         assert turns == sorted(turns, reverse=True), fleet.actions
     at_rest = fleet.now
     fleet.looks(500, load)
@@ -223,7 +223,7 @@ def test_a_trend_of_one_look_of_little_and_of_less() -> None:
     times = EVERY * np.arange(round(pace.window / EVERY))
     little = trend_of(times, np.full(len(times), 0.1), pace)
     assert little.now == little.soon == pytest.approx(0.1)
-    # What was asked for within `settle` counts for whether a node may go.
+    # Demand within `settle` decides if a node may go.
     fewer = np.where(times < times[-1] - pace.level, 4.0, 2.0)
     assert trend_of(times, fewer, pace).settled == pytest.approx(4.0)
     assert NodeCount(2, 1).all == 3
@@ -236,7 +236,7 @@ def test_a_role_change_comes_before_a_new_node_where_the_other_role_has_room() -
     fleet.looks(60, lambda now: (4.5, 20_000.0))
     first = fleet.since(at)[0]
     assert isinstance(first, ChangeRole) and first.role is P
-    # And none where it has not.
+    # Without spare nodes in the other role, no role changes.
     short = Fleet(3, 3)
     short.looks(650, lambda now: (1.5, 20_000.0))
     at = short.now

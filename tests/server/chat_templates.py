@@ -19,8 +19,8 @@ from tasuki.utils.bounded_cache import BoundedCache
 from tests.harness.agent_chat import AGENT_TEMPLATE
 from tests.harness.grpc_fixtures import TEMPLATE
 
-# What was thought is told in the last turn alone, answers of tools share a user's turn, and the
-# loop looks ahead.
+# Thoughts appear in the last turn alone, tool answers share a user's turn, and the loop looks
+# ahead.
 THINKING = (Path(__file__).parents[1] / "harness" / "qwen_templates" / "qwen3.jinja").read_text()
 
 TRIMMING = (
@@ -41,7 +41,7 @@ ALTERNATING = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-# Its loop writes into a macro, where no place can be marked.
+# The loop writes into a macro; no position can be marked there.
 IN_A_MACRO = (
     "{% macro turns(messages) %}{% for message in messages %}"
     "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
@@ -55,7 +55,7 @@ BY_NUMBER = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-# What a user said last stands first, too.
+# The user's last message is also at the start.
 REORDERING = (
     "<|im_start|>system\n{{ messages[-1].content }}<|im_end|>\n"
     "{% for message in messages if message.role != 'tool' %}"
@@ -72,7 +72,7 @@ LAST_IS_SPECIAL = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-# A conversation that is to be answered is written in another way, not only longer.
+# A conversation open for an answer is written differently, not only longer.
 ASKING_TWICE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
     "{% if loop.last and not add_generation_prompt %} /closed{% endif %}<|im_end|>\n{% endfor %}"

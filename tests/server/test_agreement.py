@@ -63,7 +63,7 @@ def traffic() -> Iterator[Traffic]:
             stream.result()
         given_up = [traffic.ask(f"aborted-{number}", 300, 800) for number in range(3)]
         next(iter(given_up[0]))
-        # A call that is given up before it reached the node leaves nothing there.
+        # A call given up before it reached the node leaves nothing there.
         until(lambda: sum(decode.stats().requests.values()) == len(given_up), decode.story)
         for stream in given_up:
             stream.cancel()
@@ -158,8 +158,8 @@ def test_the_ledger_tells_of_the_kill_and_of_the_aborts(traffic: Traffic) -> Non
     faults = page(traffic, "/debug/faults")
     counts = faults["counts"]
     assert counts["aborted"] == 3
-    # A busy machine may starve a node for as long as a silence that loses its link, which comes
-    # back then: it may be lost just now.
+    # A busy machine may starve a node for a whole heartbeat timeout. The link is then lost and
+    # comes back later: it may be lost just now.
     assert counts["peers_down"] >= 1
     assert counts["peers_up"] - counts["peers_down"] in (0, 1)
     lost = sum(times for kind, times in counts.items() if kind.startswith("lost."))

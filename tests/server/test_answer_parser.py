@@ -117,7 +117,7 @@ def test_a_tag_that_was_only_mentioned_holds_nothing_back() -> None:
         assert text.endswith(items[-1].text)  # type: ignore[union-attr]
 
 
-# --- Calls in a thought that is never closed
+# --- Calls in an unclosed thought
 
 
 @pytest.mark.parametrize("call", [AS_XML, AS_JSON])
@@ -234,7 +234,7 @@ def test_stops_of_an_answer_that_is_all_content_are_those_of_its_text(
         parser.push(Piece(letter, None))
         scanner = StopStrings(stops)
         scanner.push(text[:count])
-        # A letter that may begin a tag is looked at once it is known to begin none.
+        # A letter that may begin a tag is examined once it is known to begin none.
         if letter != "<":
             assert parser.complete == (scanner.found is not None)
 

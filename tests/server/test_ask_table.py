@@ -103,7 +103,7 @@ def test_ask_table_after_any_order_of_begin_and_end_is_empty(order: tuple[str, .
     for event in order:
         if event == "begin":
             begins = table.begin(CALL, "begun")
-        # Where the end came first nothing is begun, so that nothing is granted or over.
+        # If the end came first, nothing begins, so nothing is granted or over.
         elif event == "end" or begins:
             EVENTS[event](table)
     assert begins == (order.index("begin") < order.index("end"))

@@ -165,7 +165,7 @@ def test_a_front_that_stands_delays_no_guest_and_no_health() -> None:
             assert not stats.done()
         finally:
             go_on.set()
-        # Who waited is answered.
+        # The waiting caller is answered.
         assert stats.result().pages["total"] == 9
 
 

@@ -34,7 +34,7 @@ from tests.server.chat_templates import BOS, TEMPLATES, new_template, rendered_p
 
 SOURCE = Path(jinja2.__file__).with_name("filters.py").read_text(encoding="utf-8")
 
-# Names that are torn apart, whole ones, marks of our own, letters that join their neighbours.
+# Names cut apart, whole names, our own marks, and letters that join their neighbours.
 ODD = [
     *(
         "<|im_",
@@ -134,7 +134,7 @@ class Conversation:
         self.salt = self.drawn.choice([b"", b"ann", b"ben"])
 
 
-# --- Equal to what nothing is remembered for
+# --- Equal to a rendering without memory
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -227,7 +227,7 @@ def test_threads_that_share_a_template_render_what_each_would_alone(tokenizer: T
     assert not wrong
 
 
-# --- What a next turn costs
+# --- The cost of a next turn
 
 
 def test_a_next_turn_encodes_what_is_new_and_renders_once(
@@ -284,7 +284,7 @@ def test_marks_do_not_depend_on_what_is_remembered_where_few_parts_may_be_render
     assert grown.marks
 
 
-# --- Whose it is, and how much
+# --- Owner and size of the memory
 
 
 def test_nobody_profits_from_another_salts_conversation(tokenizer: Tokenizer) -> None:

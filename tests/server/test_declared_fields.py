@@ -66,7 +66,7 @@ TABLES: Mapping[str, tuple[Fields, Schema, dict[str, Any]]] = {
     "/tokenize": (OF_TOKENIZE, TOKENIZE, {"prompt": "it was"}),
     "/detokenize": (OF_DETOKENIZE, DETOKENIZE, {"tokens": [7]}),
 }
-# What a field needs beside it.
+# Other fields needed by a field.
 _STREAM = {"stream_options": {"stream": True}}
 BESIDE: Mapping[str, Mapping[str, dict[str, Any]]] = {
     CHATS: {**_STREAM, "top_logprobs": {"logprobs": True}, "tool_choice": {"tools": [FUNCTION]}},
@@ -194,7 +194,7 @@ def readers() -> Mapping[str, Read]:
 
 
 READERS = readers()
-# By field: what the complaint about a value of its shape may say.
+# Text allowed in the complaint about a value of the right shape, by field.
 RULES: Mapping[str, str] = {
     "best_of": "beside n",
     "max_tokens": "behind a prompt of",
@@ -206,7 +206,7 @@ RULES: Mapping[str, str] = {
     "input": "is empty",
     "allowed_token_ids": "outside",
 }
-# Of every field: what a text in it says is no part of a schema.
+# Complaints about the text inside a field, for every field: no schema covers this text.
 TEXTS_OF_GRAMMARS = (
     "is not supported here",
     "is not JSON",
@@ -214,7 +214,7 @@ TEXTS_OF_GRAMMARS = (
     "must be an object",
     "cannot be followed",
 )
-# Of a field in an object, which they do not name.
+# Complaints about a field in an object, without the object's name.
 OF_A_PART = (
     "type must be a string",
     "effort must be a string",

@@ -86,7 +86,7 @@ async def test_the_tokens_of_many_requests_are_columns_of_one_message() -> None:
     readers = [asyncio.ensure_future(read(name)) for name in "ab"]
     await asyncio.sleep(0)
     ends = [m.Finished(m.RequestId(name), m.FinishReason.LENGTH, usage(9, 2)) for name in "ab"]
-    # Of a request that is gone there is nobody to take it, and the others get theirs.
+    # Tokens of the ended request have no reader; the other requests get theirs.
     front.deliver([columns(token(0), token(0, "gone"), token(0, "b")), token(1)])
     front.deliver([columns(token(2), token(1, "b")), *ends])
     await asyncio.gather(*readers)

@@ -41,7 +41,7 @@ FEW_TURNS = 5
 chats."""
 OPENING = 8
 """More tokens than an answer's opening has in common with the answer's beginning in the history."""
-# Whether a template keeps what was thought before the last question.
+# Templates that keep thoughts from before the last question.
 KEEPS = {"qwen3_8"}
 KEEPS_WHERE_ASKED = {"qwen3_6", "qwen3_8"}
 
@@ -63,7 +63,7 @@ class Ends:
     """The ends of a conversation's turns, and the points where turns resumed."""
 
     def __init__(self) -> None:
-        # Tokens of the turn before, and those that the next turn found of them.
+        # For each turn: tokens of the turn before, and the part of them found.
         self.turns: list[tuple[int, int]] = []
         self._before = 0
 
@@ -87,8 +87,8 @@ class Chat:
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}]
         self.hybrid: list[dict[str, Any]] = []
         self.ends = Ends()
-        # Of each turn but the first: tokens that it shares with the turn before and its answer, and
-        # that were not found.
+        # For each turn but the first: tokens shared with the turn before and its answer, but not
+        # found.
         self.lost: list[int] = []
         self._before: list[int] = []
 
@@ -221,9 +221,9 @@ def test_questions_resume_where_the_template_keeps_what_was_thought(
         if template in keeps:
             assert changed is None and causes == {"new"}
             continue
-        # A state is kept where the question ended, before the first answer that changed.
+        # A state is kept at the end of the question, before the first changed answer.
         _, cached = chat.ends.turns[turn]
-        # Of the opening, as far as it is like the answer in the history.
+        # The cause covers the opening, as far as it equals the answer in the history.
         assert causes - {"alignment", "never_checkpointed"} == {"new", "template_changed"}
         assert 0 <= changed - cached < OPENING, (changed, cached)
         # The question and the answer's opening.
@@ -288,7 +288,7 @@ def test_a_message_that_comes_back(node: DictatedNode, template: str, display: s
     messages: list[dict[str, Any]] = [{"role": "user", "content": "What is in the file?"}]
     ends = Ends()
     for turn in range(FEW_TURNS):
-        # As Claude Code begins its instructions: with other letters in each request.
+        # Claude Code begins its instructions in this form, with other letters in each request.
         bill = f"x-anthropic-billing-header: cc_version=2.1; cch={turn:05x};"
         system = [{"type": "text", "text": text} for text in (bill, "Be brief.")]
         body = {**fields, "system": system, "messages": messages}

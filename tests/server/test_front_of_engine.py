@@ -108,7 +108,7 @@ def test_an_engine_that_sends_what_is_no_frame_is_killed_and_its_front_told() ->
         reason = await front.reasons.get()
         assert "sent what is no frame" in reason and engine.reason == reason
         assert losses == [reason] and ended(engine.pid)
-        # Whoever comes later learns of it too, and nobody waits for what never comes.
+        # A later front learns of the loss too, and no call waits forever.
         late = Ears()
         engine.attach(late)
         assert await late.reasons.get() == reason

@@ -195,7 +195,7 @@ def test_messages_of_grpc_are_counted_against_the_key_s_half(tmp_path: Path) -> 
         _until_counted(held, 0)
 
 
-# --- What a request keeps
+# --- Memory kept by a request
 
 
 def test_tools_of_a_stream_are_counted_by_their_objects(codec: TextCodec, tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_whole_reply_that_is_not_read_is_counted_until_its_client_leaves(
         _until_counted(held, 0)
 
 
-# --- What a stream says of itself
+# --- Events about the stream itself
 
 TOOL = {"type": "function", "name": "f", "description": "so " * 1000, "parameters": {}}
 
@@ -295,7 +295,7 @@ def test_events_that_keep_a_response_alive_echo_nothing(codec: TextCodec) -> Non
     assert response["output"] == []
 
 
-# --- What waits for a reader
+# --- Bytes waiting for a reader
 
 
 def drawn(index: int, top: int) -> m.TokenOut:

@@ -140,7 +140,7 @@ def test_a_stranger_s_long_body_is_not_drained(http: HttpFront) -> None:
         with suppress(ConnectionError):
             for _ in range(10_000):
                 sent += connection.send(bytes(1 << 16))
-    # What was skimmed, and what both kernels' buffers hold.
+    # The bytes skimmed, and the contents of both kernels' buffers.
     assert sent < 64 * 2**20
 
 

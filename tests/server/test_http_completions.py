@@ -48,7 +48,7 @@ def test_logprobs(http: HttpFront, codec: TextCodec, top: int) -> None:
     told = http.complete(logprobs=top, temperature=0).json["choices"][0]["logprobs"]
     count = len(codec.require_tokenizer().encode("fine 漢")) + 1
     assert told["token_logprobs"] == [-0.5] * count and len(told["tokens"]) == count
-    # As in vLLM the token itself is among them, where no others are asked for too.
+    # The token itself is among them if no others are requested, as in vLLM.
     assert [len(entry) for entry in told["top_logprobs"]] == [1] * count
     assert told["top_logprobs"][0] == {told["tokens"][0]: -0.5}
     assert told["text_offset"][:2] == [0, len(told["tokens"][0])]

@@ -183,7 +183,7 @@ def test_nobody_ends_another_s_request_but_an_operator(keys: str) -> None:
         stream = began(ann, "r")
         front.engine.wait_for(m.Submit)
         assert ben.abort("r") == pb.AbortResponse()
-        # Whatever would have been posted stands before what is posted now.
+        # An earlier message would be in the queue before this one.
         root.admin.Flush(pb.FlushRequest(), **root.options)
         assert not front.engine.of(m.Abort)
         root.abort("r")
@@ -204,7 +204,7 @@ def test_a_story_is_told_to_who_asked_and_to_operators(keys: str) -> None:
             assert refused.kind == "unknown_request"
             told.append(refused.message.replace(repr(request_id), "ID"))
         assert told[0] == told[1], "no oracle"
-        # Ben's later request of that name hides Ann's from nobody.
+        # Ben's later request with this name hides Ann's from no caller.
         end(began(ben, "r"))
         for teller in (ann, ben):
             story = teller.explain("r")
@@ -227,7 +227,7 @@ def test_a_key_has_so_many_requests_at_once(keys: str) -> None:
         front.engine.wait_for(m.Submit, 3)
         streams[0].cancel()
         front.engine.wait_for(m.Abort)
-        # What was refused has cost nothing of the minute.
+        # A refused request has cost nothing of the minute's allowance.
         until(lambda: not front.client._requests._held["ann"] > 1, "not given back")
         streams.append(began(ann, "3"))
         front.engine.wait_for(m.Submit, 4)

@@ -70,8 +70,8 @@ def watched_loops(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopWatch]:
 
 LONGEST_SECONDS = 0.020
 MIB = 2**20
-# A hypervisor charges what it takes from this machine to the thread that ran: a callback is as long
-# as it is in the best of a few tries.
+# A hypervisor charges its own time to the running thread. The best of a few tries is the length of
+# a callback.
 TRIES = 6
 
 
@@ -83,7 +83,7 @@ def codec(codec: TextCodec) -> TextCodec:
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopWatch]:
-    # What this process has loaded is no front's to look through.
+    # A front need not scan objects loaded by this test process.
     gc.collect()
     gc.freeze()
     with watched_loops(monkeypatch) as watching:

@@ -53,11 +53,11 @@ async def test_it_answers_on_its_own_thread_and_its_errors_come_back(there: Loop
 async def test_what_takes_too_long_is_cancelled_there(there: LoopThread) -> None:
     begun, cleaned = threading.Event(), list[str]()
 
-    # One whose time is over before its thread comes to it never begins.
+    # A call never begins if its time is over before its thread reaches it.
     while not begun.is_set():
         with pytest.raises(TimeoutError):
             await there.run(for_ever(begun, cleaned), 0.05)
-        # What comes after it finds it ended.
+        # A later call finds it ended.
         await there.run(thread_of(), HANG_SECONDS)
     assert cleaned == ["cleaned"]
 
@@ -89,7 +89,7 @@ async def test_a_loop_that_dies_says_so_to_its_owner_and_to_all_who_wait() -> No
         await waiting
     with pytest.raises(LoopLost, match="restart this node"):
         await there.run(thread_of(), HANG_SECONDS)
-    # Whoever still posts to it is not harmed.
+    # A later post does no harm.
     there.loop.call_soon_threadsafe(break_it)
     there.stop(HANG_SECONDS)
     assert len(told) == 1

@@ -44,7 +44,7 @@ class PromptPath:
 
     def __init__(self, tokens: list[int]) -> None:
         self.files: dict[str, None] = {}
-        # What stands around a text may join its first and its last token.
+        # Text around the prompt may join its first and its last token.
         self._tokens = np.array(tokens[1:-1], dtype=np.int32).tobytes()
         self._began = False
         self._arrived = False

@@ -99,7 +99,7 @@ def test_a_structural_tag_names_its_triggers_once() -> None:
     tags = [{"begin": name, "content": {"type": "any_text"}, "end": "e"} for name in names]
     form = {"type": "triggered_tags", "triggers": names, "tags": tags}
     source = of_structural_tag("tag", {"type": "structural_tag", "format": form}).source
-    # Among those that free text may not hold, and before its tag.
+    # Once in the list excluded from free text, and once before its tag.
     assert source.count("t0007") == 2
 
 

@@ -41,7 +41,7 @@ SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
 KEYS = {scope: f"a-key-good-for-{scope.value}-alone" for scope in Scope}
 WRONG = "a-key-of-nobody"
 LET_IN_SECONDS = 0.5
-# What ends the walk, or outlives it.
+# Methods that end the walk or outlast it, each with the method to undo it.
 UNDONE_BY = {"/tasuki.v1.CacheAdmin/Drain": "/tasuki.v1.CacheAdmin/Undrain"}
 
 
@@ -138,7 +138,7 @@ def test_every_method_of_a_node_is_in_the_table_and_asks_for_what_it_says(walked
         for method in sorted(walked.methods):
             for key, caller in CREDENTIALS:
                 if suffices(GRPC[method], caller):
-                    # A stream that has nothing to say is let in as well.
+                    # A silent stream counts as let in as well.
                     got = call(channel, method, key, b"", LET_IN_SECONDS)
                     assert got.kind not in ("invalid_api_key", "permission_denied"), (method, got)
                     if method in UNDONE_BY:

@@ -168,7 +168,7 @@ def test_grpc_holds_no_more_connections_than_it_may() -> None:
         closed = 0
         for connection in idle:
             try:
-                # A connection that is held gets the server's first frame, once it has spoken.
+                # An accepted connection gets the server's first frame after its own preface.
                 connection.sendall(
                     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
                 )
@@ -190,7 +190,7 @@ def retires_once_it_is_read(front: Front, read: Callable[[], object]) -> None:
     """The node's end waits for read(), though its engine is empty."""
     retiring = asyncio.run_coroutine_threadsafe(front.client.retire(), front.loop)
     front.engine.wait_for(m.Drain)
-    # What the engine answers to this comes behind its answer to the drain.
+    # The engine's answer to this follows its answer to the drain.
     front.run(front.client.stats())
     assert not retiring.done()
     read()

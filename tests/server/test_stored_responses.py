@@ -153,7 +153,7 @@ def test_store_holds_little_more_memory_than_it_counts(shape: str) -> None:
     found = ResponseStore(ManualClock(), 1 << 30, 0, 60.0)
 
     def put(number: int) -> None:
-        # As an answer's own: no object of it is shared with another response.
+        # An answer has its own objects: none is shared with another response.
         caller = Caller("ann" + str(number)[:0], tenant="ann")
         tokens = np.full(64, number, dtype=np.int32)
         record = TurnRecord(tokens, SHAPES[shape](number), b"context %d" % number)

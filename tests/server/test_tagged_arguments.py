@@ -27,7 +27,7 @@ from tasuki.server.text.text_answer import CallArguments, Piece, Thinking
 from tests.harness.answer_pieces import BY_ITSELF
 from tests.harness.byte_grammars import byte_compiler, follows, tagged_call
 
-# Of Python's own reading of a pattern.
+# A warning of Python's own parser of patterns.
 pytestmark = pytest.mark.filterwarnings("ignore:Possible (set|nested):FutureWarning")
 STRING = {"type": "string"}
 call = partial(tagged_call, "f")
@@ -148,7 +148,7 @@ def test_a_value_follows_all_keywords_of_its_schema(
 
 
 def test_a_string_that_reads_as_another_value_is_written_in_quotes() -> None:
-    # The reader knows no type of a parameter that no schema names.
+    # The reader knows no type for a parameter without a named schema.
     parameters = {"type": "object", "required": ["a"], "additionalProperties": STRING}
     for text in ("12", "null", "[x", '"12'):
         assert not accepted(parameters, call(a=text))
@@ -236,7 +236,7 @@ TREE = {
     },
     "required": ["name"],
 }
-# As pydantic writes a recursive model.
+# The form of a recursive model in pydantic.
 RECURSIVE = {"$defs": {"T": TREE}, "$ref": "#/$defs/T"}
 UNION = {
     "anyOf": [

@@ -21,7 +21,7 @@ from tests.harness.running_nodes import HTTP, fused_node, node_pair
 KEYS = "ann ann-key\nben ben-key\nops ops-key operator,caller\n"
 DIGITS = range(100, 110)
 SECRET = (103, 107, 101, 109, 104, 102)
-# The secret stands inside the third page, behind what an attacker may well know.
+# The secret lies inside the third page, after text an attacker may well know.
 KNOWN = tuple(range(20, 20 + 138))
 VICTIM = KNOWN + SECRET + tuple(range(200, 264))
 
@@ -54,7 +54,7 @@ class Attacker:
         """Return the number of learned digits of the secret. A digit is learned if the right one of
         ten guesses alone gets a different answer."""
         for filler in range(3):
-            # What is the attacker's own is known from here on, and its branch has a state.
+            # From here on the attacker's own text is cached, and its branch has a state.
             self.told((*KNOWN, *[90 + filler] * 22))
         learned = 0
         for place, digit in enumerate(SECRET):
@@ -81,7 +81,7 @@ def test_sixty_guesses_learn_nothing_of_a_secret(
         assert Attacker(node, key).digits_learned() == learned
 
 
-# --- What is told by whole pages
+# --- Reports by whole pages
 
 
 def in_pages(match: PageMatch) -> tuple[object, ...]:
@@ -139,7 +139,7 @@ def test_a_match_in_pages_says_nothing_of_what_agrees_inside_one(seed: int) -> N
     assert exact_differed > 100, "exact counts would have told"
 
 
-# --- What is computed
+# --- Tokens computed
 
 
 def computed(lone: Lone) -> list[int]:

@@ -88,7 +88,7 @@ def test_thought_of_a_chat_is_closed_behind_so_many_tokens(
         assert node.post(CHATS, {**BODY, field: asked}).error["param"] == "thinking.budget_tokens"
         return
     if field == "thinking" and not opens:
-        # A small budget is an effort too, which is another prompt.
+        # A small budget also sets an effort, so the prompt differs.
         node.dictation.tokens = {}
     reply = node.post(CHATS, {**BODY, field: asked})
     tokens = choice(reply)["token_ids"]

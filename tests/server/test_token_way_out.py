@@ -192,7 +192,7 @@ def test_a_slow_reader_delays_no_other_and_is_cut_off(codec: TextCodec) -> None:
             stream.head()
             assert texts(stream.write()) == "d"
         steps = 0
-        # Until no buffer takes more of what the slow one does not read.
+        # Send until no buffer takes more bytes for the client that does not read.
         while not http.engine.of(m.Abort):
             steps += 1
             assert steps < 100_000
@@ -249,7 +249,7 @@ async def test_a_sink_takes_what_waits_without_waking_the_reader() -> None:
     reading.put(4)
     reading.unread.end(END)
     await follower
-    # The end wakes the reader, which then takes what still waits.
+    # The end wakes the reader; it then takes the waiting tokens.
     assert reading.fed[2:] == [] and reading.read == [[4]]
 
 

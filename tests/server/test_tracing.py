@@ -100,8 +100,8 @@ def test_a_hand_over_is_one_trace_over_two_nodes(pair: Traced) -> None:
         ordered = sorted(named.values(), key=lambda span: span.began)
         for before, after in pairwise(ordered):
             assert before.began <= before.ended == after.began
-        # Two clocks of one host: the engine's, and that of a front which a busy machine holds up
-        # before it hands a request on, and before it learns of its end.
+        # The engine and the front have two clocks on one host. A busy machine may delay the front
+        # before it passes a request on, and before it learns of the end.
         assert parent.began - CLOCKS <= ordered[0].began
         assert abs(ordered[-1].ended - parent.ended) <= CLOCKS
         if parent is request:

@@ -72,7 +72,7 @@ def test_which_turns_lose_their_end(name: str, thinks: bool | None) -> None:
     template = template_of(name)
     variables = {} if thinks is None else {"enable_thinking": thinks}
     for _ in range(2):
-        # The second time by what is remembered.
+        # The second round uses the remembered conversation.
         found = {
             title
             for title, messages in CONVERSATIONS.items()

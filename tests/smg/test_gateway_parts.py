@@ -341,7 +341,7 @@ def test_loads_count_what_eviction_cannot_take_apart() -> None:
         pages | {"total": 100, "pinned": 20},
         {},
         {},
-        # A request that gave way was looked up there twice.
+        # A request that gave way was looked up twice there.
         {"prompt_tokens": 400, "usable_tokens": 340},
         {},
         {m.RequestPhase.WAITING: 3, m.RequestPhase.DECODING: 2},

@@ -101,7 +101,7 @@ def assert_answers_follow(client: "openai.OpenAI", model: str) -> None:
         (choice,) = client.chat.completions.create(model=model, **options).choices
         assert choice.finish_reason == "stop"
         assert re.fullmatch(shape, choice.message.content or ""), choice
-    # The gateway makes a schema of a forced call, and a call of the JSON that follows it.
+    # The gateway turns a forced call into a schema, and the JSON that follows it into a call.
     function: Any = {"name": "weather", "parameters": schema}
     options = {**GREEDY, "max_tokens": 300, "tool_choice": "required", "parallel_tool_calls": False}
     (choice,) = client.chat.completions.create(
@@ -131,7 +131,7 @@ def test_one_node_behind_the_gateway(tmp_path: Path) -> None:
             until(lambda: gateway.metric("smg_kv_event_subscriptions_total") >= 1, "no events")
             _, warm, hot = repeated(client, "model")
             assert warm + hot == node.stats().tree["usable_tokens"]
-            # What the gateway was told is what a repeat may use, and no more.
+            # The gateway received exactly the blocks a repeat may use.
             announced = "smg_kv_event_blocks_total"
             pages = len(usable_pages(node))
             until(lambda: gateway.metric(announced) >= pages > 0, lambda: gateway.metric(announced))
@@ -139,7 +139,7 @@ def test_one_node_behind_the_gateway(tmp_path: Path) -> None:
             for bad in ("smg_kv_event_gaps_total", "smg_kv_event_parentless_blocks_total"):
                 assert gateway.metric(bad) == 0
             assert_answers_follow(client, "model")
-            # What cannot be honoured is refused by name before a stream begins.
+            # A request that cannot be honoured is refused by name before a stream begins.
             for streams in (False, True):
                 with pytest.raises(openai.BadRequestError, match="uniqueItems"):
                     client.chat.completions.create(

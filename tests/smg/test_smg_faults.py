@@ -23,7 +23,7 @@ require_smg()
 
 STORY = "Tell me a story about the runner and the sash. " * 20
 NEW_TOKENS = 8
-# Of an answer in whose middle a node is killed.
+# Tokens of an answer; a node is killed in its middle.
 MANY_TOKENS = 120
 # The gateway's own checks: it looks for a node once a minute otherwise.
 WATCHFUL = (
@@ -105,7 +105,7 @@ def answered(gateway: Smg, streams: bool, doomed: Node | None = None) -> Heard |
 
     def comes() -> bool:
         answers.append(ask(gateway, streams))
-        # 504: it has not reached a node that has just begun, or that is slow.
+        # 504: the gateway has not reached a new or slow node.
         return answers[-1].status not in (503, 504)
 
     def is_dead() -> bool:
@@ -149,7 +149,7 @@ class Fronted:
         while heard is None:
             lives.doomed = place
             dying.start_again()
-            # Nothing is cached anywhere, so that there is something to hand over.
+            # All caches are empty, so the request needs a hand-over.
             other.client.flush()
             until(lambda: has_met(self.decode), "the nodes have not met")
             heard = answered(self.gateway, streams, dying)

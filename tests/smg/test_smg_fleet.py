@@ -25,7 +25,7 @@ ANSWER = 8
 ARENA_MIB = 128
 """Arena size, enough for the states of all sessions on one node. The gateway places first turns at
 random."""
-# Else smg sends one hit in eight to a node that holds little, and misses to those that are young.
+# By default smg sends one hit in eight to a node with few blocks, and misses to young nodes.
 BY_CACHE_ALONE = ("--worker-warmup-secs", "0", "--worker-warmup-divert-every", "0")
 
 

@@ -21,7 +21,7 @@ from tests.harness.sdk_clients import openai, openai_client
 from tests.harness.smg_process import Smg, require_smg, smg, usable_pages
 from tests.harness.waiting import HANG_SECONDS, until
 
-# A proxy that adds metadata to every gRPC call: what a mesh does for a gateway that cannot.
+# A proxy adds metadata to every gRPC call, as a mesh does for a gateway unable to do so.
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -133,7 +133,7 @@ def fleet(tmp_path: Path, keys: tuple[str, ...]) -> Iterator[Fleet]:
     with ExitStack() as stack:
         started = [Node("serve", *flags(), *shared) for _ in range(2)]
         nodes = tuple(stack.enter_context(running(node)) for node in started)
-        # What smg cannot send itself, something between it and the nodes must add.
+        # A proxy between smg and the nodes must add the metadata smg cannot send.
         added = metadata("gate-key", (TENANT_KEY, "ann"))
         proxies = [stack.enter_context(bearing_proxy(node.address, *added)) for node in nodes]
         gateway = stack.enter_context(
@@ -154,7 +154,7 @@ def test_a_tenant_s_prompt_goes_to_the_node_that_has_it(fleet: Fleet) -> None:
     blocks = 0
     for node, opening in zip(fleet.nodes, OPENINGS, strict=True):
         assert asked(directly(node, "ann-key"), opening) == 0
-        # All of it, or what comes late would be taken for the other node's.
+        # Wait for all of it: later blocks would be taken for the other node's.
         blocks += len(usable_pages(node))
         until(lambda all_of=blocks: fleet.gateway.metric(HITS) == all_of, "not announced")
     counts = [prompts(node) for node in fleet.nodes]
@@ -169,7 +169,7 @@ def test_a_tenant_s_prompt_goes_to_the_node_that_has_it(fleet: Fleet) -> None:
 def test_another_tenant_s_prompts_are_neither_announced_nor_used(fleet: Fleet) -> None:
     for key in ("ben-key", "owner-key"):
         assert asked(directly(fleet.nodes[0], key), OPENINGS[0]) == 0
-    # Something that is announced, so that what came before it has been heard as well.
+    # Cause one more announcement; after it, all earlier ones have arrived, too.
     assert asked(directly(fleet.nodes[0], "ann-key"), OPENINGS[1]) == 0
     one = asked(directly(fleet.nodes[0], "ann-key"), OPENINGS[1]) // 64
     until(lambda: fleet.gateway.metric(HITS) >= one > 0, "not announced")

@@ -228,7 +228,7 @@ def test_of_an_ended_response_neither_request_nor_writer_is_kept(front: AgentFro
     gc.collect()
     kept = [found for found in gc.get_objects() if type(found) in (ResponseWriter, web.Request)]
     assert len(kept) < count // 2, len(kept)
-    # The events, and the objects that they are kept by.
+    # The events, and the objects around them.
     assert front.held.total > 4096 * count
 
 

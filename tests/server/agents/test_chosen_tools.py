@@ -53,7 +53,7 @@ def test_a_strict_tool_s_calls_follow_its_schema(front: AgentFront, path: str) -
     assert plain is None
     strict = tool(path, "weather", strict=True)
     grammar = asked_grammar(front, path, tools=[strict, tool(path, "look")])
-    # Messages that ask for no thinking have none.
+    # Messages without a request for thinking have none.
     assert grammar is not None and (grammar.closing is None) == (path == MESSAGES)
     assert follows(grammar, "It rains.") and follows(grammar, f"So:\n{call('weather', days='3')}")
     assert follows(grammar, call("look", days="30")) and not follows(

@@ -48,7 +48,7 @@ BASE: dict[str, dict[str, Any]] = {
     RESPONSES: {"input": "it was", "seed": 1},
 }
 
-# This template does not ask for it; test_exact_turns.py has those that do.
+# This template ignores it; test_exact_turns.py has templates with an effect.
 PRESERVE = (True, IGNORED)
 SAMPLING: Fields = {
     "model": ("other", HONOURED),
@@ -136,7 +136,7 @@ REPLY: Fields = {
     "modalities": (["audio"], REFUSED),
     "audio": ({"voice": "a"}, REFUSED),
 }
-# Of accounts, routing, clocks, media that nobody sent, endpoints that are not served.
+# Fields of accounts, routing, clocks, media absent from the request, endpoints not served.
 OUTSIDE: Fields = {
     "priority": (3, HONOURED),
     "prompt_cache_key": ("a", HONOURED),
@@ -308,7 +308,7 @@ OF: dict[str, Fields] = {
         },
     },
 }
-# What else a request must have for the field to mean something.
+# Other fields a request needs for the field to have a meaning.
 BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     (CHAT, "parallel_tool_calls"): {"tool_choice": "required"},
     (CHAT, "top_logprobs"): {"logprobs": True},
@@ -334,7 +334,7 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     (CHAT, "stream_options"): {"stream": True},
     (COMPLETION, "stream_options"): {"stream": True},
 }
-# Names in the document's first columns that are values, headers, or parts of other fields.
+# Names in the document's first columns for values, headers, or parts of other fields.
 NO_FIELDS = frozenset(
     {
         *("json_schema", "json_object", "json", "regex", "choice", "grammar", "auto", "none"),
@@ -342,9 +342,9 @@ NO_FIELDS = frozenset(
         *("usage", "text", "thinking", "tool_use", "tool_result", "image", "document"),
         *("search_result", "redacted_thinking", "citations", "null", "content", "refusal"),
         *("false", "enabled", "effort", "disabled", "auto", "system", "developer"),
-        # Of stream_options.
+        # Parts of stream_options.
         *("include_usage", "continuous_usage_stats"),
-        # Of parts of content.
+        # Types of content parts.
         *("input_text", "output_text", "image_url", "input_audio", "file"),
     }
 )
@@ -440,5 +440,5 @@ def test_the_document_and_these_tables_name_the_same_fields() -> None:
         fates = {name: fate for path in paths for name, (_, fate) in OF[path].items()}
         assert documented(part) - NO_FIELDS <= fates.keys()
         unnamed = fates.keys() - set(re.findall(r"`([a-z_]+)[`.:]", part))
-        # What agents' tables do not name is refused as unknown.
+        # A field missing from an agent's table is refused as unknown.
         assert all(fates[name] is REFUSED and part is not chats for name in unnamed), unnamed

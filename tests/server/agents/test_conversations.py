@@ -128,7 +128,7 @@ def test_responses_add_to_it_and_go_on_from_its_tokens(front: AgentFront) -> Non
         *("user", "reasoning", "assistant", "function_call", "function_call_output"),
         *("reasoning", "assistant", "user", "reasoning", "assistant"),
     ]
-    # What is added in between stands behind the last turn's tokens.
+    # Items added in between follow the last turn's tokens.
     front.http.post(f"{PATH}/{name}/items", {"items": [{"role": "user", "content": "listen"}]})
     answered(front, name, tools=[TOOL])
     assert front.submits()[-1].prompt[: len(turn)].tolist() == turn

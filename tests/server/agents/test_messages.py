@@ -379,7 +379,7 @@ def test_what_claude_code_sends(front: AgentFront) -> None:
     submit = front.submits()[-1]
     assert len(submit.marks) == 2
     assert "billing" not in front.prompt and "You are an agent." in front.prompt
-    # The loop of tools goes on: what stands behind the result opens no turn of a user.
+    # The tool loop goes on: text after the result opens no user turn.
     assert front.prompt.endswith(
         "<tool_response>\n(no output)\n<system-reminder>\n1 token left\n</system-reminder>\n"
         "</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n"
@@ -427,7 +427,8 @@ def test_refusals_have_anthropic_s_status_and_type(codec: TextCodec) -> None:
         assert refusal(ask(front, unknown))[:2] == (400, "invalid_request_error")
         front.http.engine.reject = m.RequestError(m.ErrorKind.DRAINING, "later")
         reply = ask(front, key, stream=True)
-        # As elsewhere: a reverse proxy that knows 503 alone sends it on to another node.
+        # The status is the same as elsewhere. A reverse proxy that retries only on 503 then picks
+        # another node.
         assert refusal(reply) == (503, "overloaded_error", "later")
         assert reply.headers["Retry-After"] == "1"
         front.http.engine.reject = m.RequestError(m.ErrorKind.QUEUE_TIMEOUT, "later")

@@ -125,7 +125,7 @@ def test_a_turn_that_fails_takes_the_one_before_with_it(
     assert client.refusal(store=False, previous_response_id=name)[0] == 400
     front.http.engine.reject = None
     assert client.refusal(store=False, previous_response_id=name) == missing
-    # One that went on from nothing takes nothing.
+    # A refused request without a previous response takes none away.
     name = client.response(store=False)["id"]
     assert client.refusal(top_p=9)[0] == 400
     assert client.response(store=False, previous_response_id=name)["status"] == "completed"
@@ -418,7 +418,7 @@ def test_what_came_of_a_message_counts_against_its_caller(codec: TextCodec, tmp_
             while piece := raws[-1].recv(4096):
                 last += piece
             assert b'"status":503' in last and b'"code":"busy"' in last
-            # Its goodbye, by a code that says to try again.
+            # The closing frame's code asks the client to try again.
             assert b"\x88" in last and (1013).to_bytes(2, "big") in last
             assert front.held.total <= 8 * 2**20
             with response_socket(front.http.server.address, headers("k2")) as other:

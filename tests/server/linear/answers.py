@@ -49,7 +49,8 @@ TOOLS: list[dict[str, Any]] = [
     }
 ]
 
-# Of each kind of text a shape or two: what differs by the shape is the parser's, which has all.
+# One or two shapes for each kind of text. Costs that depend on the shape are the parser's; its
+# entry has all shapes.
 _WRITTEN = some(
     *("one word", "quotes", "escapes", "calls in JSON", "calls in tags", "arguments"),
     *("parameters", "a value", "thoughts", "arguments that nest", "open calls"),

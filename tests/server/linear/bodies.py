@@ -54,12 +54,12 @@ _STORED = "resp_" + "a" * 32
 _NAMED = "conv_a"
 _NOTHING = PromptSettings(None, [], {})
 _ASKED: Body = {"messages": [{"role": "user", "content": "?"}]}
-# Shapes that are hard in any field, whatever reads it.
+# Shapes hard for any reader, in any field.
 _HARD = some(
     *("one word", "white space", "lines", "emoji", "halves of characters", "private marks"),
     *("escapes", "half names", "slashes", "digits", "groups", "dollars", "zeros in an escape"),
 )
-# Those that a reader of JSON in a string may find hard.
+# Shapes hard for a reader of JSON in a string.
 JSON_SHAPES = some(
     *("open brackets", "open braces", "pairs of brackets", "closed brackets", "quotes"),
     *("empty strings", "escapes", "escaped quotes", "escapes of halves", "keys", "commas"),
@@ -400,7 +400,7 @@ def _schemas() -> Mapping[str, Input]:
         return {"properties": {"a": {"anyOf": [{"type": "string"}] * (size // 20)}}}
 
     def definitions(size: int) -> Any:
-        # Half of the size is in the definitions, half in the parameters that may refer to them.
+        # Half of the size is in the definitions, half in the parameters able to refer to them.
         names = [f"k{number}" for number in range(size // 60)]
         return {
             "$defs": {"d": {"description": "a" * (size // 2)}},

@@ -35,10 +35,11 @@ the machine, such as the end of a cache. It counts only in the growth over all s
 BASE_SECONDS = 0.05
 _FIRST_SIZE = 256
 _REPEATS = 3
-# A neighbour on the same core may slow one size for seconds. Nothing that is quadratic passes once.
+# Another process on the same core may slow one size for seconds. No quadratic work passes even
+# once.
 _CONFIRMATIONS = 3
 _LOOK_SECONDS = 0.05
-# Less than this is noise: of the clock and the caches, and of what is made once.
+# Smaller costs are noise of the clock, of the caches, and of objects made once.
 _FLOOR_SHARE = 1 / 8
 _FLOOR_BYTES = 128 << 10
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -162,7 +163,7 @@ def time_growth(prepare: Prepare, most: int, base: float, quick: int | None = No
 
 def _time_growth(prepare: Prepare, sizes: list[int], base: float, repeats: int) -> Growth:
     costs: dict[int, float] = {}
-    # All sizes in each round: what else the machine does then slows them alike.
+    # Each round measures all sizes, so other load on the machine slows them alike.
     for _ in range(repeats):
         for size in sizes:
             # Forty times the cost at a quarter of the size is no linear growth's.

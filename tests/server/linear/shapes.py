@@ -66,7 +66,7 @@ TEXTS: Mapping[str, Shape] = {
     "halves of characters": repeated("\ud83d"),
     "digits": repeated("1"),
     "private marks": repeated("\ue000\ue001"),
-    # JSON, and what is nearly JSON.
+    # JSON and almost JSON.
     "open brackets": repeated("[", '{"a":'),
     "open braces": repeated('{"a":'),
     "pairs of brackets": repeated("[],", '{"a":['),
@@ -101,7 +101,7 @@ TEXTS: Mapping[str, Shape] = {
     "thoughts": repeated("so it was\n", "<think>"),
     "calls in JSON": repeated('<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
     "calls in tags": repeated("<tool_call><function=f></function></tool_call>"),
-    # One call of the answer, which grows.
+    # One growing call in the answer.
     "arguments": _keys(OPEN_JSON),
     "arguments before the name": repeated("[],", '<tool_call>{"arguments": ['),
     "a text before the name": repeated("a\\n", '<tool_call>{"arguments": "'),

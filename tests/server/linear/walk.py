@@ -26,7 +26,7 @@ WALKED = (
 _TEXT = frozenset(
     {
         *("str", "bytes", "bytearray", "Any", "object", "Mapping", "dict"),
-        # What holds a caller's or a model's text once it is taken apart.
+        # Types for a caller's or a model's text once it is parsed.
         *("RequestFields", "ChatMessage", "ToolCall", "OfferedTool", "AskedGrammar", "Grammar"),
         *("Piece", "AnswerItem", "Split"),
     }
@@ -177,7 +177,7 @@ class _Module:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in targets:
                 if isinstance(target, ast.Name):
-                    # A table of functions stands between those that use it and those in it.
+                    # A table of functions lies between its users and its functions.
                     place = f"{self.file}:{target.id}"
                     self._names[target.id].append(place)
                     self.bodies.append((place, node.value, None))
@@ -254,7 +254,7 @@ def _holds_text(annotation: ast.AST) -> bool:
     if isinstance(annotation, ast.Attribute):
         return isinstance(annotation.value, ast.Name) and annotation.value.id == _MESSAGES
     if isinstance(annotation, ast.Subscript) and _is_callable(annotation.value):
-        # A function that is handed over reads nothing before it is called.
+        # A function passed as an argument reads nothing before its call.
         return False
     return any(_holds_text(part) for part in ast.iter_child_nodes(annotation))
 
