@@ -55,7 +55,7 @@ def say(front: HttpFront, head: str, body: bytes = b"") -> tuple[bytes, bool]:
     with front.dial() as connection:
         connection.sendall(raw(head))
         answer = b""
-        with suppress(OSError):  # refused and closed before it was all said
+        with suppress(OSError):  # refused and closed before all was sent
             connection.sendall(body)
         try:
             while b"\r\n\r\n" not in answer and (piece := connection.recv(1 << 16)):

@@ -59,7 +59,7 @@ def test_a_strict_tool_s_calls_follow_its_schema(front: AgentFront, path: str) -
     assert follows(grammar, call("look", days="30")) and not follows(
         grammar, call("weather", days="30")
     )
-    if path != CHAT:  # whose definitions go to the template as they came
+    if path != CHAT:  # chat definitions go to the template unchanged
         asked_grammar(front, path, tools=[strict])
         assert front.prompt == shown
 
