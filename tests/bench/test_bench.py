@@ -358,7 +358,7 @@ def test_an_agentic_bench_reuses_what_was_said_before(tmp_path: Path, tiny: list
 
 
 def floor_of(model: str) -> ModelFloor:
-    """On an H200."""
+    """Return the model's floor on an H200."""
     config = published_or_folder(model)
     layout = config.cache_layout("bfloat16", "bfloat16", "float32")
     return ModelFloor.of(config, layout, Floors(4.26e12, 686e12))

@@ -53,7 +53,7 @@ from tests.harness.waiting import HANG_SECONDS
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nodes and client processes are forked; else each one starts an interpreter."""
+    """Fork nodes and client processes; otherwise each would start an interpreter."""
     nodes: list[ForkedProgram] = []
 
     def node(command: Sequence[str], **_: object) -> ForkedProgram:
@@ -204,7 +204,7 @@ def node_window(grows: int = 0) -> NodeWindow:
 
 
 def every(seconds: float, begin: float = 9.0) -> list[float]:
-    """Times of tokens beyond the window from 10 to 20."""
+    """Return times of tokens on both sides of the window from 10 to 20."""
     return [begin + seconds * number for number in range(int(12 / seconds))]
 
 

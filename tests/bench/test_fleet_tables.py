@@ -9,7 +9,7 @@ from tasuki.bench.fleet.tables import NAMES, rows
 
 
 class _Asked(Exception):
-    """Raised in place of a simulation."""
+    """Error raised in place of a simulation."""
 
 
 @pytest.mark.parametrize("table", NAMES)

@@ -105,7 +105,7 @@ def test_an_odd_value_is_named_with_its_line(tmp_path: Path, more: dict[str, Any
 
 
 def test_a_file_that_is_no_whole_trace_is_refused(trace_file: Path, tmp_path: Path) -> None:
-    """None of it is replayed: its end would not be missed."""
+    """Refuse the whole file: a missing end would go unnoticed in a replay."""
     content = trace_file.read_bytes() + b" " * 5000
     zstd = [program("zstd", "apt-get install zstd"), "-qc"]
     packed = subprocess.run(zstd, input=content, capture_output=True, check=True).stdout
@@ -177,7 +177,8 @@ def test_the_command_names_a_missing_file(capsys: pytest.CaptureFixture[str]) ->
 
 
 def crowded(folder: Path) -> Path:
-    """Eight conversations in turn, of three turns each: more than an arena of 1 GiB holds."""
+    """Write a trace of eight alternating conversations with three turns each, larger than an arena
+    of 1 GiB."""
     path = folder / "crowded.jsonl"
     rows = []
     for turn in range(3):

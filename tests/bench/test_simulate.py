@@ -140,7 +140,7 @@ def test_pulls_are_a_bound_that_computes_less(
 def test_a_node_that_lists_all_as_held_costs_little(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Once some prompts have not found it there."""
+    """Bound the loss: after some misses, the node's list is no longer trusted."""
     honest = simulated(trace, capsys)
     lied_to = simulated(trace, capsys, "--lying", "0.25")
     assert lied_to["flops_saved"] > honest["flops_saved"] - 0.1

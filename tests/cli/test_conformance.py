@@ -82,13 +82,14 @@ def plus(number: int) -> Any:
 
 
 def first_index_only(chunk: Any) -> Any:
-    """A stream without its second choice."""
+    """Drop the second choice of a stream."""
     chunk["choices"] = [choice for choice in chunk["choices"] if choice["index"] == 0]
     return chunk
 
 
 def broken_calls(value: Any) -> Any:
-    """Arguments of each call begin an object and never end it, in a stream by the first delta."""
+    """Replace the arguments of each call by the start of an object without an end. In a stream, the
+    first delta has this start."""
     if isinstance(value, list):
         return [broken_calls(item) for item in value]
     if not isinstance(value, dict):
@@ -117,7 +118,7 @@ def another_when_retrieved(exchange: Exchange) -> Reply:
 
 
 def wrong_json_in_responses(exchange: Exchange) -> Reply:
-    """The message's text becomes wrong JSON, whole and streamed."""
+    """Replace the message's text by wrong JSON, whole and streamed."""
     begun: list[Any] = []
 
     def change(body: Any) -> Any:

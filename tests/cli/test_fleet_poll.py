@@ -92,7 +92,7 @@ async def rows_of(
     credentials: Credentials,
     limits: PollLimits = LIMITS,
 ) -> dict[str, dict[str, Any]]:
-    """The nodes' rows by address, once every one is as wanted."""
+    """Return the nodes' rows by address, once all rows are `wanted`."""
     fleet = Fleet()
     async with asyncio.timeout(HANG_SECONDS), NodePoll(fleet, credentials, limits) as poll:
         await poll.ask_these(addresses)
@@ -166,7 +166,7 @@ def test_a_port_that_nobody_serves_is_dead() -> None:
 
 
 async def test_bad_nodes_keep_nobody_from_the_page() -> None:
-    """More of them than are asked at a time."""
+    """Poll more bad nodes than are asked at a time."""
 
     async with AsyncExitStack() as stack:
         bad = [await stack.enter_async_context(Host(silent).running()) for _ in range(9)]

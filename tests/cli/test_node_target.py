@@ -1,4 +1,4 @@
-"""One --target takes either port of a node."""
+"""Tests of --target: either port of a node may be given."""
 
 import socket
 from collections.abc import Iterator

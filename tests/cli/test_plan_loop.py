@@ -32,7 +32,7 @@ from tests.harness.waiting import HANG_SECONDS, until
 # A planner's cluster on this machine: each node a daemon, kept as Ray's actors keep theirs, on a
 # thread of its own.
 class _OnAThread:
-    """A NodeHandle."""
+    """A NodeHandle with its node on a thread."""
 
     def __init__(self, node: RayNode) -> None:
         self._node = node
@@ -81,7 +81,7 @@ ONCE = RetryPolicy(attempts=1)
 
 
 class Callers:
-    """Ask over and over, each for an answer of its own, at whichever node answers."""
+    """Callers in a loop: each asks for its own answer, at any node that answers."""
 
     def __init__(self, many: int, prompt: int, answer: int, rests: float = 0.0) -> None:
         """Start `many` callers. rests: pause after each answer, as a multiple of the answer's

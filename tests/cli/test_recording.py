@@ -212,7 +212,8 @@ class Scripted(http.server.BaseHTTPRequestHandler):
 
 
 class ScriptedNode(http.server.ThreadingHTTPServer):
-    """script: the events of each connection; the last one then stays silent."""
+    """A node with a script. script: events of each connection; the last connection then stays
+    silent."""
 
     daemon_threads = True
 

@@ -116,7 +116,8 @@ def test_tls_and_keys_are_in_the_curl() -> None:
 
 
 def test_the_first_answer_costs_little_processor_time(tmp_path: Path) -> None:
-    """From an installed package and a checkpoint on disk, in two commands, with every import."""
+    """Bound the cost of two commands with an installed package and a checkpoint on disk, including
+    every import."""
     daemon = Daemon("serve", ["--model", str(embedded_model()), "--http-bind", "127.0.0.1:0"])
     try:
         daemon.wait_ready()

@@ -1,4 +1,4 @@
-"""The caller's side over a real server and a scripted engine."""
+"""Tests of the client's side over a real server and a scripted engine."""
 
 import _thread
 import asyncio

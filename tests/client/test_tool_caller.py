@@ -73,8 +73,8 @@ def request(number: int) -> str:
 
 
 def long_prompt(count: int = _SENTENCES) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A system message of so many sentences and tools, as an agent's client sends them; the cases'
-    are among them."""
+    """Return a system message of `count` sentences, and tools, as an agent's client sends them. The
+    tools of the cases are among them."""
     chooser = random.Random(2)
     sentences = [" ".join(chooser.sample(WORDS, 9)).capitalize() for _ in range(count)]
     some = [
@@ -98,7 +98,7 @@ def message(node: Node, messages: list[dict[str, Any]], **more: Any) -> dict[str
 
 
 def calls_of(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """Names, and arguments as their JSON."""
+    """Return the name of each call, and its arguments as JSON."""
     functions = [call["function"] for call in found.get("tool_calls") or []]
     return [(function["name"], function["arguments"]) for function in functions]
 

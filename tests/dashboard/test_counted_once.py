@@ -28,7 +28,8 @@ OF_EVENTS = re.compile(
 
 @dataclass
 class Load:
-    """seen: under our own names and vLLM's; beside: under SGLang's too."""
+    """An engine's figures after its requests. seen: samples with our own names and vLLM's. beside:
+    samples with SGLang's, too."""
 
     seen: dict[str, float]
     beside: dict[str, float]
@@ -49,7 +50,7 @@ class Load:
 
 
 def prompts() -> list[list[int]]:
-    """The first ones share nothing, the others a page."""
+    """Return prompts: the first ones share nothing, the others share a page."""
     apart = [prompt(60, seed=number) for number in range(APART)]
     head = prompt(64, seed=100)
     return [*apart, *([*head, *prompt(6, seed=200 + number)] for number in range(REQUESTS - APART))]
@@ -85,7 +86,7 @@ def load() -> Load:
 
 
 def test_requests_gave_way(load: Load) -> None:
-    """Else the other tests show nothing."""
+    """Check the load itself: without preempted requests, the other tests show nothing."""
     seen = load.seen
     assert seen["tasuki_retractions_total"] == seen["vllm:num_preemptions_total"] > 5
     assert seen["tasuki_cache_prompt_tokens_total"] > 1.2 * load.asked
@@ -101,7 +102,7 @@ def test_hits_are_those_that_clients_were_told_of(load: Load) -> None:
 
 
 def expected(load: Load) -> Counter[str]:
-    """Every counter of requests, and the count of every histogram of them."""
+    """Return every counter of requests, and the count of every histogram of requests."""
     generated = sum(usage.completion_tokens for usage in load.usages)
     found = Counter(
         {

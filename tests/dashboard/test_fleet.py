@@ -57,7 +57,8 @@ def answered(fleet: Fleet, node: ImaginedNode, address: str, at: float) -> None:
 
 @pytest.fixture(scope="module")
 def fleet() -> Fleet:
-    """Two prefill and three decode nodes, the last of them in trouble, and a dead one."""
+    """Return a fleet of two prefill and three decode nodes, the last of them in trouble, and of a
+    dead node."""
     return lived(imagined_nodes(2, 3, NOW), NOW, seconds=120)
 
 

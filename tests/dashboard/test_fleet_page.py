@@ -29,7 +29,7 @@ HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
 @pytest.fixture(scope="module")
 def fleet() -> Fleet:
-    """Two minutes of traffic."""
+    """Return a fleet after two minutes of traffic."""
     now = time.time()
     return lived(imagined_nodes(4, 8, now), now, 120)
 
@@ -188,7 +188,7 @@ def test_a_thousand_nodes_are_leafed_through(browser: Browser) -> None:
 
 
 def test_words_of_a_node_are_never_markup(browser: Browser) -> None:
-    """Nor may they break the page's layout."""
+    """Show hostile text as text; it may not break the page's layout either."""
     node = ImaginedNode(HOSTILE, HOSTILE, 0.0)
     text = node.text(random.Random(1))
     text += f'tasuki_handover_link_state{{peer="{HOSTILE}",address="a",state="{HOSTILE}"}} 1\n'

@@ -169,7 +169,7 @@ def test_a_slow_follower_is_told_what_it_missed() -> None:
 
 
 def full_history() -> NodeHistory:
-    """Every ring of it is full."""
+    """Return a history with every ring full."""
     history = NodeHistory()
     sample = {
         "kind": "pools",

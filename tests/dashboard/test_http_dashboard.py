@@ -89,7 +89,7 @@ def test_both_streams_tell_what_is_there_and_what_comes() -> None:
 
 
 def test_the_overview_comes_again_where_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a reader knows a silent node from a lost one."""
+    """Repeat the overview, so a reader can distinguish a silent node from a lost one."""
     monkeypatch.setattr(dashboard_routes, "_STREAM_SECONDS", 0.01)
     with dashboard(NodeHistory()) as http, streamed(http, "/debug/stream") as overviews:
         assert [next(overviews)["events"] for _ in range(3)] == [0, 0, 0]

@@ -97,7 +97,7 @@ def exposition(dialect: str = "none") -> Exposition:
 
 
 def test_the_arena_is_told_in_bytes_that_add_up() -> None:
-    """The same numbers as on the pages and in the log."""
+    """Report the same numbers as the pages and the log."""
     slabs = {**REPORT.stats.slabs, "free": 100}
     stats = replace(REPORT.stats, slab_bytes=20, each_bytes={"page": 4, "slot": 20}, slabs=slabs)
     memory = arena_use(stats)

@@ -50,7 +50,7 @@ def ended(name: str, first: float, each: float) -> m.Finished:
 
 
 def lived() -> NodeHistory:
-    """A minute: a hundred answers, and 50 tokens a second."""
+    """Return a minute's history: a hundred answers, and 50 tokens a second."""
     history = NodeHistory()
     for second in range(60):
         sampled(history, 1000.0 + second, 50 * second)

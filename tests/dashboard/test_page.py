@@ -71,7 +71,7 @@ def faults_told(node: Node) -> str:
 
 
 def counters(node: Node, name: str) -> dict[str, int]:
-    """Samples of a counter by the value of their one label."""
+    """Return a counter's samples by the value of their one label."""
     label = re.compile(rf"{name}(?:\{{\w+=(\w+)\}})?")
     found = {label.fullmatch(key): value for key, value in scraped(node.http_address).items()}
     return {match[1] or "": int(value) for match, value in found.items() if match is not None}

@@ -108,7 +108,7 @@ def test_a_recording_is_drawn_as_its_node_was(browser: Browser, tmp_path: Path) 
 
 
 def test_a_sample_that_is_old_is_marked_with_its_age(browser: Browser, tmp_path: Path) -> None:
-    """A long step: requests are asked for, and the counters are those from before it."""
+    """Record a long step: requests have arrived, and the counters are older than the step."""
     prompt = random_prompt(100, 1)
     pool = {"free": 9, "tree": 0, "pinned": 0, "working": 0, "granted": 0, "quarantined": 0}
     slabs = {"free": 9, "pages": 0, "slots": 0}

@@ -50,7 +50,7 @@ Colour = NDArray[np.float64]
 
 
 def palette(scheme: str) -> dict[str, str]:
-    """#rrggbb by name."""
+    """Return colours as #rrggbb by name."""
     light, dark = STYLE.split(DARK)
     named = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", light))
     if scheme == "dark":

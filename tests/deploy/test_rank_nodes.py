@@ -25,7 +25,7 @@ CONFIGS = {"prefill": PrefillConfig, "decode": DecodeConfig}
 
 @cache
 def rendered() -> dict[str, dict[str, Any]]:
-    """By kind."""
+    """Return the rendered objects by kind."""
     kubectl = program("kubectl", "install Debian's kubernetes-client")
     text = output_of([kubectl, "kustomize", DEPLOY / "kubernetes-ranks"])
     return {item["kind"]: item for item in yaml.safe_load_all(text)}

@@ -27,7 +27,7 @@ def parsed(arguments: list[str]) -> tuple[Any, ...]:
 
 
 def manifest() -> dict[str, dict[str, Any]]:
-    """By kind."""
+    """Return the manifest's objects by kind."""
     text = (DEPLOY / "kubernetes-single" / "node.yaml").read_text(encoding="utf-8")
     return {item["kind"]: item for item in yaml.safe_load_all(text)}
 

@@ -40,7 +40,7 @@ Name = tuple[str, ...]
 
 
 def name_of(path: Path) -> Name:
-    """A module's, its package's own file included as __init__."""
+    """Return a module's name as a tuple; a package's own file is `__init__`."""
     return path.relative_to(ROOT).with_suffix("").parts
 
 

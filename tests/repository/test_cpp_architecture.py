@@ -58,7 +58,7 @@ def test_includes_point_downward() -> None:
 
 
 def test_no_file_reaches_itself() -> None:
-    """A header and the source beside it count as one."""
+    """Count a header and its source file as one."""
     reached = {
         str(path.relative_to(ROOT).with_suffix("")): {
             include.removesuffix(".h") for other in _sides(path) for include in included(other)

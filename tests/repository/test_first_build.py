@@ -126,7 +126,7 @@ class _Index(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def test_torch_is_a_cpu_build_where_no_gpu_is(index: str) -> None:

@@ -8,9 +8,10 @@ from scripts.docs.house_counts import ROOMS, sources
 
 LEAST_LINES, MOST_LINES = 80, 400
 UNCOUNTED = {"__init__.py", "main.py", "config.py"}
-"""Their length follows from a package's names, a program's steps and its flags."""
+"""Files without a bound: their length follows from a package's names, a program's steps or its
+flags."""
 OPERATORS = ("model/ops/",)
-"""An operator has the length of its algorithm."""
+"""Folders without a bound: an operator is as long as its algorithm."""
 
 BOUNDS: Mapping[str, float] = {
     "least percent of modules from 80 to 400 lines": 80,

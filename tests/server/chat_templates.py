@@ -1,4 +1,4 @@
-"""Chat templates of many shapes, and how marks were found before: by rendering every part."""
+"""Chat templates of many shapes, and a reference for marks: rendering every part on its own."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy

@@ -1,5 +1,5 @@
-"""After kills and aborts, Prometheus, the page's data, `explain` and clients tell the same numbers,
-to the token."""
+"""Tests of agreement: after kills and aborts, Prometheus, the page's data, `explain` and clients
+report equal numbers, to the token."""
 
 import json
 import re
@@ -49,8 +49,8 @@ class Traffic:
 
 @pytest.fixture(scope="module")
 def traffic() -> Iterator[Traffic]:
-    """Twelve requests, a prefill node killed under two of them, three given up by their
-    clients."""
+    """Yield the traffic of twelve requests. A prefill node is killed under two of them, and clients
+    give up three."""
     environment = resting_at(1)
     with node_pair(*SMALL, decode=HTTP, arena_mib=24, environment=environment) as (prefill, decode):
         traffic = Traffic(decode)
@@ -88,7 +88,7 @@ LOST = re.compile(r"tasuki_request_lost_tokens_total\{cause=(\w+)\}")
 
 
 def counted(traffic: Traffic) -> Counter[str]:
-    """From /metrics, under the names of the page's totals."""
+    """Return the counters of /metrics under the names of the page's totals."""
     found: Counter[str] = Counter()
     for name, value in scraped(traffic.node.http_address).items():
         if lost := LOST.fullmatch(name):

@@ -47,7 +47,7 @@ every_cut = partial(answer_pieces.every_cut, tools=TOOLS)
 
 
 def written(*values: tuple[str, str], name: str = "weather") -> str:
-    """A call in XML."""
+    """Return a call in XML."""
     parameters = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in values)
     return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
 
@@ -418,7 +418,7 @@ def test_one_call_is_enough_where_one_was_asked_for(first: str) -> None:
     ],
 )
 def test_arguments_come_as_they_are_written(before: str) -> None:
-    """No more of them is held back than a closing tag has letters."""
+    """Hold back at most as many letters as a closing tag has."""
     parser = AnswerParser(Thinking.NEVER, TOOLS)
     parser.push(Piece(before, None))
     given = 0

@@ -172,7 +172,7 @@ def test_a_prompt_too_long_for_the_prefill_node_alone_is_answered(decode: Node) 
 
 
 def methods(module: ModuleType) -> list[tuple[str, str]]:
-    """(arity as grpc.Channel names it, path) of each method of a .proto file."""
+    """Return the arity in grpc.Channel's words and the path of each method of a .proto file."""
     return [
         (
             f"{'stream' if method.client_streaming else 'unary'}_"

@@ -19,7 +19,7 @@ MIB = 2**20
 
 
 async def _rounds(count: int, began: list[str]) -> list[int]:
-    """Return how many turns had begun after each of so many rounds."""
+    """Return the number of turns begun after each of `count` rounds."""
     counts = []
     for _ in range(count):
         await asyncio.sleep(0)
@@ -96,7 +96,8 @@ async def test_a_round_reads_one_piece_of_all_large_bodies() -> None:
 
 @pytest.mark.parametrize("refused", [b'{"x": [' + b"[]," * MIB + b"[]]}", b"{" * 100, b"[1]"])
 def test_a_body_that_is_refused_holds_no_memory(refused: bytes) -> None:
-    """Errors keep frames alive until the next collection, and frames a body."""
+    """Free the body: errors keep frames alive until the next collection, and a frame keeps its
+    body."""
     body = bytearray(refused)
     with pytest.raises(InvalidRequest):
         read_fields(body)
@@ -104,7 +105,7 @@ def test_a_body_that_is_refused_holds_no_memory(refused: bytes) -> None:
 
 
 class _Stopped(_Sent):
-    """Its client sends one piece and no more."""
+    """A request with a client that sends one piece and no more."""
 
     async def iter_any(self) -> AsyncIterator[bytes]:
         yield bytes(MIB)

@@ -32,7 +32,7 @@ KEY = "secret"
 
 
 class Guest(handover_pb2_grpc.HandoverServicer):
-    """Stays on the server's loop."""
+    """A service that stays on the server's loop."""
 
     def __init__(self) -> None:
         self.threads: set[int] = set()

@@ -40,7 +40,7 @@ def _parsed(text: str, call: WrittenCall, ending: Any, seed: int) -> Parsed:
 
 
 def _begins(part: Any, whole: Any) -> bool:
-    """Return whether a value is another one so far as it came."""
+    """Return true if a value equals another one as far as it has arrived."""
     if isinstance(whole, dict) and isinstance(part, dict):
         return all(key in whole and _begins(value, whole[key]) for key, value in part.items())
     if isinstance(whole, list) and isinstance(part, list):
@@ -126,7 +126,7 @@ _FRAGMENTS = (
 
 @pytest.mark.parametrize("seed", range(CALLS))
 def test_any_text_is_read_alike_however_it_comes(seed: int) -> None:
-    """Torn tags in every order, behind thoughts and in them."""
+    """Read cut tags in every order, after thoughts and inside them."""
     rng = random.Random(seed)
     tool = random_call(rng, in_tags=True).tool
     for _ in range(40):

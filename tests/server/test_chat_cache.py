@@ -87,7 +87,7 @@ def outcome(render: Callable[..., Any], *given: Any, **asked: Any) -> Any:
 
 @dataclass
 class Conversation:
-    """Changes as clients change theirs. drawn: decides how."""
+    """A conversation with a client's kinds of change. drawn: source of the random choices."""
 
     drawn: random.Random
     messages: list[ChatMessage] = field(default_factory=list)
@@ -367,7 +367,7 @@ def test_one_long_piece_does_not_drive_out_the_rest(tokenizer: Tokenizer) -> Non
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 900)), max_size=60))
 def test_a_bounded_cache_keeps_what_was_asked_for_last(steps: list[tuple[int, int]]) -> None:
-    """Beside its naive twin: a list, the latest last."""
+    """Compare with a naive reference: a list with the latest entry last."""
     capacity = 5 * ENTRY_BYTES
     cache: BoundedCache[int, int] = BoundedCache(capacity)
     held: list[tuple[int, int]] = []

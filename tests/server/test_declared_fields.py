@@ -229,7 +229,7 @@ def model(codec: TextCodec) -> ServedModel:
 
 @cache
 def request_to(path: str) -> web.Request:
-    """Return one mocked request for all bodies: to make it costs more than to read a body."""
+    """Return one mocked request for all bodies: making it costs more than reading a body."""
     request = make_mocked_request("POST", path, app=Mock())
     rename_request(request, RequestId("a"))
     return request

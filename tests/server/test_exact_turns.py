@@ -40,7 +40,7 @@ FEW_TURNS = 5
 """Turns over Messages and Responses, still over several pages. Their turns take the same path as
 chats."""
 OPENING = 8
-"""More tokens than an answer's opening has in common with the answer's beginning in the history."""
+"""Bound above the tokens an answer's opening shares with the answer's start in the history."""
 # Templates that keep thoughts from before the last question.
 KEEPS = {"qwen3_8"}
 KEEPS_WHERE_ASKED = {"qwen3_6", "qwen3_8"}
@@ -133,13 +133,13 @@ class ForgetfulChat(Chat):
 
 
 def common(one: list[int], other: list[int]) -> int:
-    """How many first tokens are the same."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def assembled(reply: Reply) -> dict[str, Any]:
-    """A message out of its deltas, as clients put it together."""
+    """Assemble a message from its deltas, as clients do."""
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     for event in reply.events:
         for choice in event["choices"]:

@@ -154,7 +154,7 @@ def test_what_no_text_can_be_held_to_is_named(schema: dict[str, Any], keyword: s
 
 
 def written(in_tags: bool, name: str, arguments: str) -> str:
-    """A call. arguments: between the tags, or as JSON."""
+    """Return a call. arguments: text between the tags, or JSON."""
     if in_tags:
         return f"<tool_call>\n<function={name}>\n{arguments}</function>\n</tool_call>"
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'

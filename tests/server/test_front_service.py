@@ -442,7 +442,8 @@ def test_a_session_closed_during_its_turn_closes_the_cursor_afterwards(
 
 @pytest.mark.usefixtures("each_front")
 def test_a_turn_taken_back_takes_its_cursor_along(front: Front, calls: GrpcCalls) -> None:
-    """The engine may have published the lost answer under it, and a cursor vouches unread."""
+    """Use a new cursor after a turn is taken back. The engine may have published the lost answer
+    under the old one, and a cursor is trusted unread."""
     session, call = held_turn(front, 1)
     calls.abort("r")
     list(call)

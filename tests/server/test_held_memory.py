@@ -90,7 +90,7 @@ def two_keys(
 
 @contextmanager
 def half_sent(http: HttpFront, key: str, size: int) -> Iterator[None]:
-    """A body of twice the size is announced, and so much of it was sent."""
+    """Send `size` bytes of a body announced with twice the size."""
     head = (
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Authorization: Bearer {key}\r\nContent-Length: {2 * size}\r\n\r\n"

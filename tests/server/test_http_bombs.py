@@ -32,7 +32,7 @@ def http() -> Iterator[HttpFront]:
 
 
 def loop_seconds(front: HttpFront) -> float:
-    """Processor time of the event loop's thread so far."""
+    """Return the processor time of the event loop's thread so far, in seconds."""
 
     async def read() -> float:
         return time.thread_time()
@@ -92,7 +92,7 @@ def test_a_bomb_is_never_inflated(http: HttpFront, bomb: bytes, path: str, key: 
 def test_an_encoding_is_refused_by_its_header(
     http: HttpFront, encoding: str, more: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No byte of the body has been sent when the answer is there."""
+    """Answer before any byte of the body is sent."""
     monkeypatch.setattr("tasuki.server.http.bounded_reading._SKIM_SECONDS", 0.1)
     answer, closed = say(http, head_of(f"Content-Encoding: {encoding}", more))
     assert answer.split()[1] == b"415" and closed
@@ -130,7 +130,7 @@ def test_an_identity_is_no_encoding(http: HttpFront) -> None:
 
 
 def test_a_stranger_s_long_body_is_not_drained(http: HttpFront) -> None:
-    """It is told why and cut off, long before all of it was taken."""
+    """Report the reason and close the connection long before the whole body was taken."""
     sent = 0
     with http.dial() as connection:
         connection.sendall(

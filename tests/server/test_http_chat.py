@@ -45,7 +45,7 @@ def codec(codec: TextCodec) -> TextCodec:
 
 
 def say(http: HttpFront, codec: TextCodec, text: str) -> None:
-    """The engine answers with this, one byte a token, and <|im_end|>."""
+    """Let the engine answer with this text, one byte a token, and <|im_end|>."""
     tokenizer = codec.require_tokenizer()
     tokens = [token for letter in text for token in tokenizer.encode(letter)]
     http.engine.answer = lambda submit: [*tokens, 2]

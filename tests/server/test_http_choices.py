@@ -20,7 +20,7 @@ KINDS = ["chat", "complete"]
 
 @pytest.fixture
 def http(http: HttpFront, codec: TextCodec) -> HttpFront:
-    """Each choice is answered by as many tokens as its seed is behind 40, and one."""
+    """Let the engine answer each choice with one token more than its seed exceeds 40."""
     tokens = codec.require_tokenizer().encode("fine morning")
     http.engine.answer = lambda submit: tokens[: submit.sampling.seed - 40 + 1]
     return http

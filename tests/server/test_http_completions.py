@@ -17,7 +17,7 @@ KEYS = {"one": "1" * 32, "two": "2" * 32}
 
 @pytest.fixture
 def http(http: HttpFront, codec: TextCodec) -> HttpFront:
-    """It answers "fine 漢"."""
+    """Let the engine answer "fine 漢" to each request."""
     tokens = [*codec.require_tokenizer().encode("fine 漢"), 2]
     http.engine.answer = lambda submit: tokens
     return http

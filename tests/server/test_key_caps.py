@@ -123,7 +123,7 @@ def test_a_key_over_its_cap_gives_up_its_own_idle_sessions_only(keys: str) -> No
 
 
 class SlowToOpen(ScriptedEngine):
-    """Answers no cursor before it is let go."""
+    """An engine that answers no cursor before its release."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ def test_http_says_429_beyond_a_key_s_requests(keys: str) -> None:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """Two operators, two streams each, and three at a time in all."""
+    """Yield a node with two operators: each may have two streams, and all together three."""
     keys = keys_file(tmp_path_factory.mktemp("keys"), lines(root="operator", ann="operator"))
     caps = ("--watchers-per-key", "2", "--max-watchers", "3")
     with fused_node("--api-keys", keys, *caps, *HTTP) as node:
@@ -272,14 +272,14 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 class OpenStreams:
-    """Streams over HTTP, each on a connection of its own, for as long as a block runs."""
+    """Streams over HTTP, each on its own connection, open until a block ends."""
 
     def __init__(self, node: Node, stack: ExitStack) -> None:
         self._address = node.http_address
         self._stack = stack
 
     def begin(self, path: str, name: str) -> tuple[int, bytes]:
-        """The status, and a refusal's body."""
+        """Open a stream and return the status, and the body of a refusal."""
         connection = connect(self._address)
         self._stack.callback(connection.close)
         connection.request("GET", path, headers=headers(KEYS[name]))

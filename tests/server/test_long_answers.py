@@ -108,7 +108,7 @@ async def test_a_call_keeps_four_bytes_of_a_token(codec: TextCodec) -> None:
     left: list[int] = []
 
     async def write(message: pb.GenerateResponse) -> None:
-        """It leaves, and nobody keeps it."""
+        """Drop the message."""
 
     with growing() as grown:
 

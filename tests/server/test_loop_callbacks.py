@@ -52,7 +52,8 @@ class LoopWatch:
 
 @contextmanager
 def watched_loops(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopWatch]:
-    """Counts this thread's processor time alone: others' load on the machine is not in it."""
+    """Yield a watch of all loops. It counts this thread's processor time alone, without other load
+    on the machine."""
     watch = LoopWatch()
     run = asyncio.events.Handle._run
 
@@ -145,7 +146,7 @@ BODIES: dict[str, tuple[str, Callable[[], bytes], tuple[int, ...]]] = {
 
 
 def assert_short(watch: LoopWatch, act: Callable[[], None]) -> None:
-    """No callback of any loop is too long while `act` runs."""
+    """Check for callbacks of acceptable length on every loop while `act` runs."""
     for _ in range(TRIES):
         watch.forget()
         act()

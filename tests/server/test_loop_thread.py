@@ -33,7 +33,7 @@ def break_it() -> None:
 
 @pytest.fixture
 def there() -> Iterator[LoopThread]:
-    """It runs, and may have been stopped at the test's end."""
+    """Yield a running loop. The test may stop it before its end."""
     running = LoopThread("there", unexpected)
     running.start()
     yield running

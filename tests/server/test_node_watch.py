@@ -25,7 +25,7 @@ DIED = RequestRejected(m.RequestError(m.ErrorKind.INTERNAL, "the engine has died
 
 
 class Engine:
-    """Answers when it is let."""
+    """An engine that answers only from its queue of answers."""
 
     def __init__(self) -> None:
         self.asked = 0

@@ -1,4 +1,5 @@
-"""The cost of a token for an answer's parser: the same, however much text is held back."""
+"""Tests of the parser's cost per token of an answer: it is the same, however much text is held
+back."""
 
 import json
 import tracemalloc
@@ -79,7 +80,7 @@ def hermes(body: str) -> str:
 
 
 def every_cut(text: str) -> Parsed:
-    """Return the parts of a text, the same ones whole and letter by letter."""
+    """Return the parts of a text; check for the same parts letter by letter."""
     whole = parsed([text], TOOLS)
     assert parsed(list(text), TOOLS) == whole
     return whole

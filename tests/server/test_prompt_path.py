@@ -164,7 +164,7 @@ def chat(address: str) -> None:
 
 
 def documented_path() -> list[str]:
-    """The numbered files of docs/design.md, "A prompt's way"."""
+    """Return the numbered files of docs/design.md, "A prompt's way"."""
     text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     _, _, section = text.partition("### A prompt's way")
     return re.findall(r"^\d+\. `([^`]+)`", section.partition("\n## ")[0], re.MULTILINE)

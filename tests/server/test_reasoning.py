@@ -203,7 +203,7 @@ def test_without_thinking_all_is_content(
 
 @pytest.mark.parametrize("cleared", [True, False])
 def test_what_is_kept_of_thinking_has_two_names(cleared: bool) -> None:
-    """GLM's clients name the opposite."""
+    """Read the inverse name used by GLM's clients."""
     asked = RequestFields({"thinking": {"type": "auto", "clear_thinking": cleared}})
     assert read_template_variables(asked) == {"preserve_thinking": not cleared}
 

@@ -83,7 +83,7 @@ class Joined:
                 self.played.tell(message)
 
     def _post(self, messages: Sequence[Any]) -> None:
-        """The engine ends a request as it comes, at the worker first."""
+        """Record messages. End each request on arrival, at the worker first."""
         self.posted += messages
         for message in messages:
             if isinstance(message, m.Submit):

@@ -160,7 +160,7 @@ def test_every_method_of_a_node_is_in_the_table_and_asks_for_what_it_says(walked
 
 
 def fetch(address: str, method: str, path: str, key: str | None) -> tuple[int, bytes]:
-    """The status, and the body of a refusal."""
+    """Return the status, and the body of a refusal."""
     with closing(connect(address)) as connection:
         body = b"{}" if method == "POST" else None
         connection.request(method, path, body, JSON | ({} if key is None else headers(key)))

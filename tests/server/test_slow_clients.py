@@ -51,7 +51,7 @@ def ended(connection: socket.socket) -> bytes:
 
 
 def open_connections(http: HttpFront, expected: int) -> int:
-    """Once it is `expected`."""
+    """Wait for `expected` open connections and return their number."""
 
     async def count() -> int:
         return len(http.server.connections)
@@ -187,7 +187,7 @@ READS_LITTLE_AHEAD = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_pro
 
 
 def retires_once_it_is_read(front: Front, read: Callable[[], object]) -> None:
-    """The node's end waits for read(), though its engine is empty."""
+    """Check the node's end: it waits for read(), though its engine is empty."""
     retiring = asyncio.run_coroutine_threadsafe(front.client.retire(), front.loop)
     front.engine.wait_for(m.Drain)
     # The engine's answer to this follows its answer to the drain.

@@ -39,7 +39,7 @@ SIZE = response("").size
 def store(
     clock: ManualClock | None = None, entries: int = 100, per_key: int = 0, seconds: float = 60.0
 ) -> ResponseStore:
-    """entries: the capacity in responses of no tokens."""
+    """Return a store. entries: capacity in responses without tokens."""
     return ResponseStore(clock or ManualClock(), entries * SIZE, per_key, seconds)
 
 

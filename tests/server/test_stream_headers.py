@@ -30,7 +30,7 @@ def streams(module: Any) -> set[str]:
 
 
 async def come_at_once(port: int, calls: dict[str, Call]) -> None:
-    """The headers of each, although nothing is ever answered."""
+    """Check for the headers of each stream, although none is ever answered."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         for name, call in calls.items():
             stream = call(channel)

@@ -87,7 +87,7 @@ TEXT = "it was fine 漢 and more"
 
 @pytest.fixture
 def said(http: HttpFront, codec: TextCodec) -> list[int]:
-    """The tokens of its answers."""
+    """Set the engine's answer and return its tokens."""
     tokens = [*codec.require_tokenizer().encode(TEXT), 2]
     http.engine.answer = lambda submit: tokens
     return tokens

@@ -93,7 +93,7 @@ def test_a_forced_call_is_streamed_behind_what_was_thought(
 def test_a_strict_tool_is_called_rightly_behind_text_and_thoughts(
     node: DictatedNode, template: str
 ) -> None:
-    """The call is begun by the model, and the rest of it is the grammar's."""
+    """Let the model begin the call; the grammar forces the rest of it."""
     strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]
     body = {"messages": USER, "tools": [strict]}
     opening = "<think>\n" if template == "qwen3" else ""

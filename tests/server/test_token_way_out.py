@@ -31,7 +31,7 @@ def token(index: int, token: int = 70, request: str = "a") -> m.TokenOut:
 
 @contextmanager
 def standing_still(front: Front) -> Iterator[None]:
-    """The front's loop runs nothing while the block does."""
+    """Stop the front's loop while the block runs."""
     stands, go_on = threading.Event(), threading.Event()
 
     def stand() -> None:
@@ -130,7 +130,7 @@ def test_tokens_that_wait_for_one_call_leave_in_one_message(front: Front) -> Non
 
 
 def spelled(events: Sequence[Any]) -> bytes:
-    """The body of a stream of these events, each written whole and alone."""
+    """Return the body of a stream of these events, each encoded whole and separately."""
     bodies = [json.dumps(event, ensure_ascii=False, separators=(",", ":")) for event in events]
     return "".join(f"data: {body}\n\n" for body in [*bodies, "[DONE]"]).encode()
 

@@ -31,7 +31,7 @@ from tasuki.server.otel import SCHEMA_URL
 CALLER = "00f067aa0ba902b7"
 ASKED = "text_completion embedded"
 CLOCKS = 10**7
-"""Nanoseconds between two clocks of one host."""
+"""Largest difference of two clocks on one host, in nanoseconds."""
 
 
 @dataclass

@@ -150,7 +150,7 @@ def test_an_answer_goes_on_at_the_last_token_of_the_message(front: AgentFront) -
 
 
 def test_a_message_goes_on_where_no_generation_prompt_is_asked_for(front: AgentFront) -> None:
-    """SGLang's callers send the one field alone."""
+    """Accept the one field alone, as SGLang's callers send it."""
     both = front.http.post("/tokenize", {"messages": ASKED, **GOES_ON}).json["tokens"]
     alone = {"messages": ASKED, "continue_final_message": True, "add_generation_prompt": None}
     assert front.http.post("/tokenize", alone).json["tokens"] == both

@@ -57,7 +57,7 @@ async def test_a_caller_s_slow_work_keeps_no_other_waiting(gate: threading.Event
 
 
 async def test_two_callers_leave_a_thread_for_a_third(gate: threading.Event) -> None:
-    """Both have more work than threads; the last free thread begins none of it."""
+    """Let two callers have more work than threads; none of it begins on the last free thread."""
 
     threads = WorkThreads()
     slow = [await _begun(threads, line, gate) for line in ("ann", "bob", "ann")]

@@ -96,7 +96,8 @@ class ToldWorker:
         return await self.reply(self._calls)
 
     async def reply(self, call: int) -> Any:
-        """Raises the refusal."""
+        """Return the reply to a call. Raise the refusal, or LookupError if there is no reply
+        yet."""
         for _ in range(20):
             await asyncio.sleep(0)
         found = [each for each in self.told if isinstance(each, w.Reply) and each.call == call]
@@ -183,7 +184,7 @@ async def test_caps_and_rates_are_the_node_s() -> None:
 
 
 def asked_call(request_id: str, answers: int, prompts: int = 1) -> list[m.Submit]:
-    """So many answers to each of so many prompts of three tokens."""
+    """Return a call with `answers` answers to each of `prompts` prompts of three tokens."""
     names = [
         [m.RequestId(f"{request_id}.{prompt}.{answer}") for answer in range(answers)]
         for prompt in range(prompts)

@@ -90,7 +90,7 @@ class Fronted:
     collector: Collector
 
     def spans(self, name: str) -> list[SeenSpan]:
-        """name: the first word of theirs."""
+        """Return the spans with `name` as their first word."""
         return [span for span in self.collector.spans(TRACE) if span.name.split()[0] == name]
 
     def ask(self, streams: bool = False) -> Reply:

@@ -34,7 +34,7 @@ GREEDY: dict[str, Any] = {
 
 
 def ask(client: "openai.OpenAI", model: str) -> tuple[str | None, int, int]:
-    """Text, prompt tokens and cached tokens of a greedy answer."""
+    """Return the text, prompt tokens and cached tokens of a greedy answer."""
     reply = client.chat.completions.create(model=model, **GREEDY)
     assert reply.usage is not None and reply.usage.prompt_tokens_details is not None
     assert reply.usage.completion_tokens == 8
@@ -43,7 +43,7 @@ def ask(client: "openai.OpenAI", model: str) -> tuple[str | None, int, int]:
 
 
 def stream(client: "openai.OpenAI", model: str) -> tuple[str, int]:
-    """Text and cached tokens of a streamed greedy answer."""
+    """Return the text and cached tokens of a streamed greedy answer."""
     text, cached = "", None
     for chunk in client.chat.completions.create(
         model=model, stream=True, stream_options={"include_usage": True}, **GREEDY
@@ -68,7 +68,7 @@ def repeated(client: "openai.OpenAI", model: str) -> tuple[int, int, int]:
 
 
 def leave_in_the_middle(gateway: Smg, model: str) -> None:
-    """Read the beginning of a long answer, then hang up."""
+    """Read the start of a long answer, then close the connection."""
     body = {**GREEDY, "model": model, "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with closing(connect(gateway.address)) as connection:
         connection.request("POST", "/v1/chat/completions", json.dumps(body), JSON)
@@ -154,7 +154,7 @@ def test_one_node_behind_the_gateway(tmp_path: Path) -> None:
 
 
 def test_a_pair_behind_the_gateway(tmp_path: Path) -> None:
-    """Decode nodes have a port of their own; one port for both is in test_smg_faults.py."""
+    """Use a decode node with a separate port; test_smg_faults.py uses one port for both."""
     with (
         node_pair("--gateway", prefill=("--handover-bind", "127.0.0.1:0")) as (prefill, decode),
         smg(tmp_path, 2, *in_front_of_pair(prefill, decode)) as gateway,
@@ -218,7 +218,8 @@ def test_a_gateway_needs_the_key_like_everybody() -> None:
 
 
 def test_a_prefill_node_that_the_decode_node_does_not_know_costs_time_only() -> None:
-    """The gateway's choice is not among the decode node's: the prompt is computed here."""
+    """Compute the prompt here, since the decode node does not know the prefill node chosen by the
+    gateway."""
     told = pb.KvBootstrapInfo(bootstrap_host="127.0.0.1", bootstrap_port=1, bootstrap_room=9)
     request = pb.GenerateRequest(
         request_id="r",

@@ -31,7 +31,7 @@ BY_CACHE_ALONE = ("--worker-warmup-secs", "0", "--worker-warmup-divert-every", "
 
 @dataclass
 class Session:
-    """text: prompt and answer of all turns so far."""
+    """A session of the fleet. text: prompts and answers of all turns so far."""
 
     text: tuple[int, ...]
     homes: list[int] = field(default_factory=list)
@@ -56,8 +56,8 @@ class Fleet:
                 assert gateway.metric(bad) == 0
 
     def wait_until_known(self, gateway: Smg, *of: int) -> None:
-        """Until the gateway has as many blocks of these nodes, by default of all, as are usable
-        there."""
+        """Wait until the gateway has exactly the blocks usable on these nodes, by default on all
+        nodes."""
         names = [self.nodes[number] for number in of or range(NODES)]
         held = [len(usable_pages(node)) for node in names]
 
@@ -90,7 +90,7 @@ class Fleet:
 
 
 def prompts(node: Node) -> int:
-    """How many requests the node has answered."""
+    """Return the number of requests answered by the node."""
     return node.stats().tree["leased_requests"]
 
 
@@ -168,7 +168,7 @@ def test_what_a_node_lost_behind_the_gateway_s_back_draws_nothing_there(
 
 
 def lose(node: Node, text: tuple[int, ...], how: str) -> None:
-    """Nothing of the text is usable there any more."""
+    """Flush the node, or fill it until no page of the text is usable there."""
     if how == "flushed":
         node.client.flush()
         return

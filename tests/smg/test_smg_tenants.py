@@ -118,7 +118,7 @@ def directly(node: Node, key: str) -> "openai.OpenAI":
 
 
 def prompts(node: Node) -> int:
-    """How many requests the node has answered."""
+    """Return the number of requests answered by the node."""
     return node.stats().tree["leased_requests"]
 
 

@@ -426,7 +426,7 @@ def test_an_unknown_field_is_refused_where_fields_are_strict(codec: TextCodec, p
 
 
 def documented(text: str) -> set[str]:
-    """The names in the first columns of a document's tables."""
+    """Return the names in the first columns of a document's tables."""
     rows = (line.split("|")[1] for line in text.splitlines() if line.startswith("|"))
     return {name for row in rows for name in re.findall(r"`([a-z_]+)[`.:]", row)}
 

@@ -45,7 +45,7 @@ def answered(front: AgentFront, **fields: Any) -> dict[str, Any]:
 
 
 def refusal(reply: Reply) -> tuple[int, str, str]:
-    """The status, the error's type and its message, in Anthropic's shape."""
+    """Return the status, the error's type and its message; check Anthropic's error shape."""
     body = reply.json
     assert (body["type"], body["request_id"]) == ("error", reply.headers["request-id"])
     assert set(body["error"]) == {"type", "message"}
@@ -331,7 +331,7 @@ def test_tokens_are_counted_as_they_would_be_computed(front: AgentFront) -> None
 
 
 def test_what_claude_code_sends(front: AgentFront) -> None:
-    """The shape of version 2.1's requests to a gateway, texts cut short."""
+    """Read requests in the shape of version 2.1's requests to a gateway, with texts cut short."""
     headers = {
         "anthropic-version": "2023-06-01",
         "anthropic-beta": "claude-code-20250219,mid-conversation-system-2026-04-07",

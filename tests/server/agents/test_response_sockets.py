@@ -346,12 +346,12 @@ def test_a_message_has_the_bound_of_a_body(codec: TextCodec) -> None:
 
 
 def raw_socket(front: AgentFront, key: str | None = None) -> sockets.socket:
-    """Behind its upgrade."""
+    """Return a connection after its upgrade to a WebSocket."""
     return upgraded(front.http.dial(), key)
 
 
 def text_frame(text: str) -> bytes:
-    """Masked by zeros."""
+    """Return a text frame masked by zeros."""
     content = text.encode()
     return b"\x81\xfe" + len(content).to_bytes(2, "big") + b"\0\0\0\0" + content
 
@@ -366,7 +366,7 @@ def test_a_text_is_no_longer_than_the_loop_takes_at_once(client: ResponseClient)
 
 
 def test_many_small_pieces_of_a_message_count_by_their_memory(front: AgentFront) -> None:
-    """Two bytes a read are an object of their own each."""
+    """Count the memory of pieces: two bytes a read are a separate object each."""
     raw, count = raw_socket(front), 100
     raw.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1)
     raw.sendall(begun_frame(2**20))
@@ -396,7 +396,8 @@ def test_pings_are_answered_between_messages_and_beside_a_response(front: AgentF
 
 
 def test_what_came_of_a_message_counts_against_its_caller(codec: TextCodec, tmp_path: Path) -> None:
-    """One of several keys may hold eight messages of the largest size."""
+    """Let one of several keys hold the bytes of eight messages of the largest size, heads of frames
+    included."""
     keys = keys_file(tmp_path, "ann k1\nbob k2\n")
     with running_agent_front(codec, ServerConfig(max_message_mib=1, api_keys=keys)) as front:
         part = 2**20 - 1
@@ -479,7 +480,7 @@ def test_a_client_that_leaves_ends_its_response(front: AgentFront) -> None:
 
 
 def test_a_client_that_reads_nothing_is_waited_for_within_bounds(front: AgentFront) -> None:
-    """Its response waits, and no more than a few events are in memory."""
+    """Let the response wait for its client, with no more than a few events in memory."""
     tokens = front.codec.require_tokenizer().encode("</think>\n\n" + "it was " * 1500)
     front.http.engine.answer = lambda submit: [*tokens] * 2
     raw = raw_socket(front)

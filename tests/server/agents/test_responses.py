@@ -307,7 +307,7 @@ def test_tools_of_free_text_and_of_namespaces(front: AgentFront) -> None:
 
 
 def test_what_codex_sends(front: AgentFront) -> None:
-    """The shape of version 0.159's requests, texts cut short."""
+    """Read a request in the shape of version 0.159's requests, with texts cut short."""
 
     def said(role: str, *texts: str) -> dict[str, Any]:
         parts = [{"type": "input_text", "text": text} for text in texts]

@@ -244,7 +244,7 @@ def _chat(streamed: bool) -> AnswerWriter:
 
 
 def _chat_with_ids() -> AnswerWriter:
-    """And with usage in each chunk."""
+    """Return the writer of a chat with token ids, and with usage in each chunk."""
     ids = TokenIds(prompt_ids(_NO_TOKENS), streamed=True)
     head = ReplyHead("a", "model")
     shape = ChatReply(head, _parsed(), _NAMES, with_logprobs=False, streamed=True)
@@ -295,7 +295,7 @@ def _response_of(tool: ToolName, logprobs: MessageLogprobs | None = None) -> Ans
 
 
 def _run(coroutine: Any) -> object:
-    """Nothing in it waits."""
+    """Run a coroutine without an event loop; raise AssertionError if it waits."""
     try:
         coroutine.send(None)
     except StopIteration as ended:
@@ -311,7 +311,7 @@ async def _parts(count: int) -> AsyncGenerator[AnswerPart, None]:
 
 def _sent_by_grpc() -> Entry:
     async def write(message: object) -> None:
-        """It leaves."""
+        """Drop the message."""
 
     def read(text: str) -> object:
         pieces = tokens_of(text)

@@ -69,14 +69,15 @@ JSON_SHAPES = some(
 
 @dataclass(frozen=True)
 class Served:
-    """in_tags: the template teaches calls between tags; the other one teaches calls in JSON."""
+    """Two served models. in_tags: its template teaches calls between tags. in_json: its template
+    teaches calls in JSON."""
 
     in_tags: ServedModel
     in_json: ServedModel
 
     @staticmethod
     def of(folder: Path) -> "Served":
-        """folder: an empty one, for a tokenizer's file."""
+        """Return the models. folder: an empty folder for a tokenizer's file."""
         write_tokenizer(folder)
         tokenizer = Tokenizer.load(folder)
         assert tokenizer is not None
@@ -667,7 +668,7 @@ def _messages() -> Mapping[str, Input]:
     user = {"role": "user", "content": "?"}
 
     def systems(size: int) -> Body:
-        """A long question, and as many reminders behind it as may be."""
+        """Return a long question, followed by as many reminders as allowed."""
         count = min(4095, size // 80)
         reminder = {"role": "system", "content": "so"}
         return of({"role": "user", "content": "a" * (size // 2)}, *[reminder] * count)

@@ -96,7 +96,7 @@ class Answer:
         return of_size
 
     def longest_push(self, shape: str, size: int) -> float:
-        """Seconds of this thread's time."""
+        """Return the time of the longest push, in seconds of this thread's processor time."""
         reader = self.begin()
         longest = 0.0
         for piece in tokens_of(self.shapes[shape](size)):

@@ -46,7 +46,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 class TooSlow(Exception):
-    """The work took more processor time than any linear one would."""
+    """Error of work with more processor time than any linear work would take."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def one_heap() -> Iterator[None]:
 
 
 def processor_seconds(prepare: Prepare, size: int, limit: float) -> float:
-    """Raises TooSlow behind `limit` seconds."""
+    """Return the processor time of the work in seconds. Raise TooSlow after `limit` seconds."""
     run = prepare(size)
     with limited(limit):
         began = time.process_time()

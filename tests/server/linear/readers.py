@@ -75,7 +75,8 @@ def _of_bytes(texts: Mapping[str, Callable[[int], str]]) -> dict[str, Input]:
 
 
 def _strings_behind_commas(size: int) -> bytes:
-    """A string of more commas than a body may have values, and many short strings behind it."""
+    """Return a string with more commas than a body may have values, followed by many short
+    strings."""
     commas = b'["' + b"," * (1 << 20) + b'"'
     return commas + b' "\\""' * max(0, (size - len(commas)) // 5)
 

@@ -9,7 +9,7 @@ from itertools import count
 from typing import TypeAlias
 
 Shape: TypeAlias = Callable[[int], str]
-"""From a length in characters to a text."""
+"""Maker of a text of a given length in characters."""
 
 OPEN_JSON = '<tool_call>\n{"name": "f", "arguments": {'
 OPEN_VALUE = "<tool_call>\n<function=f>\n<parameter=a>\n"

@@ -27,13 +27,13 @@ from .readers import readers
 QUICK_SECONDS = 0.001
 QUICK_CHARACTERS = 1 << 17
 QUICK_ANSWER = 1 << 13
-"""Characters."""
+"""Size of an answer in `make test`, in characters."""
 MOST_SECONDS_A_TOKEN = 20e-6
 """Processor time per token, at the largest input allowed."""
 MOST_HOLD_SECONDS = 0.005
 """Longest time one token may hold an event loop, in seconds."""
 LARGEST_ANSWER = 1 << 18
-"""Tokens."""
+"""Size of a long answer in tokens."""
 
 
 @pytest.fixture(scope="module")

@@ -109,7 +109,7 @@ def test_the_walk_sees_functions_methods_and_inner_functions() -> None:
 
 
 SMALL = 1500
-"""Characters: enough for every shape to get to its second part."""
+"""Size in characters, enough for every shape to reach its second part."""
 
 
 def reached_by(cases: Iterable[Case]) -> frozenset[Place]:

@@ -32,16 +32,16 @@ _TEXT = frozenset(
     }
 )
 _MESSAGES = "pb"
-"""The module of a protocol's parsed bodies, as every file of a service names it."""
+"""Name of the module of a protocol's parsed bodies in every file of a service."""
 
 Place: TypeAlias = str
-"""A function: its file below the root, a colon, its qualified name as Python makes it."""
+"""Place of a function: its file below the root, a colon, its qualified name in Python."""
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
 class Found:
-    """One function of the walked files. reads: a parameter of it may hold text."""
+    """One function of the walked files. reads: true if a parameter may hold text."""
 
     place: Place
     line: int
@@ -49,7 +49,7 @@ class Found:
 
     @property
     def shown(self) -> str:
-        """For an editor: the file, the line, the name."""
+        """Return the file, the line and the name, in an editor's form."""
         file, _, name = self.place.partition(":")
         return f"{file}:{self.line} {name}"
 
@@ -65,7 +65,7 @@ class Walk:
     callers by place, tables of functions included."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:
-        """sources: by file name below the root."""
+        """Walk the sources. sources: texts by file name below the root."""
         self._modules = {file: _Module(file, text) for file, text in sources.items()}
         self.functions = {
             found.place: found for module in self._modules.values() for found in module.functions
