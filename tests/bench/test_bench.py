@@ -90,7 +90,7 @@ def test_steps_of_ranks_stand_beside_those_of_one(tmp_path: Path, tiny: list[str
     assert two["name"] == f"2 ranks: {one['name']}"
     assert two["others"] == {"one rank": one["seconds"]}
     assert two["extra"]["times one rank"] == pytest.approx(one["seconds"] / two["seconds"])
-    # Half of the weights, and half of each request's state and keys.
+    # Each rank has half of the weights, and half of each request's state and keys.
     assert 0.45 < two["floor"] / one["floor"] < 0.7
 
 
@@ -187,7 +187,7 @@ def test_a_decode_bench_has_drafts_that_hold_as_scripted_and_none_take_turns(
     assert measured["name"] == f"{named}step of 2 x 70 tokens, drafts as they gain"
     assert measured["others"] == drafted["others"]
     assert 0 <= measured["extra"]["drafts a step"] <= 4
-    # A form has no targets but those beside plain rows.
+    # A form has targets only beside plain rows.
     held = None if form else measured["extra"]["times the tokens/s without"] >= 0.99
     assert measured["met"] is held
     assert drafted["name"] == f"{named}step of 2 x 70 tokens, 4 drafts"
@@ -324,7 +324,7 @@ def test_a_bench_measures_fp8_rows_beside_plain_ones_and_alone(
     alone = run(tmp_path / "out.json", "decode", *both, *steps)
     (row,) = alone["rows"]
     assert row["name"] == f"fp8, fp8 KV: {plain['name']}" and row["others"] == {}
-    # Bytes: two runs measure two rates of the copy.
+    # Compare bytes, since two runs measure two copy rates.
     assert row["floor"] * copy_rate(alone) < fp8["floor"] * copy_rate(document)
 
 
@@ -351,7 +351,7 @@ def test_an_agentic_bench_reuses_what_was_said_before(tmp_path: Path, tiny: list
     )
     rows = {row["name"]: row for row in document["rows"]}
     added = rows["first token: 200 cached, +30 new"]
-    # The answer's last token is drawn but not forwarded.
+    # The answer's last token is sampled but not forwarded.
     assert added["extra"]["reused"] == 200 + 4 - 1
     assert rows["2 sessions, 3 turns: first token of a later turn"]["met"] is True
     assert "2 sessions, 3 turns: a token" in rows

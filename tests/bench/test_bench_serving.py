@@ -183,7 +183,8 @@ def test_endless_streams_have_a_verdict(capsys: pytest.CaptureFixture[str]) -> N
     assert lines[-1] == ("FAILED" if status else "PASSED")
     figures = dict(line.split(maxsplit=1) for line in lines[:-1] if " " in line)
     assert float(figures["min_share"]) > 0
-    # A token's way may be long, and the gap behind it shorter than a step; but not all gaps are.
+    # A token may arrive late, and the gap after it may be shorter than a step. Not all gaps are so
+    # short.
     assert float(figures["longest_gap_ms"]) >= 5
     assert float(figures["tokens_per_second"]) <= 1.5 * 4 / 5e-3
 

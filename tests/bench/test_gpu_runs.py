@@ -69,11 +69,11 @@ def test_what_a_run_started_ends_with_it(wait: str, tmp_path: Path) -> None:
     while True:
         begun = time.monotonic()
         done(Run("run", 0, seconds, "", ("-c", program)), sys.executable, log, ())
-        # The child would sleep for a minute.
+        # Without an interruption, the child would sleep for a minute.
         assert time.monotonic() - begun < seconds + 50
         if said := log.read_text():
             break
-        # On a busy machine it was over before it had begun.
+        # On a busy machine the time was over before the child began.
         seconds *= 2
     pid = int(said.split()[0])
     until(lambda: b"SIG_IGN" not in command_of(pid), "the run's child still lives")

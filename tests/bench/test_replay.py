@@ -32,7 +32,7 @@ def line(time_ms: int, tokens: int, answer: int, blocks: list[int], **more: Any)
     }
 
 
-# A conversation of three turns and a stranger, blocks of 64.
+# A conversation of three turns and an unrelated request, in blocks of 64.
 LINES = [
     line(0, 200, 30, [0, 1, 2, 3], session_id=1, agent=0, stop="tool_use"),
     line(5, 6400, 10, list(range(500, 600)), session_id=2, agent=0, stop="end_turn"),
@@ -136,7 +136,7 @@ def test_marconi_is_replayed_by_its_own_admission_and_offered_by_no_engine(
     arguments = ["replay-trace", str(trace_file), "--gb", "8", "--policy", "marconi", "--json"]
     assert cli.main(arguments) == 0
     result = json.loads(capsys.readouterr().out)
-    # Answers end, and branches stand, at whole blocks: 3 of the first turn's, 5 of the second's.
+    # Answers end and branches lie at whole blocks: 3 of the first turn's, 5 of the second's.
     assert result["token_hit"] * result["prompt_tokens"] == pytest.approx(64 * (3 + 5))
     assert set(result["hit_from"]) <= {"turn_end", "branch"}
     with pytest.raises(SystemExit):

@@ -73,7 +73,7 @@ def test_a_slip_costs_little_processor_time(words: list[str], said: str) -> None
         assert said in done.stdout + done.stderr
         if min(spent) <= CPU_SECONDS:
             return
-        # Another process may have had the caches.
+        # Another process may have used the caches.
         time.sleep(0.5)
     assert min(spent) <= CPU_SECONDS, spent
 

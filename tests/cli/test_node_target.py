@@ -106,7 +106,7 @@ def test_a_server_that_says_nothing_is_waited_for_within_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tasuki.cli.node_target._SECONDS", 0.2)
-    # The system takes the connection, and nobody ever reads from it.
+    # The system accepts the connection, but no process reads from it.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         target = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ClientError):

@@ -29,8 +29,8 @@ from tests.harness.daemons import flags, random_prompt
 from tests.harness.waiting import HANG_SECONDS, until
 
 
-# A planner's cluster on this machine: each node a daemon, kept as Ray's actors keep theirs, on a
-# thread of its own.
+# A planner's cluster on this machine. Each node is a daemon on its own thread, kept as Ray's actors
+# keep theirs.
 class _OnAThread:
     """A NodeHandle with its node on a thread."""
 
@@ -75,7 +75,7 @@ POLICY = PlanPolicy(
     NodeBounds(least=3, most=3),
     Pace(window=8.0, level=3.0, quick=1.0, ahead=1.0, settle=4.0, cool_down=1.0, clear=10.0),
 )
-# This node is no front door now.
+# A node serves no clients in its current role.
 ELSEWHERE = (grpc.StatusCode.UNIMPLEMENTED,)
 ONCE = RetryPolicy(attempts=1)
 

@@ -36,7 +36,7 @@ def cluster() -> Iterator[Cluster]:
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
     )
     try:
-        # Two machines for the nodes and one to move to.
+        # Two machines for the nodes, and one for a move.
         cluster.machines = [cluster.add_node(num_cpus=1) for _ in range(3)]
         ray.init(address=cluster.address, log_to_driver=False)
         yield cluster

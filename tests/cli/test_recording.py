@@ -253,7 +253,7 @@ def recording_of(
 def test_a_silent_node_is_waited_for_and_the_clock_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # The node is asked several times whether it lives, and does.
+    # The recorder asks the node several times for a sign of life; the node answers.
     monkeypatch.setattr(dashboard_stream, "_SILENT_SECONDS", 0.2)
     began = time.monotonic()
     with scripted([fenced(1.0)]) as node:

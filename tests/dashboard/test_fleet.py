@@ -160,7 +160,7 @@ def test_the_sums_are_the_nodes_together(fleet: Fleet) -> None:
     assert totals["nodes"] == 6 and totals["levels"] == {"dead": 1, "faulty": 1, "fine": 4}
     assert totals["roles"] == {"prefill": 2, "decode": 3} and totals["models"] == [MODEL]
     assert totals["output_rate"] == sum(row["output_rate"] or 0 for row in rows) > 100
-    # Decode nodes choose prefill nodes, and nobody else does.
+    # Only decode nodes choose prefill nodes.
     assert {row["role"] for row in rows if row["routing"]} == {"decode"}
     asked = [row["hit"] for row in rows if row["role"] == "decode"]
     hit = totals["hit"]

@@ -235,7 +235,7 @@ def test_timelines_are_kept_of_fewer_requests_than_ends() -> None:
         assert all("timeline" not in row["usage"][name] for row in views.requests(history))
     listed = [row["request"] for row in views.handovers(history)]
     assert listed == [f"r{number}" for number in range(199, 71, -1)]
-    # However many requests without one ended since.
+    # Any number of requests without one may end in the meantime.
     for number in range(2000):
         told(history, 201.0 + number, finished(f"later-{number}", hit(100, 0)))
     assert [row["request"] for row in views.handovers(history)] == listed

@@ -82,7 +82,8 @@ def test_the_last_minute_in_figures() -> None:
 
 
 def test_memory_is_shares_of_the_arena_s_bytes() -> None:
-    # A slab of 20 is 4 pages. In use are 20 pages and 3 slots, 22 pages and 3 slots may make room.
+    # Each of the 20 slabs holds 4 pages. 20 pages and 3 slots are in use; 22 pages and 3 slots may
+    # be evicted.
     memory = views.figures(lived(), 1060.0, Standing())["memory"]
     assert memory == {
         "in_use": 8 * 4096,

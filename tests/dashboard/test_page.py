@@ -152,7 +152,7 @@ def test_tree_sessions_and_hand_overs_can_be_clicked_through(browser: Browser, d
         seen.page.wait_for_selector("#gantt [data-window]")
         transfer = second.transfer
         assert transfer is not None
-        # A bar a window on each track.
+        # One bar for each layer chunk on each track.
         assert second.pulled is not None, second
         pull = demo.decode.client.explain(request or "").pull
         pulled = len(pull.sender.windows)
@@ -219,7 +219,7 @@ CUT_OFF = """[...document.querySelectorAll(".wide, #figures > div, .story, main 
   .filter((one) => one.offsetParent && one.scrollWidth > one.clientWidth + 1)
   .map((one) => one.outerHTML.slice(0, 300))"""
 
-# The least contrast of a box's label with the box, of the tree as it is drawn.
+# The least contrast of a label with its box in the tree as drawn.
 LABEL_CONTRAST = """(() => {
   const light = (colour) => {
     const parts = colour.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255)
@@ -396,7 +396,7 @@ def test_the_tree_is_walked_by_arrows_and_keeps_its_place_while_others_are_answe
         before = seen.page.evaluate(f"{names}.join()")
         asked(demo.decode, random_prompt(100, 5), b"", 1).result()
         seen.page.wait_for_selector(f"body[data-ended='{ended + 1}']")
-        # A full arena stays as large: the new prompt takes an older one's place.
+        # A full arena keeps its size: the new prompt evicts an older one.
         seen.page.wait_for_function(f"{names}.join() != '{before}'")
         assert seen.page.evaluate(focused) == path[1]
         assert seen.page.get_attribute("#icicle .chosen", "data-node") == path[1]

@@ -74,7 +74,7 @@ def test_a_recording_is_drawn_as_its_node_was(browser: Browser, tmp_path: Path) 
         replaying(tmp_path / "kept.jsonl.gz") as address,
         opened(browser, address, "/#handovers") as seen,
     ):
-        # With its first message the view is drawn anew.
+        # With the stream's first message, the page draws the view again.
         seen.page.wait_for_selector("body[data-ended]")
         seen.page.click("#handover-rows tr[data-key=second]")
         seen.page.wait_for_selector("#gantt [data-track=puller]")
@@ -84,7 +84,7 @@ def test_a_recording_is_drawn_as_its_node_was(browser: Browser, tmp_path: Path) 
             kinds = [bars.nth(index).get_attribute("class") or "" for index in range(bars.count())]
             return {kind: kinds.count(kind) for kind in kinds}
 
-        # The first window left while the second layer was computed, the second one after it.
+        # The first layer chunk left while the second layer was computed, the second chunk after it.
         assert drawn("sender") == {"hidden-time": 1, "exposed-time": 1, "tick": 2}
         assert drawn("receiver") == {"landed": 2, "wait": 1}
         assert drawn("giver") == {"exposed-time": 1} and drawn("puller") == {"landed": 1}

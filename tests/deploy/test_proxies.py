@@ -122,7 +122,7 @@ def test_what_a_draining_node_refuses_another_answers(proxied: Proxied, path: st
     finally:
         left.undrain()
     until(lambda: ask(left.http_address, "GET", "/ready").status == 200, "it does not come back")
-    # haproxy has to see it first.
+    # haproxy must notice it first.
     until(lambda: back(proxied, left), "the proxy does not ask it again")
 
 

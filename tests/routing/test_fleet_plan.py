@@ -139,7 +139,7 @@ def test_more_demand_never_asks_for_fewer_nodes(
 ) -> None:
     policy = replace(POLICY, targets=replace(POLICY.targets, share=share))
     nodes = {P: NodeCount(5), D: NodeCount(5)}
-    # Nodes' steps are as they are: the same line for both.
+    # The steps of both nodes follow the same line.
     steps = [seen(0.0, 0.0, 20_000.0, nodes).decode]
 
     def needs(times: float) -> dict[NodeRole, int]:
@@ -284,7 +284,7 @@ def test_what_waits_for_prefill_is_asked_of_decode_nodes_next() -> None:
 
     short, long = needs(3.0), needs(360.0)
     assert short == needs(0.0), "what waits for less than half of the target is late nowhere"
-    # Within 120 s, 360 s of prefill beside 3 a second: twice as much is passed on.
+    # Within 120 s, 360 s of prefill must run beside 3 a second; twice as much is passed on.
     twice = [seen(EVERY * n, 3.0, 40_000.0, nodes) for n in range(10)]
     assert short < long <= plan(twice, POLICY).need.now[D]
 

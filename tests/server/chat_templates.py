@@ -65,7 +65,7 @@ REORDERING = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-# The last message is written in another way than those before.
+# The last message is written differently from earlier ones.
 LAST_IS_SPECIAL = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
     "{% if loop.last and message.role == 'user' %} /end{% endif %}<|im_end|>\n{% endfor %}"

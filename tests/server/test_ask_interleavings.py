@@ -115,7 +115,7 @@ def test_messages_of_one_call_twice_answer_every_ask_and_hold_nothing_after() ->
             for before in product(TWO, repeat=4):
                 yield tuple(zip(order, (0, *before), strict=True))
 
-    # One answer: the second End, and the Leave behind the first, are one too many.
+    # With one answer, the second End, and a Leave after the first, are superfluous.
     assert play_all(all_of_them()) == 120 * 16
 
 

@@ -90,7 +90,7 @@ def orders() -> Iterator[tuple[str, ...]]:
         for order in permutations(events):
             begin, over = order.index("begin"), order.index("over")
             grant = order.index("grant") if "grant" in order else begin
-            # A grant and an over are this node's, after the ask has come.
+            # The node sends a grant and an over, after the ask has arrived.
             if begin <= grant <= over and begin < over:
                 yield order
 

@@ -145,6 +145,6 @@ def test_any_text_is_read_alike_however_it_comes(seed: int) -> None:
         if is_open and not whole.calls:
             assert whole.reasoning == text.lstrip()
         assert all(isinstance(call.value, dict) for call in whole.calls)
-        # No tag comes out more often than it went in.
+        # No tag appears more often in the output than in the input.
         shown = whole.reasoning + whole.content
         assert all(shown.count(tag) <= text.count(tag) for tag in _FRAGMENTS if "<" in tag)

@@ -352,7 +352,7 @@ def test_a_prompt_that_is_too_long_is_refused_and_not_remembered(tokenizer: Toke
         pieces.tokens(b"", texts, tokens - 1)
     assert pieces.used == 0
     assert sum(map(len, pieces.tokens(b"", texts, tokens).values())) == tokens
-    # Each of them counts, though one encoding is good for all.
+    # Each text counts, though one encoding serves all.
     with pytest.raises(TooManyTokens):
         pieces.tokens(b"", [*texts, texts[0]], tokens)
 

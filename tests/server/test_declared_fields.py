@@ -340,7 +340,7 @@ TOOL = {"name": "weather", "input_schema": PARAMETERS}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 ANSWER = {"role": "assistant", "content": "so"}
 CACHED = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
-# By path: fields, and how the complaint begins.
+# Fields by path, and the start of the complaint.
 PLACES: Mapping[str, list[tuple[dict[str, Any], str]]] = {
     CHATS: [
         ({"messages": [1]}, "messages[0] "),

@@ -53,7 +53,8 @@ def test_a_step_wakes_the_loop_once_and_keeps_its_order() -> None:
     front.deliver([token(0), EVICTED, WANTED, token(1), CANCELLED, ENDED])
     assert len(woken) == 1
     assert observed == [EVICTED, CANCELLED, ENDED] and counts == [2]
-    # A cancelled hand-over is for the record and for the control plane; the others are one's alone.
+    # A cancelled hand-over goes to the record and to the control plane; the others go to one of
+    # them.
     assert handed == [WANTED, CANCELLED]
     assert [eviction.sequence for eviction in front.ended.took("a")] == [1]
 

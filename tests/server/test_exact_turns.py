@@ -226,7 +226,7 @@ def test_questions_resume_where_the_template_keeps_what_was_thought(
         # The cause covers the opening, as far as it equals the answer in the history.
         assert causes - {"alignment", "never_checkpointed"} == {"new", "template_changed"}
         assert 0 <= changed - cached < OPENING, (changed, cached)
-        # The question and the answer's opening.
+        # The new tokens are the question and the answer's opening.
         assert told["causes"]["new"] < 40
 
 

@@ -76,7 +76,7 @@ def test_refusals_are_counted_wherever_they_are_made(workers: tuple[str, ...]) -
         assert ask(node.http_address, "GET", "/health").status == 200
         assert ask(node.http_address, "GET", "/debug/nothing", None, KEY).status == 404
         assert told["rate_limited"] >= 2 and told["invalid_api_key"] == 2
-        # Workers tell theirs every few seconds.
+        # Workers report their counts every few seconds.
         until(lambda: +failed(node) == told, lambda: (+failed(node), told))
 
 

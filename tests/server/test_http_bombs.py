@@ -154,7 +154,7 @@ def test_a_refusal_reaches_a_client_that_speaks_before_it_listens(http: HttpFron
 def test_a_body_over_the_size_is_refused_by_its_header(
     http: HttpFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nothing of the body comes.
+    # The client sends nothing of the body.
     monkeypatch.setattr("tasuki.server.http.bounded_reading._CALLER_SKIM_SECONDS", 0.1)
     answer, closed = say(http, head_of(f"Content-Length: {LIMIT + 1}"))
     assert answer.split()[1] == b"413" and closed

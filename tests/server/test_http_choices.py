@@ -118,7 +118,7 @@ def test_each_choice_counts_against_the_cap(codec: TextCodec, tmp_path: Path) ->
         bearer = {"Authorization": f"Bearer {KEYS['one']}"}
         assert (many := http.chat(headers=bearer, n=4)).status == 429
         assert "asks for 4 at once" in many.error["message"] and not http.engine.of(m.Submit)
-        # One prompt is one request of the minute's, however many its choices.
+        # A prompt counts as one request of the minute, with any number of choices.
         assert http.chat(headers=bearer, n=3).status == 200
 
 

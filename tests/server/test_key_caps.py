@@ -147,7 +147,7 @@ def test_a_session_that_is_being_opened_counts(keys: str, cap: dict[str, int]) -
         calls = [
             who.sessions.Open.future(pb.SessionOpenRequest(), **who.options) for who in (ann, other)
         ]
-        # The engine's thread stands in the first; the second waits behind it.
+        # The first message blocks the engine's thread; the second waits behind it.
         engine.wait_for(m.OpenCursor)
         until(lambda: engine._inbox.qsize() == 1, "the second Open did not come")
         try:

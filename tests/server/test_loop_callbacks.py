@@ -32,7 +32,7 @@ from tests.harness.response_sockets import frame, upgraded
 from tests.harness.running_nodes import CHUNKS, HTTP, node_pair
 
 
-# How much processor time an event loop's single callbacks take.
+# Processor time of an event loop's single callbacks.
 @dataclass
 class LoopWatch:
     """A watch of all callbacks of all loops while `watching`. longest: seconds and text of the
@@ -170,7 +170,7 @@ def test_no_socket_s_frames_hold_the_loop(front: HttpFront, watch: LoopWatch, na
         with closing(upgraded(front.dial())) as raw:
             reader = threading.Thread(target=read_to_end, args=(raw,))
             reader.start()
-            # Its goodbye comes back once all before it is worked on.
+            # The closing frame is answered once all frames before it are processed.
             raw.sendall(FRAMES[name] + frame(8))
             reader.join()
 

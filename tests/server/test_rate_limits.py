@@ -240,7 +240,7 @@ def test_a_prompt_may_take_a_whole_minute_and_what_is_refused_takes_nothing() ->
     with pytest.raises(RateLimited) as caught:
         limits.admit_prompt(ANN, 60)
     assert caught.value.retry_after == pytest.approx(6.1)
-    # An hour later no more than a minute's worth is there.
+    # An hour later, the allowance is still one minute's.
     clock.now += 3600.0
     limits.admit_prompt(ANN, 600)
     with pytest.raises(RateLimited):

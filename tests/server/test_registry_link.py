@@ -213,7 +213,7 @@ async def test_turn_whose_answer_was_kept_keeps_it_though_its_client_leaves_then
     calling = asyncio.ensure_future(has_turn(joined))
     while played.replies[2] == 0:
         await turns(1)
-    # The registry has ended the turn, and its reply is under way.
+    # The registry has ended the turn, and its reply is on its way.
     calling.cancel()
     await turns(RESTED)
     assert calling.cancelled() and joined.link.waiting == 0

@@ -132,7 +132,7 @@ def test_reminders_behind_a_long_message_copy_it_once() -> None:
         assert len(builder.messages[0].content) > len(long)
         return time.process_time() - began
 
-    # A copy for each took a second and more.
+    # A copy for each took more than a second.
     assert min(seconds(1000) for _ in range(3)) < 0.2
 
 

@@ -144,7 +144,7 @@ def test_every_method_of_a_node_is_in_the_table_and_asks_for_what_it_says(walked
                     if method in UNDONE_BY:
                         call(channel, UNDONE_BY[method], key, b"")
                     continue
-                # Refused before it is read: no field of it is complained of.
+                # The call is refused before it is read, so no field is named.
                 got = call(channel, method, key, b"\xff")
                 told = (method, key, got)
                 if caller is None:

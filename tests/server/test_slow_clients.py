@@ -129,7 +129,8 @@ def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_strangers_of_one_address_are_capped_and_callers_are_not() -> None:
     with front(max_connections=20) as http:
-        # Callers of the same address first: they leave the strangers' places to others.
+        # Callers from the same address connect first. They do not use the places of unknown
+        # clients.
         callers = [calling(http) for _ in range(8)]
         strangers = [http.dial() for _ in range(5)]
         assert open_connections(http, 13) == 13

@@ -32,7 +32,7 @@ SCHEMA = {
     "required": ["a"],
     "additionalProperties": False,
 }
-# Its random tokens are no tags.
+# The model's random tokens contain no tags.
 BODY: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Where does Elizabeth live?"}],
     "temperature": 30.0,

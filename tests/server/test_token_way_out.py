@@ -95,7 +95,7 @@ def test_tokens_that_wait_for_one_stream_leave_in_one_write(http: HttpFront) -> 
             http.engine.deliver(token(index, letter))
     events = stream.write()
     assert len(events) == 4 and first + texts(events) == "defgh"
-    # Alone it is not kept back for others.
+    # A single token is not held back for others.
     http.engine.deliver(token(5, 75))
     assert texts(stream.write()) == "i"
     stream.close()

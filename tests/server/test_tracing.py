@@ -44,7 +44,7 @@ class Traced:
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Traced]:
     with running_collector() as collector, pytest.MonkeyPatch.context() as patch:
-        # The SDK's own setting: it sends every five seconds otherwise.
+        # The SDK's default is to send every five seconds.
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
         shared = ("--otlp-endpoint", collector.url, "--log-format", "json")
         with node_pair(*shared, decode=HTTP) as (prefill, decode):

@@ -38,10 +38,10 @@ CONVERSATIONS = {
 ALL = set(CONVERSATIONS)
 NOT_RETURNED = {"question, none returned", "result, none returned"}
 OF_QUESTIONS = ALL - {"result", "result, none returned"}
-# By the template and whether it is to think; None: as it does by itself.
+# Conversations that lose their end, by template and thinking variable; None leaves the default.
 LOST: dict[tuple[str, bool | None], set[str]] = {
     ("qwen3", None): ALL - {"result"},
-    # An answer of the history has no empty thought, and the opening has one.
+    # An answer in the history has no empty thought, but the opening has one.
     ("qwen3", False): ALL,
     ("qwen3_5_think", None): ALL - {"result"},
     ("qwen3_5_think", False): OF_QUESTIONS,
@@ -49,7 +49,7 @@ LOST: dict[tuple[str, bool | None], set[str]] = {
     ("qwen3_5_nothink", True): ALL - {"result"},
     ("qwen3_6", None): ALL - {"result"},
     ("qwen3_6", False): OF_QUESTIONS,
-    # It keeps thoughts, if the client returns them: the first turn does not show it.
+    # The template keeps thoughts if the client returns them; the first turn cannot show this yet.
     ("qwen3_8", None): {"first", *NOT_RETURNED},
     ("qwen3_8", False): set(),
 }

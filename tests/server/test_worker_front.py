@@ -60,7 +60,7 @@ def test_every_surface_is_a_worker_s_own_or_handed_on() -> None:
         finally:
             await forwarding.close()
 
-    # The page of many nodes is no node's.
+    # The page of many nodes is not a node's route.
     asked = {path for _, path in HTTP if "{path}" not in path and not path.startswith("/fleet/")}
     each = [*Probes(lambda: None, Rotation()).routes(), *ApiDescription().routes()]
     probes = {route.path for route in each}

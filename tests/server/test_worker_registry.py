@@ -220,7 +220,7 @@ async def test_every_answer_of_a_call_is_counted_and_ends_once() -> None:
         assert await one.ask(lambda call, place=place: w.End(call, entered.call, place, 3))
     assert not any(isinstance(each, m.Abort) for each in desk.posted)
     assert len(desk.ends()) == 4
-    # Six tokens of prompts and twelve of answers are gone, of twenty; the cap's places are free.
+    # Six tokens of prompts and twelve of answers are spent, of twenty. The cap's places are free.
     with pytest.raises(RateLimited):
         await other.enter("s")
 

@@ -109,7 +109,7 @@ class Fronted:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
     require_smg()
     with running_collector() as collector, pytest.MonkeyPatch.context() as patch:
-        # The SDK's own setting: it sends every five seconds otherwise.
+        # The SDK's default is to send every five seconds.
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
         shared = ("--gateway", "--otlp-endpoint", collector.url)
         traced = ("--enable-trace", "--otlp-traces-endpoint", collector.url.partition("//")[2])
@@ -131,13 +131,13 @@ def test_a_trace_goes_through_the_gateway_to_both_nodes_and_a_limit_to_its_calle
     (asked,), (room,) = pair.spans("text_completion"), pair.spans("room")
     assert asked.node == "decode" and room.node == "prefill"
     assert room.parent == asked.id
-    # The gateway's own span stands between the caller's and the node's.
+    # The gateway's own span lies between the caller's and the node's.
     assert asked.parent != CALLER
     for span in (asked, room):
         assert span.attributes["tasuki.request_id"] == told
     for node in (pair.decode, pair.prefill):
         assert any(told in line for line in node.last_words), node.last_words
-    # The decode node refuses before its stream begins: the prefill node waits for nobody.
+    # The decode node refuses before its stream begins, so the prefill node does not wait.
     for streams in (False, True):
         begun = time.monotonic()
         refused = pair.ask(streams)

@@ -152,7 +152,7 @@ def test_what_the_answer_follows_reaches_the_engine(
         grammar = read_gateway_request(asked, MODEL, codec=codec).submit.sampling.grammar
         assert grammar is not None and (grammar.kind, grammar.source) == (kind, source)
         assert grammar.closing == (think["</think>"] if opened else None)
-        # Another node draws the answer, and is sent the same.
+        # Another node samples the answer and receives the same request.
         assert read_gateway_request(asked, MODEL).submit.sampling.grammar is None
 
 

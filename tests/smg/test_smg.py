@@ -122,7 +122,7 @@ def test_one_node_behind_the_gateway(tmp_path: Path) -> None:
             packed = list(stub.GetTokenizer(common_pb2.GetTokenizerRequest()))
             assert packed[-1].sha256
             assert stub.HealthCheck(pb.HealthCheckRequest()).healthy
-        # From here on nobody reads the tokenizer from the folder: the gateway downloads it.
+        # From here on no process reads the tokenizer from the folder: the gateway downloads it.
         (folder / "tokenizer.json").unlink()
         with smg(
             tmp_path, 1, "--worker-urls", f"grpc://{node.address}", "--policy", "cache_aware"
@@ -161,7 +161,7 @@ def test_a_pair_behind_the_gateway(tmp_path: Path) -> None:
     ):
         client = openai_client(gateway.address)
         prompt, warm, hot = repeated(client, "embedded")
-        # The prefill node computed every prompt, and its state came over.
+        # The prefill node computed every prompt and sent its state.
         assert prefill.stats().tree["usable_tokens"] == warm + hot
         assert prefill.stats().tree["prompt_tokens"] == 3 * prompt
         assert decode.landed() > 0 and decode.stats().tree["leased_requests"] == 0
@@ -184,7 +184,7 @@ def test_every_stream_sends_its_headers_at_once() -> None:
             for call in (
                 stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()),
                 stub.GetTokenizer(common_pb2.GetTokenizerRequest()),
-                # Nobody joins this room, and still it is heard of at once.
+                # No decode node joins this transfer, but the gateway gets headers at once.
                 stub.Generate(
                     pb.GenerateRequest(
                         request_id="r", tokenized=prompt, kv_bootstrap_info=nowhere, stream=True

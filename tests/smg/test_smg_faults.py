@@ -25,7 +25,7 @@ STORY = "Tell me a story about the runner and the sash. " * 20
 NEW_TOKENS = 8
 # Tokens of an answer; a node is killed in its middle.
 MANY_TOKENS = 120
-# The gateway's own checks: it looks for a node once a minute otherwise.
+# Settings of the gateway's checks; by default it checks a node once a minute.
 WATCHFUL = (
     *("--health-check-interval-secs", "1", "--health-check-timeout-secs", "5"),
     *("--health-failure-threshold", "1", "--health-success-threshold", "1"),

@@ -132,7 +132,7 @@ def test_a_session_stays_with_the_node_that_holds_it(fleet: Fleet) -> None:
                 (found, held, homes)
             )
     assert all(len(set(session.homes)) == 1 for session in sessions)
-    # Misses spread: nobody has all of it.
+    # Misses spread: no node has all sessions.
     assert len({session.homes[0] for session in sessions}) > 1
 
 
@@ -174,7 +174,7 @@ def lose(node: Node, text: tuple[int, ...], how: str) -> None:
         return
     first, *_ = names_of_pages(text)
     for seed in range(20):
-        # A quarter of the node's memory.
+        # The prompt takes a quarter of the node's memory.
         asked(node, random_prompt(6000, seed), b"", 1).result()
         if first not in usable_pages(node):
             return

@@ -70,7 +70,7 @@ def test_a_response_is_made_though_nobody_waits(front: AgentFront) -> None:
     ]
     assert [event["response"]["status"] for event in opened] == ["queued", "queued", "in_progress"]
     assert told["output"][-1]["content"][0]["text"] == "fine" and told["usage"]["total_tokens"] > 0
-    # It is a stored one like any other.
+    # The response is stored like any other.
     front.http.engine.hold = False
     turn = front.turn()
     going_on = {"input": "so", "previous_response_id": first["id"]}

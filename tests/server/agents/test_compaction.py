@@ -71,7 +71,7 @@ def test_a_response_goes_on_from_what_was_compacted(front: AgentFront) -> None:
     assert prompt.startswith("<|im_start|>system\nbe brief<|im_end|>")
     places = [prompt.index(text) for text in ("it was", "and then", SUMMARY, "go on")]
     assert places == sorted(places) and "the end" not in prompt
-    # A second one stands for the first one's summary too.
+    # A second summary also covers the first one's text.
     again = made(front, input=[*output, asked])["output"]
     assert SUMMARY in front.prompt
     assert [text for _, text in said(again)] == ["be brief", "it was", "and then", "go on"]

@@ -278,7 +278,7 @@ def test_it_is_its_key_s_alone(codec: TextCodec, tmp_path: Path) -> None:
             assert front.http.post(f"{PATH}/{path}", body, bob).status == 404
         asked = {"input": "so", "conversation": name}
         assert front.http.post("/v1/responses", asked, bob).status == 404
-        # It is no response.
+        # A conversation's id is not a response's.
         for method in ("GET", "DELETE"):
             assert front.http.ask(method, f"/v1/responses/{name}", None, ann).status == 404
         assert front.http.post("/v1/responses", asked, ann).status == 200

@@ -11,7 +11,7 @@ from tasuki.model.grammar.held_schema import MOST_IGNORED_FORMATS, ODD_FORMAT, i
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import AgentFront, running_agent_front
 
-# Writes a call's arguments as JSON.
+# This template writes a call's arguments as JSON.
 TEMPLATE_OF_JSON = Path(__file__).parents[2] / "harness" / "qwen_templates" / "qwen3.jinja"
 HEADER = "x-tasuki-ignored-formats"
 USER = [{"role": "user", "content": "it was"}]
@@ -92,7 +92,7 @@ def test_formats_of_held_calls_are_named(
     front: AgentFront, front_of_json: AgentFront, path: str, fields: dict[str, Any], stream: bool
 ) -> None:
     assert named(front_of_json, path, stream=stream, **fields) == "path, starts_with"
-    # Between tags no string's format is held.
+    # No string format is enforced between tags.
     assert named(front, path, stream=stream, **fields) == "path, starts_with, date"
 
 

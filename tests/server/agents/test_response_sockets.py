@@ -293,7 +293,7 @@ def test_each_response_counts_against_the_rate(codec: TextCodec, tmp_path: Path)
         running_agent_front(codec, config) as front,
         response_socket(front.http.server.address, headers("k1")) as client,
     ):
-        # The socket itself was the first.
+        # The socket itself was the first request.
         client.response()
         client.response()
         client.create()
@@ -377,7 +377,7 @@ def test_many_small_pieces_of_a_message_count_by_their_memory(front: AgentFront)
     for _ in range(count):
         seen = front.held.total
         raw.send(b"ab")
-        # One read each.
+        # Each piece must be a separate read.
         until(partial(has_grown, seen), seen)
     assert front.held.total > 50 * count
     raw.close()
@@ -413,7 +413,7 @@ def test_what_came_of_a_message_counts_against_its_caller(codec: TextCodec, tmp_
                 least = count * part
                 until(partial(holds, least), lambda: front.held.total)
             raws.append(raw_socket(front, "k1"))
-            # With the heads of the frames it is too much.
+            # Together with the heads of the frames, this is too much.
             raws[-1].sendall(begun_frame(2**20) + b"x" * part)
             last = b""
             while piece := raws[-1].recv(4096):
@@ -554,7 +554,7 @@ def test_front_workers_have_sockets_too(codec: TextCodec) -> None:
         begun = len(front.engine.of(m.Submit))
         told = client.response(store=False, previous_response_id=first["id"])
         assert told["status"] == "completed"
-        # Stored ones are the node's.
+        # Stored responses belong to the node.
         name = client.response()["id"]
         for _ in range(3):
             with response_socket(front.server.address) as other:

@@ -122,7 +122,7 @@ def _parser(thinking: Thinking) -> Answer:
         "function_call.py:FunctionCall.push",
     )
     functions = tuple(f"{_PARSING}/{name}" for name in classes)
-    # Behind the thought all answers are read alike.
+    # After the thought, all answers are read alike.
     shapes = TEXTS if thinking is Thinking.NEVER else _THOUGHT
     return Answer(f"parser, thinking {thinking.value}", functions, begin, shapes)
 

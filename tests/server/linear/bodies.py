@@ -86,7 +86,7 @@ class Served:
 
 def _model(tokenizer: Tokenizer, template: str) -> ServedModel:
     source = (_TEMPLATES / template).read_text(encoding="utf-8")
-    # Nothing is remembered, or the second measurement would not be of the same work.
+    # Without a cache: otherwise a second measurement would not do the same work.
     shown = ChatTemplate(source, tokenizer, {}, cache_bytes=0)
     codec = TextCodec(320, _CONTEXT, tokenizer, shown)
     return ServedModel("model", 0, _CONTEXT, codec)
@@ -439,7 +439,7 @@ def _schemas() -> Mapping[str, Input]:
         }
 
     def shared(size: int) -> Any:
-        # Every parameter refers to the same fan, each with a keyword of its own.
+        # Every parameter refers to the same fan, each with a separate keyword.
         chain = {f"d{at}": {"anyOf": [{"$ref": f"#/$defs/d{at + 1}"}] * 6} for at in range(4)}
         names = [f"k{number}" for number in range(size // 40)]
         properties = {name: {"$ref": "#/$defs/d0", "x": 1} for name in names}

@@ -166,7 +166,7 @@ def _time_growth(prepare: Prepare, sizes: list[int], base: float, repeats: int) 
     # Each round measures all sizes, so other load on the machine slows them alike.
     for _ in range(repeats):
         for size in sizes:
-            # Forty times the cost at a quarter of the size is no linear growth's.
+            # No linear growth costs forty times as much as a quarter of the size.
             limit = 40 * max((cost for at, cost in costs.items() if at < size), default=base)
             try:
                 cost = processor_seconds(prepare, size, limit)

@@ -199,7 +199,7 @@ class _Module:
         self.bodies.append((place, node, owner))
         for inner in _inner_functions(node):
             inside = self._function(inner, f"{prefix}{node.name}.<locals>.", owner)
-            # Its function makes it, and is the only one to call it.
+            # The outer function defines it and is its only caller.
             self.bodies.append((place, ast.Name(inside), None))
             self._names[inside].append(inside)
         return place
