@@ -1,4 +1,5 @@
-"""Tests of a loop on its own thread: its calls, its end and its errors. It never dies silently."""
+"""Tests of a loop on its own thread: its calls, its end and its errors. A lost loop is always
+reported."""
 
 import asyncio
 import threading

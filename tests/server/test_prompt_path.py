@@ -1,10 +1,10 @@
 """Tests of a prompt's way from the HTTP handler to the tree, counted in files. docs/design.md, "A
 prompt's way", lists them.
 
-A file is on the way if one of its functions returns the prompt, queues it, or passes it in a call
-towards the queue or the tree. The prompt's form may be the body's bytes, a message's text, tokens,
-or an object that holds one of these. A function that only looks at a prompt, as a bound or a metric
-does, is no part of the way.
+A file is on the way if one of its functions returns the prompt, queues it, or passes it on in a
+call. The call must lead towards the queue or the tree. The prompt's form may be the body's bytes, a
+message's text, tokens, or an object that holds one of these. A function that only looks at a
+prompt, as a bound or a metric does, is no part of the way.
 """
 
 import asyncio

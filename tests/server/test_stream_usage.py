@@ -1,5 +1,5 @@
-"""Tests of token figures in chats and completions: usage in each chunk as asked by
-`stream_options`, ids in vLLM's form, and accepted parts of a prediction."""
+"""Tests of token figures in chats and completions. Each chunk has usage as asked by
+`stream_options`, and ids in vLLM's form. Usage also counts the accepted part of a prediction."""
 
 from dataclasses import replace
 from typing import Any

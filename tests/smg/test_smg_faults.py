@@ -116,7 +116,7 @@ def answered(gateway: Smg, streams: bool, doomed: Node | None = None) -> Heard |
 
 
 class Lives:
-    """A starter of a node's processes. The next process dies at the place in `doomed`."""
+    """A starter of a node's processes. `doomed` is the place of the next process's death."""
 
     def __init__(self) -> None:
         self.doomed: Place | None = None

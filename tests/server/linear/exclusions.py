@@ -1,6 +1,6 @@
 """Functions that take text and have no entry, each with the reason.
 
-A place with a star at its end stands for all places with this start. Values only.
+A place with a star at its end stands for all places with this start. The module has values only.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Growing texts: each shape makes a text of any length that may be hard for some reader.
 
-Pure functions. A text has about the length asked for. Its end may be cut off, as an answer's end
-may be.
+All functions are pure. A text has about the length asked for. Its end may be cut off, as an
+answer's end may be.
 """
 
 from collections.abc import Callable, Mapping
