@@ -65,7 +65,7 @@ def test_work_is_what_was_done_and_what_is_left_more_than_before() -> None:
         watched.look(NODES, p1=answer(1, 10), d1=answer(1, 10, more=MEMORY % 2))
     watched.look(NODES, p1=answer(5, 20, 4), d1=answer(3, 30, 0, 160, MEMORY % 2))
     made = watched.look(NODES, p1=answer(13, 40, 8), d1=answer(5, 50, 0, 320, MEMORY % 22))
-    # 8 of 10 seconds were busy, and 20 more seconds of work wait.
+    # Eight of ten seconds were busy, and 20 more seconds of work wait.
     assert made.prefill.work == pytest.approx(0.8 + 2.0)
     assert made.prefill.backlog == 22 and made.prefill.mean == pytest.approx(2.0)
     assert made.decode.tokens == pytest.approx(16) and made.decode.batch == pytest.approx(8)

@@ -123,7 +123,7 @@ async def test_a_call_keeps_four_bytes_of_a_token(codec: TextCodec) -> None:
     assert left[0] < 2 * MOST_BYTES
 
 
-# As many containers as thousands of streams have, none of them garbage.
+# The script keeps as many containers as thousands of streams do, none of them garbage.
 STREAMS_COME = """
 import gc
 from tasuki.server.daemon.startup import spare_collections
