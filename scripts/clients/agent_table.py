@@ -125,7 +125,7 @@ def _more(client: str) -> list[str]:
     return [str(program(client, _PROGRAMS[client])), client] if client in _PROGRAMS else []
 
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "clients.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "agent_clients.md"
 
 
 def record(name: str, order: Sequence[str], rows: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Tests of the table written into docs/clients.md by `python -m scripts.clients`."""
+"""Tests of the table written into docs/results/agent_clients.md by `python -m scripts.clients`."""
 
 import pytest
 
