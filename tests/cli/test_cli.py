@@ -1,4 +1,4 @@
-"""The command line: one-line errors that name what was wrong and what exists."""
+"""Tests of the command line: its errors are one line, name the fault and list the valid choices."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What HTTP clients meet around the APIs: keys, ids, origins, probes, names, tokens, silence."""
+"""Tests of HTTP around the APIs: keys, ids, origins, probes, names, tokens, silence."""
 
 import asyncio
 import json
@@ -239,7 +239,7 @@ def test_what_is_no_tokens_is_refused(http: HttpFront, fields: dict[str, Any]) -
 
 
 def silent_stream(text: bytes) -> list[web.RouteDef]:
-    """A stream whose server writes nothing until two keep-alives have left."""
+    """Return the route of a stream without an event until two keep-alives were sent."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         kept = asyncio.Event()

@@ -1,4 +1,5 @@
-"""The HTTP server and what every route shares: probes, keys, refusals, clients that leave."""
+"""Tests of the HTTP server and of features common to all routes: probes, keys, refusals, clients
+that leave."""
 
 import json
 import socket
@@ -179,7 +180,8 @@ def test_a_client_that_leaves_aborts_its_request(http: HttpFront, stream: bool) 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_closes_its_half_has_left(http: HttpFront, stream: bool) -> None:
-    """Its connection's end looks as that of one that is gone."""
+    """Abort the request: the end of a half-closed connection looks like the end of a lost
+    client's."""
     http.engine.hold = True
     connection = http.begin({"x-request-id": "r"}, stream=stream)
     http.engine.wait_for(m.Submit)
