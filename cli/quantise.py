@@ -13,7 +13,7 @@ from tasuki.utils.options import option
 @dataclass(frozen=True)
 class QuantiseConfig:
     model: str = option("", "folder of a BF16 checkpoint")
-    out: str = option("", "folder to make; it may not be there yet")
+    out: str = option("", "folder to make; it may not be there yet", unit="DIR")
     format: str = option(
         "fp8",
         "weight format: fp8 as Qwen's; fp8-channel, nvfp4-ct: compressed-tensors; "

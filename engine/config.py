@@ -3,6 +3,7 @@
 Plain values, checked when they are built. Any thread may read them.
 """
 
+import re
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
 from typing import ClassVar, Literal, get_args
@@ -36,6 +37,7 @@ SpeculateName = Literal["auto", "mtp", "tree", "mtp+tree", "prediction", "off"]
 
 
 DTYPES = ("float32", "bfloat16")
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 AUTO_DTYPE = "auto"
 
 MOST_DRAFTS_ON_GPU = 7
@@ -258,7 +260,7 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.device.split(":")[0] not in ("cpu", "cuda"):
+        if not _DEVICE.fullmatch(self.device):
             raise EngineConfigError(f"device must be cpu, cuda or cuda:N, not {self.device!r}")
         for name in ("arena_mib", "max_batch", "draft_tokens", "threads", "tensor_parallel"):
             value = getattr(self, name)

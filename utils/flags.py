@@ -69,8 +69,16 @@ _UNITS = {
     "gpu": "NAME|MIB",
     "prediction": "FILE",
     "gib": "GIB",
+    "gb": "GIB",
+    "grace": "SECONDS",
+    "wait": "SECONDS",
+    "window": "SECONDS",
+    "ahead": "SECONDS",
+    "delay": "SECONDS",
 }
 """The placeholder of a value in --help, by the last word of its setting's name."""
+_AMOUNTS = {"MIB", "MS", "SECONDS", "TOKENS", "PORT", "PART", "N", "GIB"}
+"""Placeholders of numbers."""
 _KINDS = {int: "N", float: "NUMBER", str: "TEXT"}
 _IN_WORDS = {int: "a whole number", float: "a number"}
 _HELP_WIDTH = 100
@@ -352,7 +360,9 @@ def _plain_type(hint: Any) -> Any:
 
 
 def _unit(name: str, kind: type[Any]) -> str:
-    return _UNITS.get(name.rpartition("_")[2]) or _KINDS[kind]
+    unit = _UNITS.get(name.rpartition("_")[2])
+    fits = unit is not None and (kind is str) != (unit in _AMOUNTS)
+    return unit if unit is not None and fits else _KINDS[kind]
 
 
 ReadFlag: TypeAlias = Callable[[str], Any]

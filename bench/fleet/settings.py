@@ -41,7 +41,7 @@ class FleetSettings:
     seed: int = option(0, "seed of all random numbers")
     deciders: int = option(2, "number of choosing decode nodes")
     seconds: float = option(1e9, "seconds of the trace; all by default")
-    warm_up: float = option(0.0, "seconds of warm-up without counting")
+    warm_up: float = option(0.0, "warm-up without counting", unit="SECONDS")
     tflops: float | None = option(
         None, f"TFLOP/s of a prefill; default: as measured, else {ASSUMED_TFLOPS:g}"
     )
@@ -52,7 +52,7 @@ class FleetSettings:
     index_seconds: float = option(0.5, "until a change is in the index")
     lost: float = option(0.0, "share of lost messages of the index")
     dead: float = option(0.0, "share of nodes with a death halfway")
-    link_gb: float = option(25.0, "GB/s of a link, for pulls")
+    link_gb: float = option(25.0, "rate of a link, for pulls", unit="GB/S")
     lying: float = option(0.0, "share of nodes with a lie: all prefixes held")
 
     def check(self) -> None:

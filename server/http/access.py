@@ -51,9 +51,10 @@ def require_host(bound: str, allowed: Sequence[str]) -> Middleware:
         if checked and request.path not in _OPEN_PATHS:
             name = host_name(request.headers.get("Host", ""))
             if name not in names and not is_loopback(name):
-                raise HttpRefusal(
-                    421, "wrong_host", f"Host {name:.80} is not served here: see --allowed-hosts"
+                fault = (
+                    f"Host {name:.80} is not served here" if name else "the header Host is missing"
                 )
+                raise HttpRefusal(421, "wrong_host", f"{fault}: see --allowed-hosts")
         return await handler(request)
 
     return check

@@ -206,16 +206,21 @@ BODY_TURNS = web.AppKey("body_turns", BodyTurns)
 _MAY_SEND = web.RequestKey("may_send", bool)
 
 
+def _too_large(size: int) -> HttpRefusal:
+    fault = f"the body has more than {size >> 20} MiB: see --max-message-mib"
+    return HttpRefusal(413, "body_too_large", fault)
+
+
 async def read_body(request: web.Request, hold: Hold) -> bytearray:
     """Return the body, and count its bytes in the hold.
 
-    Raises HttpRefusal if the body arrives too slowly, and HTTPRequestEntityTooLarge. Raises Busy if
-    the requests of this caller, or of all callers, hold too much memory.
+    Raises HttpRefusal if the body arrives too slowly or is too large. Raises Busy if the requests
+    of this caller, or of all callers, hold too much memory.
     """
     size = request.client_max_size
     announced = request.content_length or 0
     if announced > size:
-        raise web.HTTPRequestEntityTooLarge(max_size=size, actual_size=announced)
+        raise _too_large(size)
     # A body that does not fit now is refused before the client sends it.
     hold.check(announced)
     if _waits_for_leave(request):
@@ -229,7 +234,7 @@ async def read_body(request: web.Request, hold: Hold) -> bytearray:
             async for piece in request.content.iter_any():
                 received = len(body) + len(piece)
                 if received > size:
-                    raise web.HTTPRequestEntityTooLarge(max_size=size, actual_size=received)
+                    raise _too_large(size)
                 hold.resize(received)
                 # It grows by an eighth at a time, and a large one is moved without a copy.
                 body += piece

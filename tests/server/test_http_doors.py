@@ -283,6 +283,10 @@ def test_loopback_answers_to_its_own_names_only(http: HttpFront) -> None:
     for host in ("evil.example", "evil.example:80", "localhost.evil.example", "10.0.0.1", ""):
         refused = http.ask("GET", "/v1/models", headers={"Host": host})
         assert refused.refusal == (421, "wrong_host"), host
+        named = (
+            f"Host {host.removesuffix(':80')} is not served" if host else "header Host is missing"
+        )
+        assert named in refused.error["message"]
     refused = http.complete({"Host": "evil.example"})
     assert refused.status == 421 and not http.engine.received
     assert [status(http, "10.0.0.1:9", path) for path in ("/health", "/ready")] == [200, 200]
