@@ -91,7 +91,7 @@ def test_an_unknown_command_names_the_near_one(
     [
         ("serve", "--requests-per-key N "),
         ("serve", "--drain-grace SECONDS "),
-        ("serve", "--api-key-file FILE "),
+        ("serve", "--watchers-per-key N "),
         ("ray", "--least-nodes N "),
         ("ray", "--plan-window SECONDS "),
         ("simulate", "--nodes N "),
