@@ -1,4 +1,4 @@
-"""Addresses and ports of servers, and the rules for those that need TLS or keys.
+"""Addresses and ports of servers, and the rules for TLS and keys.
 
 PortClaim: a port shared by the processes of one node, and by no other process.
 """
@@ -74,8 +74,8 @@ def is_loopback(host: str) -> bool:
 
 
 class PortClaim:
-    """The owner of a bound socket that takes no connections. While it is open, processes of this
-    user may serve the port with SO_REUSEPORT. No other process can."""
+    """The owner of a bound socket without connections. While it is open, only processes of this
+    user may serve the port (SO_REUSEPORT)."""
 
     def __init__(self, field: str, bind: str, access: Access) -> None:
         """field: the setting's name. bind: HOST:PORT; port 0 selects a free one. Raises BindError,

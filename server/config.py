@@ -267,8 +267,8 @@ class ServerConfig:
 
     def engine_apart(self, device: str, ranks: int = 1) -> bool:
         """Return True if the engine has a process of its own. device: the engine's device. ranks:
-        processes that compute its model. Raises EngineConfigError if the settings contradict each
-        other."""
+        number of processes computing its model. Raises EngineConfigError if the settings contradict
+        each other."""
         if ranks > 1 and self.engine_process == "thread":
             raise EngineConfigError(
                 f"an engine of {ranks} ranks ends with any of them, and so has a process of its "

@@ -62,8 +62,7 @@ def forks_of(request_id: RequestId, choices: range, seed: int) -> tuple[Fork, ..
 
 
 def choice_id(request_id: RequestId, place: int) -> RequestId:
-    """Return the id of the answer at that position. The first has the request's own id, for
-    lookups."""
+    """Return the id of the answer at `place`. The first has the request's own id, for lookups."""
     return RequestId(f"{request_id}-{place}") if place else request_id
 
 
@@ -136,7 +135,7 @@ def check_priority(priority: int) -> int:
 
 
 def check_stops(field: str, stops: Sequence[object]) -> tuple[str, ...]:
-    """Return the strings that end an answer. Raises InvalidField."""
+    """Return the stop strings of an answer. Raises InvalidField."""
     if len(stops) > MAX_STOPS:
         raise InvalidField(field, f"may hold at most {MAX_STOPS} strings")
     texts = tuple(text for text in stops if isinstance(text, str))

@@ -29,7 +29,7 @@ _Owned = tuple[str, RequestId]
 
 class RequestNames:
     def __init__(self, remembered: int = 4096) -> None:
-        """remembered: number of ended requests that keep their names."""
+        """remembered: number of ended requests with kept names."""
         self._remembered = remembered
         self._owners: dict[RequestId, _Owned] = {}
         self._names: dict[_Owned, RequestId] = {}
@@ -142,7 +142,7 @@ class RequestLog:
             self._with_timeline.popitem(last=False)
 
     def evicted(self, message: Evicted) -> None:
-        """Record the requests for which the cache evicted states."""
+        """Record the evictions, by the id of the request causing them."""
         for eviction in message.evictions:
             if eviction.taken_by is None:
                 continue

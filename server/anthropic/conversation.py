@@ -201,7 +201,7 @@ class _Reader:
         return self._builder.messages
 
     def instructions(self, content: Any, place: str) -> None:
-        """Add the instructions that precede the conversation."""
+        """Add the instructions before the conversation."""
         texts = (text for _, text in read_blocks(content, place, {"text": read_text}))
         self._builder.system("".join(_BILLING_LINE.sub("", text) for text in texts))
         self._marks(content, place)

@@ -1,9 +1,9 @@
-"""The front's end of an engine in a process of its own, and the life of such a front.
+"""The front's end of an engine in a separate process, and the life of such a front.
 
-EngineProcess owns that process and the socket to it. Thread rule: the front's event loop. Life:
-launch, stands, attach, start, retire_handover, end_handover, stop. Invariants: the process does not
-outlive this one. The process's death reaches the front at once, typed. It ends every request in
-flight, and every wait in stands(), retire_handover() or end_handover().
+EngineProcess owns the engine's process and the socket to it. Thread rule: the front's event loop.
+Life: launch, stands, attach, start, retire_handover, end_handover, stop. Invariants: the process
+does not outlive this one. The process's death reaches the front at once, typed. It ends every
+request in flight, and every wait in stands(), retire_handover() or end_handover().
 
 serve_apart() runs startup, main loop and drain.
 """
@@ -72,7 +72,7 @@ class EngineProcess:
         self._status = HandoverStatus()
         self._front: Front | None = None
         self._early: list[Any] = []
-        """Messages that arrived before attach()."""
+        """Messages received before attach()."""
         self._ending = False
         self._last_words: str | None = None
         self._end_seen: asyncio.Task[None] | None = None

@@ -1,4 +1,4 @@
-"""`tasuki serve`: a node that prefills and decodes in one engine, without a hand-over."""
+"""`tasuki serve`: a node with prefill and decode in one engine, without a hand-over."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -64,8 +64,7 @@ def about_node(name: str, role: str, folder: str, config: ServerConfig) -> dict[
 
 
 class NodeFront(Protocol):
-    """The services and routes that answer the clients of a node's role, over a client of its
-    engine."""
+    """The services and routes for the clients of a node's role, over a client of its engine."""
 
     def services(self, client: EngineClient) -> Sequence[Service]:
         """Return the gRPC services."""
@@ -98,9 +97,10 @@ class Node:
     ) -> None:
         """about: the page's heading, `node` (its name), `role` and `model`. handover: takes the
         engine's hand-over messages, on the engine's thread. None if the role has no hand-over, or
-        has it in the engine's process. status: of this node's hand-overs. workers: answer clients
-        in place of this process; this process is then their registry. None: there are no workers.
-        files: the node's files besides the server's. Raises TracingUnavailable."""
+        has it in the engine's process. status: source of the status of this node's hand-overs.
+        workers: front workers, answering clients in place of this process. This process is then
+        their registry. None: there are no workers. files: the node's files besides the server's.
+        Raises TracingUnavailable."""
         self._config = config
         self._etcd_access = config.etcd_access
         if config.http_etcd:
@@ -243,8 +243,8 @@ class Node:
         return self._server.address
 
     async def _begin(self, address: str) -> None:
-        """Start the engine, the registration and the sampling, and announce the node. address: of
-        gRPC."""
+        """Start the engine, the registration and the sampling, and announce the node. address:
+        HOST:PORT of the gRPC server."""
         self.engine.http_address = self._http_address or ""
         await self._running.start()
         if self._config.http_etcd and self._http_address is not None:

@@ -2,7 +2,7 @@
 
 Requests: reads requests of tasuki.v1 from proto messages, or rejects them with the field and the
 fix. Pure functions of the message and the checkpoint's codec. Slow work runs on the codec's
-threads. The engine checks again the limits that depend on its arena.
+threads. The engine checks the limits of its arena again.
 
 Answers: converts the engine's answer to GenerateResponse messages for one client. Independent of
 sessions and prompts. An early end (a cancelled call, a failed write, a deadline) closes the

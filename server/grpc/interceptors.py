@@ -94,7 +94,7 @@ class _Malformed:
 
 
 def refusing(error: ServerError, failed: Failed) -> Any:
-    """Return a handler that ends every call with the error. Its messages stay unread bytes."""
+    """Return a handler to end every call with the error. Its messages stay unread bytes."""
 
     async def refuse(request: Any, context: CallContext) -> None:
         async with refusals(context, failed):
@@ -251,8 +251,8 @@ def _caller(keys: ApiKeys, context: CallContext) -> Caller:
 
 
 def _values(context: CallContext, name: str) -> list[str]:
-    """Return the metadata's values under `name`, as text. gRPC allows bytes only in names that end
-    in -bin."""
+    """Return the metadata's values under `name`, as text. gRPC allows bytes only in names with the
+    suffix -bin."""
     return [str(value) for key, value in context.invocation_metadata() or () if key == name]
 
 

@@ -1,14 +1,15 @@
 """The gRPC server of every daemon's services: health, reflection, keepalive, message cap.
 
-Server: Reads no message. Thread rule: a server lives on the event loop that started it; another
-loop may end it.
+Server: reads no message. Thread rule: a server lives on the event loop of its start; another loop
+may end it.
 
 Bridge: runs a gRPC server on one event loop and the services' methods on another. It is the first
 interceptor. Messages cross as bytes, so reading them and checking the caller cost the server's loop
 nothing. Thread rule: intercept_service and its returned handler run on the server's loop. Later
-interceptors, handlers and deserializers run on the other one, with a context that crosses back.
-Invariants: the end of a call on either side ends it on the other. If the other loop is blocked, the
-caller gets a typed error after `patience` seconds, and the server's loop loses nothing.
+interceptors, handlers and deserializers run on the other one, with a context calling back to the
+server's loop. Invariants: the end of a call on either side ends it on the other. If the other loop
+is blocked, the caller gets a typed error after `patience` seconds, and the server's loop loses
+nothing.
 """
 
 import asyncio
@@ -76,8 +77,8 @@ class Bridge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         failed: Failed,
         patience: float = _PATIENCE_SECONDS,
     ) -> None:
-        """stay: full names of services whose methods run on the server's loop, like gRPC's own.
-        failed: counts, on `loop`, a call rejected here. patience: timeout in seconds for `loop` to
+        """stay: full names of services with methods on the server's loop, like gRPC's own. failed:
+        called on `loop` for each call rejected here. patience: timeout in seconds for `loop` to
         begin a call."""
         self._loop = loop
         self._stay = (*(f"/{service}/" for service in stay), "/grpc.")

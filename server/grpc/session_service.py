@@ -1,4 +1,4 @@
-"""tasuki.v1.Session: conversations in which a client sends only new input.
+"""tasuki.v1.Session: conversations continued by new input alone.
 
 load_to_proto(): a node's load as shown to callers: enough to choose between nodes, with little
 about other callers. Pure.

@@ -40,7 +40,7 @@ _OPEN_PATHS = frozenset({"/health", "/healthz", "/ping", "/ready"})
 
 
 def require_host(bound: str, allowed: Sequence[str]) -> Middleware:
-    """Return a middleware that rejects other Host names. bound: the served address. allowed: more
+    """Return a middleware to reject other Host names. bound: the served address. allowed: more
     names, without ports. If the address is not loopback and `allowed` is empty, every name is
     accepted."""
     checked = ANY_HOST not in allowed and (bool(allowed) or is_loopback(bound))
@@ -78,7 +78,7 @@ def http_caller(request: web.Request) -> Caller:
 
 
 def require_scope(keys: ApiKeys) -> Middleware:
-    """Return a middleware that rejects a request without a key of the route's scope. Keys:
+    """Return a middleware to reject requests without a key of the route's scope. Keys:
     `Authorization: Bearer KEY`, or `x-api-key: KEY` as in Anthropic's clients."""
 
     @web.middleware
@@ -146,7 +146,7 @@ class AllowedOrigins:
         self._paths = paths
 
     def middleware(self) -> Middleware:
-        """Return a middleware that answers preflights and rejects WebSockets of other origins'
+        """Return a middleware to answer preflights and to reject WebSockets of other origins'
         pages. Browsers send no preflight for a WebSocket, and let the page read it."""
 
         @web.middleware

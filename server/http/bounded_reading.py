@@ -105,8 +105,8 @@ class HttpConnections:
 
 
 class _Connection(asyncio.Protocol):
-    """A connection that passes all data on to the server's own protocol. stranger_at: the address
-    the connection counts against; None after admission, or if it was never counted."""
+    """A connection passing all data on to the server's own protocol. stranger_at: address counted
+    for the connection; None after admission, or if it was never counted."""
 
     def __init__(self, connections: HttpConnections, inner: asyncio.Protocol) -> None:
         self._connections = connections
@@ -198,7 +198,7 @@ _SKIM_SECONDS = 1.0
 _CALLER_SKIM_SECONDS = 10.0
 
 _LARGE_BYTES = 1 << 18
-"""Bytes after which a body takes turns with others."""
+"""Size of a large body in bytes. Beyond it, a body takes turns with others."""
 
 BODY_TURNS = web.AppKey("body_turns", BodyTurns)
 """The turns of all large bodies of this application."""

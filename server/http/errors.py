@@ -52,11 +52,11 @@ _SERVED = (
 )
 _RETRY_SECONDS = 1
 CHARGED = ("/v1/", "/tokenize", "/detokenize", "/tokenizer_info")
-"""Paths of requests that count against the caller's limits. Their failures are counted."""
+"""Paths of requests charged to the caller's limits. Their failures are counted."""
 CALLS = web.AppKey("calls", CallsInProgress)
 """Counter of the requests to charged paths."""
 RETRIED = (429, 503)
-"""Statuses of errors after which a client may retry."""
+"""Statuses of errors with a retry allowed."""
 
 
 class HttpRefusal(Exception):
@@ -185,7 +185,7 @@ _OVERLOADED = 529
 # A status that Anthropic's clients know by another number.
 _ANTHROPIC_STATUS = {501: 400, 503: _OVERLOADED}
 _ELSEWHERE = ("draining", "behind")
-"""Codes that keep status 503. For 503, but not for 529, reverse proxies try another node."""
+"""Codes kept at status 503. For 503, but not for 529, reverse proxies try another node."""
 _ANTHROPIC_TYPE = {
     401: "authentication_error",
     403: "permission_error",

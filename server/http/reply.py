@@ -202,10 +202,9 @@ Writing = Callable[[Work[bytes]], Awaitable[bytes]]
 
 
 class AnswerWriter(Protocol):
-    """The receiver of one answer, in order. All results except that of `whole` are whole
-    server-sent events, in order. id: name for logs. complete: the answer needs no more text;
-    checked after each token only if may_complete. keeps: a part of the answer is kept until its
-    end."""
+    """The receiver of one answer, in order. Every method except `whole` returns whole server-sent
+    events, in order. id: name for logs. complete: the answer needs no more text; checked after each
+    token only if may_complete. keeps: it keeps a part of the answer until the end."""
 
     id: str
     may_complete: bool

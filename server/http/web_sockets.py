@@ -6,7 +6,7 @@ connection.
 
 TextSocket owns the connection after its upgrade, and the count of an incomplete text's bytes. One
 event loop's thread. Invariants: nothing is decompressed. An incomplete text counts against its
-caller. A slow client is waited for. A client that answers no pings is cut off.
+caller. A slow client is waited for. A client without answers to pings is cut off.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ _FRAMES_BYTES = 1 << 16
 """Allowance in bytes for the frames of a text of the largest size."""
 _LARGEST_TEXT_BYTES = 2 << 20
 """Largest text in bytes. The loop unmasks and copies a text in one callback: 4 ms at this size.
-Texts that end together are handled in one round. The limit has as many characters as a context of
+Texts completed together are handled in one round. The limit has as many characters as a context of
 half a million tokens."""
 _PIECE_BYTES = 64
 """Memory of a read's objects in bytes, in addition to its data, until its frame is whole."""
@@ -84,7 +84,7 @@ class TextSocket:
         self.refused: asyncio.Future[ServerError | HttpRefusal] = (
             asyncio.get_running_loop().create_future()
         )
-        """Error that stops the reading of an incoming text."""
+        """The error to end the reading of an incoming text."""
         self._came = 0
         """Bytes received since the last text."""
         self.response = web.WebSocketResponse(
@@ -145,8 +145,8 @@ class TextSocket:
             pass
 
     def cut(self) -> None:
-        """End the connection, even with unsent bytes: a client that does not read would never take
-        them."""
+        """End the connection, even with unsent bytes: a client that stopped reading would never
+        take them."""
         transport = self._request.transport
         if isinstance(transport, asyncio.WriteTransport):
             if transport.get_write_buffer_size():

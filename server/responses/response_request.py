@@ -65,8 +65,8 @@ class AskedResponse:
 
 @dataclass(frozen=True)
 class TooLongResponse:
-    """The error of a streamed request. Agents that shorten their conversation look for this error
-    only in the stream."""
+    """The error of a streamed request. Agents shorten their conversation only after this error in
+    the stream."""
 
     error: PromptTooLong
     writer: ResponseWriter

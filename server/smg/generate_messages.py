@@ -60,7 +60,7 @@ _WITHOUT_EFFECT: dict[str, tuple[float, ...]] = {"n": (0, 1)}
 
 @dataclass(frozen=True)
 class GatewayRequest:
-    """stops: strings that end the answer. keeps_stop_token: send a stop token as the answer's last
+    """stops: stop strings of the answer. keeps_stop_token: send a stop token as the answer's last
     token. asked: grammar of the answer, not yet checked; None if another node samples the
     answer."""
 

@@ -7,8 +7,8 @@ Invariant: no stream's headers wait for its first message, or the gateway would 
 model_info() and its neighbours: a gateway's questions at registration: model, arguments, load,
 tokenizer files.
 
-tokenizer_archive(): a checkpoint's tokenizer and template files as one archive, for a gateway that
-tokenizes. Pure except for reading the folder. Equal files give equal bytes, so a gateway that keeps
+tokenizer_archive(): a checkpoint's tokenizer and template files as one archive, for a tokenizing
+gateway. Pure except for reading the folder. Equal files give equal bytes, so a gateway caching
 archives by digest keeps only one.
 """
 

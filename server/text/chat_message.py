@@ -26,7 +26,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """tool_calls, reasoning: of an assistant's message only. reasoning None: it is unknown, and a
+    """tool_calls, reasoning: only in an assistant's message. reasoning None: it is unknown, and a
     template may look for it in the content."""
 
     role: str

@@ -1,7 +1,7 @@
 """Reading of JSON from clients and models, within bounds. A call's arguments are read even if
 broken.
 
-Bounds limit the number and depth of values in clients' JSON, so that parsing costs no more than its
+Bounds limit the number and depth of values in clients' JSON, so parsing costs no more than its
 bytes suggest. Pure; any thread. Counts in slices; other threads can run between slices.
 
 read_arguments() reads the arguments of a tool call as an object. Pure functions; any thread.
@@ -94,7 +94,7 @@ def _outside_strings(body: bytes | bytearray) -> Iterator[Letters]:
 
 
 class _Strings:
-    """The strings of a JSON text that arrives in pieces. One thread."""
+    """The strings of a JSON text arriving in segments. One thread."""
 
     def __init__(self) -> None:
         self._in_string = np.uint8(0)
@@ -119,7 +119,7 @@ class _Strings:
 
 
 class JsonDepth:
-    """The nesting depth of a JSON text that arrives in pieces; no value is built. One thread.
+    """The nesting depth of a JSON text arriving in segments; no value is built. One thread.
 
     Text is checked in blocks, so neither a token nor the end costs much.
     """
@@ -192,8 +192,8 @@ def read_arguments(text: str) -> Mapping[str, Any]:
 
 
 def read_whole_arguments(text: str) -> dict[str, Any]:
-    """Return the object of a text that was not cut off. Return an empty object for all other text,
-    and for an object nested deeper than MAX_DEPTH."""
+    """Return the object of a complete text. Return an empty object for all other text, and for an
+    object nested deeper than MAX_DEPTH."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

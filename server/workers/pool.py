@@ -2,8 +2,8 @@
 
 WorkerPool owns their processes and the claims to their shared ports. Thread rule: the registry's
 event loop. Life: start, refuse_traffic, calls_over, stop. Invariants: a worker that has ended
-unasked leaves the registry before another takes its place. A worker that answers nothing is ended.
-No worker outlives this process.
+unasked leaves the registry before another takes its place. A worker without answers is ended. No
+worker outlives this process.
 
 NodeWorkers holds a node's registry of front workers, their processes and their sockets.
 """

@@ -203,7 +203,7 @@ def _prompt(
 
 def _newer_half(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
     """Return the newer half of the messages, from its first user message on. Templates reject a
-    conversation that begins otherwise."""
+    conversation with another beginning."""
     later = messages[len(messages) // 2 + len(messages) % 2 :]
     questions = (place for place, message in enumerate(later) if message.role == "user")
     first = next(questions, None)

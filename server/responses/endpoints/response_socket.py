@@ -290,8 +290,8 @@ class ResponseSocket:
         return asyncio.get_running_loop().create_task(self._socket.text())
 
     async def _answer_beside_reading(self, body: bytearray) -> None:
-        """Return once the message is answered or the client has left. Other messages are rejected
-        meanwhile, except one that comes while the last event is sent."""
+        """Return once the message is answered or the client has left. Reject other messages
+        meanwhile, except one arriving while the last event is sent."""
         self._reply, self._is_refused = None, False
         turn = asyncio.get_running_loop().create_task(self._answer(body))
         refused = self._socket.refused
@@ -392,7 +392,7 @@ class SocketReply:
         self._socket = socket
         self._writer = writer
         self.failed: Exception | None = None
-        """The error that ended the response after its first events."""
+        """The error of the response, if it ended after its first events."""
         self.ends = False
         """The last event is on its way, and the client may ask for the next response."""
         self._is_silent = False

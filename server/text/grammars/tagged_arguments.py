@@ -6,7 +6,7 @@ one of the same name for a part of the first.
 
 ObjectBranches are the objects accepted by a schema, as alternatives of named properties. Pure
 functions over held schemas (model/grammar/held_schema.py). References, allOf, anyOf and oneOf are
-followed. A keyword that no list of properties can express is rejected by its name.
+followed. A keyword beyond a list of properties is rejected by its name.
 """
 
 import json
@@ -44,9 +44,9 @@ _NOT_HELD = (
 
 @dataclass(frozen=True)
 class Branch:
-    """properties: by name, the schemas that the value must all follow. required: names, in order.
-    others: the schemas of every other property; None: no schema mentions them. least, most: number
-    of properties."""
+    """properties: by name, all the schemas of the value. required: names, in order. others: the
+    schemas of every other property; None: no schema mentions them. least, most: number of
+    properties."""
 
     properties: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     required: Mapping[str, None] = field(default_factory=dict)
@@ -88,8 +88,8 @@ class ObjectBranches:
         self._visits = visits
 
     def of(self, place: str, schema: Any, depth: int = 0) -> list[Branch]:
-        """Return the branches of a schema. place: of the schema, for errors. depth: number of
-        schemas around it. Raises InvalidField for a schema that cannot be enforced."""
+        """Return the branches of a schema. place: place of the schema, for errors. depth: number of
+        schemas around it. Raises InvalidField for an unenforceable schema."""
         if schema is False:
             return []
         if not isinstance(schema, Mapping):
@@ -226,7 +226,7 @@ def _of_values(values: Iterable[Any]) -> list[Branch]:
 END_OF_VALUE = "\n</parameter>\n"
 EMPTY = '""'
 _MOST_COUNTED = 1 << 10
-"""Number of rules that count properties."""
+"""Bound of the number of rules for counting properties."""
 # Of a parameter that no schema names.
 _NAME = r"[^\s>\x00-\x1f]([^>\x00-\x1f]{0,62}[^\s>\x00-\x1f])?"
 _Made: TypeAlias = Generator[str, None, str | None]

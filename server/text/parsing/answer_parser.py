@@ -8,8 +8,8 @@ It owns the content held back because a stop string could begin in it. One answe
 Invariants: no stop string spans a tool call. White space counts as soon as it is written, even if a
 later call would leave it out; white space between calls never counts. Each character is read once.
 
-WholeCalls holds each tool call back until it is finished, for clients that run a call before they
-read how the answer ended. One answer, one thread. Invariant: a call cut off by the answer's length
+WholeCalls holds each tool call back until it is finished, for clients running a call before they
+read the answer's ending. One answer, one thread. Invariant: a call cut off by the answer's length
 or a stop string is never returned.
 
 ThoughtCalls finds tool calls in a thought. They count if the thought is never closed, because a
@@ -59,7 +59,7 @@ class ContentStops:
         return self._stops.found
 
     def take(self, items: Iterable[AnswerItem], space: HeldSpace) -> list[AnswerItem]:
-        """Return the parts certain now. space: white space that may begin the next content."""
+        """Return the parts certain now. space: white space possibly beginning the next content."""
         found: list[AnswerItem] = []
         for item in items:
             if self._stops.found is not None:
@@ -105,7 +105,7 @@ class ContentStops:
         self._passed.add(text[before:])
 
     def _flush(self) -> list[AnswerItem]:
-        """Return the content held back, without white space that turned out to be no content."""
+        """Return the content held back, without white space after the last content."""
         held = self._passed.take() + self._stops.finish()
         content = held[: len(held) - self._seen]
         self._seen = 0
@@ -192,8 +192,8 @@ class ThoughtCalls:
         return held
 
     def finish(self, was_cut: bool) -> tuple[str, list[AnswerItem]]:
-        """Return the rest of the thought, and its calls with the text after them. The answer has
-        ended before its thought. was_cut: as in ToolCallScanner.finish()."""
+        """Return the rest of the thought, and its calls with the text after them. Call it if the
+        answer has ended before its thought. was_cut: as in ToolCallScanner.finish()."""
         thought = self._thought(self.scanner.finish(was_cut))
         return thought, self._calls.take()
 
@@ -284,7 +284,7 @@ class AnswerParser:
 
     @property
     def complete(self) -> bool:
-        """Return whether later text is unwanted, so that the engine may stop."""
+        """Return True if later text is unwanted, so the engine may stop."""
         return self._scanner.full or self._found_stop is not None
 
     @property

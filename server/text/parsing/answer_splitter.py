@@ -136,7 +136,8 @@ class ReasoningSplitter:
 
 
 class HeldSpace:
-    """The white space held. Its memory is that of its characters, however short its pieces are."""
+    """The white space held. Its memory depends on its characters, not on the number of its
+    segments."""
 
     def __init__(self) -> None:
         # None: there is none. Most pieces of an answer leave none.
@@ -165,8 +166,8 @@ class HeldSpace:
 
 
 _SLICE = 512
-"""Characters given to a reader at once. The text that a reader gives back may hold more than a
-call's end."""
+"""Number of characters given to a reader at once. The text returned by a reader may hold more than
+a call's end."""
 _LONGEST_REREAD = 1024
 """Characters. A rejected call up to this length is searched for another call."""
 _MOST_READINGS = 4
@@ -229,7 +230,7 @@ class ToolCallScanner:
 
     @property
     def space(self) -> HeldSpace:
-        """Return the white space that is content if no call follows."""
+        """Return the white space before a possible call. It is content if no call follows."""
         return self._space
 
     @property

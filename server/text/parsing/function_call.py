@@ -43,7 +43,8 @@ class FunctionCall:
     """A CallReader of this format. REQUIRES: FUNCTION_TAG begins the text."""
 
     def __init__(self, number: int, types: ParameterTypes, *, only_known: bool = False) -> None:
-        """types: of the request's tools. only_known: a call of an unknown function is no call."""
+        """types: parameter types of the request's tools. only_known: a call of an unknown function
+        is no call."""
         self.state = CallState.READING
         self.left = ""
         self.decided = 0

@@ -5,7 +5,7 @@ thread. Invariants: arguments are returned as they are written, character by cha
 they are JSON and can be closed. A call begins once its name and the arguments' first brace have
 come. Each character is read once.
 
-JsonText finds the end of a JSON string, object or list in text that comes in pieces. One value, one
+JsonText finds the end of a JSON string, object or list in text arriving in segments. One value, one
 thread. The text is not checked: it is passed on as the model writes it. Invariants: a tag inside a
 string is part of the string, except after a line break, because no JSON string holds one. Each
 character is read once.
@@ -51,8 +51,8 @@ class JsonText:
         """Return the place in `text` up to which the value was read. at: the first character not
         read before.
 
-        While the value has not ended, the characters after that place may be the tag's beginning: a
-        part of the tag, and a line break. REQUIRES: neither ended nor broken.
+        While the value has not ended, the characters after the returned place may begin the tag: a
+        part of it, after a line break. REQUIRES: neither ended nor broken.
         """
         while at < len(text):
             if self._escaped:
@@ -84,7 +84,7 @@ class JsonText:
         return at
 
     def _nest(self, at: int, end: int, closing: bool) -> int:
-        """Read brackets of one kind. Return the place after the last one that counts."""
+        """Read brackets of one kind. Return the place after the last counted one."""
         if closing:
             closed = min(end - at, self._depth)
             self._depth -= closed
@@ -111,8 +111,8 @@ _LONGEST_WORD = 512
 
 
 class ClosableJson:
-    """ended: the object is complete. broken: the text was no JSON, or the tag came. keys: of the
-    object, each with a value begun."""
+    """ended: the object is complete. broken: the text was no JSON, or the tag came. keys: keys of
+    the object with a value begun."""
 
     def __init__(self, tag: str) -> None:
         """tag: ends the text around the object. Inside a string it counts only after a line break,
@@ -134,8 +134,8 @@ class ClosableJson:
         self.keys: set[str] = set()
 
     def read(self, text: str, at: int = 0) -> tuple[str, int]:
-        """Return the text to pass on, and the place up to which `text` was read. The characters
-        after that place must be given again with more text, unless it has ended or broken.
+        """Return the text to pass on, and the place up to which `text` was read. Pass the
+        characters after that place again with more text, unless it has ended or broken.
 
         REQUIRES: neither ended nor broken.
         """
@@ -148,7 +148,7 @@ class ClosableJson:
         return "".join(passed), at
 
     def takes_letters(self, text: str) -> bool:
-        """Return whether the text is made only of characters of an open string and can be passed on
+        """Return True if the text has only characters of an open string and can be passed on
         unread. REQUIRES: as read(), and all text before was read."""
         return self._in_string and self._key is None and _PLAIN.fullmatch(text) is not None
 
@@ -163,7 +163,7 @@ class ClosableJson:
         return rest + self.closing()
 
     def closing(self) -> str:
-        """Return the characters that close the text so far. REQUIRES: it has the first brace."""
+        """Return the closing characters for the text so far. REQUIRES: it has the first brace."""
         quote = '"' if self._in_string and self._key is None else ""
         return quote + "".join(reversed(self._closers))
 
@@ -333,7 +333,7 @@ class JsonCall:
     """A CallReader of this format. REQUIRES: the first character is a brace."""
 
     def __init__(self, number: int, types: ParameterTypes) -> None:
-        """types: of the request's tools."""
+        """types: parameter types of the request's tools."""
         self.state = CallState.READING
         self.left = ""
         self.decided = 0
@@ -471,7 +471,7 @@ class JsonCall:
         return True
 
     def _skip(self, items: list[AnswerItem]) -> bool:
-        """Skip the rest of a call that was begun but continues in no known format."""
+        """Skip the rest of a call that began but continues in no known format."""
         place = self._text.find(CLOSE, self._at)
         if place < 0:
             self._at = max(self._at, len(self._text) - len(CLOSE) + 1)
@@ -577,7 +577,7 @@ def _object_text(text: str) -> str | None:
 
 
 def _loaded(text: str) -> object:
-    """Return the value; None also for text that is no JSON."""
+    """Return the value; None also for text other than JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

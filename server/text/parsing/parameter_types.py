@@ -34,7 +34,7 @@ _MOST_LOOKED_AT = 1024
 """Parts of a parameter's schema. References may lead to each of them many times."""
 _LONGEST_REFERENCE = 1024
 _MOST_SCHEMAS = 256
-"""Bound of the object schemas of a tool, wherever they are written."""
+"""Bound of the number of object schemas of a tool, at all places together."""
 # Python's own reader of literals is slow and not bounded by their length.
 _LONGEST_LITERAL = 1 << 11
 # Objects of Python for each value would hold the event loop.
@@ -68,7 +68,7 @@ class _Objects:
         """Schemas entered on the way here. A second visit adds nothing."""
 
     def properties(self, schema: Any) -> dict[str, Any]:
-        """Return a schema of each property's values by name, from every branch that names the
+        """Return a schema of each property's values by name, from every branch naming the
         property."""
         found: dict[str, Any] = {}
         if not self._enters(schema):
@@ -117,7 +117,8 @@ class _Objects:
         return True
 
     def _all_of(self, schema: Mapping[str, Any]) -> list[Any]:
-        """Return the schemas that one value must all satisfy."""
+        """Return the schemas `schema` combines by `$ref` and `allOf`: a value must satisfy all of
+        them."""
         inner = schema.get("allOf")
         target = [_referred(schema["$ref"], self._root)] if "$ref" in schema else []
         return [*target, *(inner if isinstance(inner, list) else [])]
@@ -140,7 +141,7 @@ class ParameterTypes:
         self._types: dict[tuple[str, str], frozenset[str]] = {}
 
     def knows(self, function: str) -> bool:
-        """Return whether one of the tools has that name."""
+        """Return True if one of the tools is named `function`."""
         return function in self._tools_by_name
 
     def has(self, function: str, parameter: str) -> bool:
@@ -194,8 +195,7 @@ class _Search:
         self._left = _MOST_LOOKED_AT
 
     def types(self, schema: Any, depth: int) -> frozenset[str]:
-        """Return the types allowed by a schema. depth: bounds references that lead to
-        themselves."""
+        """Return the types allowed by a schema. depth: bound for references to themselves."""
         if not isinstance(schema, Mapping) or not depth or not self._may_look_at(1):
             return ANY
         found = ANY
@@ -230,8 +230,8 @@ class _Search:
 
 
 def json_of(text: str, types: frozenset[str], depth: JsonDepth) -> str:
-    """Return the JSON text of a value that a model wrote as `text`. The value has an allowed type
-    if it can be read as one; otherwise it is a string. depth: of the text."""
+    """Return the JSON text of a value written by a model as `text`. The value has an allowed type
+    if it can be read as one; otherwise it is a string. depth: nesting depth of the text."""
     word = text.strip()
     if types != {"string"}:
         value = _other_than_string(word, types, depth)

@@ -125,7 +125,7 @@ def _hidden(value: Any, hide: Hide) -> Any:
 
 
 ITEM_MARK = "_tasuki_item_mark"
-"""The name of the filter that makes an item's mark."""
+"""Name of the filter for an item's mark."""
 
 _LOOP_END = f"{MARK_BEGIN}e{MARK_END}"
 _OPENING = f"{MARK_BEGIN}o{MARK_END}"
@@ -152,7 +152,7 @@ def item_mark(item: Any) -> str:
 
 def message_places(marked: str, messages: Sequence[Any]) -> MessagePlaces:
     """Return the places marked in a text. messages: the same objects as given to the template, so
-    that no other living object has their ids."""
+    no other living object has their ids."""
     numbers = {id(message): number for number, message in enumerate(messages)}
     ends: dict[int, int] = {}
     closed: int | None = None
@@ -185,8 +185,8 @@ def mark_template(template: nodes.Template) -> nodes.Template:
 
 
 def _opens_last(template: nodes.Template) -> bool:
-    """Return whether the flag for an answer's opening affects only the template's last branch. If
-    so, the text before that branch is the output without the flag."""
+    """Return True if the flag for an answer's opening affects only the template's last branch. If
+    so, the text before this branch is the output without the flag."""
     last = template.body[-1] if template.body else None
     if not isinstance(last, nodes.If) or last.else_ or last.elif_:
         return False
@@ -264,7 +264,7 @@ class CompiledTemplate:
         tools: Sequence[Any] = (),
         variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> str:
-        """Return the rendered text. variables: of this request, by name. Raises
+        """Return the rendered text. variables: variables of this request, by name. Raises
         ChatTemplateError."""
         return self._run(self._plain, messages, open_answer, tools, variables)
 
