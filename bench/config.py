@@ -19,8 +19,8 @@ from .errors import BenchError
 
 @dataclass(frozen=True)
 class StoredForm:
-    """quantization: of weights. kv_dtype: of keys and values, named like in `tasuki serve`. ""
-    means plain: the engine's dtype."""
+    """quantization: format of the weights. kv_dtype: dtype of keys and values, with a name of
+    `tasuki serve`. "" means the engine's dtype."""
 
     quantization: str = ""
     kv_dtype: str = ""

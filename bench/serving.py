@@ -45,16 +45,16 @@ _PACE = 0.5
 engine."""
 _LIMIT_SECONDS = 5.0
 _MOST_FOR_LIMIT = 256
-"""Most streams in the measurement of that highest rate."""
+"""Most streams in the measurement of the highest rate."""
 _SHOWN_OF_LIMIT = ("tokens_per_second", "front_us_per_token", "gap_ms", "ttft_ms")
-"""Figures shown of that measurement. The engine's are left out: its tokens reach clients after the
-window."""
+"""Shown figures of the highest rate's measurement. The engine's are left out: its tokens reach
+clients after the window."""
 _WORKING = 2
 _SLOTS = 8
 """Room for checkpoints of every session, in addition to its working slots."""
 _LEAST_ARENA_MIB = 64
 _AS_ON_A_GPU = ("--engine-process", "process")
-"""The flags for a free model in place of a GPU's, matching that arrangement's figures."""
+"""The flags of a free model in a GPU's place, for the figures of the arrangement on a GPU."""
 
 
 def main(argv: Sequence[str]) -> int:

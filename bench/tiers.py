@@ -37,7 +37,7 @@ class Mover:
     caller's. During moving() a separate thread copies."""
 
     def __init__(self, copies: PieceCopies, layout: CacheLayout, slabs: int) -> None:
-        """Set up the copies. slabs: of both arenas, not used by anything else."""
+        """Set up the copies. slabs: number of slabs of both arenas, unused by anything else."""
         self._copies = copies
         self._layout = layout
         self._pages = [(page, page) for page in page_ids(layout, range(1, slabs))]
@@ -64,8 +64,8 @@ class Mover:
 
     @contextmanager
     def moving(self, direction: Direction, bytes_a_second: float) -> Iterator[None]:
-        """Copy at that rate in that direction until the block ends. Raises BenchError if the rate
-        was lower."""
+        """Copy at the given rate in the given direction until the block ends. Raises BenchError if
+        the rate was lower."""
         ends = threading.Event()
         self._moved = 0
         thread = threading.Thread(target=self._move, args=(direction, bytes_a_second, ends))

@@ -25,7 +25,7 @@ _TAIL_LINES = 40
 
 
 class Daemon:
-    """One child. Call `wait_ready` once, then `stop` once, both from the thread that started it."""
+    """One child. Call `wait_ready` once, then `stop` once, both from the thread of its start."""
 
     _tail_lines = _TAIL_LINES
 

@@ -23,8 +23,8 @@ MEND = "give the HOST:PORT of its HTTP or gRPC, as its start shows them, and --c
 
 @contextmanager
 def asking(target: str) -> Iterator[None]:
-    """Convert errors of calls that reached no node. Inside `with`, such a call raises a ClientError
-    naming the target and the fix instead of gRPC's text. target: HOST:PORT."""
+    """Convert errors of calls without an answering node. Inside `with`, such a call raises a
+    ClientError naming the target and the fix instead of gRPC's text. target: HOST:PORT."""
     import grpc
 
     from tasuki.client.errors import ClientError

@@ -1,7 +1,7 @@
 """The events of one cache, as sent over the wire, and an index of its prefixes.
 
 The wire carries neither the reason for keeping a state nor a page's tokens. A namespace is the name
-of the empty prefix under the same salt. Nodes that do not send it give None.
+of the empty prefix under the same salt. Nodes without namespaces give None.
 
 PrefixIndex owns hashes, never tokens. It is independent of the tree, of other caches, and of the
 transport of batches. It may live in another process. Thread rule: one thread at a time. Invariant:

@@ -60,8 +60,8 @@ _TRANSIENT_STATUS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANC
 @dataclass(frozen=True)
 class RetryPolicy:
     """attempts: number of calls, the first included. first_pause: seconds before the second
-    attempt; it doubles, with jitter, up to longest_pause. deadline: seconds after which no new
-    attempt begins."""
+    attempt; it doubles, with jitter, up to longest_pause. deadline: seconds until the last start of
+    a new attempt."""
 
     attempts: int = 5
     first_pause: float = 0.1

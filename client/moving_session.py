@@ -6,7 +6,7 @@ clearly better. Before it leaves, it asks the old node to hand its state back to
 use by the next node. If this fails or is slow, the prompt is computed again. Makes no call itself.
 
 DecodeNodes holds addresses, no channels. Any thread may use it. Invariant: a failed node is not
-selected for a while if there are others, so that a thousand sessions do not each hit the failure.
+selected for a while if there are others, so a thousand sessions do not each hit the failure.
 """
 
 import random
@@ -89,7 +89,7 @@ _REFUSALS = frozenset(
         *("session_limit", "not_served_here"),
     }
 )
-"""Refusals after which a session tries another node. Refusals from the caller's own limits are not
+"""Rejections leading a session to another node. Rejections by the caller's own limits are not
 included."""
 _GONE = frozenset({StatusCode.UNAVAILABLE, StatusCode.CANCELLED, StatusCode.DEADLINE_EXCEEDED})
 
@@ -120,8 +120,8 @@ class Move:
 
 
 class MovingSession(SessionLife):
-    """A session that may move between nodes. Invariant: until it is closed, DecodeNodes counts it
-    at exactly one node: its present node or its next one."""
+    """A session able to move between nodes. Invariant: until it is closed, DecodeNodes counts it at
+    exactly one node: its present node or its next one."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class MovingSession(SessionLife):
         self._asked_at = ""
         """Node of the last attempt to open the session."""
         self._refused: dict[str, str] = {}
-        """Nodes that rejected the present call, and the reasons."""
+        """The reasons of the nodes' rejections of the present call, by node."""
         self._slow = False
         self._handed_back: dict[str, int | None] = {}
         """Tokens pulled from the old node, by the session's id there."""
@@ -251,7 +251,7 @@ class MovingSession(SessionLife):
         return int(reply.pulled.tokens)
 
     def _look_around(self) -> Steps[None]:
-        """Leave a node with a slow last answer for a node that promises better."""
+        """Prepare to leave a node after a slow answer, if another node promises better."""
         target = self._targets.between_tokens
         busy = self._turn is not None or self._lost or self._closed
         if not self._slow or target is None or busy:

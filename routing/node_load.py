@@ -24,7 +24,7 @@ class PrefillSeconds:
         return self.fixed + self.saved(last) - self.saved(first)
 
     def saved(self, tokens: int) -> float:
-        """Return the seconds saved by a cached prefix of that length in tokens."""
+        """Return the seconds saved by a cached prefix of `tokens` tokens."""
         return self.token * tokens + self.context * tokens * tokens / 2
 
 

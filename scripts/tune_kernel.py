@@ -50,7 +50,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Tried:
-    """The results of one combination. seconds, returned: of each case's turn."""
+    """The results of one combination. seconds, returned: time and results of each case's turn."""
 
     seconds: tuple[float, ...]
     returned: tuple[tuple[Tensor, ...], ...]

@@ -1,7 +1,7 @@
 """Identity of a peer's node and process, and the addresses of its arenas.
 
-`ProcessIdentity`: the peer's process, so that its death can be proved on the same host.
-`NodeIdentity`: the node's process and arenas, exchanged by both sides at connect.
+`ProcessIdentity`: the peer's process, so its death can be proved on the same host. `NodeIdentity`:
+the node's process and arenas, exchanged by both sides at connect.
 """
 
 import hashlib
@@ -66,7 +66,7 @@ class ArenaAddress:
     """Address of an arena.
 
     transport_metadata opens the arena's memory, and is kept out of texts. slabs: size of the arena
-    in slabs. ranks: number of ranks; each has that many slabs, one arena behind another
+    in slabs. ranks: number of ranks; each has `slabs` slabs, one arena behind another
     (transfer/ranks/region.py).
     """
 

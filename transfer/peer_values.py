@@ -1,7 +1,7 @@
 """Bounds on a peer's values, as a node of this version could send them.
 
-Pure; readers of messages call it for every value that is kept, computed with, logged or shown. The
-types at the end carry a bound as metadata, applied when a table of peers' messages reads the field
+Pure; readers of messages call it for every value kept, computed with, logged or shown. The types at
+the end carry a bound as metadata, applied when a table of peers' messages reads the field
 (transfer/wire.py). Invariant: returned values are finite, bounded and printable.
 """
 
@@ -107,7 +107,7 @@ def each(names: frozenset[str], bound: Bound) -> Bound:
 
 
 def no_peers(value: object, field: str) -> None:
-    """Reject a field that no peer sends. Raises PeerInvalid."""
+    """Reject a field never sent by a peer. Raises PeerInvalid."""
     raise PeerInvalid(f"{field} is no peer's field")
 
 

@@ -47,7 +47,7 @@ class WindowTiming:
 
     @property
     def finished(self) -> float:
-        """Return the time from which the chunk could be sent."""
+        """Return the earliest possible time of sending the chunk: its last layer was finished."""
         return self.layers_finished[-1]
 
 

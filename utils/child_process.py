@@ -42,9 +42,9 @@ async def start_child(
 
 
 def start_child_at_once(module: str, job: Job) -> "tuple[subprocess.Popen[bytes], socket.socket]":
-    """Start a child outside of an event loop, as start_child() does. REQUIRES: the calling thread
-    lives as long as the process; the pickled job has a few kilobytes, so that the socket's buffer
-    takes it."""
+    """Start a child outside an event loop, as start_child() does. REQUIRES: the calling thread
+    lives as long as the process; the pickled job has at most a few kilobytes and fits the socket's
+    buffer."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(

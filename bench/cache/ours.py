@@ -226,7 +226,7 @@ def shorts(row: Row) -> None:
 
 
 def blocked(row: Row) -> None:
-    """Measure the cost a step of a waiting request that does not fit."""
+    """Measure the cost in each step of a waiting request too large for the free memory."""
     tree = tree_for(200_000, 4)
     live = allocated_for(tree, prompt(1, 200_000))
     big = prompt(2, 200_000)
@@ -280,7 +280,7 @@ def crowds(row: Row, counts: tuple[int, ...]) -> None:
 
 _BELOW_PAGES = 16
 _BELOW_PROMPTS = 400
-"""Approximate number of prompts that fit in the arena."""
+"""Approximate number of prompts for which the arena has space."""
 
 
 def below(row: Row, *, tiers: int, label: str) -> None:

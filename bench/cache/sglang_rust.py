@@ -247,8 +247,8 @@ def crowded(row: Row, module: Any, crowd: Crowd, count: int, *, label: str, page
 
 
 def crowds(row: Row, module: Any, counts: tuple[int, ...]) -> None:
-    """Measure crowds under one node. With pages of one token the peer keeps prompts that end inside
-    one of our pages."""
+    """Measure crowds under one node. With pages of one token the peer also keeps prompts ending
+    inside one of our pages."""
     for count in counts:
         crowded(row, module, TAILS, count, label=f"{count} tails on one node", page=1)
     for count in counts:

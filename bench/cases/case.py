@@ -74,10 +74,10 @@ class Case:
     """One kernel at one size. `turns` do the same work on different memory, enough to overflow the
     L2 cache.
 
-    bytes: read and written in one turn, each counted once. flops: of matrix products in one turn.
-    captured, eager: other implementations of the same turn, by name, as graph replays and as plain
-    calls. share: the lowest accepted share of the floor. rate: the lowest accepted bytes a second.
-    ratios: by name, the minimal ratio of its time to ours.
+    bytes: number of bytes read and written in one turn, each counted once. flops: operations of
+    matrix products in one turn. captured, eager: other implementations of the same turn, by name,
+    as graph replays and as plain calls. share: the lowest accepted share of the floor. rate: the
+    lowest accepted bytes a second. ratios: by name, the minimal ratio of its time to ours.
     """
 
     name: str

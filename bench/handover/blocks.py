@@ -116,7 +116,8 @@ def _finish(transport: Transport, transfer: Transfer) -> None:
 
 
 def _check(memory: torch.Tensor, pieces: Pieces, peer: ReceivingPeer) -> None:
-    """Check that some blocks of the last layer chunk equal the sent ones. Raises BenchError."""
+    """Compare some blocks of the last layer chunk with the sent ones. Raises BenchError for a
+    difference."""
     words = memory.view(torch.int64)
     for local, remote, length in (pieces[:: BLOCKS // 8] // 8).tolist():
         sent = int(words[local : local + length].sum().item())

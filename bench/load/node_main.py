@@ -68,8 +68,8 @@ def _drawn_parts(config: EngineConfig, progress: Progress, role: Role) -> Engine
 def free_parts(
     cost: StepCost, answers: NextToken, config: EngineConfig, progress: Progress, role: Role
 ) -> EngineParts:
-    """Return all parts except weights. cost: of a forward. answers: function returning the sampled
-    tokens."""
+    """Return all parts except weights. cost: duration of a forward. answers: function returning the
+    sampled tokens."""
     torch.set_num_threads(config.threads)
     model = ModelConfig.load(config.model)
     arena = build_arena(config, model, torch.device("cpu"), role)

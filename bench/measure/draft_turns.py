@@ -96,7 +96,7 @@ _ROUNDS = ((Turn.MOST, Turn.OFF, Turn.MEASURED), (Turn.OFF, Turn.MEASURED, Turn.
 """Turns of the rounds. MOST and OFF alternate in first place. MEASURED follows OFF, because it
 measures steps without drafts."""
 _TRIED = 32
-"""Untimed steps at the start, in which the node finds its number of drafts."""
+"""Number of untimed steps at the start: the node finds its number of drafts in them."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class DraftGain:
 
     def times(self, turn: Turn, tokens: float | None = None) -> float:
         """Return the ratio of its tokens a second to those without drafts: the median over turns.
-        tokens: of a step and answer, if known better than from each turn."""
+        tokens: tokens of a step and answer, if known better than from each turn."""
         own, off = self.turns[turn], self.turns[Turn.OFF]
         return median(
             (given if tokens is None else tokens) * without / seconds
@@ -167,7 +167,7 @@ class DraftedTurns:
         return DraftGain(times, list(self._limit.drafts))
 
     def in_turn(self, turn: Turn, work: Callable[[], T]) -> T:
-        """Return the result of `work`, run with steps of that turn. REQUIRES: the conditions of
+        """Return the result of `work`, run with steps of turn `turn`. REQUIRES: the conditions of
         decode()."""
         self._limit.turn = turn
         for _ in range(_SETTLING):
@@ -190,8 +190,8 @@ class DraftedTurns:
 
 @dataclass(frozen=True)
 class Turns:
-    """Seconds of each measurement, by turns. kept, off: of the engine with entries and of the one
-    without."""
+    """Seconds of each measurement, by turns. kept: seconds of the engine with entries. off: seconds
+    of the engine without them."""
 
     kept: Sequence[Sequence[float]]
     off: Sequence[Sequence[float]]
@@ -212,7 +212,7 @@ class DraftPair:
 
     @staticmethod
     def of(model: ModelConfig, config: EngineConfig) -> "DraftPair":
-        """Build the pair. config: of each of the two engines, including its arena."""
+        """Build the pair. config: settings of each of the two engines, including its arena."""
         device = torch_device(config)
         use_device(device)
         shapes = [replace(model, draft_layers=layers) for layers in (1, 0)]

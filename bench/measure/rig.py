@@ -202,7 +202,7 @@ def random_parts(
     model: ModelConfig, config: EngineConfig, role: Role = Role.FUSED, quantization: str = ""
 ) -> EngineParts:
     """Return the parts of build_parts, with weights generated on the device instead of read. role:
-    of the engine."""
+    role of the engine."""
     device = torch_device(config)
     use_device(device)
     arena = build_arena(config, model, device, role)

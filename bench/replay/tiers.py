@@ -1,5 +1,7 @@
-"""The tiers of a replay: the memory below the arena, the cost of a load from it, and the copies
-between tiers with their waits and acknowledgements."""
+"""The tiers of a replay: the memory below the arena, the cost of a load from it, and the copies.
+
+Copies between tiers have waits and acknowledgements.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

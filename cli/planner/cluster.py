@@ -46,7 +46,7 @@ class Cluster(Protocol):
     role."""
 
     def nodes(self) -> Sequence[ClusterNode]:
-        """Return the current state of all nodes that have not ended."""
+        """Return the current state of all nodes not yet ended."""
 
     def place(self, role: NodeRole) -> None: ...
 
@@ -97,8 +97,8 @@ class _Placed:
 
 class PlacedNodes:
     def __init__(self, start: Callable[[NodeRole, str], NodeHandle]) -> None:
-        """Set up an empty cluster. start: begins to place a node of that role and name, and returns
-        at once."""
+        """Set up an empty cluster. start: begins to place a node of the given role and name, and
+        returns at once."""
         self._start = start
         self._placed: dict[str, _Placed] = {}
         self._made = 0

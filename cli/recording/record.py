@@ -119,7 +119,7 @@ class Recorder:
 
 class _LastEvents:
     """The events repeated by a restarted stream: events before the last event's time, and recorded
-    events of that same time."""
+    events of the same time."""
 
     def __init__(self) -> None:
         self.at = 0.0

@@ -165,10 +165,10 @@ def _hit_of(gained: Gained | None, role: str) -> dict[str, Any] | None:
 
 
 def _routing_of(gained: Gained | None) -> dict[str, Any] | None:
-    """Return how prefill nodes were chosen: the choices by reason, their mean regret, and the gap.
+    """Return the choices of prefill nodes: their count by reason, their mean regret, and the gap.
 
-    regret: seconds by which the chosen node cost more than the best one. gap: share of the expected
-    usable tokens that the node did not have; None if it is not known. Return None without a choice.
+    regret: mean additional cost of the chosen node over the best one, in seconds. gap: missing
+    share of the expected usable tokens; None if it is not known. Return None without a choice.
     """
     if gained is None:
         return None
@@ -207,7 +207,7 @@ def _hit_names(role: str) -> tuple[str, str, str]:
 
 
 def troubles(recent: RecentSamples, targets: Targets) -> tuple[Trouble, ...]:
-    """Return the faults of a node that answers, the worst first."""
+    """Return the faults of a reachable node, the worst first."""
     gained = recent.gained
     refused = {} if gained is None else by_label(gained.added, REFUSED, "kind")
     lost = {} if gained is None else by_label(gained.added, LOST_HANDOVERS, "cause")
@@ -290,8 +290,7 @@ class Fleet:
         }
 
     def answered(self, address: str, now: float, clock: float, samples: Samples) -> None:
-        """Record an answer as FleetNode.answered() does. Ignore an address that is no longer a
-        member."""
+        """Record an answer as FleetNode.answered() does. Ignore the address of a former member."""
         if address in self._nodes:
             self._nodes[address].answered(now, clock, samples)
 

@@ -59,7 +59,7 @@ _KINDS: dict[type[ObservedMessage], str] = {
     m.StateLeft: "left",
     m.StateFetched: "fetched",
 }
-"""Kinds of the messages whose event has all their fields."""
+"""Kinds of the messages whose event has all the message's fields."""
 
 
 def event_of(message: ObservedMessage) -> Event:

@@ -2,8 +2,8 @@
 
 seconds_by_phase() and its siblings read a request's life and usage. Pure.
 
-RequestMetrics counts requests by the messages that end them. Invariant: prompt tokens == usable
-tokens + the sum of lost tokens over causes, exactly as in the usages sent to clients.
+RequestMetrics counts requests by their final messages. Invariant: prompt tokens == usable tokens +
+the sum of lost tokens over causes, exactly as in the usages sent to clients.
 
 ChoiceMetrics counts the choices of prefill nodes, and the worth of the choices. LinkMetrics counts
 the hand-overs to a decode node by the name of the prefill node. All borrow their registry or
@@ -43,7 +43,7 @@ from tasuki.routing.node_choice import Reason
 from .families import EXPOSED, FIRST_TOKEN, PREFILL, QUEUE, REQUEST, TOKEN, WINDOW, Instruments
 
 UNSCHEDULED = "unscheduled"
-"""Cause of the prompt tokens of requests that ended before the lookup of their prompt."""
+"""Cause of lost prompt tokens if the request ended before the lookup of its prompt."""
 _DRAFT_LABELS = ("drafter", "place")
 
 Name = TypeVar("Name", bound=str)
@@ -237,7 +237,7 @@ def queued_seconds(life: Sequence[LifeMark]) -> float:
 
 
 def prefilled_seconds(life: Sequence[LifeMark]) -> float:
-    """Return the seconds during which the prompt was computed here or received."""
+    """Return the seconds of computing the prompt here or receiving it."""
     return sum(seconds for phase, seconds in _spans(life).items() if phase.stage is Stage.PREFILL)
 
 

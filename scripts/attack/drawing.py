@@ -50,7 +50,7 @@ def examples(strategy: st.SearchStrategy[Any], rng: random.Random, count: int) -
 
 
 def messages(descriptor: Descriptor, depth: int = 3) -> st.SearchStrategy[Any]:
-    """Return a strategy for messages of that type: each field is missing, likely or odd."""
+    """Return a strategy for messages of this type: each field is missing, likely or odd."""
     fields = {
         field.name: st.none() | _field(field, depth)
         for field in descriptor.fields

@@ -99,7 +99,7 @@ class World(Pair):
             tally.finding(f"{name}: not at rest: {error}")
 
     def mend(self, tally: Tally) -> None:
-        """Restart nodes that died or refuse requests, and record each as a finding."""
+        """Restart dead or rejecting nodes, and record each as a finding."""
         for name, node in (("prefill", self.prefill), ("decode", self.decode)):
             trouble = _trouble(node)
             if trouble is None:

@@ -1,4 +1,4 @@
-"""`python -m scripts.chaos WORKLOAD [--fault FAULT] [--seconds N] [--seed N]`: what breaks?
+"""`python -m scripts.chaos WORKLOAD [--fault FAULT] [--seconds N] [--seed N]`: search for breakage.
 
 A workload sends requests to real daemons or parts of one, while faults are injected. `WORKLOAD
 --help` lists its flags. The seed is printed first; the same seed repeats the same requests and

@@ -105,7 +105,7 @@ def _question(oracle: Client, prompt: tuple[int, ...]) -> Question | None:
 
 
 def stream(settings: StreamSettings, say: Callable[[str], None]) -> Tally:
-    """Send all requests while links are lost, then check that nothing is held. Raises
+    """Send all requests while links are lost, then check for anything still held. Raises
     UnknownFault."""
     tally = Tally()
     shared = (*flags(arena_mib=128), "--pull-tokens", "1")

@@ -189,7 +189,8 @@ def _receiver_dies(
 
 
 def _nothing_wrong(stream: AnswerStream, question: Question) -> None:
-    """Check that the tokens before the death are right, and the client gets an error."""
+    """Check the stream of a dead node: its tokens before the death are right, and the client gets
+    an error."""
     tokens: list[int] = []
     try:
         for piece in stream:

@@ -1,5 +1,5 @@
-"""Random loads from host memory, with and without a model, while copies fail. Then a kill, after
-which the next node starts over the disk's folder."""
+"""Random loads from host memory, with and without a model, while copies fail. Then a kill, followed
+by the next node's start over the disk's folder."""
 
 import logging
 import os
@@ -65,7 +65,7 @@ def _count(tally: Tally, what: str, turns: int, loads: int, wrong: int) -> None:
 
 
 def _forwards(seed: int, loads: int, tally: Tally) -> None:
-    """Compare conversations on a tiered engine with those on an engine without a tier.
+    """Compare conversations on a tiered engine with the same on an engine without a tier.
 
     The arena is so small that most turns are loaded. Copies fail meanwhile.
     """
@@ -95,7 +95,8 @@ def _forwards(seed: int, loads: int, tally: Tally) -> None:
 def _kill(conversations: int, tally: Tally, say: Callable[[str], None]) -> None:
     """Kill a process (SIGKILL) after all its conversations are on the disk, and start the next one
     over the same folder. A trouble: under 95% of the tokens cached before are cached then, or the
-    restart takes 30 s. Another trouble: a token differs from that of a node without a cache."""
+    restart takes 30 s. Another trouble: a token differs from the token of a node without a
+    cache."""
     firsts = [prompt(80 + 7 * seed, seed) for seed in range(conversations)]
     nexts = [first + prompt(30, seed=1000) for first in firsts]
     with tempfile.TemporaryDirectory() as name:

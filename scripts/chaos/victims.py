@@ -31,8 +31,8 @@ class Victim(Node):
         return ForkedDaemon(command, flags, bind, {VARIABLE: self.armed})
 
     def reborn(self, armed: str) -> None:
-        """Start a new life that dies at `armed`, a point. The previous life ends here if it has
-        not."""
+        """Start a new life with a death at the point `armed`. End the previous life here if it has
+        not ended."""
         if self._dead:
             self._ended()
         else:

@@ -49,8 +49,8 @@ CLIENTS = (*_DRIVERS, *_PROGRAMS, "ai-sdk")
 
 @dataclass(frozen=True)
 class AgentRun:
-    """One table. template: a published chat template's name. folder: where clients write. records:
-    write the rows into the document's table."""
+    """One table. template: a published chat template's name. folder: folder for clients' files.
+    records: True: write the rows into the document's table."""
 
     arrangement: str
     template: str
@@ -129,9 +129,9 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "clients.md"
 
 
 def record(name: str, order: Sequence[str], rows: Mapping[str, str]) -> None:
-    """Write rows into the document. name: of the table. order: all clients, in row order. rows:
-    client to its line, with the client and its version in the first cell. Raises ValueError if the
-    document has no such table."""
+    """Write rows into the document. name: name of the table. order: all clients, in row order.
+    rows: client to its line, with the client and its version in the first cell. Raises ValueError
+    if the document has no such table."""
     text = DOCUMENT.read_text(encoding="utf-8")
     DOCUMENT.write_text(with_rows(text, name, order, rows), encoding="utf-8")
 

@@ -47,8 +47,8 @@ class Run:
 
 
 def runs(url: str, tokenizer: Path, folder: Path) -> dict[str, Run]:
-    """Return the run of each client. url: of the HTTP server, without /v1. tokenizer: a folder in
-    Hugging Face layout. folder: where clients write."""
+    """Return the run of each client. url: URL of the HTTP server, without /v1. tokenizer: a folder
+    in Hugging Face layout. folder: folder for clients' files."""
     hub = _hub(tokenizer, folder / "hub")
     return {
         "aiperf": Run(
@@ -278,8 +278,8 @@ def _ran(client: str, address: str, folder: Path) -> bool:
 
 
 def run_load(clients: Sequence[str], folder: Path) -> bool:
-    """Print a table, a row a client. Returns True if every row holds. folder: where clients
-    write."""
+    """Print a table, a row for each client. Return True if every row holds. folder: folder for
+    clients' files."""
     common = flags(arena_mib=256)
     http = ("--http-bind", "127.0.0.1:0", "--served-model-name", "embedded")
     columns = ("requests", "failed", "cached, its sum", "cached, the server's", "took")

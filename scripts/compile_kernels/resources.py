@@ -63,8 +63,8 @@ _ALIGNED = [["tt.divisibility", 16]]
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources of a kernel. Of one thread: registers, and bytes of local memory for spills. Of one
-    block: bytes of shared memory."""
+    """Resources of a kernel. registers, spilled_bytes: of one thread, with the bytes of local
+    memory for spills. shared_bytes: shared memory of one block."""
 
     registers: int
     spilled_bytes: int

@@ -45,7 +45,7 @@ PACKAGES = {
 
 
 class Lack(NamedTuple):
-    """One lack. what: the failed need. mend: how to fix it."""
+    """One lack. what: the failed need, as text. mend: the fix, as text."""
 
     what: str
     mend: str
@@ -89,7 +89,7 @@ def headers_lack(include: Path, install: str) -> Lack | None:
 
 def compiler_lack(environment: Mapping[str, str], install: str) -> Lack | None:
     """Compile a few lines with the compiler of CMake's choice: CXX, otherwise the first of
-    COMPILERS. Returns a lack if that fails."""
+    COMPILERS. Return a lack if it fails."""
     named = shlex.split(environment.get("CXX", ""))
     path = environment.get("PATH", os.defpath)
     if named and shutil.which(named[0], path=path) is None:

@@ -15,8 +15,8 @@ _BENCH = ("-m", "tasuki.cli.main", "bench")
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of one campaign. results: the folder of the figures. commit: of the source, if it is
-    not a git tree. arena_mib: of each node of a pair, and of the node beside it."""
+    """The runs of one campaign. results: the folder of the figures. commit: commit of the source,
+    if it is not a git tree. arena_mib: arena of each node of a pair, and of the node beside it."""
 
     results: Path
     commit: str

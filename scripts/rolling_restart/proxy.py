@@ -48,8 +48,9 @@ class ProxyError(RuntimeError):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of proxy. package: of Debian. file: the shipped configuration. write: writes a
-    configuration into a folder; returns the command's arguments to check it, and to run it."""
+    """A kind of proxy. package: name of the Debian package. file: the shipped configuration. write:
+    function writing a configuration into a folder. It returns the command's arguments to check it,
+    and to run it."""
 
     program: str
     package: str
@@ -80,8 +81,8 @@ KINDS = {
 
 @contextmanager
 def running_proxy(name: str, nodes: Sequence[str], folder: Path) -> Iterator[str]:
-    """Run a proxy; yields the HOST:PORT for clients. name: of KINDS. nodes: HOST:PORT of two nodes'
-    HTTP. Raises ProxyError."""
+    """Run a proxy; yield the HOST:PORT for clients. name: a key of KINDS. nodes: HOST:PORT of two
+    nodes' HTTP. Raises ProxyError."""
     kind = KINDS[name]
     program = shutil.which(kind.program) or shutil.which(f"/usr/sbin/{kind.program}")
     if program is None:

@@ -46,9 +46,9 @@ class DraftHead(nn.Module):
 
     def forward(self, embedded: Tensor, hidden: Tensor, steps: int) -> list[Tensor]:
         """Return the output of each step of the chains, [B, T, hidden]; the model's head turns it
-        into logits. At token i it predicts a later token. embedded, hidden [B, T, hidden]: of the
-        tokens, and the model's states after its final norm. The output of step s (from 0) has no
-        meaning at tokens 0 to s."""
+        into logits. At token i it predicts a later token. embedded, hidden [B, T, hidden]:
+        embeddings of the tokens, and the model's states after its final norm. The output of step s
+        (from 0) has no meaning at tokens 0 to s."""
         before, earlier, found = hidden, list[Keys](), list[Tensor]()
         embedding = self.pre_fc_norm_embedding(embedded)
         for _ in range(steps):
@@ -133,7 +133,7 @@ class _Attention(nn.Module):
         return self.o_proj(output.flatten(2)), kept
 
     def _attend(self, q: Tensor, steps: Sequence[Keys]) -> Tensor:
-        """Attend over the keys of all steps. q [B, heads, T, dim]: of the last step."""
+        """Attend over the keys of all steps. q [B, heads, T, dim]: queries of the last step."""
         ratio = self._heads // self._kv_heads
         own = [Keys(*(part.repeat_interleave(ratio, 1) for part in step)) for step in steps]
         tokens, last = q.shape[2], len(own) - 1
@@ -168,8 +168,8 @@ STEP_WEIGHTS = (0.51, 0.31, 0.18)
 
 @dataclass(frozen=True)
 class Batch:
-    """tokens [B, T]. embedded, hidden [B, T, hidden]: of the tokens, and the model's states after
-    its final norm. head [vocab, hidden]: the model's."""
+    """tokens [B, T]. embedded, hidden [B, T, hidden]: embeddings of the tokens, and the model's
+    states after its final norm. head [vocab, hidden]: the model's head."""
 
     tokens: Tensor
     embedded: Tensor
@@ -179,10 +179,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class StepScores:
-    """Scores of one step of the chains, means over tokens, on the device. divergence: of the
-    model's distribution from the head's, nats. cross_entropy: of the text, nats. agreed: share of
-    equal greedy tokens. overlap: common part of the two distributions, the upper bound of accepted
-    sampled drafts."""
+    """Scores of one step of the chains, means over tokens, on the device. divergence: divergence of
+    the model's distribution from the head's, nats. cross_entropy: cross entropy of the text, nats.
+    agreed: share of equal greedy tokens. overlap: common part of the two distributions, the upper
+    bound of accepted sampled drafts."""
 
     divergence: Tensor
     cross_entropy: Tensor

@@ -101,7 +101,7 @@ class TrainingStep:
         self._replays: dict[torch.Size, Callable[[Tensor], Tensor]] = {}
 
     def __call__(self, tokens: Tensor, rate: float) -> Tensor:
-        """Train on tokens [B, T] at that learning rate. Returns the mean loss, a scalar on the
+        """Train on tokens [B, T] at learning rate `rate`. Return the mean loss, a scalar on the
         device."""
         if not self._graphed:
             for group in self._optimiser.param_groups:

@@ -111,10 +111,10 @@ class Pair:
 
 class BatchMaker:
     def __init__(self, tokenizer: Tokenizer, seed: int, steps: int, room: int, stage: int) -> None:
-        """Set up the batches. steps: of this stage. room: tokens of a batch, padded. stage: sets
-        the prompts. Second stage: like agents' prompts, with thousands of tokens, much of them
-        prose and code. Third: up to tens of thousands of tokens, and values of the same words.
-        Fourth: twice as many, and names that occur in many places of a prompt."""
+        """Set up the batches. steps: number of this stage's steps. room: tokens of a batch, padded.
+        stage: sets the prompts. Second stage: like agents' prompts, with thousands of tokens, much
+        of them prose and code. Third: up to tens of thousands of tokens, and values of the same
+        words. Fourth: twice as many, and names at many places of a prompt."""
         self._tokenizer = tokenizer
         self._words = word_pieces(tokenizer)
         self._templates = tuple(map(by_template, XML_TEMPLATES))

@@ -1,4 +1,4 @@
-"""The start of the training: weights that already copy the successor of the same three tokens.
+"""The start of the training: weights for copying the successor of the same three tokens.
 
 A model of this size finds copying by itself only after millions of tokens, so it is given here. The
 first layer writes the tokens at a place and at the three places before it. The attention layer

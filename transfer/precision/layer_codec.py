@@ -20,8 +20,7 @@ _SCRATCH_NUMBERS = 1 << 17
 
 
 class LayerCodec(Protocol):
-    """ids: pages in a layer that keeps some, slots in a GDN layer. Both methods are done on
-    return."""
+    """ids: pages in a layer with pages, slots in a GDN layer. Both methods are done on return."""
 
     def encode(self, layer: int, ids: Sequence[int], offset: int) -> None:
         """Encode units to `offset` of the arena, one after another. REQUIRES: units.encoded(layer);
@@ -32,8 +31,7 @@ class LayerCodec(Protocol):
         units."""
 
     def batch(self, layer: int) -> int:
-        """Return the number of units that can be decoded at a time with a small scratch and in a
-        short time."""
+        """Return the number of units to decode at a time, for a small scratch and a short time."""
 
 
 class RowCodec:
@@ -47,7 +45,7 @@ class RowCodec:
 
 
 class TorchLayerCodec:
-    """Layer codec that gathers and scatters units with PyTorch's operators. On a GPU all work is
+    """Layer codec with PyTorch's operators for gathering and scattering units. On a GPU all work is
     queued on the current stream, and the caller waits for it."""
 
     def __init__(
@@ -126,7 +124,7 @@ class TorchLayerCodec:
         return torch_dtype(layout.kv_dtype if self._full(layer) else layout.ssm_dtype)
 
     def _carried(self, layer: int) -> int:
-        """Return the bytes before the rows that are sent unchanged."""
+        """Return the bytes before the rows, sent unchanged."""
         return 0 if self._full(layer) else self._units.layout.conv_bytes
 
     def _place(self, layer: int, ids: Sequence[int]) -> tuple[torch.Tensor, list[int]]:

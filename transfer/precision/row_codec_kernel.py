@@ -1,8 +1,8 @@
 """fp8 rows on a GPU, equal bit for bit to its reference wire_layout.py, and a codec of layers.
 
 A program encodes or decodes some rows of one unit. It reads and writes once, so the floor is memory
-bandwidth. Thread rule: LayerCodec's; work is queued on a stream of its own and waited for. The
-caller knows that the read bytes were written (its layer's event has fired, its chunk has arrived).
+bandwidth. Thread rule: LayerCodec's; work is queued on a stream of its own and waited for.
+REQUIRES: the read bytes were written (the layer's event has fired, the chunk has arrived).
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The contract: all values that must be equal on both nodes before bytes may move between them."""
+"""The contract: all values to be equal on both nodes before bytes may move between them."""
 
 from dataclasses import dataclass, fields
 
@@ -9,7 +9,7 @@ from tasuki.transfer.settings import Precision
 WIRE_VERSION = 11
 NOT_USED = "(not used)"
 _CARRIED = frozenset({"tensor_parallel"})
-"""Required fields that may differ."""
+"""Required fields with a difference allowed."""
 _FLAGS = {
     "conv_dtype": "--dtype",
     "kv_dtype": "--kv-dtype",
@@ -18,16 +18,16 @@ _FLAGS = {
     "wire_state": "--wire-state",
     "draft_layers": "--draft-layer",
 }
-"""Flag that sets a field, by field."""
+"""The flag of a field's value, by field."""
 OF_DTYPE = ("conv_dtype", "carry_dtype")
 """Layout fields set by the engine's --dtype."""
 _OF_DTYPE = frozenset({"carry_dtype", "kv_dtype"})
-"""Fields that follow from the dtype: if they differ with it, only --dtype is named as the fix."""
+"""Fields derived from the dtype: if they differ with it, only --dtype is named as the fix."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A field that differs between two contracts."""
+    """A field with different values in two contracts."""
 
     field: str
     ours: str
@@ -63,11 +63,11 @@ class Contract:
     """Contract of one node.
 
     weights_digest: hex digest of the weights in use. layout: one rank's, with all heads.
-    tensor_parallel: ranks that share one model; may differ. wire_kv, wire_state: names of the
-    wire's precisions. nixl, ucx: versions, if the transport uses them; another UCX version may read
-    an address differently, and abort. constants: constants of the model, such as position angles,
-    norm epsilon and experts per token; a config may change them with equal weights. weights_format:
-    all kinds of storage in the weights; the digest differs with it, and this field shows why.
+    tensor_parallel: ranks of one model; may differ. wire_kv, wire_state: names of the wire's
+    precisions. nixl, ucx: versions, if the transport uses them; another UCX version may read an
+    address differently, and abort. constants: constants of the model, such as position angles, norm
+    epsilon and experts per token; a config may change them with equal weights. weights_format: all
+    kinds of storage in the weights; the digest differs with it, and this field shows why.
     """
 
     weights_digest: str
@@ -96,7 +96,7 @@ class Contract:
 
 
 def diff(ours: dict[str, str], theirs: dict[str, str]) -> tuple[Difference, ...]:
-    """Return the fields that differ between two flat contracts or are missing in one, sorted by
+    """Return the fields with a difference between two flat contracts, or missing in one, sorted by
     name."""
     names = sorted(ours.keys() | theirs.keys())
     missing = "(absent)"

@@ -71,7 +71,7 @@ def state_parts(layout: CacheLayout, senders: int, receivers: int, layer: int) -
 def _heads(
     layout: CacheLayout, link: RankLink, layer: int
 ) -> Iterator[tuple[RankLink, tuple[int, ...]]]:
-    """Yield the link of each head alone, and the numbers of its parts of that layer's state.
+    """Yield the link of each head alone, and the numbers of its parts of the layer's state.
 
     Parts are [q | k | v] of the convolution, then the recurrent state; for a draft layer, the bytes
     carried by each receiver rank.

@@ -21,7 +21,7 @@ class IncomingRoom:
     """Record of one room on the receiving side: arrived layer chunks, their digests, and the
     missing part.
 
-    Owns that record, and wakes the threads that wait for it. Does not know transports or clocks:
+    Owns the record, and wakes the threads waiting for it. Does not know transports or clocks:
     Receiver calls it under its lock. Invariant: a chunk counts once, even if it is announced
     several times.
     """
@@ -105,7 +105,7 @@ class IncomingRoom:
         self._spoiled = header.sequence
 
     def missing(self, sent: Sequence[WindowDigest]) -> list[int]:
-        """Return the sequence numbers of sent chunks that have not arrived."""
+        """Return the sequence numbers of sent chunks not yet arrived."""
         return [w.header.sequence for w in sent if w.header.sequence not in self._landed]
 
     def wait_for(self, sent: Sequence[WindowDigest], timeout: float) -> None:

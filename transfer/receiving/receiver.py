@@ -1,5 +1,5 @@
 """Receiving side: a thread that takes notifications, digests arrived chunks, and wakes the threads
-that wait for them.
+waiting for them.
 
 Owns the expected rooms and counters. Deals in bytes and layers; not in tokens, requests or gRPC.
 Thread rule: every public method may be called from any thread; verify() and wait_settled() block.
@@ -66,7 +66,7 @@ class Receiver:
         """Held while a part of a chunk is decoded, some milliseconds."""
         self._rooms: dict[int, IncomingRoom] = {}
         self._lock = threading.Lock()
-        """Lock of the rooms; a thread that waits for a room waits for its chunks alone."""
+        """Lock of the rooms. A thread waiting for a room waits for this room's chunks alone."""
         self._passes = 0
         """Passes of the thread's loop: each moves the arrived bytes into the arena."""
         self._awaited_passes = 0
@@ -101,8 +101,8 @@ class Receiver:
         self._bell.ring()
 
     def forget(self, room: int) -> None:
-        """Stop counting the room's chunks. Idempotent. Chunks that still arrive are dropped and
-        counted; the room's ids need a fence."""
+        """Stop counting the room's chunks. Idempotent. Later chunks are dropped and counted; the
+        room's ids need a fence."""
         with self._lock:
             incoming = self._rooms.pop(room, None)
             if incoming is not None:
@@ -113,15 +113,15 @@ class Receiver:
             pass
 
     def windows_landed(self, room: int) -> int:
-        """Return the number of the room's arrived chunks; 0 for a room that is not expected. Its
-        growth is progress."""
+        """Return the number of the room's arrived chunks; 0 for an unexpected room. A growing
+        number is progress."""
         with self._lock:
             incoming = self._rooms.get(room)
             return 0 if incoming is None else incoming.windows_landed
 
     def barrier(self, room: int) -> LayerBarrier | None:
-        """Return the layer barrier of a room, for one waiting thread; None for a room that is not
-        expected."""
+        """Return the layer barrier of a room, for one waiting thread; None for an unexpected
+        room."""
         with self._lock:
             incoming = self._rooms.get(room)
         if incoming is None:
@@ -129,8 +129,8 @@ class Receiver:
         return LayerBarrier(incoming, self._clock)
 
     def track(self, room: int, phases: PhaseMarks) -> ReceiverTrack:
-        """Return the room's track until now, counted from the start of `phases`; empty for a room
-        that is not expected."""
+        """Return the room's track until now, counted from the start of `phases`; empty for an
+        unexpected room."""
         with self._lock:
             incoming = self._rooms.get(room)
             landings = () if incoming is None else tuple(incoming.landings)
@@ -239,7 +239,7 @@ class Receiver:
                 reach(Place.RECEIVER_AFTER_LANDED, window.header.sequence)
 
     def _awaited(self, arena: TargetArena, notifications: Sequence[bytes]) -> "list[_Landing]":
-        """Return the announced chunks that are awaited; count and drop the others."""
+        """Return the awaited ones of the announced chunks; count and drop the others."""
         landings: dict[tuple[int, int], _Landing] = {}
         for notification in notifications:
             with _dropping():
@@ -289,7 +289,8 @@ class Receiver:
         return _Landing(incoming, ArenaWindow(room, generation, header, pages, slot), code)
 
     def _digested(self, arena: TargetArena, windows: "list[_Landing]") -> "list[_Landing]":
-        """Return the chunks that could be digested, with their digests."""
+        """Return the digested chunks with their digests. Log and drop a chunk if its digest
+        fails."""
         if not windows:
             return []
         try:
@@ -341,8 +342,8 @@ def _not_expected(room: int, generation: int) -> WindowsMissing:
 
 @contextmanager
 def _dropping() -> Iterator[None]:
-    """Log an error of one chunk, so that the thread that serves all rooms goes on. The chunk is
-    then missing, and its room notices."""
+    """Log an error of one chunk, so the thread of all rooms goes on. The chunk is then missing, and
+    its room notices."""
     try:
         yield
     except Exception:

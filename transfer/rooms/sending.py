@@ -1,4 +1,4 @@
-"""Sending side of a transfer, of any kind: a value that takes events and returns actions.
+"""Sending side of a transfer, of any kind: a value taking events and returning actions.
 
 Owns the side's state, its deadlines, and its stop: posted writes drain before it is over. Knows no
 engine, stream, thread, clock or arena: a driver gives it the time and performs its actions. Pure.
@@ -263,7 +263,7 @@ class Sending:
 
     @property
     def _mark(self) -> tuple[object, ...]:
-        """Return a value that changes as the room moves."""
+        """Return a value for comparison: it changes with the room's progress."""
         return self.state, self._looked.progress, self._looked.pulled
 
     def _look(self, look: on.Look, now: float) -> list[Action]:

@@ -139,7 +139,7 @@ RECEIVER: ReceiverTable = MappingProxyType(
 def _among(
     table: Table[State, Event], states: Set[State], events: Set[Event]
 ) -> dict[tuple[State, Event], State]:
-    """Return the rows that begin and end in these states by one of these events."""
+    """Return the rows of `table` from and to one of the states, by one of the events."""
     return {
         (state, event): after
         for (state, event), after in table.items()
@@ -200,7 +200,7 @@ class DrainBy(Enum):
 
 @dataclass(frozen=True)
 class Kind:
-    """Row of a kind of transfer: the values in which kinds differ.
+    """Row of a kind of transfer: the differences between kinds.
 
     name: for log lines and tables. sender, receiver: the tables of its two sides. announces: the
     sender's message between grant and final status. grants_first: the receiver grants with its ask,
@@ -262,13 +262,13 @@ COPY = Kind(
     brings=False,
     drain_by=DrainBy.CALL,
 )
-"""A decode node leaves a state to a prefill node: a room of one token, in which that node pulls the
-state."""
+"""A decode node migrates a state to a prefill node: a room of one token, with a pull of the state
+by the prefill node."""
 KINDS = (HANDOVER, PULL, FETCH, COPY)
 
 
 class IllegalTransition(TransferError):
-    """Event unknown to the state: a defect here, or a peer that breaks the protocol."""
+    """Event unknown to the state: a defect here, or a peer breaking the protocol."""
 
     def __init__(self, state: Enum, event: Enum) -> None:
         super().__init__(

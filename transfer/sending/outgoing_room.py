@@ -42,8 +42,8 @@ class Digest(Protocol):
 @dataclass
 class Posted:
     """Posted layer chunk. given: post time; None if the transport posts it later. digest: digest of
-    the chunk's bytes, computed beside the transfer. flushed: time at which the transfer was seen to
-    have ended; None until then."""
+    the chunk's bytes, computed beside the transfer. flushed: time of the first sight of the
+    transfer's end; None until then."""
 
     window: Window
     loaded: LoadedWindow
@@ -116,8 +116,8 @@ class OutgoingRoom:
 
     @property
     def next_tick(self) -> int | None:
-        """Return the tick from which a chunk can be posted; None if none waits. Called without a
-        lock: another thread may stop the room and clear its chunks meanwhile."""
+        """Return the lowest tick at which a chunk can be posted; None if none waits. Called without
+        a lock: another thread may stop the room and clear its chunks meanwhile."""
         try:
             return self.waiting[0].tick
         except IndexError:
@@ -167,7 +167,7 @@ class OutgoingRoom:
 
     @property
     def progress(self) -> int:
-        """Return a count that grows when a chunk is cut or flushed."""
+        """Return a count that grows with each chunk cut or flushed."""
         return self.next_sequence + len(self._timeline)
 
     @property
@@ -188,7 +188,7 @@ class OutgoingRoom:
         return next_tick is not None and next_tick <= tick
 
     def take_ready(self, tick: float) -> Window | None:
-        """Take out and return the next chunk up to that tick; None if there is none."""
+        """Take out and return the next chunk up to `tick`; None if there is none."""
         return self.waiting.popleft() if self.has_ready(tick) else None
 
     def flushed(self, posted: Posted) -> None:
@@ -270,7 +270,7 @@ class OutgoingRoom:
 
 
 class FairQueue:
-    """Choice of the room that sends next: rooms share a sender by bytes, not by chunks.
+    """Choice of the next room to send: rooms share a sender by bytes, not by chunks.
 
     Start-time fair queuing: the turn goes to the room with the fewest served bytes. They count from
     the last time the room began to have something to send. Owns the virtual time; knows neither

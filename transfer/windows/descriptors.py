@@ -18,10 +18,10 @@ from .window import WindowHeader
 
 
 class UnitSizes(Protocol):
-    """Lengths of the sent units: all that most parts of a sender need to know of a layout.
+    """Lengths of the sent units. Most parts of a sender need nothing else of a layout.
 
-    Bytes on the wire of a block, of the state of one GDN layer, and of the values that a draft
-    layer carries over. CacheLayout is one, for a wire without encoding.
+    Bytes on the wire of a block, of the state of one GDN layer, and of the values carried over by a
+    draft layer. CacheLayout is one, for a wire without encoding.
     """
 
     @property
@@ -102,7 +102,7 @@ def window_bytes(sizes: UnitSizes, header: WindowHeader) -> int:
 
 
 def layer_bytes(sizes: UnitSizes, layer: int, pages: int, carries_state: bool) -> int:
-    """Return the bytes that a forward has to send for one layer."""
+    """Return the bytes a forward has to send for one layer."""
     blocks = pages * sizes.block_bytes if sizes.layer_kinds[layer].keeps_pages else 0
     return blocks + (state_bytes(sizes, layer) if carries_state else 0)
 
@@ -188,7 +188,7 @@ class UnitPairs:
 
 @dataclass(frozen=True)
 class TransferUnits:
-    """Units of segments: the parts of an arena that chunks send whole, as numbers.
+    """Units of segments: the parts of an arena sent whole by chunks, as numbers.
 
     A unit is a block, or the state of one GDN layer or draft layer in one slot. Every segment is
     one unit or a run of blocks. Knows an arena's geometry, but not the layers' order, ids of
@@ -290,7 +290,7 @@ Offsets = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Spread:
-    """Places of a region's arenas that are not neighbours, with each rank's arena on a GPU of its
+    """Places of a region's arenas if they are not neighbours: each rank's arena is on a GPU of its
     own.
 
     Offsets of the region are counted as if the arenas were one behind another. Kernels count them

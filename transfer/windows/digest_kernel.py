@@ -6,7 +6,7 @@ it to its chunk's digest. For any number of chunks there are two launches, one c
 back. Bytes are read once: the floor is memory bandwidth. Keys stay in L2.
 
 Thread rule: any thread, one at a time per digester. Work is queued on a stream of its own, without
-waits. The caller knows that the chunk's writes are done (its layer's event has fired).
+waits. REQUIRES: the chunk's writes are done (its layer's event has fired).
 """
 
 from collections.abc import Sequence

@@ -37,9 +37,9 @@ class Caller(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """The server to ask. protocol: http or grpc. address: its HOST:PORT. known_answers: answers are
-    the free model's. patience: timeout in seconds without a byte, after which a request counts as
-    unanswered."""
+    """The server to ask. protocol: http or grpc. address: its HOST:PORT. known_answers: True if
+    answers are the free model's. patience: timeout in seconds: a request without a byte for so long
+    counts as unanswered."""
 
     protocol: str
     address: str

@@ -29,8 +29,8 @@ _GENERATION = 7
 
 
 class Stranger(Rogue):
-    """A rogue that may lose its connection, and names other peers' rooms. Its own rooms have random
-    numbers like every receiver's, because a node accepts a number once at a time."""
+    """A rogue with a possible loss of its connection, naming other peers' rooms. Its own rooms have
+    random numbers like every receiver's, because a node accepts a number once at a time."""
 
     def __init__(self, prefill: Node, layout: CacheLayout) -> None:
         super().__init__(prefill, layout)
@@ -59,7 +59,7 @@ class Stranger(Rogue):
 
 def strangers(attempt: Attempt, count: int) -> Iterator[list[Stranger]]:
     """Yield `count` strangers, new in each round, because an attack may cost them their connection.
-    A call that finds no node ends the rounds; the world reports the node's end itself."""
+    A call to an ended node ends the rounds; the world reports the node's end itself."""
     layout = embedded_layout()
     for _ in attempt.rounds():
         found = [Stranger(attempt.world.prefill, layout) for _ in range(count)]
@@ -172,7 +172,7 @@ def _talk(attempt: Attempt, rogue: Rogue, script: list[pb.ReceiverMessage]) -> s
 
 
 def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> None:
-    """Check that a room ends well although another peer aborts it by its number."""
+    """Abort a room by its number from another peer, and check its end."""
     reserve = victim.reserve()
     grant = pb.Grant(generation=_GENERATION, pages=[0, 1, 2], slot=3)
     received: list[pb.SenderMessage] = []

@@ -28,7 +28,7 @@ _SETTINGS = ({}, {"api_keys": "", "api_key": ""}, {"prefill": "127.0.0.1:9"}, {"
 
 
 def forged_keys(attempt: Attempt) -> None:
-    """Check that forged keys open nothing, over HTTP and gRPC."""
+    """Check forged keys over HTTP and gRPC: they open nothing."""
     tally, world = attempt.tally, attempt.world
 
     def http(address: str, path: str, key: str) -> None:

@@ -36,8 +36,8 @@ ENVIRONMENT = {
 
 
 def configure_environment() -> dict[str, str]:
-    """Set the variables that UCX reads once, when NIXL is imported; the user's values stay. Return
-    the effective values."""
+    """Set UCX's variables, read once at NIXL's import; the user's values stay. Return the effective
+    values."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     return {name: os.environ[name] for name in ENVIRONMENT}
@@ -51,7 +51,7 @@ def installed_package() -> str | None:
 def new_agent(name: str) -> Any:
     """Return a NIXL agent over UCX, made in the same way in every process here.
 
-    Knows UCX's environment variables. Imports no torch, because the process that tries metadata has
+    Knows UCX's environment variables. Imports no torch, because the probe process for metadata has
     none. Invariant: the user's variables stay. Raises TransportError if NIXL is not installed or
     its UCX cannot start.
     """
@@ -110,13 +110,13 @@ _TIME = re.compile(r"([0-9]+(?:\.[0-9]*)?)(ns|us|ms|s|m|)")
 
 
 def retry_bound(timeout: str, retry_count: str) -> float:
-    """Return the seconds after which a posted write has arrived, failed or been given up by an RDMA
-    NIC without answers.
+    """Return the longest time until a posted write of an RDMA NIC without answers has arrived,
+    failed or been given up, in seconds.
 
     Pure. Turns UCX's settings into the bound of InfiniBand's specification. A reliable connection
-    waits 4.096 us * 2^t for an answer, in fact up to four times that, and tries retry_count times
-    more. Not measured: no NIC has run this yet. timeout, retry_count: values of UCX_RC_TIMEOUT and
-    UCX_RC_RETRY_COUNT. Raises TransportError on values that UCX would reject.
+    waits 4.096 us * 2^t for an answer, in fact up to four times as long, and tries retry_count
+    times more. Not measured: no NIC has run this yet. timeout, retry_count: values of
+    UCX_RC_TIMEOUT and UCX_RC_RETRY_COUNT. Raises TransportError on values rejected by UCX.
     """
     time = _TIME.fullmatch(timeout)
     if time is None or not retry_count.isdecimal():
@@ -129,7 +129,7 @@ def retry_bound(timeout: str, retry_count: str) -> float:
 
 
 def _rounded_up(seconds: float) -> float:
-    """Return the next longer timeout that a NIC supports: the smallest is two ticks."""
+    """Return the next longer timeout supported by a NIC: the smallest is two ticks."""
     waits = 2 * _TICK
     while waits <= seconds:
         waits *= 2

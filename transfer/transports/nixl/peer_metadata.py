@@ -61,7 +61,8 @@ class NixlAddress:
 
     @staticmethod
     def unpack(metadata: bytes) -> "NixlAddress":
-        """Return the address. Raises TransportError on data that no node of this version writes."""
+        """Return the address. Raises TransportError on data impossible for a node of this
+        version."""
         # Bounded before it is parsed: nested deeply enough, JSON ends the interpreter's stack.
         line, _, blob = metadata[: _LONGEST_LINE + _LARGEST_BLOB + 1].partition(b"\n")
         try:
@@ -97,7 +98,7 @@ _MODULE = f"{__package__}.probe_process"
 @dataclass(frozen=True)
 class ProbeLimits:
     """Limits of the probe. deadline: seconds of one try. start: additional seconds for the process
-    to start. share: part of the time spent on tries. burst: seconds of tries that may come at once.
+    to start. share: part of the time spent on tries. burst: seconds of tries allowed at once.
     waiting: callers at a time. remembered: number of metadata kept as usable."""
 
     deadline: float = 3.0
@@ -109,12 +110,12 @@ class ProbeLimits:
 
 
 class MetadataProbe:
-    """Probe of a peer's NIXL metadata, in a process whose abort harms no other, before this process
-    uses them.
+    """Probe of a peer's NIXL metadata, in a separate process, before this process uses them. An
+    abort there harms no other process.
 
-    Owns that process (probe_process.py): started at the first need, started again if it died, and
-    ended by close(). Remembers usable metadata. Knows nothing of endpoints. Thread rule: any
-    thread; try_out() blocks for the duration of a try, at most `deadline` beside the start.
+    Owns the separate process (probe_process.py): started at the first need, started again if it
+    died, and ended by close(). Remembers usable metadata. Knows nothing of endpoints. Thread rule:
+    any thread; try_out() blocks for the duration of a try, at most `deadline` beside the start.
     Invariants: one try at a time. Tries for unknown peers take at most a share of the machine.
     Remembered metadata cost nothing.
     """
@@ -132,7 +133,7 @@ class MetadataProbe:
         self._closed = False
 
     def start(self) -> None:
-        """Begin to start the process, so that the first try need not wait for it; returns at once.
+        """Begin to start the process and return at once, so the first try need not wait for it.
         Raises MetadataUnusable."""
         with self._lock:
             self._running()
@@ -284,8 +285,8 @@ def _digest(address: NixlAddress, strips: Sequence[Strip]) -> bytes:
 
 
 def _environment() -> dict[str, str]:
-    """Return UCX's settings as here, but without a GPU, and with an abort that prints and keeps
-    nothing."""
+    """Return this process's environment without a GPU, and with an abort of UCX that prints and
+    keeps nothing."""
     return {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",

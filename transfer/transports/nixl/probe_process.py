@@ -1,4 +1,4 @@
-"""Process in which a peer's NIXL metadata are tried first: `python -m` this file.
+"""Process for the first try of a peer's NIXL metadata: `python -m` this file.
 
 UCX aborts the process on an address it cannot read. So each address is tried in a fork of its own,
 without an arena, a GPU or peers. Reads requests on stdin and answers on stdout, one after the

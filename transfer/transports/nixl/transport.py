@@ -109,7 +109,7 @@ class NixlTransport(Transport):
 
     @property
     def retry_seconds(self) -> float:
-        """Return RDMA's bound. TCP repeats for minutes, but sever() ends that."""
+        """Return RDMA's bound. TCP repeats for minutes, but sever() ends its repeats."""
         return max(1.0, retry_bound(os.environ["UCX_RC_TIMEOUT"], os.environ["UCX_RC_RETRY_COUNT"]))
 
     @property

@@ -91,7 +91,8 @@ class PeerAddress:
 
     @staticmethod
     def unpack(metadata: bytes) -> "PeerAddress":
-        """Return the address. Raises TransportError on data that no node of this version writes."""
+        """Return the address. Raises TransportError on data impossible for a node of this
+        version."""
         try:
             # Bounded before it is parsed: nested deeply enough, JSON ends the interpreter's stack.
             if len(metadata) > _LONGEST:

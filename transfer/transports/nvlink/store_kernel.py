@@ -1,4 +1,4 @@
-"""Kernel that stores scattered segments of an arena into a peer's arena, mapped into this process.
+"""Kernel for storing scattered segments of an arena into a peer's arena, mapped into this process.
 
 Segments are cut into blocks of CHUNK_BYTES; programs take turns of consecutive ones. Short turns
 keep the whole grid on few pages of memory at a time. Long ones let a program with few neighbours
@@ -6,8 +6,8 @@ look a segment up once for many blocks.
 
 Before it writes, a program reads the peer's gate. If the gate's value differs from its permission
 it writes nothing. After it wrote, it releases at system scope. The last program raises the flag, so
-a flag still down means that some program found the gate shut. Bytes are read and written once: the
-floor is the link. Thread rule: the same as for any launch.
+a flag still down means a shut gate for some program. Bytes are read and written once: the floor is
+the link. Thread rule: the same as for any launch.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,8 @@ _WARPS = 16
 
 @dataclass(frozen=True)
 class Target:
-    """A peer's arena and gate as addresses in this process, and the value that permits writes."""
+    """A peer's arena and gate as addresses in this process, and the permission: the gate's value
+    while writes are permitted."""
 
     arena: int
     gate: int
@@ -39,7 +40,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Grid:
-    """Number of storing programs, and of consecutive chunks that one takes at a time."""
+    """programs: number of storing programs. turn: number of consecutive chunks taken by one at a
+    time."""
 
     programs: int
     turn: int

@@ -1,4 +1,4 @@
-"""Transport by a kernel that stores into a peer GPU's memory, for processes and GPUs of one host.
+"""Transport by a kernel storing into a peer GPU's memory, for processes and GPUs of one host.
 
 Owns the export of this node's arena, its gate and mailbox, and the mapped arenas of peers. Owns
 also the compiled writer (cpp_cache/dataplane/peer_writer.h). The writer launches, watches and
@@ -130,7 +130,7 @@ class PeerCopyTransport(Transport):
         self._closed = False
 
     def _compile(self) -> object:
-        """Return the compiled store kernel, by one launch that finds the gate shut."""
+        """Return the compiled store kernel, by one launch with a shut gate."""
         table = np.zeros(piece_table_words(0), dtype=np.int64)
         flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         own = self._gate.address
@@ -271,7 +271,7 @@ class PeerCopyTransport(Transport):
         return posted
 
     def post_all(self, endpoint: Endpoint, writes: Sequence[Write]) -> list[Transfer | Exception]:
-        """Post all writes; chunks that fit one table are stored by one launch."""
+        """Post all writes; chunks within one table are stored by one launch."""
         assert isinstance(endpoint, _PeerEndpoint)
         arenas, writer = self._registered()
         sides = arenas, endpoint.arenas
@@ -394,8 +394,7 @@ def _placed(pieces: Pieces, here: Spread, there: Spread) -> Pieces:
 
 
 def _error(posted: PeerTransfer, pieces: Pieces, here: Spread, there: Spread) -> Exception | None:
-    """Return the error of a transfer that could not begin, else None. pieces: the posted
-    segments."""
+    """Return the error of an unstarted transfer, else None. pieces: the posted segments."""
     match posted.outcome:
         case PeerOutcome.OUTSIDE:
             try:
