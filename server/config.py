@@ -16,7 +16,7 @@ from .bind import is_loopback, read_address
 from .discovery.etcd_access import EtcdAccess
 
 if TYPE_CHECKING:
-    # They load gRPC and the engine's messages, which no command line waits for.
+    # These imports load gRPC and the engine's messages, and would delay every command line.
     from tasuki.server.auth.limits import CallerLimits
 
 ENGINE_PLACES = ("auto", "thread", "process")

@@ -554,7 +554,7 @@ class EngineClient:
         try:
             self._observer.observe(message)
         except Exception:
-            # Who waits for the answer gets it, whether it was counted or not.
+            # The message still reaches its reader, even if its count failed.
             log.exception("what observes messages broke: %s", type(message).__name__)
         if isinstance(message, m.Evicted):
             self.ended.evicted(message)

@@ -175,7 +175,7 @@ def _without_timeline(end: Finished | Rejected) -> Finished | Rejected:
         return end
     if transfer.timeline is None:
         return end
-    # What was pulled was pulled for a hand-over, which has a timeline too.
+    # A pull serves a hand-over, and the hand-over has a timeline too.
     pulled = None if end.usage.pulled is None else replace(end.usage.pulled, timeline=None)
     bare = replace(end.usage, transfer=replace(transfer, timeline=None), pulled=pulled)
     return replace(end, usage=bare)

@@ -195,7 +195,7 @@ def _configs_of(role: str) -> tuple[type[Any], ...]:
 
 
 def _toml(settings: Mapping[str, Setting]) -> str:
-    # Of these types JSON's values are TOML's.
+    # JSON's values of these types are valid TOML.
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
 
 

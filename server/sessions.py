@@ -262,7 +262,7 @@ class SessionStore:
         """Note the end of a session's turn. kept: its answer joined the log."""
         session.last_used = self._clock()
         if not kept or session.id not in self._sessions:
-            # The engine may have published what the log has just lost.
+            # The engine may have published the tokens just removed from the log.
             self._drop_cursor(session)
 
     def _drop_cursor(self, session: Session) -> None:

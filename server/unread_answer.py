@@ -151,7 +151,7 @@ class UnreadAnswer:
             elif self._sink(waiting):
                 waiting.clear()
         except Exception as error:
-            # Which of them it took is unknown.
+            # The number of tokens taken by the sink is unknown.
             self._clear()
             self.end(error)
         if self._tokens or self._packed:
@@ -191,7 +191,7 @@ class UnreadAnswer:
 
     def _wake(self) -> None:
         if self._reader is not None:
-            # Cancelled where the reader's task was, which has yet to run.
+            # The future is cancelled if the reader's task was cancelled and has not run yet.
             if not self._reader.done():
                 self._reader.set_result(None)
             self._reader = None

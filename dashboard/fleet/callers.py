@@ -73,7 +73,7 @@ def callers_of(recent: RecentSamples) -> dict[str, CallerLoad]:
             each.get(name, {}),
             outcomes.get(name, Counter()),
         )
-        # Of some every request is refused.
+        # Some callers have outcomes only, because all their requests are rejected.
         for name in {**ended, **outcomes}
     }
 

@@ -104,7 +104,7 @@ class FleetNode:
         """Record a missing answer. now: seconds since 1970. reason: the cause, in words."""
         if self._silent_since is None:
             self._silent_since = now
-        # What it last answered is of another time: it would be taken for now.
+        # Drop its last answer: it is from an earlier time, and would be taken for the present.
         self.recent = RecentSamples()
         self._draw((Trouble(Level.DEAD, reason),))
 
@@ -351,7 +351,8 @@ class Fleet:
 
     def _totals(self) -> dict[str, Any]:
         nodes = self._nodes.values()
-        # A prompt that was handed over was looked up at both ends; its client asked once.
+        # Leave prefill nodes out: a handed-over prompt was looked up at both ends, but its client
+        # asked once.
         asked = [node.row["hit"] for node in nodes if node.role != PREFILL]
         hits = [hit for hit in asked if hit is not None]
         return {

@@ -56,7 +56,7 @@ class RequestMetrics:
             "requests_finished", "Requests that ended, by reason.", "reason"
         )
         self._rejected = made.counter("requests_rejected", "Requests refused, by kind.", "kind")
-        # From the start: where a series begins at 1, no rate shows that event.
+        # Create every series now: if a series begins at 1, no rate shows its first event.
         for reason in FinishReason:
             self._finished.labels(reason.value)
         for kind in ErrorKind:
@@ -268,7 +268,7 @@ MOST_CALLERS = 64
 OTHERS = "(others)"
 """All callers after the first MOST_CALLERS; no caller's own name has a bracket."""
 
-# As few bounds as show whether a target is kept: there is a series of each for each caller.
+# As few bounds as needed to judge a target, because there is a series for each bound and caller.
 _FIRST_TOKEN = (0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _TOKEN = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _IN_FLIGHT = 1 << 16
@@ -360,7 +360,7 @@ class TargetMetrics:
                 missed = missed_targets(usage)
                 for target in missed:
                     self._missed.labels(target).inc()
-                # Of an answer that nobody waited for nothing is known but what it had missed.
+                # An aborted answer shows only the targets already missed.
                 if missed or reason is not FinishReason.ABORT:
                     self._count("missed" if missed else "kept", caller, priority)
             case Rejected(error=error, targets=targets) if targets is not None:

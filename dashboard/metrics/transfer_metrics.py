@@ -142,7 +142,7 @@ class CopiedStateMetrics:
                 self._fetched.observe(copied, FetchOutcome.FETCHED)
 
 
-# What moved was not lost: it is counted with the choices.
+# A moved hand-over was not lost: it is counted with the choices.
 _LOSSES = [cause for cause in LossCause if cause is not LossCause.MOVED]
 # Rooms lost before a grant are never fenced; they are forgotten when so many others came.
 _REMEMBERED = 4096

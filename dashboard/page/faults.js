@@ -1,4 +1,4 @@
-// The fault ledger: how often what went wrong, and the last times that it did.
+// The fault ledger: the count of each fault, and the last times of it.
 
 import { load } from "./api.js";
 import { find } from "./dom.js";

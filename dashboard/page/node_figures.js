@@ -6,7 +6,7 @@ import { figure, hitFigure, memoryFigure, rateFigure, waitFigure, whole } from "
 import { LinePlot } from "./parts/line_plot.js";
 import { mark } from "./parts/marks.js";
 
-// A sample of the engine's counters that is older is marked with its age.
+// An older sample of the engine's counters is marked with its age.
 const STALE_SECONDS = 5;
 
 export class Figures {

@@ -1,5 +1,5 @@
-// The names of what is shown, in the order in which they are stacked, and what they mean. A name is also its
-// colour's class in page.css.
+// The names of the shown parts, in stacking order, and their meanings. A name is also its colour's
+// class in page.css.
 
 export const CAUSES = [
   ["new", "never seen before"],

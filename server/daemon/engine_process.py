@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 
 # From the end of its socket to the end of the process: callers wait for the reason meanwhile.
 LAST_SECONDS = 1.0
-# The step in progress, and what the data plane has posted.
+# Limit for the step in progress, and for posts of the data plane.
 _STOP_SECONDS = 60.0
-# Rooms, pulls and links have patiences of their own, which add up to less.
+# Rooms, pulls and links have their own timeouts, with a smaller sum.
 _HANDOVER_SECONDS = 90.0
 
 
@@ -188,7 +188,7 @@ class EngineProcess:
                 case c.HandoverOver():
                     self._handover_over.set_result(None)
                 case c.WorkerGone(number, left):
-                    # What was sent before it stands before it.
+                    # Earlier messages go first.
                     self._forward(others)
                     others = []
                     self._on_worker_gone(number, left)
@@ -254,7 +254,7 @@ class EngineProcess:
         self._on_loss()
 
     def _kill(self) -> None:
-        # It may end at the moment at which the patience with it does.
+        # The process may end at the very end of its timeout.
         with suppress(ProcessLookupError):
             self._process.kill()
 

@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 _LAST_WRITES_SECONDS = 1.0
 _START_SECONDS = 30.0
 _OWN_CONNECTIONS = 1 << 16
-# As many as a page can draw, each second, within a frame.
+# Number of nodes a page can draw within a frame, each second.
 _TREE_NODES = 256
 
 

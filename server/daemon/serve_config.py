@@ -81,7 +81,7 @@ class ServeConfig:
             raise ValueError(f"name must be at most {LONGEST_NAME} printable characters")
 
 
-# What the driver reports as total, MiB.
+# Total memory reported by the driver, MiB.
 GPUS = {"h100": 81559, "h200": 143771, "b200": 183359}
 
 

@@ -62,7 +62,7 @@ class StopRequest:
     def _on_signal(self, number: int) -> None:
         if self._signalled and self._rotation.hurry():
             return
-        # Also where a change of the role was asked for: it would outlive the signal.
+        # Also during a requested change of the role, because the new role would outlive the signal.
         if self._asked.is_set():
             os._exit(128 + number)
         self._signalled = True

@@ -86,7 +86,7 @@ class Served:
             places = {"grpc": self.grpc, "http": self.http, "page": self.page}
             log.info("ready", extra={**self.about, **places})
             return
-        # A log that is full or closed ends no node.
+        # A full or closed log must not end the node.
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write("".join(f"{line}\n" for line in self.lines()))
             sys.stderr.flush()

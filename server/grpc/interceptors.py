@@ -75,7 +75,8 @@ class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         elif inspect.iscoroutinefunction(method):
             guarded = _guarded_coroutine(method, handler.request_streaming, self._failed)
         elif handler.unary_unary is not None:
-            # What a servicer leaves out is its stub's plain function, which only refuses.
+            # A method missing in the servicer is a plain function of its stub: it only rejects the
+            # call.
             guarded = _guarded_coroutine(_awaitable(method), False, self._failed)
         else:
             return handler

@@ -49,7 +49,7 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
-    # Finds clients that vanished without closing the connection.
+    # Detects clients gone without closing the connection.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     # Strangers hold a connection no longer than they use it, nor much of this node while they do.
@@ -65,7 +65,7 @@ Interceptor: TypeAlias = "grpc.aio.ServerInterceptor[Any, Any]"
 
 _PATIENCE_SECONDS = 30.0
 
-# How long the end of a server waits for a loop that has died or stands.
+# Longest wait of a server's end for a dead or blocked loop, in seconds.
 _LATE_SECONDS = 5.0
 
 

@@ -61,7 +61,7 @@ def read_session_input(
         case "messages":
             return _messages(request.messages, tail, salt, ChatRenderer(codec))
         case "answer":
-            # The log is then as after a turn that was generated here.
+            # The log then equals the log after a turn generated here.
             tokens = read_token_ids("answer", request.answer.ids, codec)
             if not len(tokens):
                 raise InvalidRequest("answer is empty: leave out a turn that answered nothing")

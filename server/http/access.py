@@ -85,7 +85,7 @@ def require_scope(keys: ApiKeys) -> Middleware:
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         caller = keys.caller(_borne(request))
         surface = surface_of(request.match_info)
-        # Which paths exist is shown to callers with a key only.
+        # Only callers with a key learn the existing paths.
         needs = HTTP.get(surface, Unscoped.ANY_KEY) if surface else Unscoped.ANY_KEY
         if not suffices(needs, caller):
             if caller is None:
@@ -109,7 +109,7 @@ def _borne(request: web.Request) -> list[str]:
         scheme, space, key = value.partition(" ")
         borne.append(f"Bearer{space}{key}" if scheme.lower() == "bearer" else value)
     named = [f"Bearer {key}" for key in request.headers.getall("x-api-key", [])]
-    # Clients with a key and a token that are the same send both.
+    # Clients with an equal key and token send both.
     return borne if borne == named else [*borne, *named]
 
 

@@ -188,11 +188,11 @@ class BodyTurns:
             asyncio.get_running_loop().call_soon(self._next)
 
 
-# A body must end within the first, plus the time that its bytes take at the second.
+# Limit for a body: the first, plus the time of its bytes at the second.
 _GRACE_SECONDS = 30.0
 _BYTES_PER_SECOND = 1 << 16
 
-# Clients that send a short body before they read the answer then see the refusal.
+# Some clients send a short body before they read the answer. So they see the rejection.
 _SKIMMED_BYTES = 1 << 18
 _SKIM_SECONDS = 1.0
 _CALLER_SKIM_SECONDS = 10.0
@@ -216,11 +216,11 @@ async def read_body(request: web.Request, hold: Hold) -> bytearray:
     announced = request.content_length or 0
     if announced > size:
         raise web.HTTPRequestEntityTooLarge(max_size=size, actual_size=announced)
-    # A body that does not fit now is refused before the client sends it.
+    # Reject a too large body now, before the client sends it.
     hold.check(announced)
     if _waits_for_leave(request):
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        # It is no part of the answer, which has yet to begin.
+        # These bytes are not part of the answer, and the answer has not begun.
         request.writer.output_size = 0
     body = bytearray()
     begun = asyncio.get_running_loop().time()

@@ -138,7 +138,7 @@ class TypedRequestHandler(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        # It logs, closes the connection, and raises where an answer has begun.
+        # The base method logs, closes the connection, and raises if an answer has begun.
         response = super().handle_error(request, status, exc, message)
         text = error_body(exc if isinstance(exc, Exception) else Exception())
         if status != 500:
@@ -182,7 +182,7 @@ def _response(
 
 
 _OVERLOADED = 529
-# A status that Anthropic's clients know by another number.
+# Anthropic's clients expect another number for these statuses.
 _ANTHROPIC_STATUS = {501: 400, 503: _OVERLOADED}
 _ELSEWHERE = ("draining", "behind")
 """Codes kept at status 503. For 503, but not for 529, reverse proxies try another node."""

@@ -306,7 +306,7 @@ class WholeReply:
         try:
             return msgspec.json.encode(whole)
         except UnicodeEncodeError:
-            # A call's arguments may name half a character, which UTF-8 does not have.
+            # A call's arguments may contain half a character, unknown to UTF-8.
             return json.dumps(whole, default=msgspec.json.decode).encode()
 
     async def _read(self, choice: Choice, parts: AsyncGenerator[AnswerPart, None]) -> None:

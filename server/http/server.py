@@ -68,7 +68,7 @@ class HttpLog(logging.LoggerAdapter[logging.Logger]):
             super().exception(msg, *args, exc_info=exc_info, **more)
 
 
-# Longer than proxies keep a connection that they may use again.
+# Longer than proxies keep an idle connection for further use.
 _KEEP_ALIVE_SECONDS = 75.0
 _TLS_HANDSHAKE_SECONDS = 10.0
 

@@ -93,7 +93,7 @@ class TextSocket:
             # Its receive() would answer all pings of a read without a wait.
             autoping=False,
             compress=False,
-            # What it would refuse itself, a client would not read why.
+            # aiohttp must reject nothing itself: the client could not read the reason.
             max_msg_size=0,
             writer_limit=_HIGH_WATER_BYTES,
             decode_text=False,
@@ -121,7 +121,7 @@ class TextSocket:
                 await self.response.pong(message.data)
             # One read brings tens of thousands: others have their turns between them.
             await asyncio.sleep(0)
-        # The start of a next text may have come with it, which is some KiB.
+        # The next text's start, some KiB, may have arrived with it.
         self._came = 0
         self._inbox.resize(0)
         return bytearray(message.data) if message.type in _TEXTS else None

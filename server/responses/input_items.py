@@ -135,7 +135,7 @@ def _name(item: dict[str, Any], place: str) -> str:
 def _output(item: dict[str, Any], place: str, builder: ConversationBuilder) -> None:
     output = item.get("output")
     if isinstance(output, dict):
-        # Some clients send what their tool gave as it is.
+        # Some clients send a tool's output unchanged.
         output = json.dumps(output, ensure_ascii=False)
     builder.tool(_text(output, f"{place}.output"))
 

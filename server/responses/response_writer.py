@@ -79,7 +79,7 @@ class ResponseHead:
         raw = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in echoed.items()}
         brief = {**plain, **_WITHOUT_ECHOES}
         size = sum(len(bytes(value)) for value in raw.values())
-        # An event that waits for its client has them once more.
+        # A waiting event has them once more.
         return ResponseHead(brief, {**brief, **raw}, 2 * size, with_hit, carries_reasoning)
 
     @property

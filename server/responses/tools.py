@@ -111,7 +111,7 @@ def _add(
         raise InvalidField(place, "must be an object with a type")
     kind = tool["type"]
     if kind == "web_search" and tool.get("external_web_access") is False:
-        # Agents send it unless they are set up otherwise. Nothing is here that it could search.
+        # Agents send it by default. It has no effect, because there is nothing to search here.
         return
     if kind not in ("function", "custom", "namespace") or (kind == "namespace" and namespace):
         raise InvalidField(

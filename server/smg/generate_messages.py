@@ -54,7 +54,7 @@ from tasuki.server.unread_answer import AnswerPart
 
 from .gateway_model import GatewayModel
 
-# Field to the values that ask for the default behaviour.
+# By field: the values equal to the default.
 _WITHOUT_EFFECT: dict[str, tuple[float, ...]] = {"n": (0, 1)}
 
 
@@ -116,7 +116,7 @@ def _prompt(request: pb.GenerateRequest, model: GatewayModel) -> Tokens:
     given = request.tokenized.input_ids
     if not len(given):
         raise InvalidRequest("tokenized.input_ids is empty: send at least one token")
-    # Before they are copied, which takes a tenth of a second for a message full of them.
+    # Checked before the copy, because copying a large message takes a tenth of a second.
     if len(given) >= model.max_tokens:
         raise PromptTooLong(
             f"tokenized.input_ids has {len(given)} tokens, and {model.max_tokens} fit with the "

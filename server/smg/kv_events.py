@@ -72,7 +72,8 @@ class UsableBlocks:
         """namespace: the wanted CacheEvent.namespace; None: all namespaces."""
         self._namespace = namespace
         self._pages: dict[bytes, Block] = {}
-        # By page: checkpoints at its end or inside the next page, and children that lead to one.
+        # By page: the checkpoints at its end or inside the next page, and the children with a
+        # checkpoint below.
         self._worth: dict[bytes, int] = {}
 
     def apply(self, batch: PackedEvents) -> list[Change]:

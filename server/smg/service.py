@@ -171,8 +171,9 @@ def archive_chunks(archive: bytes) -> Iterator[common_pb.GetTokenizerChunk]:
 SERVICE = "tokenspeed.grpc.scheduler.TokenSpeedScheduler"
 
 _POLL_SECONDS = 0.05
-# A refusal within this time comes before the stream begins: the gateway of a pair then stops the
-# other node's call at once, and its client gets the status. No hand-over gets further in that time.
+# Seconds before the stream begins. A rejection within this time makes the gateway of a pair stop
+# the other node's call at once, and its client gets the status. No hand-over gets further in this
+# time.
 _FIRST_LOOK_SECONDS = 0.005
 
 

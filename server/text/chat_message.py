@@ -105,7 +105,7 @@ class ConversationBuilder:
     def end_turn(self) -> None:
         """End the assistant's turn, if one has begun."""
         if self._answers:
-            # What is no reasoning's part is none: templates need not look for it in the text.
+            # Without reasoning it is "", not None: templates need not look for it in the text.
             reasoning, content = "".join(self._reasoning), "".join(self._content)
             calls = tuple(self._calls)
             self.messages.append(ChatMessage("assistant", content, calls, reasoning))

@@ -98,7 +98,7 @@ class _Strings:
 
     def __init__(self) -> None:
         self._in_string = np.uint8(0)
-        # A backslash whose letter is still to come.
+        # A backslash at the end, waiting for its letter.
         self._escape = b""
 
     def outside(self, piece: bytes | bytearray) -> Letters:
@@ -107,7 +107,7 @@ class _Strings:
         self._escape = b""
         if (len(piece) - len(piece.rstrip(_BACKSLASH))) % 2:
             piece, self._escape = piece[:-1], _BACKSLASH
-        # Every quote that is left begins or ends a string.
+        # Every remaining quote begins or ends a string.
         piece = piece.replace(_BACKSLASH * 2, b"").replace(_BACKSLASH + _QUOTE, b"")
         letters = np.frombuffer(piece, dtype=np.uint8)
         inside = np.bitwise_xor.accumulate((letters == ord(_QUOTE)).view(np.uint8))
@@ -162,8 +162,9 @@ class JsonDepth:
 _CLOSING = {"{": "}", "[": "]"}
 # Begins the escape of every half of a character.
 _HALF = "\\ud"
-# The next letter that has a meaning outside of strings: a quote is one whose string does not end.
-# Without a letter the match ends at the text's end, or where other threads may run.
+# Find the next significant letter outside strings; a found quote begins an unfinished string.
+# Without a letter the match ends at the text's end, or after a number of strings, so other threads
+# may run.
 _SIGN = re.compile(
     r'(?:[^"{}\[\],]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"){0,4096}+(["{}\[\],]?)', re.DOTALL
 )
@@ -223,7 +224,7 @@ def _closed(text: str) -> Iterator[str]:
     Yield nothing if the brackets do not match, or nest deeper than MAX_DEPTH.
     """
     closing: list[str] = []
-    # The last place at which the text could be closed.
+    # The last possible place for closing the text.
     whole = 0
     in_string = False
     for sign in _SIGN.finditer(text):

@@ -21,7 +21,7 @@ from typing import NamedTuple
 START = 0
 """The state before any stop string has begun."""
 
-# In place of a letter, where none leads from the state before.
+# Letter of a state not reached from the previous state.
 _NO_LETTER = ""
 
 
@@ -61,7 +61,7 @@ class StopStrings:
         self.is_kept = is_kept
         self._stops = tuple(stops)
         self._first_letters = frozenset(stop[0] for stop in stops)
-        # Built at the first letter that may begin a stop string: most answers hold none.
+        # Built at the first letter of a possible stop string, because most answers have none.
         self._automaton: StopAutomaton | None = None
         self._state = START
         self._held = ""
@@ -136,13 +136,13 @@ class StopAutomaton:
     def __init__(self, stops: Sequence[str]) -> None:
         """stops: at least one, none of them empty."""
         self._branches: list[_Branch] = []
-        # By state: the first state of each branch that leaves it, by its letter.
+        # By state: the first state of each branch from it, by its letter.
         self._leaving: dict[int, dict[str, int]] = {}
         # By a branch's first state.
         self._origins: dict[int, int] = {}
-        # By state: the length of the longest stop string that ends there.
+        # By state: the length of the longest stop string ending there.
         self._ends: dict[int, int] = {}
-        # By state: the letter that leads there from the state before.
+        # By state: its letter, after the previous state.
         self._letters = [_NO_LETTER]
         self._build(sorted(stops))
         # By state: the state of the same text without its first letters; None until it is learned.

@@ -131,7 +131,7 @@ class TextAnswer:
         if end.reason is m.FinishReason.STOP and not self._stopped and not self._stops.is_kept:
             self._detokenizer.leave_out_end()
         rest = self._stops.push(self._detokenizer.finish()) + self._stops.finish()
-        # What was held back may end in a stop string.
+        # The text held back may end in a stop string.
         stopped = self._stopped or self._stops.found is not None
         reason = m.FinishReason.STOP if stopped else end.reason
         return Piece(rest, None), Ending(reason, self._count, end.usage, self._stops.found)

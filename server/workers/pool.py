@@ -106,7 +106,7 @@ class WorkerPool:
         """End the servers first, then the processes. Calls still in progress are cut."""
         for keeper in self._keepers:
             keeper.cancel()
-        # One that was just being started is gone first.
+        # First wait for the keepers: a worker just starting must be gone.
         await asyncio.gather(*self._keepers, return_exceptions=True)
         self._tell(w.EndWorker())
         await asyncio.gather(*(worker.stop() for worker in self._workers.values()))
@@ -282,7 +282,7 @@ class _WorkerProcess:
         if not self._stands.done():
             self._stands.set_exception(WorkerError("a front worker has ended before it stood"))
         self._left.set()
-        # Nobody waits for a worker that is gone.
+        # Wake the callers waiting for this worker's end.
         self.calls_over.set()
         self._registry.left(self.number)
 

@@ -387,7 +387,8 @@ class WorkerSeat:
         self._forget([call.names[place]])
         call.ended.add(place)
         if self._asks.state(call.ask.call) is AskState.BEGUN:
-            # An End that ends the whole call waits for _over: the caller's caps are given back.
+            # If this End is the call's last, it waits for _over: the caller's caps are then given
+            # back.
             self._done([end for end in call.waiting if end.answer == place])
             call.waiting = [end for end in call.waiting if end.answer != place]
 
@@ -429,7 +430,7 @@ class WorkerSeat:
             self.send([w.Done(end.call)])
         elif found is AskState.ASKED:
             assert begun is not None
-            # The session is free at once, whatever its turn still waits for.
+            # The session is free at once, whatever the turn still waits for.
             begun.task.cancel()
 
     def _end(self, call: int, end: w.Release | w.EndTurn) -> AskState | None:

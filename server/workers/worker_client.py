@@ -237,7 +237,7 @@ class _EnteredCall:
         if not self._unread:
             return
         self._unread -= 1
-        # Sent before the wait: a client that leaves now takes nothing back of what has ended.
+        # Send it before the wait: if the client leaves now, the recorded ends stay.
         await self._link.ask(w.End(self._link.number(), self.number, answer, self._counted()))
 
     def _counted(self) -> int:
@@ -287,7 +287,7 @@ class AskedSessions:
         except BaseException:
             await link.ask(w.EndTurn(link.number(), begun, turn.answer))
             raise
-        # Sent before the wait: a client that leaves now keeps its turn.
+        # Send it before the wait: if the client leaves now, its turn stays.
         await link.ask(w.EndTurn(link.number(), begun, turn.answer))
 
 

@@ -301,7 +301,7 @@ class BackgroundResponses:
                 if asked.writer.is_queued:
                     hold.grow(events.add(asked.writer.leave_queue()))
                 if isinstance(part, Finished):
-                    # What is not counted now is, as stored.
+                    # Not counted here, because the stored response counts it.
                     events.add(choice.ending(part))
                     return
                 hold.grow(events.add(choice.written(part)))

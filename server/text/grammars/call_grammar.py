@@ -50,7 +50,7 @@ class OfferedTool:
 
 MAX_CALLS = 32
 """Calls in one answer, if a call is forced."""
-# Of an answer in which calls may stand: up to a call, and behind the last one.
+# Grammar of the text around calls: up to a call, and after the last one.
 _AROUND_CALLS = (
     "start: (before called)* BEHIND",
     f"before[lazy]: /(?s:.*){OPEN}/",

@@ -187,8 +187,8 @@ class _Shortest:
     """A search over some texts for the shortest one at the beginning of another text."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        # Without those that begin with a shorter one. In order, a text that any of the rest begins
-        # stands right behind that one.
+        # Texts with a shorter listed text as a prefix are left out. In sorted order, a text
+        # beginning with a remaining one then comes directly after it.
         self._texts: list[str] = []
         for text in sorted(texts):
             if not self._texts or not text.startswith(self._texts[-1]):

@@ -34,7 +34,8 @@ from .tagged_value import SchemaVisits, ShapeReader
 MOST_BRANCHES = 64
 _PARTS = 64
 """Number of properties or values counted as one more schema."""
-# Of a property by which branches differ: of other types, equal values may look different.
+# Types of a property able to tell branches apart. Equal values of other types may be written
+# differently.
 _CONSTANTS = frozenset({str, bool, int, type(None)})
 _NOT_HELD = (
     *("not", "if", "$dynamicRef", "$recursiveRef", "patternProperties", "propertyNames"),
@@ -227,7 +228,7 @@ END_OF_VALUE = "\n</parameter>\n"
 EMPTY = '""'
 _MOST_COUNTED = 1 << 10
 """Bound of the number of rules for counting properties."""
-# Of a parameter that no schema names.
+# Name of a parameter in no schema.
 _NAME = r"[^\s>\x00-\x1f]([^>\x00-\x1f]{0,62}[^\s>\x00-\x1f])?"
 _Made: TypeAlias = Generator[str, None, str | None]
 
@@ -250,7 +251,7 @@ class TaggedArguments:
         visits = SchemaVisits(field)
         self._branches = ObjectBranches(field, self._root, visits)
         self._shapes = ShapeReader(field, self._root, visits)
-        # By name and schemas: a rule; None where the parameter has no value.
+        # By name and schemas: a rule; None if the parameter has no value.
         self._rules: dict[tuple[str, tuple[int, ...]], str | None] = {}
         self._counts = 0
 

@@ -27,7 +27,7 @@ upper case. The first character occurs nowhere else in them."""
 _NUMBERS = frozenset({"integer", "number"})
 _SPACE = r"[\s\x1c-\x1f]*"
 _INTEGER, _FRACTION = "-?(0|[1-9][0-9]{0,99})", r"(\.[0-9]{1,99})?([eE][+-]?[0-9]{1,2})?"
-# As a reader takes them, of any length.
+# Number of any length, as taken by a reader.
 _READ_NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _READ_WORDS: Mapping[bool | None, str] = {
     None: "[nN][uU][lL][lL]",

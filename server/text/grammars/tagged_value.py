@@ -31,7 +31,7 @@ class SchemaVisits:
     def __init__(self, field: str) -> None:
         """field: the request's field, for errors."""
         self._field = field
-        # With the schemas, so that no other one takes their ids.
+        # With the schemas themselves, so no other object takes their ids.
         self._known: dict[int, tuple[Mapping[str, Any], int]] = {}
         self._left = _MOST_REPEATED
 
@@ -298,7 +298,7 @@ def _of_values(values: Sequence[Any], read_as: frozenset[str]) -> Shape:
     texts = [literal(text) for text in listed if _is_read_back(text, read_as)]
     strings = (f"({' | '.join(texts)})",) if texts else ()
     return Shape(
-        # In quotes every string can be written, where a reader knows no type.
+        # If a reader knows no type, every string can be written in quotes.
         strings if texts or (listed and read_as == ANY) else None,
         frozenset(listed),
         frozenset(value for value in others if value is None or isinstance(value, bool)),

@@ -46,8 +46,8 @@ from .answer_splitter import HeldSpace, ReasoningSplitter, Split, ToolCallScanne
 class ContentStops:
     def __init__(self, rule: StopRule) -> None:
         self._stops = rule.scanner()
-        # White space that was looked at before it is known to be content: how many letters, and
-        # those of it that no stop string can end any more.
+        # White space already searched for stop strings, but not known to be content yet: its number
+        # of letters, and its part safe from every stop string.
         self._seen = 0
         self._passed = HeldSpace()
         self._called = False
@@ -154,7 +154,7 @@ class ThoughtCalls:
     def _begin(self) -> None:
         """Reset to hold nothing."""
         self.scanner = ToolCallScanner(self._tools, self._most, finds_bare=False)
-        # The text from which some is held. Of its letters: the first that is not given out yet.
+        # Text with a held part, its number of letters, and the index of the first held one.
         self._text = StringIO()
         self._letters = 0
         self._given = 0
@@ -279,7 +279,7 @@ class AnswerParser:
         self._thinking_tokens = thinking_tokens
         self._tokens = 0
         self._reasoning_tokens = 0
-        # Those before a call in the reasoning, if one is held back.
+        # Number of reasoning tokens before a call in the reasoning, if one is held back.
         self._tokens_before_call = 0
 
     @property

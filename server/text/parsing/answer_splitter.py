@@ -51,11 +51,11 @@ class ReasoningSplitter:
     def __init__(self, thinking: Thinking) -> None:
         self.thought = thinking is Thinking.OPENED
         self.reasoning = thinking is not Thinking.NEVER
-        # The first letter of the reasoning came, or that of the content.
+        # True once the first letter of the reasoning, or of the content, has come.
         self._reasoning_begun = False
         self._content_begun = thinking is Thinking.NEVER
-        # White space that may stand at the reasoning's end or before it; behind it the beginning
-        # of a tag, if anything.
+        # Held white space at the reasoning's end or before it, and after it the beginning of a
+        # possible tag.
         self._space = HeldSpace()
         self._held = ""
 
@@ -103,7 +103,8 @@ class ReasoningSplitter:
             self.thought = True
             self._space.take()
             text = text.removeprefix(THINK).lstrip()
-            # Until more comes, a tag alone is nothing that could be opened twice.
+            # Until more text comes, keep the tag itself: another tag after it does not open the
+            # thought twice.
             self._reasoning_begun = bool(text)
             self._held = text or THINK
         elif self.thought:
@@ -191,7 +192,7 @@ class ToolCallScanner:
         self._finds_bare = finds_bare
         self._most = most
         self._types = ParameterTypes(tools)
-        # The text that is being looked at: between pieces the beginning of a tag, if anything.
+        # The text being read. Between pieces it holds at most the beginning of a possible tag.
         self._text = ""
         self._at = 0
         # Letters of all pieces.
@@ -211,7 +212,7 @@ class ToolCallScanner:
         self._in_block = False
         # The letter behind all content so far begins a line.
         self._at_line_start = True
-        # Where the text that was read as a call ends, and how often it was.
+        # End of the text already read as a call, and the number of such readings.
         self._read_up_to = 0
         self._readings = 0
         self.calls = 0
@@ -359,7 +360,7 @@ class ToolCallScanner:
             return
         self._reader = None
         if len(reader.left) > self._at:
-            # It was given some of that with earlier pieces.
+            # The reader got the beginning of `left` with earlier pieces.
             self._text = reader.left + self._text[self._at :]
             self._at = 0
         else:

@@ -55,7 +55,7 @@ class FunctionCall:
         self._finishing = False
         self._function = ""
         self._seen: set[str] = set()
-        # Of the parameters that were seen, those whose value was given out.
+        # The seen parameters with a value already given out.
         self._keys: set[str] = set()
         self._key = ""
         self._value = _Value(frozenset(), "")
@@ -150,7 +150,7 @@ class FunctionCall:
             self._held = self._held[at:]
             return True
         if follows is Follows.OPEN or (end + 1 == len(self._held) and not self._finishing):
-            # A line break that may follow is no part of the value.
+            # A line break directly after the tag is not part of the value.
             return False
         self._key = plain_name(self._held[at:end])
         lead = f"{', ' if self._keys else ''}{json.dumps(self._key, ensure_ascii=False)}: "
@@ -244,7 +244,7 @@ class FunctionCall:
             if following is Tag.END_OF_PARAMETER and (
                 tag is not Tag.END_OF_PARAMETER or self._value.holds_tag
             ):
-                # In a value with an opening tag it is that one's.
+                # In a value with an opening tag, this end belongs to the opening tag.
                 return Follows.NO
             tag = following
         return Follows.NO
@@ -382,7 +382,7 @@ class _Value:
             return True
         first = (self._first + text).lstrip()
         word = first.rstrip()
-        # One space stands for all that may end the value.
+        # One space represents all white space possibly ending the value.
         self._first = f"{word} " if word and len(word) < len(first) else word
         return not _NULL.startswith(word.lower())
 

@@ -275,7 +275,7 @@ class ClosableJson:
                 return at
             if self._line_and_tag.startswith(ahead):
                 return at
-        # No letter that JSON allows here, and one that models write.
+        # JSON does not allow this letter here, but models write it.
         self._letters(json.dumps(letter)[1:-1], passed)
         return at + 1
 
@@ -339,19 +339,19 @@ class JsonCall:
         self.decided = 0
         self._number = number
         self._types = types
-        # The piece, and what was left of those before; the place in it.
+        # The text not read yet, and the place in it.
         self._text = ""
         self._at = 0
         # All of the text, until the call has begun, and its letters.
         self._raw = StringIO()
         self._letters = 0
         self._name = ""
-        # Arguments that come before the name.
+        # Arguments arriving before the name.
         self._early = ""
         self._begun = False
         self._arguments = ClosableJson(CLOSE)
         self._key = ""
-        # The value, or the key, that is being read.
+        # The value or key being read.
         self._value = JsonText(CLOSE)
         self._collected = StringIO()
         self._size = 0
@@ -427,7 +427,7 @@ class JsonCall:
         if not letter:
             return False
         if self._begun:
-            # The call has all that it needs.
+            # The call is complete already: ignore further values.
             self._key = ""
         if self._key == _ARGUMENTS and letter == "{" and self._name:
             self._begin(items)

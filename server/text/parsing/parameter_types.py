@@ -14,7 +14,7 @@ from tasuki.server.text.json_reading import JsonDepth, is_json, nested_too_deepl
 
 ANY = frozenset({"string", "null", "boolean", "integer", "number", "array", "object"})
 
-# Other names that clients' schemas use.
+# Further names in clients' schemas.
 _NAMES = {
     "str": "string",
     "text": "string",
@@ -247,7 +247,8 @@ def _other_than_string(word: str, types: frozenset[str], depth: JsonDepth) -> st
     if value is not _NOTHING:
         kind = _type_of(value)
         if kind in types or (kind == "integer" and "number" in types):
-            # A quoted string is one only where no schema says that the quotes are its own.
+            # Take a quoted string as a string only without a schema: with one, the quotes may be
+            # part of the value.
             return word if kind != "string" or types == ANY else None
         if kind == "number" and "integer" in types and value == math.floor(value):
             return str(int(value))

@@ -115,9 +115,9 @@ class Part:
         return len(text) >= self.length and self.digest == _digest(text[: self.length])
 
 
-# Ends the name of a part that was rendered to be answered.
+# Last bytes of the name of a part rendered with an answer's opening.
 _ASKED = b"asked"
-# Of a part that the template refuses: no text has its digest.
+# A part rejected by the template: no text has its digest.
 _REFUSED = Part(0, b"")
 
 

@@ -70,7 +70,7 @@ def message_ends(
     later_question = _later_question(messages)
     holds: dict[Hashable, bool] = {}
     ends = set()
-    # First the whole, whose end is where the next turn begins.
+    # First the whole conversation, because the next turn begins at its end.
     for count in (len(messages), *range(1, len(messages))):
         known = count in places.ends and not short
         kind = _kind(messages, count, later_question[count - 1]) if known else count
@@ -123,7 +123,7 @@ def _later_question(messages: Sequence[Mapping[str, Any]]) -> list[bool]:
 _REMEMBERED_BYTES = 1 << 18
 """Bytes for some hundreds of clients' variables."""
 
-# Stand for texts that do not matter.
+# Placeholders for arbitrary texts.
 _ANSWER = f"{MARK_BEGIN}answer{MARK_END}"
 _THOUGHT = f"{MARK_BEGIN}thought{MARK_END}"
 _QUESTION = {"role": "user", "content": "?"}
@@ -176,7 +176,7 @@ class TurnEnds:
             return False
         for text in self._next_turns(begun, thinks, variables):
             if not text.startswith(closed):
-                # Where this turn began is lost too.
+                # The beginning of this turn is lost too.
                 continue
             is_whole = thinks or thinking is Thinking.NEVER
             if not (is_whole and text.startswith(opened) and _goes_on(text[len(opened) :], thinks)):
@@ -269,7 +269,8 @@ class ChatTemplate:
         self.pieces = EncodedPieces(tokenizer, cache_bytes)
         self._parts: BoundedCache[bytes, Part] = BoundedCache(PARTS_BYTES)
         with suppress(ChatTemplateError):
-            # Sessions ask for it on an event loop, which is no place to render.
+            # Compute it now: sessions ask for it on an event loop, and rendering would block the
+            # loop.
             self.answer_opening()
 
     @property

@@ -43,7 +43,7 @@ from tasuki.server.text.tokenizer import Tokenizer
 # A few milliseconds of a search for names.
 SLICE_CHARACTERS = 1 << 16
 
-# Private-use characters, which no template trims or looks for.
+# Private-use characters: no template trims them or looks for them.
 MARK_BEGIN = "\ue000"
 MARK_END = "\ue001"
 
@@ -221,14 +221,14 @@ def _constant(text: str) -> nodes.Output:
 
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
-# Those that the base wraps are left to it.
+# The base class handles the methods it wraps itself.
 _STRING_METHODS = frozenset(
     name for name in dir(str) if not name.startswith("_") and not name.startswith("format")
 )
-# What compiled templates add to each call, for callables that ask for it.
+# Names added by compiled templates to each call, for callables with such parameters.
 _SCOPES = frozenset({"_loop_vars", "_block_vars"})
 _NO_VARIABLES: Mapping[str, Any] = {}
-# What a template raises by itself, or comes to by a value that it did not expect.
+# Errors raised by a template itself, or caused by an unexpected value in it.
 _REFUSALS = (
     jinja2.TemplateError,
     TypeError,
