@@ -182,7 +182,7 @@ class ExchangeRank:
             graph = torch.cuda.CUDAGraph()
             with captured(graph):
                 step()
-            # A graph keeps no tensor that it was captured over.
+            # Keep `step` too: a graph does not keep its captured tensors alive.
             graphs.append((graph, step))
         order, delays = random.Random(1), random.Random(2 + self.rank)
         done, ends = 0, time.monotonic() + seconds

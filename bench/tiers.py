@@ -128,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
         "tasuki bench tiers", "Time what lies below the arena.", argv, BenchConfig, TiersConfig
     )
     longest = own.session_tokens + own.suffix_tokens + _LONGER
-    # What a longer context would need beside it is not measured here.
+    # Leave out the memory for a longer context, because it is not measured here.
     model = config.model_config()
     model = replace(model, max_position=min(model.max_position, longest))
     report = config.reported(f"tiers {config.model}")

@@ -61,9 +61,9 @@ GRAMMAR_RATIO = 1.05
 BUDGET_RATIO = 1.01
 """Ratio of a step of answers with thinking budgets to one without budgets."""
 PREFILL_PEER_RATIO = 1.35
-# Of what a draft layer's entries may cost a step, and a prompt, that draft nothing.
+# Allowed cost of a draft layer's entries for a step and for a prompt, both without drafts.
 MOST_ENTRIES_OF_A_STEP, MOST_ENTRIES_OF_A_PROMPT = 0.01, 0.015
-# The share of a forward's time that ticking the step counter may take.
+# Allowed share of ticks of the step counter in a forward's time.
 MOST_TICK_COST = 0.01
-# Between two decode graphs, at that batch.
+# Idle time between two decode graphs, at this batch.
 IDLE_BATCH, IDLE_SECONDS = 64, 50e-6

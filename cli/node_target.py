@@ -73,7 +73,7 @@ def grpc_address(target: str, ca: str, api_key: str) -> str:
     """Return the gRPC address of the node with HTTP or gRPC at `target`. Raises ClientError."""
     answer = _asked(target, ca, api_key)
     if answer is None:
-        # Whether it is gRPC shows at the first call.
+        # The first call shows if the port speaks gRPC.
         return target
     if answer.status in (401, 403):
         _refuse(f"{answer.message or 'the node refuses this key'} (--api-key)")

@@ -91,9 +91,10 @@ class PrefixIndex:
         self._sequence: int | None = None
         self.pages: set[bytes] = set()
         self.checkpoints: dict[bytes, int] = {}  # tokens by prefix
-        # Where each stands nearest: 0 in the arena, then the tiers below, which load it first.
+        # The nearest place of each: 0 in the arena, then the tiers below; a tier's entry must be
+        # loaded first.
         self.places: dict[bytes, int] = {}
-        # Of checkpoints inside a page: tokens by prefix, by the whole pages before it.
+        # Checkpoints inside a page: tokens by prefix, by the whole pages before it.
         self._tails: dict[bytes, dict[bytes, int]] = {}
 
     def apply(self, batch: Batch) -> None:

@@ -187,7 +187,7 @@ class MovingSession(SessionLife):
         self._lost = True
         self._refused[refused] = error.kind or error.status.name.lower()
         if all(node in self._refused for node in self._nodes.addresses):
-            # All were tried; who tries again after a pause begins with the others.
+            # All were tried: a retry after a pause begins with the others.
             self._refused = {refused: self._refused[refused]}
             return False
         return True
@@ -246,7 +246,7 @@ class MovingSession(SessionLife):
         try:
             reply = yield Call("HandBack", request, self.node, self._targets.hand_back)
         except ClientError:
-            # What it holds is lost to the next node, which computes it.
+            # The state on the node is lost, and the next node computes it.
             return None
         return int(reply.pulled.tokens)
 

@@ -193,8 +193,8 @@ class SessionLife:
                 self._lost = self._lost or is_transient(error)
                 yield Pause(next_pause(pauses, error))
             else:
-                # The node took the call, so the turn before it is over: its answer comes first in
-                # the conversation even if the caller did not read it to the end.
+                # The node took the call, so the previous turn is over. Its answer comes first in
+                # the conversation, even if the caller did not read it to the end.
                 if self._turn is not None:
                     yield ReadTurn(self._turn)
                 self._taken()

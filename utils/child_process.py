@@ -64,7 +64,7 @@ def _posted(job: Job) -> bytes:
 
 def run_job(argv: Sequence[str]) -> int:
     """The child's main: until its job has ended."""
-    # A signal to the whole group is for the parent, which lets what is in flight end.
+    # A signal to the whole group is for the parent: it lets work in flight end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()

@@ -32,7 +32,7 @@ from .system import name_this_thread
 
 log = logging.getLogger(__name__)
 
-# Cancelled tasks get that long to clean up.
+# Time for cancelled tasks to clean up, in seconds.
 _LAST_TASKS_SECONDS = 5.0
 
 Result = TypeVar("Result")

@@ -150,7 +150,7 @@ def _heap_trim() -> Trim:
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
-        # Not glibc, whose heaps of each thread keep what a large request left behind.
+        # Only glibc needs it: its heaps of each thread keep memory freed by a large request.
         return lambda pad: 0
     trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
     found: Trim = trim

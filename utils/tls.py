@@ -36,7 +36,7 @@ class ServerTls:
         """Raises TlsError."""
         import grpc
 
-        # Also checks what gRPC would only complain of at the first handshake, and namelessly.
+        # Check now: gRPC would report a fault only at the first handshake, and without a file name.
         self.ssl_context()
         return grpc.ssl_server_credentials(
             [(_read(self.key), _read(self.certificate))],

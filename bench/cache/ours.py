@@ -182,7 +182,7 @@ def bushes(row: Row, work: Bushes, *, label: str) -> None:
 
 def evict(row: Row, tree: PrefixCache, label: str) -> None:
     spare = tree.stats().slabs_free
-    # One page and all the free slots, so that the next slot is an eviction.
+    # One page and all the free slots, so the next slot needs an eviction.
     allocation = tree.allocate(np.zeros(1, np.int32), capacity_tokens=1, working_slots=spare - 1)
     assert allocation is not None
     taken = []

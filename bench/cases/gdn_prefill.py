@@ -15,7 +15,7 @@ from .gdn import fla_rule, gdn_weights
 
 # Sequences, tokens of each, states saved on the way of each beside the last.
 _SIZES = ((1, 800, 1), (1, 2048, 0), (4, 2048, 1), (1, 8192, 2), (1, 65536, 0))
-# fla tunes itself for every length, which takes longer than all else here.
+# Few lengths, because fla tunes itself for each, and this takes longer than everything else here.
 _COMPARED = (8192, 65536)
 
 

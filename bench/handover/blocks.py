@@ -18,7 +18,7 @@ from .goodput import LAYOUT
 from .receiving import Place, Receiving, ReceivingPeer, receiving_peer
 
 BLOCKS = 1024
-# Block size to the share of the contiguous copy's rate that is asked for.
+# By block size: the required share of the contiguous copy's rate.
 TARGETS = {32 * 1024: 0.85, 128 * 1024: 0.92, 256 * 1024: 0.92}
 _ARENA_BYTES = 4 << 30
 _COPY_BYTES = 2 << 30
@@ -31,7 +31,7 @@ def block_rows(kind: str, device: torch.device, other: torch.device) -> Iterator
     """Yield rows of the time of one layer chunk of BLOCKS blocks, sustained. kind: the
     transport."""
     rate = _copy_rate(device, other)
-    # Any layout: blocks are what is moved here, not pages.
+    # Any layout serves, because this moves blocks, not pages.
     slabs = _ARENA_BYTES // LAYOUT.slab_bytes
     with receiving_peer(LAYOUT, slabs, Place(str(other), kind)) as peer:
         size = slabs * LAYOUT.slab_bytes

@@ -26,7 +26,7 @@ THROTTLED_WINDOWS = 1.3
 TTFT_SECONDS = 3e-3
 UNEQUAL_SECONDS = 1.5e-3
 _WAY_SECONDS = 1800.0
-# What a connection costs is learnt from its first hand-overs.
+# Hand-overs without a result: the first ones measure the connection's cost.
 _WARMUPS = 2
 
 

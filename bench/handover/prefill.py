@@ -176,7 +176,7 @@ class PrefillRig:
         it."""
         layout, pages = self.layout, -(-tokens // PAGE_TOKENS) - held_pages
         ids = page_ids(layout, range(1, 2 + pages // layout.pages_per_slab))[:pages]
-        # As an arena that has been in use hands pages out: in no order.
+        # In no order, like the pages of an arena after some use.
         ids = self._generator.permutation(ids).tolist()
         return Destination(held_pages, tuple(ids), 0)
 

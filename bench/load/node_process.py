@@ -93,7 +93,7 @@ def node_process(
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            # A terminal's Ctrl-C goes to the bench alone, which then stops its nodes in order.
+            # A terminal's Ctrl-C goes to the bench alone, and the bench stops its nodes in order.
             start_new_session=True,
         )
     try:

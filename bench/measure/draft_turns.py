@@ -78,7 +78,7 @@ class TurnLimit:
         return self._most
 
     def landed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
-        # What drafts lose that it did not choose is no loss of its own.
+        # Losses by drafts chosen elsewhere do not count against the measured limit.
         if self.turn is Turn.MEASURED or (self.turn is Turn.OFF and not shape.drafted):
             self._measured.landed(shape, tokens, seconds, planned=planned)
         if self.turn is Turn.MEASURED:
@@ -180,7 +180,8 @@ class DraftedTurns:
         for _ in range(_SETTLING):
             self.rig.step()
         before, began = sum(len(answer.tokens) for answer in answers), time.perf_counter()
-        # A step lands one forward, launched in it or before it, so that as many end as begin.
+        # Each step completes one forward, launched in it or before it, so equally many begin and
+        # end.
         for _ in range(_TURN):
             self.rig.step()
         seconds = time.perf_counter() - began
@@ -216,7 +217,7 @@ class DraftPair:
         device = torch_device(config)
         use_device(device)
         shapes = [replace(model, draft_layers=layers) for layers in (1, 0)]
-        # Before the weights, which a plan of memory counts for each.
+        # Build the arenas before the weights, because a plan of memory counts the weights for each.
         arenas = [build_arena(config, shape, device) for shape in shapes]
         weights = drawn_weights(shapes[0], config)
         grammars = GrammarCompiler(made_up_vocabulary(model.vocab))
@@ -238,7 +239,7 @@ class DraftPair:
             rig.run_until_tokens([answer], warmup + 1)
         found: tuple[list[list[float]], list[list[float]]] = ([], [])
         for number in range(-(-steps // _TURN)):
-            # Whoever begins is second in the next round.
+            # The first one is second in the next round.
             for place in (0, 1) if number % 2 else (1, 0):
                 found[place].append(_next_steps(rigs[place], youngest[place]))
         return Turns(*found)

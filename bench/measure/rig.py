@@ -219,6 +219,6 @@ def drawn_weights(model: ModelConfig, config: EngineConfig, quantization: str = 
     if quantization:
         source = QuantisedSource(source, RECIPES[quantization])
     weights = assemble(model, source, getattr(torch, config.compute_dtype), device)
-    # Drawing leaves float32 copies behind that a checkpoint's loading does not.
+    # Sampling weights leaves float32 copies behind; loading a checkpoint does not.
     torch.cuda.empty_cache()
     return weights

@@ -148,7 +148,7 @@ class ScriptedDrafter:
         drawn = self._draws.next()
         tokens = self._answer[length : length + most].tolist()
         return [
-            # Of a vocabulary of more than one token the other one is another.
+            # A wrong draft: 0, or 1 if the right token is 0.
             token if drawn < part else int(token == 0)
             for token, part in zip(tokens, self._script.reached, strict=False)
         ]

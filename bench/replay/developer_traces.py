@@ -53,7 +53,7 @@ DRAFTING_POLICY = "auto"
 MODEL = "35b-a3b"
 _PLACE = "trace, budget"
 
-# Evicts the state whose last use is longest ago, of ends of answers and branch points.
+# Evicts the least recently used state; states are at ends of answers and branch points.
 _SIMULATED_POLICY = "c.marconi-a0"
 
 

@@ -109,7 +109,7 @@ class _Stream:
 
     def close(self) -> None:
         self._closed = True
-        # It wakes the thread, which closes the rest.
+        # Wake the reading thread: it closes the rest.
         with suppress(OSError):
             socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
 

@@ -203,7 +203,7 @@ def _enough(nodes: int, load: DecodeLoad, line: StepLine | None, targets: Servic
         batch = max(batch, line.batch(load.tokens / nodes))
     if math.isinf(batch):
         return False
-    # New answers go to the smallest batch, so that batches vary as their sum does.
+    # New answers go to the smallest batch, so the batches vary only with their sum.
     most = batch + _NORMAL.inv_cdf(targets.share) * math.sqrt(batch / nodes)
     if line is not None and most > 1 and line.seconds(most) > step_target(line, targets):
         return False
@@ -248,7 +248,7 @@ def _of_prefill(history: Sequence[Observation], policy: PlanPolicy) -> tuple[int
     trend = trend_of(times, np.array([each.prefill.work for each in history]), pace)
     service = _service(history)
     late = _late_work(history, policy)
-    # It must be worked off beside what comes.
+    # Late work must be done beside new work.
     behind = min(most, math.ceil(trend.now + late / pace.clear)) if late else 0
     feasible = service is None or prefill_feasible(service, targets)
     now = max(prefill_nodes(trend.soon, service, targets, most), behind)
@@ -285,7 +285,7 @@ def _of_decode(history: Sequence[Observation], policy: PlanPolicy) -> tuple[int,
     tokens = trend_of(times, np.array([each.tokens for each in seen]), pace)
     answers = trend_of(times, np.array([each.running + each.waiting for each in seen]), pace)
     held = level_of(times, np.array([each.held for each in seen]), pace.level)
-    # What is worked off of prefill's queue is asked of these nodes beside what comes.
+    # These nodes must also take the prompts from prefill's backlog, beside new ones.
     work = level_of(times, np.array([each.prefill.work for each in history]), pace.quick)
     passed_on = 1 + _late_work(history, policy) / (pace.clear * work) if work > 0 else 1.0
     soon = max(tokens.soon, tokens.now * passed_on)

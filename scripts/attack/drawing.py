@@ -59,7 +59,7 @@ def messages(descriptor: Descriptor, depth: int = 3) -> st.SearchStrategy[Any]:
     build = GetMessageClass(descriptor)
 
     def filled(values: dict[str, Any]) -> Any:
-        # Of a oneof the last one counts.
+        # The last field of a oneof counts.
         message = build()
         for name, value in values.items():
             if value is not None:

@@ -154,7 +154,7 @@ async def _ask_all(
 ) -> None:
     left = asks(settings.seed, settings.requests)
     seconds = _ANSWER_SECONDS * settings.patience
-    # What breaks is a trouble, and not asked again.
+    # A broken request is a trouble, and not retried.
     async with AsyncClient(world.decode.address, retry=RetryPolicy(attempts=1)) as client:
 
         async def ask_in_turn() -> None:

@@ -42,7 +42,7 @@ def run(settings: TiersSettings, say: Callable[[str], None]) -> Tally:
     if settings.fault == "kill":
         _kill(settings.conversations, tally, say)
         return tally
-    # Copies that fail on purpose say so.
+    # Silence the logs of deliberately failed copies.
     logging.disable(logging.ERROR)
     if settings.copies:
         turns = Turns(settings.seed)
@@ -135,7 +135,7 @@ def _kill(conversations: int, tally: Tally, say: Callable[[str], None]) -> None:
 
 def _node(folder: Path) -> TieredEngine:
     disk = FaultyDisk(folder, tiny_parts(slabs=2).layout, _SLABS)
-    # The model is so small that little would be worth a read from a true disk.
+    # The model is so small that few reads from a real disk would be worth their cost.
     with mock.patch("tasuki.engine.assembly.parts.DISK_LINK", CPU_LINK):
         return TieredEngine(slabs=60, host_slabs=200, disk=disk.memory())
 

@@ -53,7 +53,7 @@ class Victim(Node):
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
-            # It was gone, and its parent had seen that, before anybody looked.
+            # The process was gone, and its parent had reaped it, before this look.
             self._dead = True
             return time.monotonic()
         try:

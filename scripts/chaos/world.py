@@ -132,7 +132,7 @@ class World(Pair):
         before then."""
         deadline = time.monotonic() + seconds
         while True:
-            # Read in this order: a death that this count misses is one of the caller's own time.
+            # Read in this order: a death missed by this count is in the caller's own time.
             deaths = self.decode_deaths
             if self._decode_stands.wait(0.0) or time.monotonic() > deadline:
                 return deaths

@@ -91,7 +91,7 @@ def _row(client: str, address: str, folder: Path) -> tuple[str, bool]:
     done = subprocess.run(
         [*_command(client), f"http://{address}", MODEL, *_more(client)],
         cwd=folder,
-        # Where `columns` is, for those in a folder below.
+        # The folder of `columns`, for drivers in a folder below it.
         env={**os.environ, "PYTHONPATH": str(_AGENTS)},
         capture_output=True,
         text=True,

@@ -172,7 +172,7 @@ def _python(client: str) -> str:
         return sys.executable
     for minor in range(oldest[1], oldest[1] + _NEWER_PYTHONS):
         found = shutil.which(f"python3.{minor}")
-        # A shim of pyenv is on the path for versions that it does not run.
+        # The path may have a pyenv shim of a version that pyenv cannot run.
         if found and not subprocess.run([found, "--version"], capture_output=True).returncode:
             return found
     wanted = ".".join(map(str, oldest))

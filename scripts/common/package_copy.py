@@ -81,7 +81,7 @@ class PackageCopy:
         self._load(self._installed)
 
     def _load(self, extension: Path) -> None:
-        # As a new file: the old one may be mapped by what runs.
+        # As a new file, because a running process may have mapped the old one.
         here = self.place / "pycache" / self._name
         shutil.copy2(extension, here.with_suffix(".new"))
         here.with_suffix(".new").replace(here)

@@ -95,7 +95,7 @@ def _source(spec: KernelSpec) -> ASTSource:
     varying = {name for name, kind in spec.signature.items() if kind in ("i32", "i64")}
     settled = {param.name for param in spec.kernel.params if param.do_not_specialize}
     if varying - settled:
-        # Triton would compile anew where it is 1 or a multiple of 16, while a client waits.
+        # Triton would compile anew for 1 or a multiple of 16, while a client waits.
         raise KernelSpecError(
             f"{spec.name}: {', '.join(sorted(varying - settled))} may be any integer: name it in "
             'do_not_specialize, or end its type in ":16" if launches only pass multiples of 16'

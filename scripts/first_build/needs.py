@@ -153,7 +153,7 @@ def install_line(of: str) -> str:
 def _disk_lacks(venv: Path, environment: Mapping[str, str]) -> Iterator[Lack]:
     if (venv / "torch").exists():
         return
-    # Space that an environment made before takes already counts as free: it is made anew.
+    # An existing environment is made anew, so its space counts as free.
     home = next(folder for folder in (venv, *venv.absolute().parents) if folder.is_dir())
     needed = CUDA_BYTES if gpu_names() and not environment.get("TORCH_ARGS") else CPU_BYTES
     temporary = Path(tempfile.gettempdir())

@@ -134,7 +134,7 @@ def _await_ready(process: "subprocess.Popen[bytes]", port: int, log: Path) -> No
 
 
 def _run(command: Sequence[str], cwd: Path | None = None) -> str:
-    # Of the caller's environment nothing that would let it import another tasuki.
+    # Without PYTHONPATH, so it cannot import another tasuki.
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ran = subprocess.run(
         command, cwd=cwd, env=clean, timeout=INSTALL_SECONDS, capture_output=True, text=True

@@ -43,7 +43,7 @@ class Plan:
             words = f"serving --model 9b --clients 8 {load}"
             return self._figure(name, gpus, 100, "an even pace", words, *flags)
 
-        # A pair has agents: these ask once, all at once, for what a stream asks for.
+        # A pair has agents: each sends one request, all at once, of the size of a stream's.
         once = "--sessions 256 --turns 1 --warm 0 --prefix 0 --turn-tokens 512 --turn-answer 512"
 
         return [

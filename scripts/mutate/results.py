@@ -54,7 +54,7 @@ class Results:
         verdict = self._verdicts.get(aim.mutant.key)
         if verdict is None or verdict.scope != aim.mutant.scope_digest:
             return None
-        # "unnoticed": of runs that ended before all tests were tried.
+        # "unnoticed" is a status of runs ended before all tests were tried.
         lives = verdict.status in (Status.SURVIVED.value, "unnoticed")
         if lives and (verdict.status == "unnoticed" or verdict.tests != self._tests_of(aim)):
             return None

@@ -55,8 +55,9 @@ class TouchedLines:
             for ran in self._passed[file]
             if any(first <= line <= last for line in ran.lines.get(str(aim.path), ()))
         ]
-        # Coarse and stable: below that a busy machine decides, and a file has its plain case
-        # before one that waits without end for what a mutant broke.
+        # Round to tenths: smaller differences depend on the machine's load. Equal times keep the
+        # file's order: a plain case is before a case that may wait without end for the mutant's
+        # fault.
         return sorted(found, key=lambda ran: round(ran.seconds, 1))
 
 

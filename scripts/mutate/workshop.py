@@ -44,7 +44,7 @@ class Workshop:
         self._copy = PackageCopy(root, folder)
         for path in self._copy.changed:
             if path.suffix == ".py" and not path.name.startswith("test_"):
-                # By their hashes: a mutant's own bytecode is never that of its source.
+                # Check bytecode by hashes, so a mutant's bytecode is never used for another source.
                 compile(str(self.place / path), invalidation_mode=PycInvalidationMode.CHECKED_HASH)
         self._touched = touched
         self._baselines: dict[tuple[str, ...], float] = {}

@@ -60,7 +60,7 @@ class Kind:
 
 def _write_nginx(folder: Path, text: str) -> tuple[Sequence[str], Sequence[str]]:
     (folder / "tasuki.conf").write_text(text)
-    # Else root's workers would be nobody's, who may not write here.
+    # Otherwise root's workers would run as `nobody`, without the right to write here.
     user = f"user {getpwuid(0).pw_name};\n" if os.geteuid() == 0 else ""
     (folder / "nginx.conf").write_text(_NGINX_FRAME.format(folder=folder, user=user))
     run = ("-p", str(folder), "-e", str(folder / "log"), "-c", str(folder / "nginx.conf"))

@@ -165,7 +165,7 @@ def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
 
 def mixed_precision(device: torch.device) -> torch.autocast:
     """Use bfloat16 matrix products on a GPU, float32 elsewhere."""
-    # A cached cast would outlive the graph that made it.
+    # A cached cast would outlive its graph.
     return torch.autocast(
         device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False
     )

@@ -69,7 +69,7 @@ def _write_prints(layer: nn.Module) -> None:
         layer.in_proj_qkv.weight[rows] = 0.0
         layer.in_proj_qkv.weight[rows, : WORD_SIZE - 1] = word_print
         layer.conv1d.weight[rows, 0, PLACES - 1 - place] = 1.0
-    # Nothing is kept from token to token, and what is written is read at once.
+    # Nothing is kept from token to token, and written values are read at once.
     layer.A_log.fill_(1.5)
     layer.dt_bias.fill_(5.0)
     _only_bias(layer.in_proj_b.weight, 1.0)

@@ -19,7 +19,7 @@ MOST_BYTES = 1 << 20
 """Size of a prompt of 262,144 tokens in bytes: messages behind one such prompt do not wait for
 another."""
 
-# A process that is to fail at a place has said what comes before it.
+# With failpoints, send each message at once: before a failure all earlier messages are out.
 _AT_ONCE = 1 if ARMED else MOST_MESSAGES
 
 

@@ -173,7 +173,7 @@ class EncodingSource:
             pages = window.local_pages[start : start + at_once]
             part = replace(header, first_page=header.first_page + start, pages=len(pages))
             piece = replace(window, header=part, local_pages=pages)
-            # A state that the layer has beside its pages leaves once, with the last of them.
+            # A layer's state beside its pages is sent once, with the last pages.
             if beside and start + at_once < header.pages:
                 part = replace(part, carries_state=False)
                 piece = replace(piece, header=part, local_slot=None)
@@ -214,7 +214,7 @@ class EncodingSource:
                 lengths = rows.lengths[part : part + parts] * _WORD
                 places[part : part + parts] = offset + np.cumsum(lengths) - lengths
                 offset += int(lengths.sum())
-            # What a draft layer carries leaves from where it lies.
+            # A draft layer's carried values are sent from their place in the arena.
             part += parts + (0 if slot is None or not kind.keeps_pages else len(of_slot))
         assert offset <= cell.offset + cell.size
         return places

@@ -91,7 +91,7 @@ class TorchLayerCodec:
     def decode(self, layer: int, ids: Sequence[int]) -> None:
         form, carried = self._format(layer), self._carried(layer)
         rows, places = self._place(layer, ids)
-        # A copy: what is decoded must not be what is written over.
+        # A copy, because the encoded bytes are read while the decoded ones are written over them.
         encoded = rows[:, carried : carried + self._encoded(layer)].index_select(
             0, self._index(places)
         )

@@ -51,7 +51,7 @@ def _mend(differences: tuple[Difference, ...]) -> str:
         return "start both nodes with one version, checkpoint and wire"
     flags = [flag for field, flag in _FLAGS.items() if field in causes]
     values = ""
-    # Flags say fp8 and bf16 of keys and values, where a layout names what is stored.
+    # A layout names the stored dtypes, but the flags name fp8 and bf16 for keys and values.
     if len(causes) == 1 and "kv_dtype" not in causes:
         (cause,) = (named[field] for field in causes)
         values = f", {cause.ours} or {cause.theirs}"

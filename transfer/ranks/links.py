@@ -60,7 +60,7 @@ def _links(layout: CacheLayout, senders: int, receivers: int) -> Iterator[RankLi
                 kv if copies else range(0),
                 _both(keys, senders, source, receivers, target),
                 _both(layout.value_heads, senders, source, receivers, target),
-                # Of those who have it, one that the receiver is linked with for other things too.
+                # Every source has the carried bytes: choose one with other links to this receiver.
                 layout.draft_layers > 0 and source == target * senders // receivers,
                 copies,
                 turn,

@@ -51,7 +51,7 @@ class IncomingRoom:
         self.landings: deque[LandedWindow] = deque(maxlen=KEPT_WINDOWS)
         self.waits: deque[BarrierWait] = deque(maxlen=KEPT_WINDOWS)
         self._pages = np.zeros((len(self._kinds), len(destination.pages)), dtype=np.bool_)
-        # Where no slot was granted, no state is awaited.
+        # Without a granted slot no state is awaited.
         self._states = np.full(len(self._kinds), destination.slot is None, dtype=np.bool_)
 
     @property

@@ -108,7 +108,7 @@ class Receiver:
             if incoming is not None:
                 incoming.forgotten = True
                 incoming.changed.notify_all()
-        # Whoever decodes has seen it then, or is through with its part.
+        # After this, a running decode has seen the flag or has finished its part.
         with self._decoding:
             pass
 
@@ -174,7 +174,7 @@ class Receiver:
         self._wait_passes()
         while self._unread() and not self._stopping.is_set():
             self._wait_passes()
-        # What the last pass took from a socket it has stored by its end.
+        # The pass that read a socket's last bytes has stored them by its end.
         self._wait_passes()
 
     def _unread(self) -> bool:
@@ -202,8 +202,8 @@ class Receiver:
             if arrived or awaited:
                 pace.reset()
             elif rung or not self._rooms:
-                # Unexpected notifications are still drained, only less often where they do not
-                # ring. Whoever begins to expect ends it.
+                # Unexpected notifications are still drained, but less often if they do not ring.
+                # The start of a room's expectation ends this wait.
                 self._bell.wait(_IDLE_SECONDS)
             else:
                 seconds = min(arena.transport.poll_seconds for arena in self._arenas)
@@ -216,7 +216,8 @@ class Receiver:
         except TransferError as error:
             log.warning("notifications could not be read: %s", error)
             return 0
-        # What is decoded may not be digested after that: each window by itself then.
+        # Decoding a chunk may overwrite bytes of the next one before their digest: take each chunk
+        # by itself.
         at_once = _MOST_AT_ONCE if arena.window_sink is None else 1
         for first in range(0, len(arrived), at_once):
             self._take(arena, arrived[first : first + at_once])
@@ -299,7 +300,7 @@ class Receiver:
             )
         except Exception:
             if len(windows) > 1:
-                # What is wrong with one of them befalls no other.
+                # A fault of one chunk must not affect another.
                 return [one for window in windows for one in self._digested(arena, [window])]
             log.exception("a notification was dropped")
             return []

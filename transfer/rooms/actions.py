@@ -169,7 +169,7 @@ class BeginPull(HandOn):
     """Pull the state offered by the receiver."""
 
 
-# Of either side
+# Actions of both sides.
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class Sending:
             case on.Refusal():
                 return self._refuse(event)
             case on.PullWanted(payload=payload):
-                # Where the room drains by now the pull is lost at once.
+                # If the room drains already, the pull is lost at once.
                 self._pulls = True
                 return [do.BeginPull(payload)]
             case on.Announced(payload=payload):
@@ -159,7 +159,7 @@ class Sending:
             self.phases.mark(Phase.GRANTED, now)
             return [do.Reserve()]
         self._machine.apply(SenderEvent.ARRIVE)
-        # A message that brings the prompt is the gateway's call and the receiver's in one.
+        # A message with the prompt is both the gateway's call and the receiver's.
         return [] if self._terms.awaits_gateway else self._meet(now)
 
     def _meet(self, now: float) -> list[Action]:

@@ -98,7 +98,7 @@ SENDER: SenderTable = MappingProxyType(
         (_S.HOLDING, _SE.TOKEN): _S.DONE,
         (_S.HOLDING, _SE.STOP): _S.DRAINING,
         (_S.DRAINING, _SE.DRAINED): _S.ENDED,
-        # What was under way when the room stopped, and retried aborts, change nothing.
+        # After the stop, events already under way and repeated aborts change nothing.
         (_S.DRAINING, _SE.ACCEPT): _S.DRAINING,
         (_S.DRAINING, _SE.REFUSE): _S.DRAINING,
         (_S.DRAINING, _SE.GRANT): _S.DRAINING,
@@ -128,7 +128,7 @@ RECEIVER: ReceiverTable = MappingProxyType(
         (_R.VERIFYING, _RE.VERIFIED): _R.COMMITTED,
         (_R.VERIFYING, _RE.LOSE): _R.QUARANTINED,
         (_R.QUARANTINED, _RE.FENCED): _R.ENDED,
-        # What was under way when the room was lost changes nothing.
+        # After the loss, events already under way change nothing.
         (_R.QUARANTINED, _RE.READY): _R.QUARANTINED,
         (_R.QUARANTINED, _RE.DONE): _R.QUARANTINED,
         (_R.QUARANTINED, _RE.LOSE): _R.QUARANTINED,
@@ -147,8 +147,8 @@ def _among(
     }
 
 
-# A pull is a hand-over with roles swapped, without queue, lease and token: the receiver grants with
-# its ask, the sender pins what it offered or refuses.
+# A pull is a hand-over with swapped roles, without queue, lease and token. The receiver grants with
+# its question; the sender pins the offered state or rejects.
 PULL_SENDER: SenderTable = MappingProxyType(
     _among(
         SENDER,
@@ -162,7 +162,7 @@ PULL_SENDER: SenderTable = MappingProxyType(
         (_S.PINNING, _SE.STOP): _S.DRAINING,
         # No token is awaited.
         (_S.STREAMING, _SE.FLUSHED): _S.DONE,
-        # What was under way when the pull stopped changes nothing.
+        # After the stop, events of the pull already under way change nothing.
         (_S.DRAINING, _SE.PINNED): _S.DRAINING,
         (_S.ENDED, _SE.PINNED): _S.ENDED,
         (_S.ENDED, _SE.REFUSE): _S.ENDED,

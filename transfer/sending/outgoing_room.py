@@ -100,7 +100,8 @@ class OutgoingRoom:
     _timeline: list[WindowTiming] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # A running future cannot be cancelled by one of the several who wait for it.
+        # Several callers wait for the future. As a running one it cannot be cancelled by any of
+        # them.
         self.drained.set_running_or_notify_cancel()
 
     @property
@@ -217,7 +218,8 @@ class OutgoingRoom:
         header, tick = posted.window.header, posted.window.tick
         first = tick - (header.end_layer - header.first_layer) + 1
         times = self.link.source.steps.times_of(first, tick + 1)
-        # What the counter no longer remembers was finished before; the bound is what is known.
+        # Layers unknown to the counter were finished earlier; the begin of the post is the known
+        # bound.
         finished = tuple(posted.begun if at is None else at for at in times)
         return finished, max(posted.begun, *finished)
 
@@ -254,7 +256,8 @@ class OutgoingRoom:
     def report(self, steps: StepCounter) -> SendReport:
         """Return the report of the sent room. steps: counter of the room's layers. REQUIRES:
         complete."""
-        # A forward whose end nobody reported, or that ended long ago, as of what is pulled.
+        # The end of a forward may be unreported, or long past, as for pulled chunks: take the last
+        # write.
         written = max(timing.finished for timing in self._timeline)
         forward_end = max(written, steps.end_of(self._last_tick))
         hidden, exposed = split_time(self._timeline, forward_end)
@@ -288,7 +291,7 @@ class FairQueue:
 
     def served(self, room: OutgoingRoom, size: int) -> None:
         """Record `size` bytes posted for the chosen room."""
-        # An idle room saves nothing up: it starts where the others are.
+        # An idle room saves nothing up: it starts level with the others.
         self._now = self._start(room)
         room.served_until = self._now + size
 

@@ -327,7 +327,7 @@ class Sender:
         """Wait until polling can show something new, or another thread wakes this one."""
         asked = [room for room in rooms if room.posted and not room.link.rings]
         if not asked:
-            # What rings ends this, deadlines do not.
+            # Only a wakeup event ends this wait early, not a deadline.
             self._bell.wait(_IDLE_SECONDS)
             return
         poll_seconds = min(arena.transport.poll_seconds for arena in self._arenas)
@@ -353,7 +353,7 @@ class Sender:
         leaving: list[Leaving] = []
         able = [room for room in rooms if room.waiting and self._may_post(room)]
         for _ in rooms:
-            # What was taken of one room may be as much as another's link is to have.
+            # Posting for one room may have filled the link of another.
             while able and not self._may_post(room := self._turns.next(able)):
                 able.remove(room)
             if not able:
@@ -379,7 +379,7 @@ class Sender:
         try:
             return act(room)
         except Exception as error:
-            # One room's defect must not end the thread that serves all.
+            # A defect of one room must not end the thread of all rooms.
             log.exception("room %d broke", room.room)
             self._stop(room, f"internal error: {error!r}")
             return False
@@ -580,7 +580,7 @@ class Sender:
             self._release(room, posted)
         room.link.rate.gone(sum(posted.bytes for posted in room.posted))
         with self._lock:
-            # Behind the release, since a room that is not here is taken for drained.
+            # After the release, because a missing room counts as drained.
             del self._rooms[room.room]
             aborted = room.aborted
         self.counters.count(end)

@@ -89,7 +89,8 @@ def last_runs(layer_bytes: Sequence[int], most: int, least: int = 0) -> list[Run
     least = min(least, sum(layer_bytes) // _MANY_SHARE)
 
     def joins(left: int, size: int, more: int) -> bool:
-        # What is small beside a window's own cost goes along with the next layer, however large.
+        # A size small beside a chunk's own cost is sent together with the next layer, however
+        # large.
         fits = size + more <= left // 2 and (size + more <= most or size <= most // 2)
         return fits or size + more <= least
 

@@ -283,7 +283,7 @@ def build_transport(kind: str, name: str, device: torch.device) -> Transport:
     if kind in builders:
         return _expecting(builders[kind]())
     if device.type != "cuda":
-        # It copies between GPUs: nothing that auto could lack.
+        # peer_copy copies between GPUs: on a CPU its absence is no reason to report.
         del builders["peer_copy"]
     members, reasons = {}, []
     for member, build in builders.items():

@@ -141,7 +141,7 @@ def check_bounds(pieces: Pieces, local_size: int, remote_size: int) -> None:
     length = pieces[:, 2]
     for side, column, size in (("local", 0, local_size), ("remote", 1, remote_size)):
         offset = pieces[:, column]
-        # Not offset + length > size: near 2^63 that sum wraps around.
+        # Not offset + length > size: near 2^63 the sum wraps around.
         bad = np.flatnonzero(
             (offset < 0) | (length < 1) | (length > size) | (offset > size - length)
         )
@@ -159,7 +159,7 @@ def _inside(pieces: Pieces, local_size: int, remote_size: int) -> bool:
     local, remote, length = pieces[:, 0], pieces[:, 1], pieces[:, 2]
     if int(pieces.min()) < 0 or int(length.min()) < 1:
         return False
-    # Both offsets are not negative, so that no difference leaves int64.
+    # Both offsets are not negative, so no difference leaves int64.
     return bool((local <= local_size - length).all()) and bool(
         (remote <= remote_size - length).all()
     )

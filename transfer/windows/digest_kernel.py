@@ -33,7 +33,7 @@ from .digest import (
     word_keys,
 )
 
-# What a head has of a page's block is four chunks in the published shapes.
+# A head's share of a page's block is four chunks in the published shapes.
 _PARTS = 4
 _CHUNK = 2048
 _BLOCK = 1024
@@ -159,7 +159,7 @@ def _sum_kernel(
 def _mix_kernel(partial, seeds, windows, digests, PARTS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     value = tl.sum(tl.load(partial + row * PARTS + tl.arange(0, PARTS)), 0)
-    # Modular addition commutes, so the order in which rows arrive does not show.
+    # Modular addition commutes, so the rows' order of arrival has no effect.
     window = tl.load(windows + row)
     tl.atomic_add(digests + window, _splitmix64(tl.load(seeds + row) ^ value))
 

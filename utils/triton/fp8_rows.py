@@ -14,7 +14,7 @@ NAN_SCALE = tl.constexpr(255)
 @triton.jit
 def largest_bits(values):
     """Return the bits of the largest absolute number of each row of float32 [ROWS, COLUMNS]."""
-    # Of numbers without sign, the larger one has the larger bits; so have infinity and NaN.
+    # For numbers without sign, larger numbers have larger bits; infinity and NaN have the largest.
     return tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
 
 
@@ -37,7 +37,7 @@ def row_codes(values, scale):
     # Beside 2^14 a float32 counts in steps of 2^-9, as e4m3 does below 2^-6.
     small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
     code = tl.where(size < 0x3C800000, small, normal) | ((scaled >> 24) & 0x80)
-    # As a cast has it: the row is NaN whatever its codes are.
+    # As with a cast, the row is NaN for any codes.
     return tl.where(scale[:, None] == NAN_SCALE, 0x7F, code).to(tl.uint8)
 
 

@@ -86,7 +86,7 @@ class LoadClient:
         try:
             await self._caller.ask(prompt, reader, self._target.patience)
         finally:
-            # Also where nothing came: whoever waits for all would wait for ever.
+            # Signal it even without any token: the wait for all would never end otherwise.
             self._begun(session)
         return answer
 

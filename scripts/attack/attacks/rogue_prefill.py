@@ -164,7 +164,7 @@ class RogueNode(handover_pb2_grpc.HandoverServicer):
         for drawn in script:
             message = pb.SenderMessage()
             message.CopyFrom(drawn)
-            # Of a room that is not open it would be dropped unread.
+            # A message for a room not open would be dropped unread.
             message.room = opening.room
             yield pb.SenderBatch(messages=[message])
             time.sleep(0.05)

@@ -95,7 +95,7 @@ def rogue_receiver(attempt: Attempt) -> None:
 
 def _metadata(attempt: Attempt, rogue: Rogue) -> None:
     for _ in range(4):
-        # NIXL refuses what it does not know only under a name that it does not know.
+        # Use a fresh name: NIXL rejects unknown metadata only under an unknown name.
         fresh = NixlTransport("rogue")
         memory = np.zeros(1 << 16, dtype=np.uint8)
         fresh.register(memory.ctypes.data, memory.size)
@@ -133,7 +133,7 @@ def _rooms(attempt: Attempt, rogue: Rogue) -> None:
     tickets = examples(messages(pb.Ticket.DESCRIPTOR), attempt.rng, 6)
     answers = examples(messages(pb.ReceiverMessage.DESCRIPTOR), attempt.rng, 12)
     for answer in answers:
-        # Of the room that it is sent in: of others it would be dropped unread.
+        # Keep it in its own room: a message for another room would be dropped unread.
         answer.ClearField("room")
     reserves = []
     for ticket in tickets:
@@ -205,8 +205,8 @@ def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> No
         # The end of its own stream aborts a room. A stranger's Abort would end it at once.
         attempt.tally.note("left by its receiver, on a busy machine")
     elif not (_has_kind(received, "accepted", "aborted") and victim.is_connected()):
-        # An Abort ends a room with no reason of the node's own. Severing what an earlier rogue was
-        # granted breaks every connection, this one's too.
+        # An Abort ends a room without a reason of the node's own. Severing an earlier rogue's
+        # grants breaks every connection, and this one too.
         attempt.tally.note("cut off or not accepted")
     else:
         kinds = [message.WhichOneof("message") for message in received]

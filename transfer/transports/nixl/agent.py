@@ -15,18 +15,19 @@ from tasuki.transfer.errors import TransportError
 _PACKAGES = ("nixl_cu13", "nixl_cu12")
 
 ENVIRONMENT = {
-    # No shared memory and no cma by default: with posix a receiver segfaults inside UCX when its
-    # peer is killed while the two connect, with sysv connecting was seen to hang, with cma a sender
-    # aborts on close after its peer was killed in mid-transfer (NIXL 1.5.1). tcp is slower on one
-    # host, survives all of it, and sees a peer's death at once.
+    # No shared memory and no cma by default (NIXL 1.5.1). With posix a receiver segfaults inside
+    # UCX if its peer is killed while the two connect. With sysv connecting was seen to hang. With
+    # cma a sender aborts on close after its peer was killed in mid-transfer. tcp is slower on one
+    # host, but survives all of these, and sees a peer's death at once.
     "UCX_TLS": "cuda_copy,cuda_ipc,rc,tcp,self",
-    # UCX authenticates nobody: whoever sets another interface declares it as trusted.
+    # UCX authenticates no peer: a user setting another interface declares it as trusted.
     "UCX_NET_DEVICES": "lo",
-    # For whoever adds them: without these two, agents on one host cannot be made.
+    # For users adding posix or sysv: without these two, agents on one host cannot be made.
     "UCX_POSIX_ERROR_HANDLING": "y",
     "UCX_SYSV_ERROR_HANDLING": "y",
     "UCX_KEEPALIVE_INTERVAL": "1s",
-    # UCX's own (1 s, 7) let a NIC repeat a write for half a minute; the fence waits that long.
+    # With UCX's defaults (1 s, 7) a NIC repeats a write for half a minute, and the fence waits as
+    # long.
     "UCX_RC_TIMEOUT": "20ms",
     "UCX_RC_RETRY_COUNT": "7",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
@@ -62,7 +63,7 @@ def new_agent(name: str) -> Any:
     api = importlib.import_module(f"{package}._api")
     try:
         # NIXL's own progress thread spins: it takes most of a core of an idle daemon. Without it
-        # UCX moves in poll() and notifications(), which sender and receiver call anyway.
+        # UCX moves in poll() and notifications(), called by sender and receiver anyway.
         config = api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
         return api.nixl_agent(name, config)
     except Exception as error:

@@ -184,7 +184,7 @@ class MetadataProbe:
         try:
             answer = self._ask(process, request, address.blob)
         except (OSError, ValueError) as error:
-            # Whatever it was, the next peer gets a process that is whole.
+            # Whatever the cause, the next peer gets a new process.
             self._end()
             raise MetadataUnusable(f"the process that tries metadata failed: {error}") from error
         finally:

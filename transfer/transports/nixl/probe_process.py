@@ -78,7 +78,7 @@ def _try(request: dict[str, Any], blob: bytes, answers: int) -> None:
     except Exception as error:
         answer = {"why": f"{type(error).__name__}: {error}"[:256]}
     os.write(answers, json.dumps(answer).encode()[:_LONGEST_ANSWER])
-    # Nothing of it is taken down in order: what it has may be broken.
+    # Exit without any cleanup, because the process's state may be broken.
     os._exit(0)
 
 

@@ -98,7 +98,7 @@ class NixlTransport(Transport):
         # Agents of one name on two hosts or of two lives of one node must not be mistaken for each
         # other.
         self._agent: Any = new_agent(f"{name}-{uuid.uuid4().hex}")
-        # NIXL has no call that ends what peers do to this agent.
+        # NIXL has no call for ending peers' writes to this agent.
         self._inbound = InboundSockets(before)
 
     @property
@@ -182,7 +182,7 @@ class NixlTransport(Transport):
             raise TransportError(f"NIXL: another peer is connected as {agent}")
         try:
             added = self._agent.add_remote_agent(address.blob)
-            # What was tried must be what was added.
+            # The added agent must be the one tried before.
             if added != agent.encode():
                 raise TransportError(f"NIXL added {added!r}, not {agent}")
             endpoint = _NixlEndpoint(

@@ -67,7 +67,7 @@ class CudaIpc:
         self._call("cuDeviceGet", ctypes.byref(self._device), ctypes.c_int(device))
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
         with self._current():
-            # Not the default one, behind which the forward's kernels would be waited for.
+            # Not the default stream, because work there would wait for the forward's kernels.
             self._call("cuStreamCreate", ctypes.byref(self._stream), ctypes.c_uint(_NON_BLOCKING))
 
     def export(self, address: int) -> Export:

@@ -58,7 +58,7 @@ def launch_store(
     chunks of CHUNK_BYTES. flag: in host memory writable by the device. Addresses and the permission
     need more than 32 bits.
     """
-    # None of the arguments is specialised on, so that this is compiled once.
+    # No argument is specialised on, so the kernel is compiled once.
     return _store_kernel[(grid.programs,)](
         source,
         target.arena,
@@ -99,7 +99,7 @@ def _store_kernel(source, target, gate, permission, table, pieces, turn, flag, C
     while begin < chunks:
         chunk = begin
         end = tl.minimum(begin + turn, chunks)
-        # The last piece whose first chunk is not behind ours.
+        # The last segment with a first chunk at or before ours.
         piece = pieces * 0
         above = pieces
         while above - piece > 1:
@@ -109,7 +109,7 @@ def _store_kernel(source, target, gate, permission, table, pieces, turn, flag, C
             else:
                 above = middle
         while chunk < end:
-            # Halves of 16 bytes, so that the compiler sees wide words.
+            # In halves of 16 bytes, so the compiler sees wide words.
             local = tl.load(local_column + piece) * 2
             remote = tl.load(remote_column + piece) * 2
             words = tl.load(length_column + piece) * 2

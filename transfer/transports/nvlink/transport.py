@@ -369,7 +369,8 @@ class PeerCopyTransport(Transport):
                 self._disconnect(endpoint)
             if self._writer is not None:
                 self._writer.stop()
-            # Its launches read the arena: what was asked is answered by then, and none comes after.
+            # Its launches read the arena: after this every question is answered, and no launch
+            # follows.
             self._digests = None
             for bell in self._bells:
                 bell.forget(self._mailbox.descriptor)

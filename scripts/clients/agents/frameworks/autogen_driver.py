@@ -10,7 +10,7 @@ from autogen_core.models import UserMessage
 from autogen_core.tools import FunctionTool
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-# One for all: the client keeps its connections, which belong to a loop.
+# One loop for all: the client keeps its connections, and they belong to a loop.
 loop = asyncio.new_event_loop()
 client = OpenAIChatCompletionClient(
     model=c.MODEL,
