@@ -194,7 +194,7 @@ class ExchangeRank:
             if done % _TOGETHER == 0:
                 torch.cuda.synchronize()
                 self.own.check()
-                # All ranks replay as many, whosever time is over first.
+                # All ranks replay the same number of times, even if their times end differently.
                 if any(map(any, self._host.exchange(bytes([time.monotonic() > ends])))):
                     break
         torch.cuda.synchronize()

@@ -175,7 +175,7 @@ def _rig(
     slabs += _SPARE_SLABS
     engine = replace(engine, arena_mib=-(-slabs * layout.slab_bytes // MIB))
     parts = random_parts(model, engine)
-    # In whole MiB it may hold two of a small model.
+    # An exact arena: in whole MiB it might hold two sessions of a small model.
     arena, below = Arena(layout, slabs, device), arena_below(layout, _SESSIONS * slabs, device)
     return Rig(model, engine, replace(parts, arena=arena, host=below))
 

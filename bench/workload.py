@@ -54,7 +54,7 @@ RANK_PREFILL_TARGETS = {("27b", 50_000): 1.7}
 PREFILL_TARGETS = {("9b", 8_192): 0.216, ("9b", 50_000): 1.50}
 # At 50K cached: 64 tokens answered and 800 new; then the same prompt again.
 TURN_TARGETS = {"9b": (45e-3, 15e-3)}
-# Against transformers with fla in the same run, at one request.
+# Against transformers with fla in the same run, with one request.
 DECODE_PEER_RATIO = 12.0
 GRAMMAR_RATIO = 1.05
 """Ratio of a step with grammars on half of the answers to one without grammars."""

@@ -32,7 +32,7 @@ def asking(target: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        # A node's own refusals have a kind.
+        # A node's own rejection has a kind.
         if error.status is not grpc.StatusCode.UNAVAILABLE or error.kind is not None:
             raise
         raise ClientError(

@@ -150,7 +150,7 @@ def _answer(usage: m.Usage) -> list[str]:
 
 
 def _drafts(usage: m.Usage) -> list[str]:
-    # Each step behind the first token gave one more than it accepted.
+    # Each step after the first token gave one token more than it accepted.
     steps = max(1, usage.completion_tokens - usage.accepted_tokens - 1)
     return [
         f"  drafts   {usage.accepted_tokens} of {usage.drafted_tokens} tokens were accepted, "

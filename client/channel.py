@@ -194,7 +194,7 @@ def _typed_errors() -> Iterator[None]:
     except grpc.RpcError as error:
         raise client_error(error) from error
     except ValueError as error:
-        # gRPC raises it for a closed channel.
+        # gRPC raises this error for a closed channel.
         message = f"{error}; this client was closed: open another"
         raise ClientError(message, grpc.StatusCode.FAILED_PRECONDITION, None) from error
 

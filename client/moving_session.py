@@ -199,7 +199,7 @@ class MovingSession(SessionLife):
             target = yield from self._place()
         self._ask_at(target)
         if self.id and target != self.node and self.id not in self._handed_back:
-            # Once, though several nodes may be tried after it.
+            # Only once, even if several nodes are tried after it.
             self._handed_back = {self.id: (yield from self._hand_back())}
         return target
 
@@ -222,7 +222,7 @@ class MovingSession(SessionLife):
                 loads[node] = load
             if len(loads) == DRAWN:
                 break
-        # Now, since others were placed while this one asked.
+        # Count again now, because other sessions were placed while this one asked.
         counted = {
             node: replace(load, placed=self._nodes.placed(node)) for node, load in loads.items()
         }

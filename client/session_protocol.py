@@ -202,7 +202,7 @@ class SessionLife:
 
     def _reopen_if_lost(self) -> Steps[None]:
         if self._turn is not None and self._turn.cancelled and not self._turn.finished:
-            # It may have ended just before, and then the node's session has an unread answer.
+            # The turn may have ended just before, and then the node's session has an unread answer.
             self._lost = True
         yield from self._look_around()
         if not self._lost or self._closed:

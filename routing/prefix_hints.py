@@ -26,7 +26,7 @@ class SentPrefixes:
     """
 
     def __init__(self) -> None:
-        self._sent: OrderedDict[int, dict[int, float]] = OrderedDict()  # node, when
+        self._sent: OrderedDict[int, dict[int, float]] = OrderedDict()  # node, time
 
     def known(self, prompt: Sequence[Beginning], now: float) -> dict[int, int]:
         """Return the longest sent prefix of the prompt, in tokens, by node."""

@@ -102,7 +102,7 @@ def unread(address: str, path: str, body: bytes, keys: Sequence[str]) -> Iterato
             connection.sendall(head.encode() + body)
             opened.append(connection)
             if number >= _AHEAD:
-                # Connections of no admitted request are few.
+                # The node allows only few connections without an admitted request.
                 _check_begun(opened[number - _AHEAD], path)
         for connection in opened:
             _check_begun(connection, path)

@@ -85,7 +85,7 @@ class ServerConfig:
     etcd_login: str = option(
         "", "file with USER:PASSWORD for etcd; none: it asks for no user", unit="FILE"
     )
-    # Not option(): a secret stays out of repr.
+    # Not option(): this keeps a secret out of repr.
     api_key: str = field(
         default="",
         repr=False,

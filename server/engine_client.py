@@ -329,7 +329,7 @@ class EngineClient:
                 )
         with self._requests.held(caller, len(given)):
             if len(submits) > 1:
-                # The call itself was admitted as one.
+                # The call itself was admitted as one request.
                 self._limits.admit_request(caller, len(submits) - 1)
             self._limits.admit_prompt(caller, sum(len(submit.prompt) for submit in submits))
             asked: dict[m.RequestId, UnreadAnswer] = {}
@@ -510,7 +510,7 @@ class EngineClient:
         try:
             answer = await future
         except asyncio.CancelledError:
-            # The reply may have come after the caller was last run, and before he was cancelled.
+            # The reply may have arrived after the caller last ran, and before its cancellation.
             if not future.cancelled() and future.exception() is None:
                 self._close_opened(future.result())
             raise

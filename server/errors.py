@@ -31,9 +31,9 @@ up to twelve bytes."""
 class Retry(Enum):
     """The caller's options after an error."""
 
-    NEVER = "never"  # the same call would be refused again: mend it first
-    LATER = "later"  # here, a moment later
-    ELSEWHERE = "elsewhere"  # at another node, or here once this one is back
+    NEVER = "never"  # the same call would be rejected again: fix it first
+    LATER = "later"  # at this node, a moment later
+    ELSEWHERE = "elsewhere"  # at another node, or at this one once it is back
     REOPEN = "reopen"  # open the session again and replay the conversation
 
 

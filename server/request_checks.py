@@ -82,7 +82,7 @@ def check_answer_fits(
     """Raise PromptTooLong if a given limit is the cause, and not the prompt. fields: possible
     sources of new_tokens. most: limit of a prompt and its answer together, in tokens."""
     asked = next((name for name, value in fields.items() if value is not None), None)
-    # The last token of an answer takes no room.
+    # The last token of an answer needs no space in the context.
     fit = most - prompt_tokens + 1
     if asked is not None and 0 < fit < new_tokens:
         raise PromptTooLong(
@@ -148,7 +148,7 @@ def to_tokens(field: str, ids: Sequence[object]) -> Tokens:
     """Return a JSON list as int32 tokens. A float without a fraction is an integer, as in JSON
     Schema. Raises InvalidField for any other item and for integers outside [0, 2^31)."""
     try:
-        # Not one by one: a prompt of thousands would hold the interpreter for long.
+        # Not one by one, because a prompt of thousands would hold the interpreter for long.
         kinds = set(map(type, ids))
         if kinds <= {int}:
             tokens = np.array(ids, dtype=np.int32)

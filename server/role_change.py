@@ -126,7 +126,7 @@ class RoleChange:
         carried = {
             name: value
             for name, value in self._settings.items()
-            # A default is the new role's own.
+            # The new role has its own defaults.
             if name in known and value != self._defaults[name] and name != _OTHER_ROLE
         }
         path = self._settings.get(_OTHER_ROLE)

@@ -400,7 +400,7 @@ class HeldSessions:
         self, caller: Caller, session_id: str, after: Tail, added: SessionInput
     ) -> Appended:
         session = self._store.idle(caller, session_id)
-        # Other calls may have changed it since it was read.
+        # Other calls may have changed the log since it was read.
         if session.tail is not after:
             raise SessionBusy(
                 "session_id has changed while this was read: append one thing after the other"

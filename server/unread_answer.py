@@ -141,7 +141,7 @@ class UnreadAnswer:
         """Give waiting tokens to the sink. REQUIRES: there is a sink."""
         self._scheduled = False
         if self._reader is None or not (self._tokens or self._packed):
-            return  # The reader has yet to read what came before, or has read all.
+            return  # The reader has read all, or must read earlier tokens first.
         assert self._sink is not None
         waiting = self._tokens
         try:

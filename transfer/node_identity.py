@@ -52,7 +52,7 @@ def _shares_network(pid: int) -> bool:
 
 
 def _start_ticks(pid: int) -> int:
-    # The command's name is in parentheses and may hold spaces and parentheses itself.
+    # The command's name is in parentheses, and may itself contain spaces and parentheses.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[19])
 

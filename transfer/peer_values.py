@@ -32,7 +32,7 @@ def seconds(value: float, field: str, most: float = LONGEST_SECONDS) -> float:
 
 
 def within(value: float, field: str, least: float, most: float) -> float:
-    # NaN is in no range.
+    # This form also rejects NaN.
     if not least <= value <= most:
         raise PeerInvalid(f"{field} {value} is not in [{least:g}, {most:g}]")
     return value

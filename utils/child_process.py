@@ -35,7 +35,7 @@ async def start_child(
             *(sys.executable, "-m", module, str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
             stdin=asyncio.subprocess.DEVNULL,
-            # A daemon's one line on stdout is its front's.
+            # Only the front writes the daemon's one line on stdout.
             stdout=_STDERR,
         )
     return process, ours, _posted(job)
@@ -95,7 +95,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     while len(data) < count:
         part = connection.recv(count - len(data))
         if not part:
-            # The parent has gone before it had asked for anything.
+            # The parent has gone before it asked for anything.
             os._exit(1)
         data += part
     return data

@@ -72,7 +72,7 @@ class LoopThread:
         self._waited_for.add(future)
         future.add_done_callback(self._waited_for.discard)
         if self._lost is not None:
-            # It died in between, perhaps before the future was added.
+            # The loop died in between, perhaps before the future was added.
             self._give_up(future, self._lost)
         return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
 

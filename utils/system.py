@@ -86,7 +86,7 @@ def _send(message: str) -> None:
     path = os.environ.get(_VARIABLE, "")
     if not path:
         return
-    # "@" stands for the zero byte of an abstract socket's name.
+    # "@" is the zero byte of an abstract socket's name.
     address = "\0" + path[1:] if path.startswith("@") else path
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as manager:

@@ -166,7 +166,7 @@ def bushes(row: Row, work: Bushes, *, label: str) -> None:
     sample = np.random.default_rng(4).permutation(len(prompts))[:2_000]
     matches, pairs = [], []
     for i in sample:
-        asked = prompts[i].copy()  # as a tokenizer leaves it: in the core's cache; the tree is not
+        asked = prompts[i].copy()  # in the core's cache, as after a tokenizer; the tree is not
         start = now()
         tree.match(asked)
         matches.append(now() - start)

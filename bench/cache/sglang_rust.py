@@ -175,7 +175,7 @@ def bushes(row: Row, module: Any, work: Bushes, label: str) -> None:
     row[f"{label}: insert p50, us"] = percentile_us(inserts, 50)
     matches, pairs = [], []
     for i in np.random.default_rng(4).permutation(len(keys))[:2_000]:
-        asked = keys[i][:]  # as a tokenizer leaves it: in the core's cache; the tree is not
+        asked = keys[i][:]  # in the core's cache, as after a tokenizer; the tree is not
         start = now()
         _, node = tree.match(asked)
         found = now()

@@ -45,7 +45,7 @@ def block_rows(kind: str, device: torch.device, other: torch.device) -> Iterator
                 windows = [_scattered(size, memory.nbytes, n) for n in range(_WINDOWS)]
                 _sustained(transport, endpoint, windows[:_DEPTH], peer)
                 seconds, posting = _sustained(transport, endpoint, windows, peer)
-                # Alone: those in flight together may have the same targets.
+                # Alone, because chunks in flight together may have the same targets.
                 _sustained(transport, endpoint, windows[:1], peer)
                 _check(memory, windows[0], peer)
                 floor = BLOCKS * size / rate

@@ -242,7 +242,7 @@ def _hand_over(
 
 def _raw_put(transport: NixlTransport, endpoint: Endpoint, peer: ReceivingPeer, size: int) -> float:
     """Time one contiguous write of the same number of bytes."""
-    # Polled without pause there too.
+    # The peer polls without pause too.
     peer.begin(Receiving.take_notes, 1)
     start = time.perf_counter()
     transfer = NixlTransport.post(

@@ -260,7 +260,7 @@ def hub() -> Finding:
         socket.create_connection((_HUB, 443), timeout=_HUB_SECONDS).close()
 
     try:
-        # A resolver without a server has no bound of its own.
+        # Name resolution without a server has no timeout of its own.
         within(_HUB_SECONDS, reach, TimeoutError(f"no answer in {_HUB_SECONDS:g} s"))
     except OSError as error:
         return ok(

@@ -94,7 +94,7 @@ class NodePoll:
         await self._end([address for address in self._asking if address not in set(wanted)])
         fresh = [address for address in wanted if address not in self._asking]
         for number, address in enumerate(fresh):
-            # Spread out, or all would be asked at once, every time.
+            # Spread the polls: otherwise all nodes would be polled at once, every time.
             later = self._limits.every_seconds * number / len(fresh) if number else 0.0
             self._asking[address] = asyncio.create_task(self._keep_asking(address, later))
 

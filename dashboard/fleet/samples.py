@@ -311,7 +311,7 @@ class RecentSamples:
         if _began_anew(self.latest, samples):
             self._kept.clear()
         self.latest = samples
-        # The last one moves along until it is far enough from the one before.
+        # Replace the last sample until it is far enough from the one before.
         if len(self._kept) > 1 and at - self._kept[-2][0] < SPAN_SECONDS / _KEPT:
             self._kept.pop()
         self._kept.append((at, samples))

@@ -86,7 +86,7 @@ def translated(families: Iterable[Metric], dialect: str) -> Iterator[Metric]:
 
 
 def _renamed(family: Metric, name: str) -> Metric:
-    # An unlabelled counter carries its labels as an empty tuple; the family is rebuilt as it is.
+    # An unlabelled counter has its labels as an empty tuple; the family is rebuilt unchanged.
     metric = Metric(name, family.documentation, family.type)
     metric.samples = [
         Sample(name + sample.name.removeprefix(family.name), *sample[1:])
@@ -166,7 +166,7 @@ class GenAiMetrics:
         and is not counted."""
         operation = self._operations.pop(message.request_id, None)
         if operation is None or isinstance(message, m.Rejected):
-            # Nothing is known of how long it took.
+            # Its duration is not known.
             return
         usage = message.usage
         labels = (operation, _PROVIDER, self._model, self._model)

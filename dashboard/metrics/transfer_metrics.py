@@ -144,7 +144,7 @@ class CopiedStateMetrics:
 
 # A moved hand-over was not lost: it is counted with the choices.
 _LOSSES = [cause for cause in LossCause if cause is not LossCause.MOVED]
-# Rooms lost before a grant are never fenced; they are forgotten when so many others came.
+# Rooms lost before a grant are never fenced; they are forgotten after this number of later rooms.
 _REMEMBERED = 4096
 
 

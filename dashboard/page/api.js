@@ -18,7 +18,7 @@ async function ask(path, signal) {
   return reply;
 }
 
-// The message of the node's refusal, with the mend.
+// The message of the node's rejection, with the fix.
 async function refusal(reply) {
   const body = await reply.json().catch(() => null);
   return body?.error?.message;

@@ -21,13 +21,13 @@ export function legend(entries) {
     element("span", {}, element("i", { class: `swatch ${name}` }), text));
 }
 
-// Terms and their descriptions; those of null are left out.
+// Terms and their descriptions; pairs with null are left out.
 export function describe(list, pairs) {
   list.replaceChildren(...pairs.filter(([, text]) => text !== null).flatMap(([term, text]) =>
     [element("dt", {}, term), element("dd", {}, text)]));
 }
 
-// Works by mouse and by Enter alike.
+// Calls act on a click and on Enter.
 export function onChoose(target, act) {
   target.addEventListener("click", act);
   target.addEventListener("keydown", (event) => {

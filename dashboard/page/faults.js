@@ -5,7 +5,7 @@ import { find } from "./dom.js";
 import { clock, count } from "./format.js";
 import { drawTable } from "./table.js";
 
-// How another entry ended, and no fault.
+// The end of another entry, not a fault.
 const RECOVERED = "peers_up";
 
 export class FaultView {

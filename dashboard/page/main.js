@@ -27,7 +27,7 @@ const views = {
   handovers: new HandoverView(), faults: new FaultView(),
 };
 let state = null;
-let taken = 0; // when it came
+let taken = 0; // time of its arrival
 const tabs = new Tabs(find("tabs"), show);
 
 function show(name) {
@@ -71,7 +71,7 @@ async function live() {
   }
 }
 
-// Between two messages the figures grow old, and say so.
+// Between two messages the figures' age is shown.
 function age() {
   if (!state || state.about.recorded) return;
   const silent = (performance.now() - taken) / SECOND_MS;

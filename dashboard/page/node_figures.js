@@ -1,4 +1,5 @@
-// How the node does, at the top of its page: health, the last minute in tiles, and the last five minutes as lines.
+// The node's state at the top of its page: health, the last minute in tiles, and the last five
+// minutes as lines.
 
 import { element, find } from "./dom.js";
 import { count, seconds } from "./format.js";

@@ -107,7 +107,8 @@ export class SessionView {
     this.current = request;
   }
 
-  // Within a session from turn to turn; to the same turn of the next one, or its last.
+  // Within a session from turn to turn; otherwise to the same turn of the next session, or its
+  // last.
   beside(request, key) {
     const row = this.sessions.findIndex((session) => session.turns.some((turn) => turn.request === request));
     const { turns } = this.sessions[row];

@@ -8,7 +8,7 @@ import { count } from "./format.js";
 
 const NARROWEST = 320;
 const ROW = 26;
-const LEAST = 2; // narrower boxes are not drawn: the parent's "not drawn" counts them
+const LEAST = 2; // narrower boxes are not drawn, but counted in the parent's "not drawn"
 
 const KINDS = [
   ["namespace", "all prompts, or all of a tenant"],
@@ -98,7 +98,8 @@ export class TreeView {
     if (focused) this.rect(this.current)?.focus();
   }
 
-  // Place, kind and title; tenths of a pixel, since one more prompt in a large tree moves every box by less.
+  // Place, kind and title. In tenths of a pixel, because one more prompt in a large tree moves
+  // every box by less.
   lookOf({ row, hidden, x, width, level }) {
     const kind = hidden ? "hidden-nodes" : this.kindOf(row);
     const title = hidden

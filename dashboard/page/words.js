@@ -24,7 +24,8 @@ export const OWNERS = [
   ["free", "nobody's"],
 ];
 
-// How the arena's memory is used: of its bytes, the same on every page, in the log and in `tasuki top`.
+// Use of the arena's memory, in bytes. The names are the same on every page, in the log and in
+// `tasuki top`.
 export const MEMORY = [
   ["in_use", "held by requests and hand-overs, cannot make room"],
   ["cached", "kept for later prompts, makes room where it is needed"],

@@ -189,7 +189,7 @@ def decode_nodes(
     step was observed; then memory alone decides."""
     if load.tokens <= 0 and load.answers <= 0:
         return 0
-    # Fewer have not the memory, or cannot keep up at all.
+    # Fewer nodes do not have the memory, or cannot keep up at all.
     least = max(1.0, load.answers * load.held / FULL, load.tokens * line.each if line else 0.0)
     nodes = math.floor(min(least, most))
     while nodes < most and not _enough(nodes, load, line, targets):

@@ -49,7 +49,7 @@ class World(Pair):
         keys.write_text("".join(f"{name} {key} {scope}\n" for name, (key, scope) in KEYS.items()))
         self.flags = (
             *(*flags(arena_mib=48), "--api-key", OWNER, "--api-keys", str(keys)),
-            # The transport of rogue peers.
+            # Rogue peers use NIXL.
             *("--prefill-chunk-tokens", "64", "--transport", "nixl"),
         )
         small = (*self.flags, "--max-sessions", str(MOST_SESSIONS), "--http-bind", "127.0.0.1:0")

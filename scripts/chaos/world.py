@@ -51,7 +51,7 @@ class World(Pair):
         self._decode_stands = threading.Event()
         self._decode_stands.set()
         self._oracles = [Node("serve", *oracle).wait_ready()] if oracle else []
-        # How long anybody waits is the host's doing, not the fault's.
+        # Waiting times depend on the host, not on the fault.
         waits = ("--queue-timeout", "600")
         super().__init__((*prefill, *waits), (*decode, *waits), _MEET_SECONDS * patience)
 

@@ -96,7 +96,7 @@ def runs(url: str, tokenizer: Path, folder: Path) -> dict[str, Run]:
             (
                 *(str(program("locust", "locust")), "--headless", "--only-summary"),
                 *("-f", str(Path(__file__).with_name("locustfile.py")), "--host", url),
-                # No user is cut in the middle of a chat: its count would be lost.
+                # Do not stop a user in the middle of a chat: its count would be lost.
                 *("--users", "4", "--run-time", "15s", "--stop-timeout", "60"),
             ),
             _read_locust,
@@ -150,7 +150,7 @@ def _inference_perf_settings(url: str, tokenizer: Path, folder: Path) -> Path:
     )
     turns = [
         [{"from": name, "value": f"{number} {text}"} for name in ("system", "human")]
-        for number in range(_REQUESTS + 1)  # It throws the first away.
+        for number in range(_REQUESTS + 1)  # It drops the first.
     ]
     chats.write_text(json.dumps([{"conversations": each} for each in turns]), encoding="utf-8")
     settings = {

@@ -85,7 +85,7 @@ def measured(kind: Kind, texts: Iterable[Text]) -> Measured:
         if kind is kept:
             long = [Found(row, at.place, at.text) for at in texts if len(at.text) > most]
             breaches += long
-            # A count of help texts, a share of subjects.
+            # Row (e) is a count of help texts, row (f) a share of subjects.
             rows[row] = Row(len(long), 1 if row == "e" else len(texts), 1 if row == "e" else 100)
     return Measured(kind, words, rows, tuple(breaches))
 

@@ -49,7 +49,7 @@ _METHODS: tuple[tuple[str, Needs, str], ...] = (
     ("tasuki.v1.CacheAdmin", _OPERATOR, "Stats Tree Flush Drain Undrain ChangeRole WatchEvents"),
     (_SCHEDULER, _GATEWAY, "Generate Abort HealthCheck GetModelInfo GetServerInfo GetLoads"),
     (_SCHEDULER, _GATEWAY, "GetTokenizer SubscribeKvEvents"),
-    # A gateway calls these only when its own operator does.
+    # A gateway calls these only for its own operator.
     (_SCHEDULER, _OPERATOR, "FlushCache StartProfile StopProfile"),
     ("tasuki.handover.v1.Handover", Unscoped.PEER, "Connect Heartbeat Transfer Abort Usable"),
     ("tasuki.handover.v1.Handover", Unscoped.PEER, "TakeOver"),

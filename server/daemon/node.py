@@ -266,7 +266,7 @@ class Node:
         """Start this process's servers, reached by workers only, then the workers'. Return the
         HOST:PORT of gRPC."""
         config, sockets = self._config, workers.sockets
-        # Workers have bounded their clients' connections.
+        # The workers have already limited their clients' connections.
         access = replace(config.access, max_connections=_OWN_CONNECTIONS)
         self._server = await start_private_server(
             sockets.grpc, self._services, access, self.engine.calls

@@ -117,7 +117,7 @@ class DiskRooms:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, found)
 
-        # No pool's: its threads are waited for at the process's end.
+        # Not a thread of a pool, because the process's end waits for a pool's threads.
         threading.Thread(target=look, name="tasuki-disk-look", daemon=True).start()
         return seen
 

@@ -65,7 +65,7 @@ class PairSide:
     async def stop(self) -> None:
         """End both ends of transfers, then the event loop. REQUIRES: the engine has ended."""
         await asyncio.to_thread(self._ends.stop)
-        # Last: engine and sender post to it until they end.
+        # Last, because engine and sender post to it until they end.
         await asyncio.to_thread(self.loop.stop, LOOP_SECONDS)
 
 

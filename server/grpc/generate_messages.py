@@ -186,7 +186,7 @@ def read_sampling(
         raise InvalidRequest(f"sampling.stop_token_ids: send at most {MAX_STOP_TOKENS}")
     stops = np.array(sampling.stop_token_ids, dtype=np.int64)
     check_vocabulary("sampling.stop_token_ids", stops, codec.vocab_size)
-    # Before they are copied: a message holds millions, and this runs on an event loop.
+    # Checked before the copy: a message may hold millions, and this runs on an event loop.
     for name, most in _MOST_NAMED.items():
         if len(getattr(sampling, name)) > most:
             count = len(getattr(sampling, name))

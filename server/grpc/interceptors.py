@@ -206,7 +206,7 @@ class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
-        # A method of a foreign service keeps gRPC's own refusal.
+        # A method of an unknown service keeps gRPC's own rejection.
         refusal = None if handler is None else self._refusal(handler_call_details)
         return handler if refusal is None else refusing(refusal, self._failed)
 

@@ -45,14 +45,15 @@ from .interceptors import (
 log = logging.getLogger(__name__)
 
 _OPTIONS = (
-    # Gateways ping often and without calls; gRPC's defaults would cut them off.
+    # Gateways ping often and without calls; gRPC's defaults would cut the connection.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
     # Detects clients gone without closing the connection.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # Strangers hold a connection no longer than they use it, nor much of this node while they do.
+    # Unauthenticated peers hold a connection only while they use it, and take little of this node
+    # meanwhile.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),
     ("grpc.max_concurrent_streams", 4096),
@@ -60,7 +61,7 @@ _OPTIONS = (
     ("grpc.absolute_max_metadata_size", 32 * 2**10),
 )
 
-# Generic to type checkers only.
+# Generic for type checkers only.
 Interceptor: TypeAlias = "grpc.aio.ServerInterceptor[Any, Any]"
 
 _PATIENCE_SECONDS = 30.0

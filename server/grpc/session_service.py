@@ -154,7 +154,7 @@ class TurnService(pb_grpc.SessionServicer):
                 answer = await write_tokens(parts, context.write, self._codec.detokenizer())
             if answer.reason is not FinishReason.ABORT:
                 turn.keep(answer.token_ids)
-        # The turn is over first: a client may append as soon as it reads this.
+        # The turn ends before this message, because a client may append as soon as it reads it.
         await context.write(answer.finished)
 
     def _caller(self, context: CallContext) -> Caller:

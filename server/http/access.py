@@ -134,7 +134,7 @@ ANY_ORIGIN = "*"
 
 _METHODS = "GET, POST, DELETE, OPTIONS"
 _EXPOSED = f"{REQUEST_ID_HEADER}, Retry-After"
-# Browsers keep a preflight's answer so long, and ask nothing meanwhile.
+# Browsers keep a preflight's answer for this time, and ask nothing meanwhile.
 _MAX_AGE_SECONDS = "600"
 
 
@@ -156,7 +156,7 @@ class AllowedOrigins:
             asked = request.headers.get("Access-Control-Request-Method")
             if request.method != "OPTIONS" or asked is None or not self._allows(request):
                 return await handler(request)
-            # Headers beside Authorization could be "*"; named, they cover it too.
+            # For headers beside Authorization "*" would suffice; a list covers Authorization too.
             wanted = request.headers.get("Access-Control-Request-Headers", "")
             return web.Response(
                 status=204,

@@ -231,14 +231,14 @@ async def read_body(request: web.Request, hold: Hold) -> bytearray:
                 if received > size:
                     raise web.HTTPRequestEntityTooLarge(max_size=size, actual_size=received)
                 hold.resize(received)
-                # It grows by an eighth at a time, and a large one is moved without a copy.
+                # The buffer grows by an eighth at a time, and a large one is moved without a copy.
                 body += piece
                 deadline.reschedule(begun + _GRACE_SECONDS + received / _BYTES_PER_SECOND)
                 if received > _LARGE_BYTES:
                     await request.app[BODY_TURNS].turn()
     except BaseException as error:
         received = len(body)
-        # The error keeps this frame, perhaps until the next collection.
+        # The error keeps this frame alive, perhaps until the next collection.
         body.clear()
         if not isinstance(error, TimeoutError):
             raise

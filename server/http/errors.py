@@ -195,7 +195,7 @@ _ANTHROPIC_TYPE = {
     503: "overloaded_error",
     _OVERLOADED: "overloaded_error",
 }
-# Agents shorten their conversation when they read this.
+# Agents shorten their conversation after this text.
 _TOO_LONG = "prompt is too long: "
 
 

@@ -43,7 +43,7 @@ def named_event(body: dict[str, Any]) -> bytes:
 def bodies_of(events: bytes) -> Iterator[bytes]:
     """Return the bodies, as JSON, of whole events made by named_event()."""
     for event in events.split(b"\n\n")[:-1]:
-        # JSON has no line's end outside of its strings, and an escaped one within.
+        # JSON has no line break outside its strings, and only escaped ones inside them.
         yield event.partition(b"\ndata: ")[2]
 
 
@@ -173,7 +173,8 @@ class EventStream:
         self._looks_left -= 1
         if not self._looks_left:
             self._looks_left = _LOOKS
-            # A task, since the headers may have yet to leave, and the client may read slowly.
+            # In a task, because the headers may not have been sent yet, and the client may read
+            # slowly.
             self._keeping = self._loop.create_task(self._write_keep_alive())
         self._timer = self._loop.call_later(self._look_seconds, self._look)
 

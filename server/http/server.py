@@ -122,7 +122,7 @@ class Probes:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            # Clients' names for the same question: Kubernetes' and SageMaker's.
+            # Other names of the same route: Kubernetes' and SageMaker's.
             *(web.get(path, self._health) for path in ("/health", "/healthz", "/ping")),
             web.get("/ready", self._ready),
             web.get("/version", self._version),

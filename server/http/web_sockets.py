@@ -90,7 +90,7 @@ class TextSocket:
         self.response = web.WebSocketResponse(
             timeout=_CLOSE_SECONDS,
             heartbeat=_PING_SECONDS,
-            # Its receive() would answer all pings of a read without a wait.
+            # aiohttp's receive() would answer all pings of a read without waiting.
             autoping=False,
             compress=False,
             # aiohttp must reject nothing itself: the client could not read the reason.
@@ -119,7 +119,7 @@ class TextSocket:
         while (message := await self.response.receive()).type in _BEATS:
             if message.type is WSMsgType.PING:
                 await self.response.pong(message.data)
-            # One read brings tens of thousands: others have their turns between them.
+            # One read brings tens of thousands of messages: let others run between them.
             await asyncio.sleep(0)
         # The next text's start, some KiB, may have arrived with it.
         self._came = 0

@@ -373,6 +373,6 @@ def _prediction(fields: RequestFields, codec: TextCodec) -> Tokens:
         raise InvalidField("prediction.type", 'must be "content"')
     text = read_content(given.get("content"), "prediction.content", optional=False)
     tokenizer = codec.require_tokenizer()
-    # No text so long is worth encoding.
+    # A text of this length is not worth encoding.
     check_length("prediction", len(text) // tokenizer.longest_token, codec)
     return checked_prediction(tokenizer.encode(text), codec)

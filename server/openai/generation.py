@@ -332,7 +332,7 @@ async def answer_all(
     """Return one reply with the choices of several prompts. scored: field of AskedReply."""
     request_context = http_request_context(request)
     choices = await asked_choices(engine, model, request, hold, submits, options, writers)
-    # Thousands of scores take longer to write than the loop may be held.
+    # Writing thousands of scores would hold the loop for too long.
     work = partial(model.codec.work.run, request_context.line) if any(scored) else None
     reply: StreamedReply | WholeReply = (
         StreamedReply(request, choices) if options.stream else WholeReply(request, choices, work)

@@ -157,9 +157,9 @@ class ResponseStore:
         self._per_key = per_key
         self._seconds = seconds
         self._lock = threading.Lock()
-        # In the order of their ends, since all live equally long.
+        # In the order of their expiry, because all have the same lifetime.
         self._held: OrderedDict[str, _Held] = OrderedDict()
-        # By owner, the longest unused first.
+        # By owner, the least recently used first.
         self._of: dict[_Owner, OrderedDict[str, int]] = {}
         self._bytes: dict[_Owner, int] = {}
         self._owners: dict[_Owner, _Owner] = {}

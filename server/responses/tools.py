@@ -123,7 +123,7 @@ def _add(
     if kind == "namespace":
         inner = required(tool, "tools", list, place)
         if len(name) > MAX_NAMESPACE:
-            # Each of its tools bears it.
+            # The names of all its tools contain the namespace's name.
             raise InvalidField(f"{place}.name", f"may have at most {MAX_NAMESPACE} characters")
         for index, item in enumerate(inner):
             _add(item, f"{place}.tools[{index}]", name, offered, names)

@@ -157,7 +157,7 @@ def _sampling(
             model.vocab_size,
             max_new_tokens=wanted.max_new_tokens if wanted.HasField("max_new_tokens") else room,
             temperature=wanted.temperature if wanted.HasField("temperature") else 1.0,
-            # Gateways write -1 for "every token".
+            # Gateways send -1 for "every token".
             top_k=max(0, wanted.top_k),
             top_p=wanted.top_p if wanted.HasField("top_p") else 1.0,
             seed=seed % 2**62,
@@ -166,7 +166,7 @@ def _sampling(
             min_p=wanted.min_p,
             presence_penalty=wanted.presence_penalty,
             frequency_penalty=wanted.frequency_penalty,
-            # Gateways write 0 for "none".
+            # Gateways send 0 for "none".
             repetition_penalty=wanted.repetition_penalty or 1.0,
             min_tokens=wanted.min_new_tokens,
             logit_bias=_bias(wanted),

@@ -39,8 +39,8 @@ class ConversationBuilder:
     def __init__(self, before: Sequence[ChatMessage] = ()) -> None:
         """before: the first messages of the conversation."""
         self._messages: list[ChatMessage] = [*before]
-        # Behind the last message's content. To join each as it comes would copy a long message for
-        # every short reminder behind it.
+        # Texts after the last message's content, not joined yet. Joining each on arrival would copy
+        # a long message for every short reminder after it.
         self._joining: list[str] = []
         self._reasoning: list[str] = []
         self._content: list[str] = []

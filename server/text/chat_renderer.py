@@ -101,7 +101,7 @@ _NEAREST = {
 }
 
 
-# At most so many tokens of thought.
+# (Most tokens of thought, effort)
 _SMALL_BUDGETS = ((1024, "low"), (2048, "medium"))
 
 

@@ -32,7 +32,7 @@ a block."""
 Letters: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
 _SEPARATORS = (b",", b"[", b"{")
 _QUOTE, _BACKSLASH = b'"', b"\\"
-# By byte: how many levels deeper the text is behind it.
+# By byte: the change of the nesting level after it.
 _STEPS = np.zeros(256, dtype=np.int8)
 _STEPS[[*b"[{"]] = 1
 _STEPS[[*b"]}"]] = -1
@@ -73,7 +73,7 @@ def nested_too_deeply(value: Any) -> bool:
         deeper: list[Any] = []
         for item in level:
             children = item.values() if type(item) is dict else item
-            # A prompt's thousands of token ids are not looked at one by one.
+            # Do not visit a prompt's thousands of token ids one by one.
             if len(children) <= _MANY or not _HOLDERS.isdisjoint(map(type, children)):
                 deeper += [child for child in children if type(child) in _HOLDERS]
         if not deeper:
@@ -160,7 +160,7 @@ class JsonDepth:
 
 
 _CLOSING = {"{": "}", "[": "]"}
-# Begins the escape of every half of a character.
+# Beginning of the escape of every half of a character.
 _HALF = "\\ud"
 # Find the next significant letter outside strings; a found quote begins an unfinished string.
 # Without a letter the match ends at the text's end, or after a number of strings, so other threads
@@ -242,7 +242,7 @@ def _closed(text: str) -> Iterator[str]:
                     return
             elif not closing or closing.pop() != letter:
                 return
-    # Behind the last place no bracket came: both are closed by the same letters.
+    # No bracket came after the last place, so the same letters close both.
     end = "".join(reversed(closing))
     if in_string:
         yield from (f'{cut}"{end}' for cut in _without_escape(text))

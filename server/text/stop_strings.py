@@ -138,7 +138,7 @@ class StopAutomaton:
         self._branches: list[_Branch] = []
         # By state: the first state of each branch from it, by its letter.
         self._leaving: dict[int, dict[str, int]] = {}
-        # By a branch's first state.
+        # By a branch's first state: the state before the branch.
         self._origins: dict[int, int] = {}
         # By state: the length of the longest stop string ending there.
         self._ends: dict[int, int] = {}
@@ -174,11 +174,11 @@ class StopAutomaton:
 
     def _build(self, stops: Sequence[str]) -> None:
         """Build the states. stops: sorted, so strings with a shared prefix are neighbours."""
-        # The branches on the way from the start to the end of the string before.
+        # The branches from the start to the end of the previous string.
         way: list[_Branch] = []
         last = ""
         for stop in stops:
-            # A string behind its own beginning never ends a text: the beginning does.
+            # A string with a listed prefix never ends a text, because the prefix ends it.
             if last and stop.startswith(last):
                 continue
             shared = _shared(last, stop)

@@ -166,7 +166,7 @@ async def first_looks(
         await asyncio.wait(firsts)
         for first in firsts:
             if not first.cancelled():
-                first.exception()  # retrieved, or asyncio logs an error that was raised already
+                first.exception()  # retrieved: otherwise asyncio logs an error already raised
         for items in streams:
             await items.aclose()
 

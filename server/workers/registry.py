@@ -51,10 +51,10 @@ BegunT = TypeVar("BegunT")
 
 
 class AskState(Enum):
-    ASKED = "asked"  # its grant or refusal is still to come
+    ASKED = "asked"  # its grant or rejection is still to come
     BEGUN = "begun"  # granted: something is held for it
     WITHDRAWN = "withdrawn"  # its end came before its grant
-    ENDING = "ending"  # granted and ended: what it holds is being given back
+    ENDING = "ending"  # granted and ended: its hold is being released
     OVER = "over"  # nothing is held for it, and its end is still to come
     ENDED_FIRST = "ended first"  # its end came before the ask itself
 
@@ -382,7 +382,7 @@ class WorkerSeat:
                 async for _ in parts:
                     pass
         except ServerError:
-            # The engine's refusal comes to the worker from the engine.
+            # The worker gets the engine's rejection from the engine.
             pass
         self._forget([call.names[place]])
         call.ended.add(place)
@@ -420,7 +420,7 @@ class WorkerSeat:
         left = self._names.intersection(call.names)
         self._forget(left)
         if not note.submitted:
-            # Once the task has let go of them.
+            # Once the task has released them.
             call.task.add_done_callback(lambda _: self._never_sent(left))
 
     def _end_turn(self, end: w.EndTurn) -> None:

@@ -275,7 +275,7 @@ class AskedSessions:
         try:
             reply: w.TurnBegun = await asked
         except BaseException:
-            # Refused, or the client left: the caller waits for no reply.
+            # Rejected, or the client left: the caller waits for no reply.
             link.notify(w.EndTurn(link.number(), begun, None))
             raise
         turn = _AskedTurn(reply.prompt)

@@ -138,7 +138,7 @@ class _Attention(nn.Module):
         own = [Keys(*(part.repeat_interleave(ratio, 1) for part in step)) for step in steps]
         tokens, last = q.shape[2], len(own) - 1
         seen = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).tril(-last)
-        # Entry 0 is of no hidden state; the product lets no query see it either.
+        # Entry 0 has no hidden state; in the product no query sees it either.
         seen[:, 0] = False
         scores = [(q @ own[0].keys.mT).float().masked_fill(~seen, _UNSEEN)]
         chain = [
@@ -212,7 +212,7 @@ def loss(found: list[StepScores], cross_entropy: float) -> Tensor:
 
 def _step(step: int, logits: Tensor, trunk: Tensor, tokens: Tensor) -> StepScores:
     """Return the scores of one step. trunk: log probabilities [B, T, vocab]."""
-    # No draft stands behind the first tokens, no text behind the last.
+    # There is no draft after the first tokens, and no text after the last.
     rows = slice(step + 1, -1)
     ours, theirs = logits[:, rows].float().log_softmax(-1), trunk[:, rows]
     divergence = functional.kl_div(ours, theirs, log_target=True, reduction="none").sum(-1)

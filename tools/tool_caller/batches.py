@@ -134,7 +134,7 @@ class BatchMaker:
         progress = step / self._steps if self._stage == 1 else 1.0
         plain = progress < _BARE_UNTIL or chooser.random() < _PLAIN_SHARE[self._stage]
         longest = _SHORT_WORDS if progress < _SHORT_UNTIL else _LONG_WORDS
-        # One size a batch, or a long prompt would leave no room for others.
+        # One size for a batch: a long prompt would leave no space for others.
         of_batch = None if plain or self._stage == 1 else chooser.choice(_FILLERS[self._stage])
         pairs: list[Pair] = []
         width = 0

@@ -51,7 +51,7 @@ def prefer_near(model: nn.Module, strength: float) -> None:
 def sharpen(model: nn.Module, factor: float) -> None:
     """Multiply the attention layer's scores by the factor."""
     weight = model.model.layers[-1].self_attn.q_norm.weight
-    # The layer multiplies by one more than it.
+    # The layer multiplies by the weight plus one.
     weight.copy_((1 + weight) * factor - 1)
 
 
@@ -89,7 +89,7 @@ def _remember(layer: nn.Module) -> None:
 def _look_up(layer: nn.Module) -> None:
     size = layer.head_dim
     prints = [WORD_SIZE + place * PRINT_SIZE for place in range(PLACES)]
-    # The first quarter of a head turns with the position.
+    # The first quarter of a head rotates with the position.
     room = size - (PLACES - 1) * PRINT_SIZE
     for head in range(len(layer.q_proj.weight) // (2 * size)):
         query, gate = layer.q_proj.weight[2 * head * size :][: 2 * size].split(size)

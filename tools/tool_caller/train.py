@@ -96,7 +96,7 @@ def main() -> None:
     turn_end = checkpoint.special_id(tokenizer, checkpoint.TURN_END)
     config = model_config(tokenizer.get_vocab_size(), end_of_text)
     config.save_pretrained(settings.out)
-    # The likeliest token is taken.
+    # Take the likeliest token.
     generation = checkpoint.generation_config(
         end_of_text, turn_end, max_new_tokens=MAX_ANSWER, top_k=1
     )

@@ -61,7 +61,7 @@ class WatchedProcess:
         except OSError:
             return None
         try:
-            # Read after the open: from here on the pidfd names this very process.
+            # Read after the open: from now on the pidfd names exactly this process.
             same = _start_ticks(writer.pid) == writer.start_ticks
         except (OSError, ValueError, IndexError):
             same = False
@@ -186,7 +186,7 @@ class ConnectionBreaker:
         begun = self._settles
         async with self._settling:
             if self._settles > begun:
-                # Another's wait began after this call, and is over.
+                # Another caller's wait began after this call, and is over.
                 return
             self._settles += 1
             await asyncio.to_thread(self._receiver.wait_settled)

@@ -98,7 +98,7 @@ class TorchLayerCodec:
         runs = encoded.view(-1, form.encoded_bytes)
         numbers = self._rows.decode(form, runs, self._dtype(layer)).reshape(len(ids), -1)
         held = numbers.view(torch.uint8)
-        # One by one: scattering by an index goes byte by byte on a host.
+        # One by one, because on a host scattering by an index moves single bytes.
         for place, unit in zip(places, held, strict=True):
             rows[place, carried : carried + len(unit)].copy_(unit)
 

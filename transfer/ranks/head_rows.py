@@ -129,7 +129,7 @@ class HeadRows:
                 continue
             if kind not in first_of:
                 first_of[kind] = layer, state_parts(whole, ours.ranks, receivers, layer)
-            # Layers of a kind have the same parts, so many bytes further on.
+            # Layers of a kind have the same parts, at a constant distance.
             first, parts = first_of[kind]
             further = ours.part.state_span(layer, 0).offset - ours.part.state_span(first, 0).offset
             begins = [ours.base(part.rank) + part.begin + further for part in parts]

@@ -149,7 +149,7 @@ class LinkPieces:
         column = whole.conv_columns * itemsize(whole.conv_dtype)
         key, value = whole.key_dim * column, whole.value_dim * column
         source, target = key_heads(ours) * key, key_heads(theirs) * key
-        # [q | k | v], each cut by itself.
+        # [q | k | v], each cut separately.
         of_keys, of_values = (link.keys, keys, key), (link.values, whole.value_heads, value)
         for part, (heads, count, size) in enumerate((of_keys, of_keys, of_values)):
             if heads:

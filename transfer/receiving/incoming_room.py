@@ -139,7 +139,8 @@ class IncomingRoom:
             raise DigestMismatch(
                 f"room {self.room}: window {self._spoiled} came again after it had been decoded"
             )
-        # All at once: as many looks as layers cost more than all else here.
+        # Check all layers at once, because a check of each would cost more than everything else
+        # here.
         if not (self._states.all() and self._pages[self._full].all()):
             layer = next(i for i in range(len(self._kinds)) if not self.layer_landed(i))
             raise WindowsMissing(f"room {self.room}: layer {layer} was not sent completely")

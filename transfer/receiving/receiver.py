@@ -203,7 +203,7 @@ class Receiver:
                 pace.reset()
             elif rung or not self._rooms:
                 # Unexpected notifications are still drained, but less often if they do not ring.
-                # The start of a room's expectation ends this wait.
+                # expect() ends this wait.
                 self._bell.wait(_IDLE_SECONDS)
             else:
                 seconds = min(arena.transport.poll_seconds for arena in self._arenas)
@@ -277,7 +277,7 @@ class Receiver:
                     incoming.spoil(header)
                 return None
             if incoming.sealed:
-                # Its ids are the request's own.
+                # After the seal the ids belong to the request: take no further chunk.
                 self.counters.unknown_room += 1
                 return None
         try:

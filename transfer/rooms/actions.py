@@ -47,7 +47,7 @@ class Say(Action):
     message: Message
 
 
-# A receiver's
+# Actions of a receiver.
 
 
 class WantGrant(Action):
@@ -138,7 +138,7 @@ class ServePull(HandOn):
     """Send the sender's pull of this room."""
 
 
-# A sender's
+# Actions of a sender.
 
 
 class Reserve(Action):

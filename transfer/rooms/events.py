@@ -76,7 +76,7 @@ class StreamBroke(Reasoned):
     """Nothing more comes on the room's stream."""
 
 
-# A receiver's
+# Events of a receiver.
 
 
 class Declined(Happening):
@@ -123,7 +123,7 @@ class Severed(Happening):
     reason: FenceReason
 
 
-# A sender's
+# Events of a sender.
 
 
 class Met(Happening):

@@ -196,7 +196,7 @@ class Receiving:
         self._machine.apply(ReceiverEvent.GRANT)
         target = grant.destination
         if not self.kind.brings and (target.pages or target.slot is not None):
-            # Nothing was said to the sender.
+            # Nothing was sent to the sender.
             self.fence.acknowledge(Drain.DRAINED, now)
             return self._lose("a copy's room is granted ids", Loss.PROTOCOL, now)
         self.phases.mark(Phase.GRANTED, now)
@@ -261,7 +261,7 @@ class Receiving:
         if done.generation != self.generation:
             reason = f"done of generation {done.generation}, not {self.generation}"
             return self._lose(reason, Loss.STREAM, now)
-        # It is said after every window was flushed, as a drain would be.
+        # Done is sent after every chunk was flushed, so it also acknowledges the drain.
         self.fence.acknowledge(Drain.DRAINED, now)
         self.phases.mark(Phase.DONE, now)
         self._done = done.payload

@@ -197,7 +197,7 @@ class Sending:
             if refusal.is_late:
                 self.given_up = Loss.QUEUE_TIMEOUT
             return self._say_refused(refusal)
-        # The forward broke after the grant: windows may be in flight.
+        # The forward broke after the grant: chunks may be in flight.
         return [] if self.state is SenderState.DRAINING else self._stop(refusal.reason)
 
     def _say_refused(self, refusal: on.Refusal) -> list[Action]:
@@ -272,7 +272,7 @@ class Sending:
         if self._watch.still(self._mark, now) > allowed:
             return self._stalled(state, allowed)
         if state is SenderState.QUEUED and now - self._repeated_at >= self._terms.look:
-            # Queued is not dead.
+            # Repeated, because a queued room is not dead.
             self._repeated_at = now
             return self._say_position(now)
         return []

@@ -176,7 +176,7 @@ PULL_RECEIVER: ReceiverTable = MappingProxyType(
         {_RE.DONE, _RE.VERIFIED, _RE.LOSE, _RE.FENCED},
     )
     | {
-        # Granted with the ask, and no token comes before the end.
+        # Granted with the question; no token comes before the end.
         (_R.NEW, _RE.GRANT): _R.GRANTED,
         (_R.GRANTED, _RE.DONE): _R.VERIFYING,
     }

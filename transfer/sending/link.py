@@ -92,7 +92,7 @@ class LinkCost:
         seconds = now - max(posted_at, self.last_flush)
         self.last_flush = max(self.last_flush, now)
         self.newest_flushed = max(self.newest_flushed, posted_at)
-        # A notification alone says nothing of bytes.
+        # A notification alone shows nothing about bytes.
         if size and seconds > 0:
             self._learn(float(size), seconds)
 

@@ -441,7 +441,7 @@ class Sender:
             if each.room.stopped:
                 self._give_up(each, "stopped")
         group = [each for each in group if not each.room.stopped]
-        # Between this and the post nothing may take time.
+        # Nothing slow may come between this and the post.
         known = self._leases.writable(peer)
         if known is None:
             for each in group:
@@ -453,7 +453,7 @@ class Sender:
         except Exception as error:
             log.exception("the transport broke")
             for each in group:
-                # Some of it may have been posted.
+                # Parts may have been posted.
                 each.room.write_lost = True
                 self._give_up(each, f"internal error: {error!r}")
             return
@@ -470,7 +470,7 @@ class Sender:
                 digest = AskedDigest(digester, each.loaded, each.room.room, each.room.generation)
                 digests.append(digest)
             self._posted(each, transfer, given, digest)
-        # Beside the transfers: the bytes stay as they are for as long as their rooms are open.
+        # Digest beside the transfers: the bytes do not change while their rooms are open.
         if digests:
             self._digests.ask(digests)
         for each, transfer in zip(group, found, strict=True):
@@ -535,7 +535,7 @@ class Sender:
             self._release(room, posted)
             gone.append(posted)
         if gone:
-            # Under the lock, since others ask for the room's tail.
+            # Under the lock, because other threads read the posted chunks.
             with self._lock:
                 for posted in gone:
                     room.posted.remove(posted)
@@ -557,7 +557,7 @@ class Sender:
         try:
             room.flushed(posted)
         except Exception as error:
-            # Its bytes have landed, but without a digest they cannot be verified.
+            # The chunk's bytes have arrived, but cannot be verified without a digest.
             log.exception("a window of room %d could not be digested", room.room)
             self._stop(room, f"internal error: {error!r}")
 

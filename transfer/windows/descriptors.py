@@ -68,7 +68,7 @@ def window_pieces(
     header.pages ids each; a local_slot comes with a remote_slot.
     """
     parts: list[Pieces] = []
-    # Pages of every layer make the same runs, so many bytes further on.
+    # Pages of every layer make the same runs, at a constant distance.
     runs: Pieces | None = None
     for layer in range(header.first_layer, header.end_layer):
         kind = layout.layer_kinds[layer]
@@ -114,7 +114,7 @@ def merge_runs(local: NDArray[np.int64], remote: NDArray[np.int64], length: int)
         return np.empty((0, 3), dtype=np.int64)
     breaks = (local[1:] - local[:-1] != length) | (remote[1:] - remote[:-1] != length)
     inner = np.flatnonzero(breaks) + 1
-    # Filled in place: each of numpy's helpers would cost as much as all of this.
+    # Filled in place, because each of numpy's helpers would cost as much as all of this.
     edges = np.empty(len(inner) + 2, dtype=np.int64)
     edges[0], edges[1:-1], edges[-1] = 0, inner, len(local)
     pieces = np.empty((len(inner) + 1, 3), dtype=np.int64)
@@ -247,7 +247,8 @@ class TransferUnits:
         remote = _runs(runs[:, 1] // self.block_bytes, counts)
         if len(runs) == len(pieces):
             return UnitPairs(local, remote)
-        # One by one: a window has few states, and each operation on an array costs as much as one.
+        # One by one: a chunk has few states, and an operation on an array costs as much as one of
+        # them.
         states = []
         for here, there, length in pieces[~whole].tolist():
             pair = (

@@ -55,7 +55,7 @@ class GpuWindowDigester(Digester):
         most = max(layout.block_bytes, layout.state_layer_bytes, layout.carry_bytes) // 8
         self._keys = torch.from_numpy(word_keys(most).view(np.int64)).to(memory.device)
         with torch.cuda.device(memory.device):
-            # Compiled before a peer waits for it.
+            # Compile now, before a peer waits for it.
             rows = WindowRows(*np.zeros((3, 1), dtype=np.int64))
             placed = PlacedRows.on(memory.device, 1, row_table([rows]))
             self._compiled = digest_rows(words, self._keys, placed)
@@ -98,7 +98,7 @@ class PlacedRows:
     def on(device: torch.device, count: int, table: NDArray[np.int64]) -> "PlacedRows":
         """Copy the table to the device. table: [5, at least count], as `row_table`, with `count`
         rows."""
-        # One copy: each costs as much as all five.
+        # One copy, because a copy of one line costs as much as a copy of all five.
         there = torch.from_numpy(table).to(device, non_blocking=True)
         offsets, lengths, seeds, windows = there[:4, :count].unbind()
         return PlacedRows(offsets, lengths, seeds, windows, there[4])

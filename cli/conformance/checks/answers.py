@@ -320,7 +320,7 @@ async def named(caller: Caller) -> None:
     for call in answer.calls:
         must_equal("name of the call", WEATHER.name, call.name)
     if answer.end is End.DONE:
-        # OpenAI ends a named call so, vLLM and others by tool_calls.
+        # OpenAI ends a named call with `stop`, vLLM and others with `tool_calls`.
         answer = replace(answer, end=End.CALLS)
     _must_be_calls(answer)
 

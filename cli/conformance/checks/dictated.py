@@ -176,7 +176,7 @@ _THOUGHTLESS = {"chat_template_kwargs": {"enable_thinking": False}}
 _NO_THOUGHT: Mapping[str, Mapping[str, Any]] = {
     "chats": _THOUGHTLESS,
     "responses": _THOUGHTLESS,
-    # Has none unless it is asked for.
+    # Messages have no thought unless the request asks for one.
     "messages": {},
 }
 FINISHED = {"chats": "tool_calls", "messages": "tool_use", "responses": "completed"}

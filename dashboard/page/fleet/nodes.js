@@ -16,7 +16,7 @@ const TITLES = [
 ];
 
 export class NodeView {
-  // refresh: asks again, after another part of the table was chosen.
+  // refresh: requests the table again after another part of it was chosen.
   constructor(refresh) {
     this.offset = 0;
     find("sort").addEventListener("change", () => { this.offset = 0; refresh(); });
@@ -32,7 +32,7 @@ export class NodeView {
   }
 
   draw({ known, matched, rows }, { at, scheme, totals }) {
-    // A filter may have left less than was there.
+    // A filter may have left fewer rows than the offset.
     if (!rows.length && this.offset) { this.offset = 0; return; }
     const shown = rows.length < matched ? `, ${count(this.offset + 1)} to ${count(this.offset + rows.length)} shown` : "";
     find("matched").textContent = matched === known ? `${count(known)} nodes${shown}` : `${count(matched)} of ${count(known)} nodes${shown}`;

@@ -77,7 +77,7 @@ def scope_walk(attempt: Attempt) -> None:
                         if code not in _DENIED and not own:
                             tally.finding(f"{code.name} of {method.name} with the key {key!r}")
                             if method.name in ENDS_A_NODE:
-                                # It may have got through: nothing can be learnt behind it.
+                                # The call may have succeeded: nothing can be learnt after it.
                                 return
                     for path in _OPERATORS_PATHS:
                         status = ask_http(

@@ -105,7 +105,7 @@ class SocketTurns:
         try:
             self._hold.resize(response.size)
         except ServerError:
-            # The client sends the whole conversation then, as it would over a new socket.
+            # The client then sends the whole conversation, as over a new socket.
             self._hold.resize(0)
         else:
             self._last = response
@@ -384,7 +384,7 @@ async def _ended(*tasks: "asyncio.Task[Any]") -> None:
     await asyncio.wait(tasks)
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # retrieved, or asyncio logs it
+            task.exception()  # retrieved: otherwise asyncio logs it
 
 
 class SocketReply:

@@ -145,7 +145,7 @@ class _Rules:
         if not once and not is_last:
             raise InvalidField(place, "must be the last of the answer, or stop after its first tag")
         any_of_them = "|".join(expression(re.escape(text)) for text in triggers)
-        # Named once: each trigger's rule would else hold all triggers again.
+        # Named once, because otherwise each trigger's rule would contain all triggers again.
         free = self._terminal(f"{_ANY_TEXT} & ~/(?s:.*)({any_of_them})(?s:.*)/")
         shortest = _Shortest(triggers)
         behind: dict[str, list[str]] = {}

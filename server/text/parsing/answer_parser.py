@@ -368,7 +368,7 @@ class AnswerParser:
         if self._stops is None or 0 < self._tokens <= self._min_tokens:
             return self._scanner.push(text)
         items: list[AnswerItem] = []
-        # White space before a tag is looked at before the tag is.
+        # White space before a tag is read before the tag.
         for part in _BEFORE_TAGS.split(text):
             if self._found_stop is None:
                 items += self._ended(self._scanner.push(part))

@@ -141,7 +141,7 @@ class HeldSpace:
     segments."""
 
     def __init__(self) -> None:
-        # None: there is none. Most pieces of an answer leave none.
+        # None: there is no text. Most segments of an answer leave none.
         self._text: StringIO | None = None
 
     def add(self, text: str) -> None:
@@ -195,12 +195,12 @@ class ToolCallScanner:
         # The text being read. Between pieces it holds at most the beginning of a possible tag.
         self._text = ""
         self._at = 0
-        # Letters of all pieces.
+        # Number of letters of all segments.
         self._letters = 0
         # White space before the next content or call.
         self._space = HeldSpace()
-        # An opening tag was read, and the call's format is not known yet. Behind the tag: white
-        # space.
+        # An opening tag was read, and the call's format is not known yet. White space after the
+        # tag.
         self._opened = False
         self._behind = HeldSpace()
         self._reader: CallReader | None = None
@@ -210,7 +210,7 @@ class ToolCallScanner:
         self._closing = False
         # The closing tag of the last call's block has not come.
         self._in_block = False
-        # The letter behind all content so far begins a line.
+        # True if the letter after all content so far begins a line.
         self._at_line_start = True
         # End of the text already read as a call, and the number of such readings.
         self._read_up_to = 0
@@ -283,7 +283,7 @@ class ToolCallScanner:
         self._text = self._text[self._at :]
         self._at = 0
 
-    # Each step reads on from its place; returns whether there is more to read.
+    # Each step continues from its place, and returns True if there is more to read.
 
     def _advance(self, items: list[AnswerItem]) -> bool:
         if self.full:
@@ -332,7 +332,7 @@ class ToolCallScanner:
         elif ahead.startswith(FUNCTION_TAG):
             self._reader = FunctionCall(self.calls, self._types, only_known=self._is_bare)
         elif ahead == OPEN:
-            # Written twice.
+            # The tag was written twice.
             self._behind.add(OPEN)
             self._at += len(OPEN)
         elif FUNCTION_TAG.startswith(ahead) or OPEN.startswith(ahead):
@@ -387,7 +387,7 @@ class ToolCallScanner:
     def _pass_closing(self) -> bool:
         """Pass the closing tags after a call, however many come. Another call may follow in the
         same block."""
-        # Behind the block it may stand before content.
+        # After the block, white space may precede content.
         self._at = self._pass_space(HeldSpace() if self._in_block else self._space)
         follows, tag, end = tag_at(self._text, self._at)
         if follows is Follows.OPEN:

@@ -62,7 +62,7 @@ class FunctionCall:
         self._step: Step = self._open
 
     def letters(self, text: str) -> CallArguments | None:
-        # A tag, and a line break before one, is looked at by push().
+        # push() handles a tag, and a line break before a tag.
         if self._held or "<" in text or text.endswith("\n") or self._step != self._pass_value:
             return None
         found = self._value.letters(text)
@@ -177,7 +177,7 @@ class FunctionCall:
         if follows is Follows.YES and name == self._key:
             if end + 1 == len(self._held) and not self._finishing:
                 return False
-            # Written twice.
+            # The tag was written twice.
             self._held = self._held[end + 1 :].removeprefix("\n")
         elif follows is Follows.YES:
             follows = self._begins_next(name, end)
@@ -213,7 +213,7 @@ class FunctionCall:
             self._held = self._held[at + 1 :]
             return True
         self._give(self._value.end(), items)
-        # Behind it the end of a function counts, of a parameter no more.
+        # After it only the end of a function counts, not the end of a parameter.
         self._held = self._held[end if tag is Tag.END_OF_PARAMETER else at :]
         self._step = self._between
         return True
@@ -322,7 +322,7 @@ class _Value:
         self._lead = lead
         self._collected = StringIO()
         self._depth = JsonDepth()
-        # Its first letters, without the white space before them, while they may be null's.
+        # The first letters after white space, while they may be those of null.
         self._first = ""
         self._streaming = False
         self._is_empty = True

@@ -27,7 +27,7 @@ from .call_reader import CLOSE, LONGEST_NAME, CallState, Step, call_arguments, c
 from .parameter_types import ParameterTypes
 
 _IN_STRING = re.compile(r'["\\\n]')
-# Brackets of one kind are read at once.
+# Runs of brackets of one kind are read at once.
 _OUTSIDE = re.compile(r'["<]|[{\[]+|[}\]]+')
 _CLOSERS = "}]"
 
@@ -119,7 +119,7 @@ class ClosableJson:
         because no JSON string holds one."""
         self._line_and_tag = f"\n{tag}"
         self._closers: list[str] = []
-        # Read, and not passed on: a comma, a key, a colon, white space among them.
+        # Text read but not passed on: a comma, a key, a colon, and white space.
         self._pending: list[str] = []
         self._in_string = False
         self._key: str | None = None
@@ -342,7 +342,7 @@ class JsonCall:
         # The text not read yet, and the place in it.
         self._text = ""
         self._at = 0
-        # All of the text, until the call has begun, and its letters.
+        # All of the text until the call has begun, and its number of letters.
         self._raw = StringIO()
         self._letters = 0
         self._name = ""
@@ -367,7 +367,7 @@ class JsonCall:
         if not self._begun:
             self._raw.write(text)
             self._letters += len(text)
-        # Fewer letters are left than a tag or two escapes have.
+        # The rest is shorter than a tag or two escapes.
         self._text = self._text[self._at :] + text
         self._at = 0
         items: list[AnswerItem] = []
@@ -385,7 +385,7 @@ class JsonCall:
         self.state = CallState.ENDED
         return [*call_arguments(self._number, rest), self._call_end(was_cut and is_open)]
 
-    # Each step reads on from its place; returns whether there is more to read.
+    # Each step continues from its place, and returns True if there is more to read.
 
     def _open(self, items: list[AnswerItem]) -> bool:
         self._at += len("{")

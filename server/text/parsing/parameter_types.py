@@ -35,9 +35,9 @@ _MOST_LOOKED_AT = 1024
 _LONGEST_REFERENCE = 1024
 _MOST_SCHEMAS = 256
 """Bound of the number of object schemas of a tool, at all places together."""
-# Python's own reader of literals is slow and not bounded by their length.
+# Python's own reader of literals is slow, and has no limit of their length.
 _LONGEST_LITERAL = 1 << 11
-# Objects of Python for each value would hold the event loop.
+# Building Python objects for all values would hold the event loop.
 _LONG = 1 << 14
 _NOTHING = object()
 

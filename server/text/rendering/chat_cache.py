@@ -27,7 +27,7 @@ from tasuki.utils.signatures import Work
 
 from .compiled_template import MessagePlaces
 
-# Encoded at once: a few milliseconds.
+# Number of characters encoded at once, within a few milliseconds.
 _BATCH_CHARACTERS = 1 << 16
 
 
@@ -38,7 +38,7 @@ class EncodedPieces:
         """capacity: bytes of cached texts and tokens."""
         self._tokenizer = tokenizer
         self._cache: BoundedCache[tuple[bytes, str], Tokens] = BoundedCache(capacity)
-        # One text of a client does not drive out all others'.
+        # One client's text must not evict all other texts.
         self._largest = capacity // 16
         self._lock = threading.Lock()
         self.encoded = self.remembered = 0
@@ -139,7 +139,7 @@ class ConversationParts:
         self._rolling = hashlib.blake2b(
             repr((salt, tools, variables)).encode(errors="surrogatepass"), digest_size=16
         )
-        # By a count of messages.
+        # By number of messages.
         self._names = [self._rolling.digest()]
 
     def begins(self, count: int, text: str, render: Work[str]) -> int | None:

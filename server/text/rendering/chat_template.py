@@ -52,7 +52,7 @@ from .compiled_template import (
     matches,
 )
 
-# All parts of 31 messages.
+# The sum over all parts of 31 messages.
 _MORE_MESSAGES = 512
 
 

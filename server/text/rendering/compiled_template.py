@@ -40,7 +40,7 @@ from jinja2.utils import Namespace
 from tasuki.server.text.chat_message import ROLES, ChatMessage, ChatTemplateError
 from tasuki.server.text.tokenizer import Tokenizer
 
-# A few milliseconds of a search for names.
+# A search for names takes a few milliseconds for a slice.
 SLICE_CHARACTERS = 1 << 16
 
 # Private-use characters: no template trims them or looks for them.
@@ -104,7 +104,7 @@ class SpecialTokenGuard:
             ]
         hide = self._special if message.role == "assistant" else self._all
         if message.reasoning is not None:
-            # Templates of different makers ask for the one or the other.
+            # Templates of different makers use one or the other.
             shown["reasoning_content"] = shown["reasoning"] = hide(message.reasoning)
         shown["content"] = hide(message.content)
         return shown
@@ -294,7 +294,7 @@ class CompiledTemplate:
             **variables,
             "messages": messages,
             "add_generation_prompt": open_answer,
-            # Templates ask whether there are any tools by asking whether there is a list.
+            # Templates test for tools by testing for a list.
             "tools": list(tools) or None,
             **self._variables,
         }

@@ -171,7 +171,7 @@ def _tcp_socket(handle: int) -> Iterator[socket.socket | None]:
             return
         duplicate = os.dup(handle)
     except OSError:
-        # Closed since it was listed.
+        # It was closed after the listing.
         yield None
         return
     try:

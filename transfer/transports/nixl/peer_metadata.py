@@ -63,7 +63,7 @@ class NixlAddress:
     def unpack(metadata: bytes) -> "NixlAddress":
         """Return the address. Raises TransportError on data impossible for a node of this
         version."""
-        # Bounded before it is parsed: nested deeply enough, JSON ends the interpreter's stack.
+        # Limited before it is parsed, because deeply nested JSON overflows the interpreter's stack.
         line, _, blob = metadata[: _LONGEST_LINE + _LARGEST_BLOB + 1].partition(b"\n")
         try:
             if len(line) > _LONGEST_LINE or len(blob) > _LARGEST_BLOB:
@@ -188,7 +188,7 @@ class MetadataProbe:
             self._end()
             raise MetadataUnusable(f"the process that tries metadata failed: {error}") from error
         finally:
-            # Its start is not the peer's doing.
+            # The process's start is not charged to the peer.
             self._credit -= min(time.monotonic() - begun, self._limits.deadline)
         if "agent" not in answer:
             raise MetadataUnusable(f"transport metadata are unusable: {answer.get('why')}")

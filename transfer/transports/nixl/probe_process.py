@@ -29,7 +29,7 @@ _LONGEST_ANSWER = 4096
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer requests until they end. Each answer is a line of JSON: {"agent": the name in the
     blob}, or {"why": the failure of its fork}."""
-    # UCX and the plugins are loaded once, here, and every fork has them.
+    # UCX and the plugins are loaded once, here, for every fork.
     new_agent("probe-warm")
     while head := requests.read(REQUEST.size):
         length, size = REQUEST.unpack(head)
@@ -110,6 +110,6 @@ def _signal(number: int) -> str:
 
 
 if __name__ == "__main__":
-    # The daemon decides when this ends; a terminal's interrupt is for the daemon.
+    # The daemon decides the end of this process; a terminal's interrupt is for the daemon.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(sys.stdin.buffer, sys.stdout.buffer)

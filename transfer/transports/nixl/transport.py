@@ -95,8 +95,8 @@ class NixlTransport(Transport):
         self._transfers: set[_NixlTransfer] = set()
         self._probe = MetadataProbe()
         before = listening_ports()
-        # Agents of one name on two hosts or of two lives of one node must not be mistaken for each
-        # other.
+        # A unique name: agents of the same name, on two hosts or of two lives of one node, must not
+        # be confused.
         self._agent: Any = new_agent(f"{name}-{uuid.uuid4().hex}")
         # NIXL has no call for ending peers' writes to this agent.
         self._inbound = InboundSockets(before)
@@ -166,7 +166,7 @@ class NixlTransport(Transport):
 
     def connect(self, metadata: bytes) -> Endpoint:
         address = NixlAddress.unpack(metadata)
-        # Outside the lock: windows of other peers move meanwhile.
+        # Outside the lock, because chunks of other peers move meanwhile.
         agent = self._probe.try_out(address, self._strips(address.size))
         with self._lock:
             endpoint = self._added(agent, address)
@@ -298,7 +298,8 @@ class NixlTransport(Transport):
             if transfer.handle is not None:
                 transfer.handle.release()
         except Exception:
-            # Still under way and not to be cancelled: kept, and tried again on close.
+            # The transfer is still under way and cannot be cancelled: keep it, and try again on
+            # close.
             return
         self._transfers.discard(transfer)
 

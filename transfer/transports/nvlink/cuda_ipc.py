@@ -194,7 +194,7 @@ class CudaIpc:
             raise TransportError(f"{function}: {name}")
 
 
-# An allocation of its own: the driver shares blocks of this size between smaller ones.
+# A separate allocation, because the driver shares blocks of this size between smaller ones.
 _ALLOCATION_BYTES = 2 << 20
 # As an argument of a kernel it must never fit 32 bits, or the kernel would be compiled anew.
 NOBODY = 1 << 40

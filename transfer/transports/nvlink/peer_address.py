@@ -94,7 +94,8 @@ class PeerAddress:
         """Return the address. Raises TransportError on data impossible for a node of this
         version."""
         try:
-            # Bounded before it is parsed: nested deeply enough, JSON ends the interpreter's stack.
+            # Limited before it is parsed, because deeply nested JSON overflows the interpreter's
+            # stack.
             if len(metadata) > _LONGEST:
                 raise ValueError(f"{len(metadata)} bytes are too many")
             read = json.loads(metadata)

@@ -123,7 +123,7 @@ def _store_kernel(source, target, gate, permission, table, pieces, turn, flag, C
                 chunk += 1
             piece += 1
         begin += programs.to(tl.int64) * turn
-    # All threads of the program have stored before one of them releases for all.
+    # All threads of the program must have stored before one of them releases for all.
     tl.debug_barrier()
     done = tl.atomic_add(table, 1, sem="acq_rel", scope="sys")
     if done == programs - 1:

@@ -59,8 +59,8 @@ from .cuda_ipc import NOBODY, WORD_BYTES, CudaIpc, Export, PeerGate
 from .peer_address import MailboxAddress, PeerAddress, PeerArena
 from .store_kernel import ALIGNMENT, CHUNK_BYTES, Grid, Target, launch_store
 
-# More than one program an SM, beside a forward too: a few of them for longer slow it as much
-# (docs/hand-over.md).
+# More than one program for each SM, even beside a forward: fewer programs for a longer time slow it
+# as much (docs/hand-over.md).
 _GRID = Grid(programs=264, turn=4)
 
 
@@ -178,7 +178,7 @@ class PeerCopyTransport(Transport):
         return True
 
     def register(self, address: int, size: int, units: TransferUnits | None = None) -> Region:
-        # Refused here rather than by the first peer.
+        # Rejected here, not by the first peer.
         export = self._ipc.export(address)
         own = RankMemory(address, export.handle, export.offset, _uuid(self._device.index))
         return self.register_ranks([own], size, size)
@@ -222,7 +222,7 @@ class PeerCopyTransport(Transport):
         with ExitStack() as undo:
             gate = self._ipc.open(address.gate, WORD_BYTES)
             undo.callback(self._ipc.close, address.gate, gate)
-            # Read now and not sent along: a gate may have been shut since its address was given.
+            # Read now, not sent with the address, because a gate may have been shut since then.
             permission = self._ipc.read_word(gate)
             opened = []
             for arena in address.arenas:

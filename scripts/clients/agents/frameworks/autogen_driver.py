@@ -48,7 +48,7 @@ def arguments(found) -> dict:
 async def pieces() -> str:
     *found, whole = [piece async for piece in client.create_stream(user(c.SAY))]
     c.same(whole.content, c.SAID)
-    # Thoughts are streamed too, between tags of the client's own.
+    # Thoughts are streamed too, between the client's own tags.
     return "".join(found).split("</think>")[-1]
 
 
