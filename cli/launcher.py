@@ -25,7 +25,7 @@ _TAIL_LINES = 40
 
 
 class Daemon:
-    """One child. Call `wait_ready` once, then `stop` once, both from the thread of its start."""
+    """One child. Call `wait_ready` once, then `stop` once, both on the starting thread."""
 
     _tail_lines = _TAIL_LINES
 

@@ -72,8 +72,8 @@ class DiskRoom:
 class FrontReport:
     """The API server's state. silent_seconds: time for which the engine has owed its counters; 0 if
     the counters are current. failures: clients' calls ended by an error, by kind. certificates:
-    expiry of the certificates in use in seconds since 1970, by setting. disks: space of the folder,
-    by the setting with its name."""
+    expiry of the certificates in use in seconds since 1970, by setting. disks: free space of each
+    configured folder, by its setting."""
 
     state: NodeState = NodeState.READY
     silent_seconds: float = 0.0

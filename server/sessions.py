@@ -5,8 +5,7 @@ TokenLog: a conversation's tokens. It grows at the end and is read without a cop
 SessionStore owns the token logs and their cursors in the engine. Has no part in proto, text or
 templates. One event loop's thread. Invariants: a log only grows, except that an unfinished turn is
 removed. A session has one turn at a time. Every opened cursor is closed once. A cursor covers only
-tokens of its log, so it is closed with a removed turn. Only the caller of its opening can find a
-session.
+tokens of its log, so it is closed with a removed turn. A session is visible only to its opener.
 
 Sessions: reads a log's end, appends to it, and opens a turn. The interface is the same for logs in
 this process (HeldSessions) and in the node's registry (server/workers). One event loop's thread.
@@ -113,7 +112,7 @@ class Tail(Enum):
 
 @dataclass
 class Session:
-    """owner: name of the caller of its opening. busy: a turn is being answered, and the log may not
+    """owner: name of the caller who opened it. busy: a turn is being answered, and the log may not
     change until it ends. cursor: None after a removed turn, until the next one. label: its name for
     operators, because its id is a secret. tenant: tenant of its prompts; the salt is derived from
     it."""

@@ -107,7 +107,7 @@ class SentWindow:
     """Sent layer chunk: layers [first_layer, first_layer + len(layers_finished)), logical pages
     [first_page, first_page + pages), with the state or not.
 
-    layers_finished[i]: time at which KV and state of layer first_layer + i were written. begun_at:
+    layers_finished[i]: time when KV and state of layer first_layer + i had been written. begun_at:
     sending began. posted_at: the transport had it. flushed_at: it was in the receiver's memory. A
     chunk with first_layer 0 begins a forward. Layers finished long ago, such as all layers of a
     pull, count as finished when their chunk was begun.

@@ -1,5 +1,5 @@
-"""The GPU's work in some steps of an engine, by the profiler's timeline: the idle time between
-pieces, and the time of each kernel, as rows of a report.
+"""The GPU's work in some steps of an engine, by the profiler's timeline: idle times and kernel
+times, as rows of a report.
 
 Profiling costs host time, so the idle time is an upper bound.
 """

@@ -67,7 +67,7 @@ def _count(tally: Tally, what: str, turns: int, loads: int, wrong: int) -> None:
 def _forwards(seed: int, loads: int, tally: Tally) -> None:
     """Compare conversations on a tiered engine with the same on an engine without a tier.
 
-    The arena is so small that most turns are loaded. Copies fail meanwhile.
+    The arena is small, so most turns are loaded. Copies fail meanwhile.
     """
     random = np.random.default_rng(seed)
     tiered, plain = TieredEngine(slabs=40, host_slabs=400), tiny_engine(slabs=1500)

@@ -63,7 +63,7 @@ _ALIGNED = [["tt.divisibility", 16]]
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources of a kernel. registers, spilled_bytes: of one thread, with the bytes of local
+    """Resources of a kernel. registers: registers of one thread. spilled_bytes: one thread's local
     memory for spills. shared_bytes: shared memory of one block."""
 
     registers: int

@@ -223,7 +223,7 @@ class HeldBytes:
 
     @staticmethod
     def for_messages(max_message_bytes: int) -> "HeldBytes":
-        """Return counts whose bound fits several messages of up to `max_message_bytes`."""
+        """Return counts with space for several messages of up to `max_message_bytes`."""
         return HeldBytes(_LARGEST_MESSAGES * max_message_bytes)
 
     @property

@@ -50,8 +50,8 @@ def node_codec(
 
 
 def with_trials(codec: TextCodec, address: str) -> TextCodec:
-    """Return the codec with the trials of its node. address: of the trial server in the engine's
-    process."""
+    """Return the codec with the trials of its node. address: address of the trial server in the
+    engine's process."""
     return replace(codec, grammars=GrammarTrials(lambda: address))
 
 

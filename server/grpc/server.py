@@ -1,7 +1,7 @@
 """The gRPC server of every daemon's services: health, reflection, keepalive, message cap.
 
-Server: reads no message. Thread rule: a server lives on the event loop of its start; another loop
-may end it.
+Server: reads no message. Thread rule: a server lives on the event loop it was started on; another
+loop may end it.
 
 Bridge: runs a gRPC server on one event loop and the services' methods on another. It is the first
 interceptor. Messages cross as bytes, so reading them and checking the caller cost the server's loop

@@ -145,8 +145,8 @@ class TextSocket:
             pass
 
     def cut(self) -> None:
-        """End the connection, even with unsent bytes: a client that stopped reading would never
-        take them."""
+        """End the connection, even with unsent bytes: a client without reads would never take
+        them."""
         transport = self._request.transport
         if isinstance(transport, asyncio.WriteTransport):
             if transport.get_write_buffer_size():

@@ -51,7 +51,7 @@ NO_STOPS = StopRule()
 
 
 class StopStrings:
-    """The scanner of one answer's text. any: whether there are stop strings. found: the first
+    """The scanner of one answer's text. any: True if there are stop strings. found: the first
     complete stop string; None: none yet. After it every returned text is empty. is_kept: as
     given."""
 

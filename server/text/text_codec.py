@@ -38,10 +38,10 @@ _LARGE_SECONDS = 0.1
 
 
 class WorkThreads:
-    """threads: their number; they start with the first work. waiting: pieces that may run or wait.
-    Construction also shortens each thread's turns with the interpreter's lock, because the event
-    loop writes tokens while prompts are read. It also sets how this process allocates large blocks
-    of memory."""
+    """threads: number of threads; they start with the first work. waiting: most work items running
+    or waiting. Construction also shortens each thread's turns with the interpreter's lock, because
+    the event loop writes tokens while prompts are read. It also sets how this process allocates
+    large blocks of memory."""
 
     def __init__(self, threads: int = _THREADS, waiting: int = _WAITING) -> None:
         shorten_lock_turns()

@@ -1,7 +1,7 @@
 """Messages between a front worker and the node's registry.
 
 Plain, immutable values. An Ask has a number chosen by its worker, higher than all its earlier ones.
-One Reply with that number answers it; a Note is not answered. A worker's messages are taken in
+One Reply with its number answers it; a Note is not answered. A worker's messages are taken in
 order. Reserve, Enter and BeginTurn begin something; Release, End or Leave, and EndTurn end it. The
 ending message may come before the grant: the granted thing is then given back at once
 (server/workers/registry.py).

@@ -50,7 +50,7 @@ class WorkerClient:
         counts_tokens: bool,
     ) -> None:
         """Build it on the worker's event loop. post: sends messages to the engine, in order.
-        chat_tokens: the counts of NodeReport so far. counts_tokens: whether callers' tokens are
+        chat_tokens: the counts of NodeReport so far. counts_tokens: True if callers' tokens are
         limited."""
         self._link = link
         self._post = post

@@ -71,7 +71,7 @@ class WatchedProcess:
         return cls(pidfd, clock)
 
     def died(self) -> float | None:
-        """Return the time of the first sight of the process as dead; None while it lives."""
+        """Return the time when the process was first seen dead; None while it lives."""
         if self._died is None and self._pidfd is not None and self._poller.poll(0):
             self._died = self._clock()
         return self._died

@@ -32,7 +32,7 @@ class ReceiverDeadlines(StateDeadlines):
     """Deadlines of a room on the decode node.
 
     reserved: limit for an unchanged position in the sender's queue. queue: limit for the total time
-    in that queue, without the time of a pull. The same limit holds from the grant until the room's
+    in the queue, without the time of a pull. The same limit holds from the grant until the room's
     first chunk. accepted: limit for this node's engine to grant. granted, ready: limit without an
     arrived chunk; before the first one, chunks of the sender's other rooms count too. verifying:
     limit for the comparison of digests; longer than HandoverSettings.landing. look: seconds between

@@ -46,7 +46,7 @@ class FenceTerms:
 class WriterFacts:
     """Known facts about a writer now.
 
-    died: time of the first sight of its process as dead; None while it lives, or if it cannot be
+    died: time when its process was first seen dead; None while it lives, or if it cannot be
     watched. answered: time of this node's last answer, once no other follows; None while answers go
     on.
     """

@@ -42,8 +42,8 @@ class Digest(Protocol):
 @dataclass
 class Posted:
     """Posted layer chunk. given: post time; None if the transport posts it later. digest: digest of
-    the chunk's bytes, computed beside the transfer. flushed: time of the first sight of the
-    transfer's end; None until then."""
+    the chunk's bytes, computed beside the transfer. flushed: time when the transfer was seen to
+    have ended; None until then."""
 
     window: Window
     loaded: LoadedWindow

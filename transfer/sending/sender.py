@@ -139,9 +139,9 @@ class Sender:
         """Make `peer` a target, by a link from each of this node's arenas to the peer's arena at
         the same place in the list.
 
-        Both have this layout. The lease starts now, or at `asked_at`: the time of this node's
-        question for the connection, made by the peer since. Raises TransportError. A name is used
-        for one connection and never again.
+        Both have this layout. The lease starts now, or at `asked_at`: the time when this node asked
+        the peer to connect. Raises TransportError. A name is used for one connection and never
+        again.
         """
         if len(addresses) != len(self._arenas):
             raise TransportError(
@@ -178,8 +178,8 @@ class Sender:
         return link
 
     def renew(self, peer: str, asked_at: float) -> None:
-        """Renew the peer's lease from `asked_at`, on this node's clock. Only for this time is the
-        peer's wish for writes certain. Unknown peers are ignored."""
+        """Renew the peer's lease from `asked_at`, on this node's clock. At this time the peer
+        certainly wanted writes. Unknown peers are ignored."""
         self._leases.renew(peer, asked_at)
 
     def disconnect(self, peer: str) -> None:

@@ -262,7 +262,8 @@ class ToolCallScanner:
         return Content(self._space.take() + text)
 
     def finish(self, was_cut: bool) -> list[AnswerItem]:
-        """Return the parts held back, after the last piece. was_cut: as in CallReader.finish()."""
+        """Return the parts held back, after the last segment. was_cut: as in
+        CallReader.finish()."""
         items: list[AnswerItem] = []
         while self._reader is not None:
             self._took(self._reader, self._reader.finish(was_cut), items)

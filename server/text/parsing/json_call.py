@@ -471,7 +471,7 @@ class JsonCall:
         return True
 
     def _skip(self, items: list[AnswerItem]) -> bool:
-        """Skip the rest of a call that began but continues in no known format."""
+        """Skip the rest of a begun call: it continues in no known format."""
         place = self._text.find(CLOSE, self._at)
         if place < 0:
             self._at = max(self._at, len(self._text) - len(CLOSE) + 1)

@@ -181,7 +181,7 @@ class ParameterTypes:
 def json_types(schema: Any, schemas: Mapping[str, Any]) -> frozenset[str]:
     """Return the types allowed by a schema; all types if it is too large to search.
 
-    schemas: of all parameters, as returned by parameter_schemas.
+    schemas: schemas of all parameters, as returned by parameter_schemas.
     """
     return _Search(schemas.get(_DEFINITIONS)).types(schema, _MAX_DEPTH)
 

@@ -169,10 +169,10 @@ class ConversationParts:
         self, answered: int, answer: Mapping[str, Any], text: str, places: MessagePlaces
     ) -> bool:
         """Return True if `text` renders the conversation differently than the prompt of its first
-        `answered` messages. It does if that prompt does not begin the text, or if the text omits
-        the thought of the answer. Return False if the earlier prompt is not cached or the answer's
-        end is unknown. answer: the message after them, as given to the template. places: message
-        places of `text`."""
+        `answered` messages. It does if the earlier prompt does not begin the text, or if the text
+        omits the thought of the answer. Return False if the earlier prompt is not cached or the
+        answer's end is unknown. answer: the message after them, as given to the template. places:
+        message places of `text`."""
         asked = self._remembered.get(self._name(answered) + _ASKED)
         end = places.ends.get(answered + 1)
         if asked is None or end is None:

@@ -92,7 +92,7 @@ def message_ends(
 
 
 def _kind(messages: Sequence[Mapping[str, Any]], count: int, later_question: bool) -> Hashable:
-    """Return the properties of a message that a template's rendering may depend on once others
+    """Return the properties of a message with a possible effect on its rendering once others
     follow."""
     followed_by = messages[count]["role"] if count < len(messages) else None
     return (_shape(messages[count - 1]), followed_by, later_question)

@@ -1,4 +1,4 @@
-"""A checkpoint's jinja template, compiled to run in a sandbox that hides clients' special tokens.
+"""A checkpoint's jinja template, compiled to run in a sandbox, with clients' special tokens hidden.
 
 CompiledTemplate owns the compiled template and a copy of it with marks at the ends of messages.
 Immutable; any thread.

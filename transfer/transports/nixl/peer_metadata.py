@@ -285,8 +285,7 @@ def _digest(address: NixlAddress, strips: Sequence[Strip]) -> bytes:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without a GPU, and with an abort of UCX that prints and
-    keeps nothing."""
+    """Return this process's environment, but without a GPU. On an abort UCX prints and keeps nothing."""
     return {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",

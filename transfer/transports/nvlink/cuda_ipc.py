@@ -1,4 +1,4 @@
-"""GPU memory across processes by CUDA IPC, and the gate against writers.
+"""GPU memory across processes by CUDA IPC, and the gate to stop writers.
 
 Thread rule: any thread. Word transfers block for microseconds and wait for no other stream.
 """
