@@ -285,7 +285,8 @@ def _digest(address: NixlAddress, strips: Sequence[Strip]) -> bytes:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment, but without a GPU. On an abort UCX prints and keeps nothing."""
+    """Return this process's environment, but without a GPU. At an abort UCX prints and keeps
+    nothing."""
     return {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",
