@@ -29,7 +29,7 @@ class QuantiseConfig:
 
 def main(argv: Sequence[str]) -> int:
     config = parse_config("tasuki quantise", "Quantise a checkpoint.", argv, QuantiseConfig)
-    # Not before the flags are known to be right: torch takes seconds.
+    # Imported after the check of the flags, because torch takes seconds.
     from tasuki.model.quantise.checkpoint import RECIPES, quantise_folder
 
     target = Path(config.out)

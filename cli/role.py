@@ -82,7 +82,7 @@ def change_role(
             if admin.Stats(pb.StatsRequest(), timeout=5).role == wanted:
                 return
         except grpc.RpcError:
-            # It drains, or is not back yet.
+            # The node drains, or is not back yet.
             pass
         time.sleep(_POLL_SECONDS)
     raise RoleNotTaken(f"the node is no {role} node after {wait_seconds:.0f} s: read its log")

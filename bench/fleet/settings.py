@@ -23,12 +23,13 @@ _SHARES = ("lost", "dead", "lying")
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """gb: size of each node's arena, GiB. seconds: later turns are left out. warm_up: earlier turns
-    are not counted. tflops, fixed_ms: of a prefill; tflops None: the measurement, without fixed_ms.
-    itl_ms: time of an answer's token. report_seconds: between a node's load reports. report_delay:
-    until a report arrives. index_seconds: until a tree's change is in the index. lost: share of a
-    tree's messages that are lost. dead: share of the nodes that die halfway; above 0 at least one.
-    lying: share of the nodes that list every prompt as held whole; above 0 at least one. link_gb:
+    """gb: size of each node's arena, GiB. seconds: end of the simulation; later turns are left out.
+    warm_up: seconds before the count; earlier turns are not counted. tflops, fixed_ms: rate and
+    constant cost of a prefill; tflops None: the measured cost, without fixed_ms. itl_ms: time of an
+    answer's token. report_seconds: time between a node's load reports. report_delay: time until a
+    report arrives. index_seconds: time until a tree's change is in the index. lost: share of a
+    tree's messages lost on the way. dead: share of nodes dying halfway; above 0 at least one.
+    lying: share of nodes falsely listing every prompt as held whole; above 0 at least one. link_gb:
     rate of a node's link, 10^9 bytes a second."""
 
     model: str = option("35b-a3b", f"{', '.join(PUBLISHED)} or a checkpoint folder")

@@ -60,7 +60,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        """Add a note, shown below the rows: a result that is not a time."""
+        """Add a note, shown below the rows: a result other than a time."""
         self.notes.append(text)
         self._show(text)
 

@@ -35,7 +35,8 @@ def more_host(text: str) -> tuple[float, ...]:
 
 
 def with_more_host(tiers: Tiers, gib: float) -> Tiers:
-    """Return the tiers with more host memory. Without host memory, adds a tier of that size."""
+    """Return the tiers with `gib` GiB more host memory. Without host memory, add a tier of this
+    size."""
     host, *lower = tiers.below or (0.0,)
     return Tiers(tiers.arena, (host + gib, *lower), tiers.disk_write_budget)
 

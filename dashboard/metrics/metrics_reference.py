@@ -64,7 +64,7 @@ def _row(family: Metric) -> str:
 
 
 def _exposition() -> Exposition:
-    """Return an exposition that has observed every message with labels once."""
+    """Return an exposition after one observation of every message with labels."""
     exposition = Exposition()
     request, room = m.RequestId(_LABEL_ONLY), m.RoomId(0)
     hit = m.HitBreakdown(0, 0, 0, {_LABEL_ONLY: 0}, None, loaded={_LABEL_ONLY: 0})
