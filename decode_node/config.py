@@ -86,7 +86,7 @@ class DecodeConfig(WireOptions):
         """Return the source of prefill nodes set by the settings. access: to etcd. Raises
         EtcdAccessError."""
         if self.etcd:
-            # It loads aiohttp, which no command line waits for.
+            # This loads aiohttp, and no command line should wait for that.
             from tasuki.server.discovery.etcd import Etcd
             from tasuki.server.discovery.registration import EtcdMembership
 

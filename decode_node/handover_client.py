@@ -203,7 +203,7 @@ class HandoverClient:
         if self._following is not None:
             self._following.cancel()
         await self._links.stop(self._settings.patience)
-        # Those that were cancelled.
+        # Wait for the cancelled transfers.
         await self._rooms.end(self._settings.patience)
 
     def deliver(self, message: m.Outbox) -> None:
@@ -338,7 +338,7 @@ class HandoverClient:
         return self._stands_elsewhere(wanted.prompt, ticket.salt, ticket.offered)
 
     def _is_left_elsewhere(self, state: m.GivenState) -> bool:
-        # What is looked up ends before a prompt's last token.
+        # A lookup ends before a prompt's last token, so repeat that token.
         prompt = np.append(state.prompt, state.prompt[-1:])
         return self._stands_elsewhere(prompt, state.salt, len(state.prompt))
 
@@ -360,7 +360,7 @@ class HandoverClient:
             asked = self._asked.get(request, _Asked())
             if message.cause is m.LossCause.MOVED:
                 asked.move()
-            # Of what this node has no room for, another one could not rid it.
+            # Another prefill node cannot help if this node has no room.
             elsewhere = message.cause is not m.LossCause.NO_ROOM
             elsewhere &= self._has_attempt(asked) and self._links.any_connected(asked.tried)
             message = replace(message, elsewhere=elsewhere)

@@ -106,7 +106,7 @@ class RoomStream:
         try:
             reason = await self._carry(self._open_call())
         except Exception as error:
-            # As where the channel was closed after the connection was chosen for a room.
+            # For example, the channel was closed after the connection was chosen.
             log.debug("no stream of rooms: %r", error)
             reason = f"the room's stream could not be used: {error!r}"
         self._break_off(reason)
@@ -128,7 +128,7 @@ class RoomStream:
                 await asyncio.wait({reading}, timeout=_LAST_WORDS_SECONDS)
             return await (reading if reading.done() else writing)
         finally:
-            # Without a wait: a call whose channel is gone may never end what it began.
+            # Do not wait: a call with a closed channel may never end.
             for task in (reading, writing):
                 task.cancel()
                 task.add_done_callback(_retrieved)
@@ -163,7 +163,8 @@ class RoomStream:
             batch = pb.ReceiverBatch(connection_id=connection, messages=messages)
             connection = ""
             try:
-                # Never returns by itself where the channel closes before the call's metadata left.
+                # write() never returns by itself if the channel closes before the call's metadata
+                # is sent.
                 await asyncio.wait_for(call.write(batch), self._write_seconds)
             except TimeoutError:
                 return f"the prefill node took no message for {self._write_seconds} s"

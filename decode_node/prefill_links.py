@@ -54,7 +54,7 @@ _OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
-# A proxy of the environment would read what was to stay on this host.
+# A proxy set in the environment would read traffic meant to stay on this host.
 _DIRECT = ("grpc.enable_http_proxy", 0)
 _FIELD = "prefill_ca"
 
@@ -207,7 +207,8 @@ class PrefillLink:
                     self._explain(error)
                     self.tried.set()
                 except Exception:
-                    # What a peer says must not end the link's task, which nobody waits for.
+                    # A peer's message must not end the link's task, because no caller awaits that
+                    # task.
                     log.exception("prefill node %s could not be connected", self.target)
                     self.tried.set()
                 else:
@@ -337,7 +338,7 @@ class PrefillLink:
         try:
             answer: pb.AbortResponse = await now.stub.Abort(request, timeout=timeout)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-            # A channel that was closed meanwhile raises the second.
+            # A channel closed meanwhile raises UsageError.
             log.debug("abort of room %d at %s: %r", room, self.target, error)
             return None
         return drain_from_wire(answer.drain)
@@ -412,7 +413,7 @@ class PrefillLinks:
                 continue
             del self._leaving[link]
             if link.connection is not None:
-                # Its task ends later, and until then it would be chosen among those that stand.
+                # End it now: its task ends later, and the connection could be chosen until then.
                 link.connection.end()
             self._tasks.pop(link).cancel()
 

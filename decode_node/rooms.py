@@ -94,7 +94,7 @@ class PullSender(SendingRoom):
 
     def closed(self) -> None:
         if not self._side.is_over:
-            # It was dropped, and nobody knows what is in flight.
+            # It was dropped, and the bytes in flight are unknown.
             return
         self._post(m.PullEnd(self.id))
         self._asked_in.connection.drained(self.room, self.generation, self._side.drain)

@@ -18,7 +18,7 @@ from . import messages as m
 from .accounting import StepTimes, causes_of
 from .intake import Intake
 
-# Checking walks the tree, about 12 us a node: who asks often must not stop the loop for it.
+# Checking walks the tree, about 12 us a node. A frequent caller must not stop the loop for it.
 _NODES_CHECKED_AT_ONCE = 256
 
 

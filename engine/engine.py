@@ -227,8 +227,8 @@ class Engine:
             self._tiers.advance()
         self._handover.advance()
         drafts = self._scheduler.drafts_next
-        # What may follow is drafted from the tokens that are there, and how many of a row with
-        # drafts hold nobody knows before.
+        # Drafts follow the newest tokens. The number of accepted drafts of a row is unknown until
+        # its forward is complete.
         before, self._flight = self._flight, None
         goes_on = before is not None
         if before is not None and (drafts or before.launched.scheduled.drafted):
@@ -245,7 +245,7 @@ class Engine:
             else:
                 self._plans.fold_now()
         except PlanError:
-            # Engine and runner disagree, which is no request's fault: the loop ends.
+            # Engine and runner disagree. No request is at fault, so the loop ends.
             raise
         except Exception as error:
             self._plans.check_device()

@@ -234,7 +234,7 @@ class Request:
     gateway_room: m.GatewayRoom | None = None
     caller: str = ""
     priority: int = 0
-    patience: float = math.inf  # seconds that its client waits for an answer to begin
+    patience: float = math.inf  # longest wait for the answer's begin, in seconds
     targets: m.Targets = m.NO_TARGETS
     changed: tuple[int, int] | None = None
     scoring: PromptScoring | None = None
@@ -252,22 +252,20 @@ class Request:
     pulled: m.PullReport | None = None
     pull_tried: bool = False
     fetch_tried: bool = False
-    load_failed: int | None = None  # tokens that a load was to make usable, and did not
-    ahead: Ahead | None = None  # until it is to be computed on
-    lookup: Lookup | None = None  # of what a remote store has of it, once that was begun
+    load_failed: int | None = None  # tokens expected from a load that failed
+    ahead: Ahead | None = None  # None once its computation goes on
+    lookup: Lookup | None = None  # lookup in a remote store, once begun
     route: m.RouteReport | None = None
     prefill_choice: m.PrefillChoice | None = None
-    asked_at: float | None = None  # of a prefill node
-    started: tuple[float, int] | None = (
-        None  # when it was allocated to be computed, from which token
-    )
+    asked_at: float | None = None  # time of the request to a prefill node
+    started: tuple[float, int] | None = None  # time of the allocation, first token to compute
     prefilled_on: str = "local"
     handover_lost: bool = False
-    refused_at: Hashable = None  # what the last refusal depended on
-    suspect: bool = False  # a forward with it and others failed: the next one is its own
+    refused_at: Hashable = None  # state behind the last refusal
+    suspect: bool = False  # a forward with it and others failed: its next one is alone
     created: float = field(default_factory=time.monotonic)
-    queued_at: float = 0.0  # when it entered this engine's queue, on the queue's clock
-    deadline: float | None = None  # of its client, on the queue's clock
+    queued_at: float = 0.0  # time of entering this engine's queue, on the queue's clock
+    deadline: float | None = None  # the client's, on the queue's clock
     due: float = math.inf
     first_due: float = math.inf
     overtaken: int = 0

@@ -85,7 +85,7 @@ class EngineThread:
             self._loop()
             self._engine.close()
         except RankLost as error:
-            # No bug of this process, and where it noticed says nothing.
+            # This is no bug of this process, and the place of the error explains nothing.
             log.error("the engine loop ends: %s", error)
             self._on_failure(f"{error}; restart this node")
         except Exception as error:

@@ -111,7 +111,7 @@ class QuantizationConfig:
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
-            # Whoever reads the shape says so; a folder of weights alone may be read too.
+            # The reader of the shape reports this. A folder of weights alone may be read too.
             return QuantizationConfig()
         return QuantizationConfig.from_dict(raw if isinstance(raw, dict) else {}, str(path))
 
@@ -173,14 +173,14 @@ def check_draft_layer_config(directory: Path) -> None:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        # Whoever reads the shape says so.
+        # The reader of the shape reports this.
         return
     outer = ConfigFields(raw if isinstance(raw, dict) else {}, str(path))
     for fields in (outer, outer.object("text_config")):
         if fields is None:
             continue
         count = fields.get("mtp_num_hidden_layers")
-        # A config of 0 is that of a library which reads no such layer: its tensors decide.
+        # A library without such layers writes 0 into the config. Its tensors decide.
         if count not in (None, 0, 1):
             raise fields.error("mtp_num_hidden_layers", f"is {count!r:.40}", _OFF)
         if fields.flag("mtp_use_dedicated_embeddings", False):

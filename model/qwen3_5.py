@@ -199,7 +199,8 @@ class Qwen35Model:
         if score is not None:
             score(lambda rows: self.head(branch[rows], residual[rows], operators))
         last = self._on_device(batch.cu_seqlens[1:] - 1)
-        # First, so that nobody waits for the draft layer's window who only wants a token.
+        # Compute the logits first, so a caller that needs only a token does not wait for the draft
+        # layer.
         logits = self.head(branch[last], residual[last], operators).float()
         if arena.layout.draft_layers:
             self.keep_entries(tokens, branch, residual, operators, arena, hooks)

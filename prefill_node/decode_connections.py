@@ -145,7 +145,7 @@ class ReceiverConnections:
         TransportError."""
         await self._end_others(node)
         self._issued += 1
-        # Who knows the name may end the connection's rooms.
+        # A peer that knows the name could end the connection's rooms, so it must be unguessable.
         name = f"{self._prefix}{self._issued}-{secrets.token_hex(16)}"
         self._names.setdefault(node.epoch, []).append(name)
         await connect_within(_CONNECT_SECONDS, self._sender, name, node)
@@ -407,7 +407,7 @@ class ReceiverStream:
                 batch = pb.SenderBatch(messages=messages)
                 await asyncio.wait_for(write(batch), self._write_seconds)
             finally:
-                # Also where the receiver has hung up meanwhile, as it may after Done.
+                # This runs also if the receiver has hung up meanwhile, as it may after Done.
                 for message in messages:
                     self._reached(_AFTER_TELLING, message)
 

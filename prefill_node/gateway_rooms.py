@@ -81,7 +81,7 @@ class GatewayRooms:
             token = await call.first
         finally:
             del self._calls[owned]
-            # A room that is open goes on: of its own call's end the decode node reports itself.
+            # An open room goes on: the decode node reports the end of its own call.
             self._withdraw(call.room, call)
         if token is not None:
             yield [
@@ -200,7 +200,7 @@ class GatewayAnswers:
             return [part async for part in self._rooms.generate(submit, request_context)]
 
         try:
-            # Token and end come together, so that nobody waits for the second.
+            # Token and end arrive together, so no client waits for the end.
             parts = await self._there.run(answer(), None)
         except LoopLost as error:
             raise RequestRejected(m.RequestError(m.ErrorKind.INTERNAL, str(error))) from error

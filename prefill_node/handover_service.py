@@ -177,7 +177,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 | m.FetchRefused()
                 | m.StateHeld()
             ):
-                # Before its room, which may be over with the token.
+                # Handle the token before its room, because the room may be over with the token.
                 if isinstance(message, m.PrefillToken) and self._gateway_rooms is not None:
                     self._gateway_rooms.first_token(message.room, message)
                 room = self._rooms.get(message.room)
@@ -253,7 +253,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         try:
             async with contextlib.aclosing(beats):
                 async for beat in beats:
-                    # A receiver that reads nothing is as silent as one that says nothing.
+                    # A receiver that reads nothing counts as timed out, as one that sends nothing
+                    # does.
                     await unless_silent(context.write(beat), silence)
         except PeerSilent as error:
             log.warning("connection %s: %s", first.connection_id, error)
@@ -394,8 +395,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         self._ended.remember(room.connection, room.room, room.generation, drain)
         log.info("room over: %s", drain.name.lower(), extra=room.named)
         if drain is Drain.FORCED or room.endpoint_failed:
-            # What is stuck or broken once stays so: the receiver connects anew, over a new
-            # endpoint.
+            # A stuck or broken endpoint stays so. The receiver connects anew, over a new endpoint.
             self._connections.drop(room.connection)
 
     async def Abort(
@@ -413,7 +413,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         room = self._rooms.get(request.room)
         if room is not None and (room.connection, room.generation) == (connection, generation):
             room.put(say.Abort())
-            # A room that was asked to stop drains, or is given up after its deadline.
+            # An aborted room drains, or is given up at its deadline.
             drain = await asyncio.shield(room.ended)
         else:
             drain = self._ended.aborted(connection, request.room, generation)

@@ -112,7 +112,7 @@ class UsableFeed:
                 for reader in self._readers:
                     reader.came(stored)
             elif event.kind == "checkpoint_moved":
-                # It stands: what is believed of it is that it is found here, from wherever.
+                # The prefix is still found here, in another place.
                 continue
             elif (removed := self._stands.pop(event.prefix, None)) is not None:
                 for reader in self._readers:

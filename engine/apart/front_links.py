@@ -316,7 +316,7 @@ class WorkerLinks:
             left = tuple(request for request, owner in self._of.items() if owner == number)
         self._receive([m.Abort(request) for request in left])
         self._gone(number, left)
-        # Last: close() waits for the links that are listed, and nothing is called behind it.
+        # Do this last: close() waits for the listed links, and nothing is called after it.
         with self._lock:
             link = self._links.pop(number)
         link.close_ended()

@@ -114,7 +114,7 @@ def answer_terms(config: EngineConfig, parts: EngineParts) -> AnswerTerms:
 def build_speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
     """Return the sources of drafts for answers. Raises EngineConfigError."""
     on_gpu = parts.arena.bytes.device.type != "cpu"
-    # No GPU has shown it yet, so it is left out where nobody asked for drafts.
+    # Not measured on a GPU yet, so `auto` leaves it out there.
     forced = config.speculate != "auto" or not on_gpu
     config = _drafting(config, parts)
     most = most_drafts(config, parts)
@@ -252,7 +252,7 @@ def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Notice]:
     from tasuki.model.backends.triton_backend import TritonBackend
 
     assert isinstance(model.backend, TritonBackend)
-    # Of its own: forwards of one back end share streams.
+    # The model needs a back end of its own, because forwards of one back end share streams.
     backend = model.backend.beside()
     return Qwen35Model(model.config, model.weights, backend), backend.prepare
 
@@ -279,7 +279,7 @@ def build_runner(
     runner = _runner_here(parts, sizes, hands_on, progress)
     if parts.ranks is None:
         return runner
-    # The last thing that ranks do together before a plan.
+    # Ranks do nothing together after this until the first plan.
     parts.ranks.joined()
     return LeaderRunner(runner, parts.ranks, parts.collectives)
 

@@ -59,10 +59,11 @@ def weights_of(
 
 
 MIB = 2**20
-# Context, loaded kernels and cuBLAS workspaces; then what the driver keeps of each captured graph.
+# First the context, loaded kernels and cuBLAS workspaces; then the driver's part of each captured
+# graph.
 _CONTEXT_BYTES = 1280 * MIB
 _GRAPHS_BYTES = 512 * MIB
-# Of what remains, so that fragmentation of the caching allocator does not end a server.
+# Share of the remaining memory, so fragmentation of the caching allocator does not end a server.
 _HEADROOM = 0.02
 _SHARES = 2 * 160
 """The most parts of attention: two for each of a GPU's multiprocessors."""
@@ -127,7 +128,8 @@ class MemoryPlan:
             beside = _Beside.of(model, config, layout, role, slabs).total
             return slabs * layout.slab_bytes > (rest - beside) * (1 - _HEADROOM)
 
-        # More slabs never have less beside them, so that there is one number from which none fits.
+        # The memory needed beside the slabs never falls as slabs grow, so a bisection finds the
+        # limit.
         most = max(rest // layout.slab_bytes, 0)
         fitting = bisect_left(range(1, most + 1), True, key=is_too_large)
         slabs = (
@@ -192,7 +194,7 @@ class _Beside:
         batch = batch_of_a_gpu(config, layout, role, slabs)
         tokens = min(model.max_position, slabs * layout.pages_per_slab * PAGE_TOKENS)
         dtype = getattr(torch, config.compute_dtype)
-        # A step's logits stay where its graph left them, each graph's in a place of its own.
+        # Each graph leaves a step's logits in a place of its own.
         kept_logits = sum(padded_sizes(batch)) * model.vocab * dtype.itemsize
         # A prompt's rest is computed behind its load, beside the engine's own forward.
         beside = int(config.host_cache_gib is not None)
@@ -259,7 +261,7 @@ def _drafts(
     tokens = rows * width
     logits = 2 * tokens * model.vocab * size
     attention = 4 * (_SHARES + rows) * width * model.query_heads * model.head_dim
-    # Of a step and the one before.
+    # A step's rows and those of the step before are kept.
     kept = tokens * (2 * kept_bytes(model, layout.gdn_layers, size) + layout.carry_bytes)
     activations = _activations(model, tokens, config.compute_dtype)
     found = _GRAPHS_BYTES + activations + logits + attention + kept

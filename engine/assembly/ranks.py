@@ -225,7 +225,7 @@ class RankInMemory:
             partial(ShardedSource, config=self.config, shard=self._shard),
         )
         self._weights = source.weights(config, self.config, self._shard, self._device, progress)
-        # Somebody waits for the ranks of a node that hands over.
+        # On a node with a hand-over, peers wait for the steps of its ranks.
         self._hands_over = role is not Role.FUSED
         self._memory: torch.Tensor | None = None
         self._region: RankRegion | None = None
@@ -327,7 +327,7 @@ class RankInMemory:
         from tasuki.engine.parallel.collectives import GlooCollectives
 
         settings, shard = self._settings, self._shard
-        # A step that takes longer than this ends the node anyway.
+        # A longer step ends the node anyway.
         seconds = settings.watchdog_timeout
         host = GlooCollectives(self._meeting, shard.rank, shard.ranks, seconds)
         if self._device.type == "cpu":
@@ -363,7 +363,7 @@ class RankInMemory:
             return None
         copiers = tier_copiers(parts.arena, parts.host, parts.disk)
         if parts.disk is not None:
-            # The leader's tree has what stands.
+            # The leader's tree lists the kept entries.
             parts.disk.index.standing = None
         return FollowerTiers(copiers, send)
 

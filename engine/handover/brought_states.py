@@ -85,8 +85,8 @@ class PullReceiver:
         assert request.ticket is not None
         request.pull_tried = True
         room, tokens = request.ticket.room, request.ticket.offered
-        # A pull outlives its room, whose number is the peer's to choose: until that pull is over
-        # and fenced, what comes under the number is about it.
+        # A pull outlives its transfer, and the peer chooses the transfer's number. Until that pull
+        # is over and fenced, messages with this number are about the old pull.
         if room in self._pulls:
             return False
         allocation = _allocated(self._cache, request.prompt[:tokens], request.salt)

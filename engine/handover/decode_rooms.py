@@ -153,7 +153,7 @@ class DecodeRooms:
         start. match: the part cached here."""
         named, request.gateway_room = request.gateway_room, None
         if named is not None and named.room in self._rooms:
-            # Another request of that room was queued before this one.
+            # An earlier request is already queued for that transfer.
             named = None
         ticket = m.Ticket(
             room=m.RoomId(secrets.randbits(63)) if named is None else named.room,

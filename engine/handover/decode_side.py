@@ -72,8 +72,8 @@ class HandBacks:
         if request is None:
             return
         if match.usable_tokens < PAGE_TOKENS:
-            # Not worth a room; and no error, which would show to whom it does not concern whether
-            # some tokens of a page are cached.
+            # A transfer does not pay. An error would reveal to a stranger if some tokens of a page
+            # are cached.
             self._answers.finish_elsewhere(request, m.FinishReason.LENGTH)
             return
         self._waiting.append(request)
@@ -263,15 +263,15 @@ class DecodeHandover(Answers):
         if not self._prefill_available or request.handover_lost or request.output:
             return None
         if request.scoring is not None or not (request.sampling.draws or request.forks):
-            # Scores of a prompt are larger than its tokens and go to the client here; and nobody
-            # would read what a prompt alone leaves.
+            # A prompt's scores are larger than its tokens, and the client needs them here. No
+            # client reads the state left by a prompt alone.
             return None
         match = self._cache.match(request.prompt, request.salt, request.cursor)
         if request.carrier is not None and match.usable_tokens == len(request.prompt) - 1:
             # The hand-over of its prompt was for this.
             return None
         decision = self._router.prefill_place(match)
-        # Of a room that a gateway made, a prefill node already waits for us: nothing is weighed.
+        # A prefill node already waits for a gateway's transfer, so there is no choice.
         if request.gateway_room is None:
             request.route = report(decision)
             if decision.choice is m.Choice.HERE:
@@ -345,7 +345,7 @@ class DecodeHandover(Answers):
         request.route = joined(request.route, message.route)
         request.prefill_choice = message.prefill_choice
         if request.purpose is m.Purpose.HAND_BACK:
-            # The token shows that the prompt's beginning is over there, and nothing else.
+            # The token shows only that the prompt's prefix is on the other node.
             self._answered(room, m.FinishReason.LENGTH)
             return
         computed = message.hit.prompt_tokens - message.hit.usable_tokens

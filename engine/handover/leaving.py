@@ -275,7 +275,7 @@ class LeftStates:
         if given is None:
             return
         taken = message.outcome is m.HeirOutcome.TAKEN
-        # No more counts than it was given for, whatever its decode node says.
+        # Count at most the bytes given, even if the decode node reports more.
         size = min(message.bytes, given.bytes) if taken else 0
         self._leaving.left_bytes += given.bytes - size
         self._leaving.ended(message.outcome, given.tokens, size, message.heir if taken else "")

@@ -130,7 +130,7 @@ class PrefillHandover(Handover):
             marks=ticket.marks,
             message_end=ticket.message_end,
             ticket=ticket,
-            # A line for each: a decode node that is full holds up no other one's rooms.
+            # Each decode node has lines of its own, so a full one delays no other node's transfers.
             caller=f"{message.peer}/{ticket.caller}",
             priority=ticket.priority,
             targets=m.Targets(first_token=ticket.due_seconds),
@@ -183,7 +183,8 @@ class PrefillHandover(Handover):
         assert request.ticket is not None
         room, tokens = request.ticket.room, len(request.prompt)
         peer = self._peers[room]
-        # While it would wait for a place in the window as well: that is what a pull hides behind.
+        # Try this also while the request would wait for a place in the window: the wait hides the
+        # pull.
         if self._pull_pays(request, peer) and self._pulls.begin(request, peer):
             self._router.costs.judged()
             return True

@@ -118,7 +118,7 @@ class GlooCollectives:
         self.begun += 1
         mine = mine.contiguous()
         found = mine.new_empty((self._ranks, *mine.shape))
-        # As bytes: gloo knows fewer dtypes than models have.
+        # Exchange bytes, because gloo knows fewer dtypes than models have.
         into = [part.view(-1).view(torch.uint8) for part in found.unbind()]
         given = [mine.view(-1).view(torch.uint8)]
         self._group.allgather([into], given, self._options).wait()  # type: ignore[attr-defined]

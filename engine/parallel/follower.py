@@ -261,7 +261,7 @@ class LeaderLink:
             return  # Something is being sent.
         try:
             # So few bytes leave as a whole, or not at all.
-            with suppress(OSError):  # Whoever reads sees it too.
+            with suppress(OSError):  # The reader notices it too.
                 exchanges = 0 if self._rank is None else self._rank.begun
                 beat = r.Beat(exchanges, time.process_time())
                 self._socket.send(r.frame(beat), socket.MSG_DONTWAIT)
@@ -305,7 +305,7 @@ def follow(connection: socket.socket, load: Work[LoadedRank], timeout: float) ->
 def _report(link: LeaderLink, value: int, ended: bool) -> None:
     """Report progress to the leader. On a GPU the calling thread has no handler for errors, so none
     is raised."""
-    with suppress(LeaderGone):  # Whoever reads sees it too.
+    with suppress(LeaderGone):  # The reader notices it too.
         link.send(r.Ticked(value, ended))
 
 

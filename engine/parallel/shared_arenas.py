@@ -96,7 +96,8 @@ class HostArenas:
         try:
             os.ftruncate(handle, spans.region_bytes)
             memory = _as_tensor(mmap.mmap(handle, spans.region_bytes))
-            # The file has no name of its own; whoever of this user follows the link has it.
+            # The file has no name of its own. Any process of this user can open it through the
+            # link.
             (folder / _NAME).symlink_to(f"/proc/{os.getpid()}/fd/{handle}")
         except BaseException:
             os.close(handle)

@@ -82,7 +82,7 @@ class FollowerTiers:
                 try:
                     self._send(message)
                 except Exception:
-                    return  # The leader is gone: who reads its socket ends this process.
+                    return  # The leader is gone: the reader of its socket ends this process.
             with self._changed:
                 self._under_way -= len(ended)
             if not ended:

@@ -89,7 +89,7 @@ class Answers(Handover):
         refuse it, if any."""
         salt, cursor = message.salt, message.cursor
         if message.prompt_logprobs is not None:
-            # What is cached has no logits, so that the whole prompt is computed, apart from all.
+            # Cached tokens have no logits. So the whole prompt is computed, apart from all others.
             salt, cursor = salt + secrets.token_bytes(_OWN_SALT_BYTES), None
         asked = [message, *map(message.of_fork, message.forks)]
         targets = self._refusal.targets(message.targets)
@@ -437,7 +437,7 @@ class StopTokens:
         """Return [n]: True if the token ends some answer."""
         if self._all is None:
             named = frozenset[int]().union(*self._count)
-            # A client may name what no token is.
+            # A client may name ids that are no tokens.
             self._all = np.array([t for t in named if 0 <= t <= _LARGEST], dtype=np.int32)
         return np.isin(tokens, self._all)
 

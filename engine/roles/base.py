@@ -185,7 +185,7 @@ class Handover(ABC):
         if ahead is None:
             request.started = time.monotonic(), computed
         else:
-            # How long it took is not that of a prefill here.
+            # The elapsed time would not be the time of a prefill here.
             request.started = None
             computed, slot = ahead.tokens, len(slots) - 1
         planned = []

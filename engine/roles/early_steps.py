@@ -215,8 +215,8 @@ class EarlySteps:
 
     def _run(self, step: EarlyStep) -> None:
         try:
-            # One for all steps: what is allocated belongs to its stream, and each new one takes as
-            # much memory again, in as many calls that wait for the device.
+            # All steps share one stream, because allocated memory belongs to its stream. Each new
+            # stream would take as much memory again, in as many calls that wait for the device.
             if self._stream is None:
                 self._stream = own_stream(self._arena.bytes.device)
             with self._stream.entered():
@@ -255,7 +255,7 @@ class EarlySteps:
         scores = None
         if step.adjuster is not None:
             scores = adjusted(logits, AdjustedRows.of([step.adjuster]).to(logits.device))
-        # Reads the token on the host, which on a GPU waits for the stream.
+        # This reads the token on the host; on a GPU it waits for the stream.
         (sampled,) = sample(logits, [sampling], [position], scores)
         return sampled
 

@@ -194,7 +194,7 @@ class CpuRunner:
         results = self._compute(plan, rows) if len(rows) else DrawnTokens.nothing(0)
         ended = time.perf_counter()
         if len(rows):
-            # A plan of none is part of what the next forward waits for.
+            # The time of a plan without rows counts to the next forward's wait.
             self._ended_at = ended
         return CpuForward(results, started - before, ended - started)
 

@@ -138,7 +138,7 @@ class LaneDrafts:
 
 _ROWS, _LANES, _POSITIONS, _CONTEXT, _READ, _WRITE, _TOP_K, _HEAT, _TOP_P, _KEYS = range(10)
 _FIELDS = 11
-# Fields begin at multiples of this many numbers, so that every one is aligned to 128 bytes.
+# Each field begins at a multiple of this many numbers, so it is aligned to 128 bytes.
 _ALIGNMENT = 32
 _FAR = 2**31 - 1
 

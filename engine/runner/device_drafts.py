@@ -127,7 +127,8 @@ class DraftVerifier:
         if not rows.verifies.any() or not decodes.any() or count > self._most:
             return rows
         width = self._graphs.width(int(rows.lengths[rows.verifies].max()))
-        # Such draws wait for others, and such tokens are where only a plain step looks for them.
+        # An adjusted sample waits for earlier ones. A token kept by batch index is read only by a
+        # plain step.
         apart = rows.on_lane | self._sampling.adjusted(rows)
         if count * width > _MOST_TOKENS_BESIDE or (decodes & apart).any():
             return rows
@@ -355,7 +356,7 @@ class LayerDrafter:
             self._verifier.place(lane) if verifies else -1
             for lane, verifies in zip(own.lanes.tolist(), own.verifies.tolist(), strict=True)
         ]
-        # Behind the first token at least: that is drawn whatever becomes of the drafts.
+        # Start behind the first token at least: it is sampled even if every draft is rejected.
         least = np.where(own.verifies, own.starts + 1, own.stops)
         stand = replace(own, starts=least, lengths=np.ones_like(own.lengths))
         self._guess(stand, wanted, places, own.write_slots)

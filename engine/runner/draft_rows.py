@@ -67,7 +67,7 @@ class DraftedRows:
     def __init__(self, capacity: int, width: int, scratch_lane: int, device: torch.device) -> None:
         self._sequences = DeviceBatch(capacity, scratch_lane, device)
         self._tokens = DeviceBatch(capacity * width, scratch_lane, device)
-        # Graphs look up the embeddings of tokens that mean nothing too, so that all are valid ids.
+        # Graphs also look up embeddings of meaningless tokens, so all must be valid ids.
         self._numbers = torch.zeros(7, capacity * width, dtype=torch.int32, device=device)
         every = torch.arange(capacity, dtype=torch.int32, device=device)
         self._owners = {some: every.repeat_interleave(some) for some in range(1, width + 1)}

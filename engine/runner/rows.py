@@ -41,10 +41,11 @@ def padded_sizes(largest: int) -> list[int]:
     return [size for size in sizes if size < largest] + [largest]
 
 
-# Of a lane: both as in the invariant, most pending, tokens its pages hold, slots (0: not joined).
+# Columns by batch index: position and pending tokens as in the invariant, most pending tokens,
+# tokens held by the pages, slots (0: not joined).
 _POSITIONS, _PENDING, _MAX_ROWS, _CAPACITY, _SLOTS = range(5)
 _KEPT = 5
-# As plain integers: numpy takes enumerations by a slower way.
+# Plain integers, because numpy handles enumerations more slowly.
 _TOKENS, _POSITION = int(RowFlag.TOKENS_ON_LANE), int(RowFlag.POSITION_ON_LANE)
 _LENGTH, _DECODES = int(RowFlag.LENGTH_ON_LANE), int(RowFlag.DECODES)
 _VERIFIES, _DRAFTS = int(RowFlag.VERIFIES), int(RowFlag.DRAFTS_ON_LANE)
@@ -183,7 +184,7 @@ class SequenceStates:
         on_lane, verifies = (flags & _TOKENS) != 0, (flags & _VERIFIES) != 0
         starts = np.where(flags & _POSITION, position, bounds)
         lengths = np.where(flags & _LENGTH, pending, most)
-        # Nothing is written outside of a sequence's own pages and slots, whatever a plan says.
+        # Even an invalid plan writes only to a sequence's own pages and slots.
         margins = {
             "a row without tokens": lengths - 1,
             "a position above its bound": bounds - starts,

@@ -135,8 +135,8 @@ class QueueLimit:
                 request.first_due = now + targets.first_token
         request.queued_at = now
         request.due = min(now + self.seconds, request.deadline)
-        # A first token that is due later is of no consequence: the wait is over before. So nothing
-        # is kept for longer than somebody may wait here, whatever a client names.
+        # A later first token has no effect, because the wait ends before it. So no time is kept for
+        # longer than the longest wait here, even if a client names a later one.
         for at in {request.due, request.first_due}:
             if at < math.inf and at <= request.due:
                 heappush(self._times, (at, next(self._numbers), ref(request)))
@@ -252,7 +252,7 @@ def _comes_first(other: Request, request: Request, due: float, now: float) -> bo
     """Return True if `other` goes first in the line of its caller."""
     if other.priority != request.priority:
         return other.priority < request.priority
-    # Of one that is late already nothing is due any more.
+    # A request that missed its first token's time counts by the end of its wait.
     return (other.ordered_by if other.first_due > now else other.due) <= due
 
 

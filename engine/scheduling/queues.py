@@ -81,7 +81,7 @@ class RunningRequests(Collection[Request]):
         state = request.state
         assert isinstance(state, Active)
         lane = state.progress.lane
-        # The writes that may raise come first: nothing holds the request then.
+        # These writes may raise, so they come before any list holds the request.
         self._prompt_lengths[lane] = len(request.prompt)
         self._final_lengths[lane] = request.final_length
         self._lanes[request] = lane
@@ -346,7 +346,7 @@ class CallerShares:
         highest = max(shares.values())
         if highest <= equal:
             return None
-        # Of equals the one who has run longest.
+        # Of equal shares, choose the caller of the longest-running request.
         most = next(request.caller for request in running if shares[request.caller] == highest)
         for caller, line in waiting.lines.items():
             needed = self._part(1, line[0][-1].next_capacity, self._seats.count)

@@ -72,7 +72,7 @@ class ChunkLimit:
             return
         tokens = forward.prompt_tokens
         fitting = tokens * min(_GROWTH, self._most_seconds / max(seconds, 1e-9))
-        # A forward with few tokens shows only that so many fit.
+        # A forward with few tokens proves no higher limit: it shows only its own size to fit.
         if fitting < self._beside_answers or tokens >= self._beside_answers:
             pages = max(1, int(fitting) // PAGE_TOKENS)
             self._beside_answers = min(self._chunk, pages * PAGE_TOKENS)
@@ -143,7 +143,7 @@ def share_chunk(
         return stops[index] - before
 
     callers = _turned(sorted({demand.caller for demand in demands}), turn)
-    # Who is owed most; of those who are owed as much, another one each time.
+    # The caller owed most comes first. Among equals the first one changes each time.
     callers.sort(key=lambda caller: owed.get(caller, 0.0), reverse=True)
     of = {caller: [i for i in order if demands[i].caller == caller] for caller in callers}
     most = max(PAGE_TOKENS, budget * 3 // 4)
@@ -168,7 +168,7 @@ def owed_after(
     for demand, stop in zip(demands, stops, strict=True):
         got[demand.caller] += stop - demand.start
         left[demand.caller] += demand.length - stop
-    # Of what was given, so that what no page fits into is owed to nobody.
+    # Share the tokens given, not the budget. A remainder smaller than a page is owed to no caller.
     part = sum(got.values()) / max(1, len(got))
     return {
         caller: max(-budget, min(budget, owed.get(caller, 0.0) + part - tokens))
@@ -494,12 +494,12 @@ class Scheduler:
         """Return the batch indices of answering requests with memory for one more token. Others are
         retracted to make space."""
         lanes = self.running.answering()
-        # One is there, or in flight, that no forward has yet; the next one comes behind it.
+        # One token exists, or is in flight, that no forward has yet. The next token follows it.
         needed = self.progress.num_scheduled[lanes] + 1
         short = lanes[self.running.capacities[lanes] < needed]
         if len(short):
             for request, state in [(request, request.state) for request in self.running.of(short)]:
-                # Who gave way for one before it has no allocation to grow.
+                # A request retracted for an earlier one has no allocation to grow.
                 if request.state is state:
                     assert isinstance(state, Active)
                     self._grow(request, state)

@@ -323,7 +323,7 @@ class Speculation:
         drafters: list[Drafter] = []
         if len(message.prediction):
             drafters.append(PredictionDrafter(message.prediction))
-        # What a grammar allows the layer does not see.
+        # The draft layer does not know the limits of a grammar.
         mtp = MtpDrafter() if self._by_layer and message.sampling.grammar is None else None
         if self._left is not None:
             most = message.sampling.max_new_tokens

@@ -176,7 +176,7 @@ def layer_pieces(layout: CacheLayout, job: CopyJob, most: int) -> Iterator[Piece
         parts.append(_Part(first, end, page_runs(layout, job.pages[first:end])))
     layers = len(layout.layer_kinds)
     states, pages = _states(layout, job), _pages(layout, parts)
-    # Where states stand, all layers before the first that has pages to come are there.
+    # A state's segment completes at most the layers before the first one with pages to come.
     paged = (layer for layer, kind in enumerate(layout.layer_kinds) if kind.keeps_pages)
     first_pages = next(paged, layers) if parts else layers
     held: Piece | None = None

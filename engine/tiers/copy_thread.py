@@ -90,7 +90,7 @@ class CopyThread:
 
     def _start(self) -> None:
         if self._thread is None:
-            # A piece is begun between steps of the engine's loop, which computes in Python too.
+            # Segments begin between steps of the engine's loop, and both run Python.
             shorten_lock_turns()
             name = f"tasuki-{self._name}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -199,7 +199,7 @@ class CopyThread:
             )
             return
         except Exception:
-            # Those that follow are counted: a disk that is gone fills no log.
+            # Later failures are only counted, so a lost disk does not fill the log.
             if not self._broke:
                 what = job.direction.value
                 log.exception("a copy %s, tier %s, broke: it is of no use", what, self._name)
@@ -241,7 +241,7 @@ class CopyThread:
         return JobEnd.DONE
 
     def _load(self, job: CopyJob) -> JobEnd:
-        # Now: nobody writes what is read, and a load under way keeps it.
+        # Read the digests now: the sources have no writer, and a load in progress keeps them.
         wanted = [self.written.pages.get(source) for source, _ in job.pages]
         slot = None if job.slot is None else self.written.slots.get(job.slot[0])
         found = self._copied(job, self._pieces.up(job), lambda: None)

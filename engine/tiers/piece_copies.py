@@ -118,7 +118,7 @@ class HostCopies:
         return WholeCopy(job, at_once, self.pages_down, self.slot_down)
 
     def pages_down(self, pages: PagePairs) -> list[int]:
-        # First: a copy that went wrong is then not what its digest says.
+        # Compute the digests first: a failed copy then differs from its digest.
         digests = self._digests.of_pages([page for page, _ in pages])
         copy_pages_across(self._arena, self._below, pages)
         return digests

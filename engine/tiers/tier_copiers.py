@@ -87,7 +87,8 @@ class StoreCopies:
 
     def _pages_down(self, pages: PagePairs) -> list[int]:
         sources, targets = zip(*pages, strict=True)
-        # As the arena had them: what the tier above has by now is not asked.
+        # Use the digests from the arena. The present bytes of the tier above are not digested
+        # again.
         digests = [self._written.pages[page] for page in sources]
         rows = self._passing.rows(len(pages), self._layout.page_bytes)
         self._above.get_pages(sources, rows)

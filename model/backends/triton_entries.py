@@ -169,7 +169,7 @@ class StepEntries(TritonEntries):
             yield
 
     def carry_over(self, branch: Tensor, residual: Tensor, norm: Tensor, carry: Tensor) -> None:
-        # A slot may be read and written, and what was computed beside reads it.
+        # A slot may be both read and written, and the work on the side stream reads it.
         torch.cuda.current_stream(self._rotary.device).wait_stream(self._side)
         eps = self._config.norm_eps
         carry_normed(branch, residual, norm, eps, carry, self._write_slots, self._rows)

@@ -97,8 +97,8 @@ kind."""
 _PLAIN = re.compile("[ -~]*")
 _SHOWN = 40
 """Letters of a name, and names of a place, shown in an error."""
-# Of zod's email and pydantic's Decimal: the look-aheads rule out an empty part between dots, and a
-# number without a digit.
+# Patterns of zod's email and pydantic's Decimal. The look-aheads rule out an empty part between
+# dots, and a number without a digit.
 _KNOWN_PATTERNS = {
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+"
     r"[A-Za-z]{2,}$": r"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]@"
@@ -284,7 +284,7 @@ class _Holding:
             kept = {key: item if key in keys else False for key, item in own.items()}
             schema["properties"] = {**kept, **dict.fromkeys(new, others)}
         elif isinstance(names.get("pattern"), str) and not own:
-            # A pattern that a reference led to is not translated yet.
+            # A pattern found through a reference is not translated yet.
             pattern = names["pattern"]
             is_own = names == _without(schema["propertyNames"], ("type", "format"), "string")
             schema["patternProperties"] = {pattern if is_own else self._pattern(pattern): others}

@@ -164,8 +164,8 @@ def for_device(tensor: Tensor) -> Tensor:
     their device."""
     if tensor.device.type != "cpu":
         return tensor
-    # On a CPU one row times a matrix whose `out` is contiguous, which is what decode does, runs
-    # 2.5 times as fast; a GPU reads rows of weights, and so do its kernels.
+    # On a CPU, decode multiplies one row by a matrix. That runs 2.5 times as fast if `out` is
+    # contiguous. A GPU and its kernels read rows of weights.
     return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
@@ -283,7 +283,7 @@ class _Assembler:
             return gate_up, self._matrix(
                 f"{experts}.down_proj", len(shape.own), hidden, shape.intermediate
             )
-        # ModelOpt splits what was fused once into a list for each projection.
+        # ModelOpt splits a fused tensor into a list for each projection.
         listed = self._source.has(f"{experts}.gate_proj.0.weight")
 
         def stack(projection: str, *size: int) -> Matrix:

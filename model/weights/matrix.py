@@ -116,7 +116,8 @@ class Segment(ABC):
         return replace(segments[0], **stacked)  # type: ignore[type-var]
 
     def _tensors(self) -> dict[str, Tensor]:
-        # Of an instance, since a checkpoint has tens of thousands and fields() is slow.
+        # Read the instance's attributes: a checkpoint has tens of thousands of them, and fields()
+        # is slow.
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 

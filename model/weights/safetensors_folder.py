@@ -349,7 +349,7 @@ class Checkpoint:
             raise WeightsError(f"{self._directory}: {error}") from error
 
     def stack(self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -> Matrix:
-        # What holds for the first one holds for all that are stored alike.
+        # A check of the first one holds for all, because they are stored alike.
         self.matrix(names[0], shape, dtype)
         weights = [self._name_of(name) for name in names]
         found = StackedTensors.of(
@@ -386,7 +386,7 @@ class Checkpoint:
             dtype = self._tensors.dtype(name)
             if not is_of_text_model(name, self._prefix) or not is_coded(dtype):
                 continue
-            # Kernels of NVFP4 turn its scales, which are e4m3 too.
+            # Kernels of NVFP4 read its scales, and these are e4m3 too.
             if dtype in _SERVED and multiplies_fp8(device):
                 continue
             raise UnservedKind(

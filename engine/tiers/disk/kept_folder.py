@@ -44,7 +44,8 @@ class KeptFolder:
         """contract: settings that must be equal before kept bytes are used. Raises DiskFailed if
         the folder belongs to another user, is in use by another node, or cannot be made."""
         if not parent.is_dir():
-            # Not made here: a disk that is not mounted would become a folder of the system's.
+            # The parent is not made here: if a disk is not mounted, it would become a folder of the
+            # system disk.
             raise DiskFailed(f"there is no folder {parent}: mount its disk, or mkdir -m 700 it")
         self.contract = contract_digest(contract)
         name = folder_of(self.contract)

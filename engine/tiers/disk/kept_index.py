@@ -152,7 +152,8 @@ class Standing:
         self._stride = layout.blocks_per_slab
         self._slabs = slabs
         self.records: dict[int, Kept] = {}
-        # The record of each page and its place there, of each slot; 0 where nothing is of use.
+        # The record of each page and its place there, and the record of each slot; 0 without a
+        # usable one.
         self._page_record = np.zeros(slabs * self._per_slab, np.int64)
         self._page_place = np.zeros(slabs * self._per_slab, np.int32)
         self._slot_record = np.zeros(slabs, np.int64)

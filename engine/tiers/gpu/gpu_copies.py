@@ -163,7 +163,7 @@ class GpuCopies:
         self._arena = arena
         self._below = below
         self._device = arena.bytes.device
-        # Steps go before digests: what is computed behind a load waits for its copies mostly.
+        # Steps go before digests, because a computation behind a load mostly waits for its copies.
         self._ways = _Ways(self._lane(LAST), self._lane(FIRST))
         self._run_moves = batched_moves()
         self._warm_up()

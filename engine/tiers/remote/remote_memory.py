@@ -153,10 +153,11 @@ class Lookups:
         name_this_thread()
         while (lookup := self._asked.get()) is not None:
             try:
-                # Those that are late already keep none that is not from the store.
+                # Skip late lookups, so they do not delay others.
                 found = None if lookup.is_over else self._look_up(lookup)
             except Exception as error:
-                # Whatever a store says, the thread goes on: without it each lookup were late.
+                # The thread goes on after any answer of a store. Without it every lookup would be
+                # late.
                 if not isinstance(error, RemoteFailed):
                     log.exception("a lookup broke")
                 self._objects.failed(error)

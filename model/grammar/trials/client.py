@@ -130,7 +130,7 @@ class _Watch:
     def _started(self) -> "subprocess.Popen[bytes] | None":
         """Start the server. Returns None if the system has no room for a process now."""
         try:
-            # The system ends the process with the thread that starts it, which is this one.
+            # The system ends the process when the starting thread ends: this one.
             return subprocess.Popen(
                 [sys.executable, "-m", _SERVER, str(self._listener.fileno())],
                 pass_fds=[self._listener.fileno()],

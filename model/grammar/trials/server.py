@@ -173,7 +173,7 @@ class TrialServer:
         return []
 
     def _read_answer(self, child: Child) -> None:
-        # A child that was reaped in this turn of the selector has its pipe closed already.
+        # A child reaped in this turn of the selector has a closed pipe.
         if not child.is_reaped and not child.read():
             self._selector.unregister(child.pipe)
 
@@ -230,7 +230,7 @@ def _unavailable(reason: str) -> Try:
 
 def main(argv: list[str]) -> None:
     die_with_parent()
-    # A signal to the whole group is for the daemon, which ends this process.
+    # The daemon handles a signal to the whole group, and ends this process.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=TrialJob)
@@ -243,7 +243,7 @@ def main(argv: list[str]) -> None:
     most_running = max(1, job.cores // 2)
     del job
     gc.collect()
-    # Pages that nothing writes to are shared with every child.
+    # Pages without writes are shared with every child.
     gc.freeze()
     FreeMemory().give_back()
     listener = socket.socket(fileno=int(argv[0]))

@@ -170,10 +170,10 @@ def _attention_decode_kernel(
     BATCH_BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    # Heads of one page run side by side, so that their reads meet in the same memory rows.
+    # Heads of one page run side by side, so their reads meet in the same memory rows.
     kv_head = tl.program_id(0)
     program = tl.program_id(1)
-    # What is read before the wait is older than the kernel before this one.
+    # Values read before the wait are older than the previous kernel.
     ends, share = share_of_program(
         context_lens, rows, batch, tl.num_programs(1), PAGE_TOKENS, BATCH_BLOCK
     )

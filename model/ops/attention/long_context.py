@@ -201,7 +201,8 @@ def _gather(
         return gathered_rows(kv, pages, keys // PAGE_TOKENS, dtype)
     _, heads, kinds, tokens, dim = kv.shape
     lines = kv.view(-1, dim)
-    # Heads of a token side by side, as cuDNN was planned for: strides that do not depend on keys.
+    # Heads of a token lie side by side, as planned for cuDNN: the strides do not depend on the
+    # keys.
     within = torch.arange(tokens, device=kv.device, dtype=table.dtype)[:, None]
     head = torch.arange(heads, device=kv.device, dtype=table.dtype)
     page = table[start // tokens :][: keys // tokens, None, None]

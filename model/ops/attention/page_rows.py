@@ -43,7 +43,7 @@ def read_pages(
     if not holds_fp8(kv):
         return _keys_and_values(kv, pages, dtype, room)
     heads = kv.shape[1]
-    # What one head has of one page are neighbours, so that the gather copies runs of them.
+    # The rows of one head in one page are neighbours, so the gather copies runs of them.
     head = torch.arange(heads, device=kv.device)[:, None]
     chosen = (pages * heads + head).flatten()
     held = kv.reshape(-1, kv.shape[2]).index_select(0, chosen)

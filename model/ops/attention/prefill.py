@@ -145,7 +145,7 @@ def _attention_prefill_kernel(
     largest = tl.full([TILE_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([TILE_ROWS], tl.float32)
     if earlier is not None:
-        # The earlier keys count as one, of that score and with that output for its value.
+        # The earlier keys count as one key, with that score and with that output as its value.
         there = inside & (served > 0)
         start = earlier + output_row[:, None] * HEAD_DIM
         started = tl.load(start + element, mask=there[:, None], other=0.0).to(tl.float32)

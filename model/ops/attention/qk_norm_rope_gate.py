@@ -88,7 +88,7 @@ def _launch(
 ) -> None:
     heads = 0 if q is None else config.query_heads
     dim, half = config.head_dim, config.rotary_dim // 2
-    # Of an FP8 head: its codes, dense; behind them are the scales.
+    # An FP8 head has dense codes, and its scales behind them.
     rows = (PAGE_TOKENS * dim, dim) if holds_fp8(kv) else kv.stride()[2:4]
     blocks = triton.cdiv(heads, _HEADS) + triton.cdiv(config.kv_heads, _HEADS)
     _qk_norm_rope_gate_kernel[(projected.shape[0], blocks)](
@@ -218,7 +218,7 @@ def _qk_norm_rope_gate_kernel(
 ):
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    # A mask on what is written and no early return: heads are on their way while `rows` is.
+    # Mask the stores instead of returning early: heads load at the same time as `rows`.
     live = token < tl.load(rows)
     position = tl.load(positions + token).to(tl.int64)
     stored = live
@@ -255,7 +255,7 @@ def _qk_norm_rope_gate_kernel(
         inside = kv_head < KV_HEADS
         keys = source + (2 * QUERY_HEADS + kv_head) * HEAD_DIM
         whole = inside[:, None] & (element < HEAD_DIM)
-        # Before the page is looked up, which takes two loads one after the other.
+        # Load these before the page lookup, because that is two dependent loads.
         key = tl.load(keys[:, None] + element, mask=whole, other=0.0)
         value = tl.load(keys[:, None] + KV_HEADS * HEAD_DIM + element, mask=whole, other=0.0)
         owner = tl.load(owners + token, mask=stored, other=0).to(tl.int64)

@@ -128,7 +128,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     grouped = q.view(tokens, kv_heads, group, dim).permute(1, 2, 0, 3)
     keys, values = k[:, None], v[:, None]
     if tokens == 1 and mask is None:
-        # The heads that share a key become its queries: nothing is repeated and nothing masked.
+        # Heads with a common key become its queries. Nothing is repeated and nothing masked.
         together = grouped.transpose(1, 2)
         return functional.scaled_dot_product_attention(together, keys, values).reshape(q.shape)
     output = functional.scaled_dot_product_attention(

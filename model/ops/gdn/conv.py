@@ -16,7 +16,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 from .math import silu
 from .prefill_plan import CHUNK, GdnPrefillPlan
 
-# Tokens that a program walks along, and heads that it takes side by side.
+# Tokens processed by a program one after another, and heads processed side by side.
 _TOKENS = 32
 _HEADS = 4
 _WARPS = 2

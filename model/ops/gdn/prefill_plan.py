@@ -94,7 +94,7 @@ def _tables(
     for entries, _ in tables:
         begins.append(len(packed))
         packed += entries
-        # Triton compiles for the alignment of a pointer, and no forward should wait for that:
+        # Triton compiles for the alignment of a pointer, and no forward should wait for that. So
         # every table begins at a multiple of 16 bytes.
         packed += [0] * (-len(packed) % 4)
     host = torch.tensor(packed, dtype=torch.int32)

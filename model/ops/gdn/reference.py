@@ -188,7 +188,7 @@ def _step(
     for offset, row in enumerate(range(plan.start, plan.stop), 1):
         at = slice(row, row + 1)
         output[at], after = recurrent_step(q[at], k[at], v[at], g[at], beta[at], after)
-        # A decode step would have stored it, rounded, and the next one read that.
+        # A decode step would store the state rounded, and the next step would read that.
         rounded = after.to(state.dtype)
         if offset in slots:
             state[slots[offset]] = rounded[0]

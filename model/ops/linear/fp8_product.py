@@ -356,7 +356,7 @@ def _fp8_product_kernel(
         result = tl.zeros([BATCH, ROWS], tl.float32)
     if number >= 0:
         first = number * TALL
-        # What is past the matrix reads its last row, and is not stored.
+        # Rows past the matrix read its last row and are not stored.
         row = tl.minimum(first + offset % TALL + offset // TALL * (rows // 2), rows - 1)
         for block in tl.range(begin, end, num_stages=STAGES):
             if SCALE_COLUMNS >= COLUMNS:

@@ -80,7 +80,7 @@ def place_of_tile(ends, tile, EXPERTS: tl.constexpr, PADDED: tl.constexpr, PAIRS
     begin_of = tl.load(ends + index - 1, exists & (index > 0), 0)
     tiles_of = tl.where(exists, (end_of - begin_of + PAIRS - 1) // PAIRS, 0)
     last_of = tl.cumsum(tiles_of, axis=0)
-    # The first whose tiles end behind it.
+    # The first expert with an end of its tiles behind this one.
     expert = tl.sum(((last_of <= tile) & exists).to(tl.int32), axis=0)
     mine = index == expert
     first = tl.sum(tl.where(mine, last_of - tiles_of, 0), axis=0)

@@ -38,11 +38,11 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .router import choose
 
-# 4 x 1024 bf16 are eight loads of 16 bytes a thread. Small programs are many, which is what hides
-# latency at one token.
+# 4 x 1024 bf16 are eight loads of 16 bytes a thread. Small programs are many, and their number
+# hides latency at one token.
 _PLAIN = Stream(4, 1024, 2)
-# More rows: what a column of the input costs is shared by as many bytes. Codes: the fastest of nine
-# at 1 and 16 tokens of 35B-A3B on an H100; four bits: not chosen by measurement.
+# More rows, so as many bytes share the cost of an input's column. Codes: the fastest of nine at 1
+# and 16 tokens of 35B-A3B on an H100. Four bits: not chosen by measurement.
 _CODES = Stream(8, 2048, 4)
 _FOUR_BITS = Stream(8, 2048, 4)
 
@@ -170,7 +170,7 @@ def _products(
     blocks and runs: [rows, COLUMNS / run] float32. A row past `height` gives zeros. scales: of FP8
     numbers, among `all_rows` of which row[0] is `first`."""
     ROWS: tl.constexpr = row.shape[0]
-    # What a thread holds of a row is summed before it is kept.
+    # A thread sums its part of a row before keeping it.
     RUN: tl.constexpr = 1 if scales is None else 32 if SCALE_COLUMNS == 16 else 16
     products = tl.zeros([ROWS, COLUMNS // RUN], tl.float32)
     if factors is not None:
@@ -414,7 +414,7 @@ def _down(
                 COLUMNS, SCALE_ROWS, SCALE_COLUMNS,
             )  # fmt: skip
         else:
-            # Of an expert that is elsewhere nothing was computed.
+            # Experts on other ranks have computed nothing here.
             if expert < HELD:
                 products += _of_pair(
                     acts, matrices, scales, factors, expert, weights, pair, row, first, HIDDEN,

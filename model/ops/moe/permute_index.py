@@ -21,7 +21,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 # Every run reads the counts of all runs, so there must not be many.
 _MOST_RUNS = 128
 _RUNS_A_STEP = 32
-# Pairs that are compared with one another at a time.
+# Pairs compared with one another at a time.
 _STEP = 128
 _WARPS = 8
 

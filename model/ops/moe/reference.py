@@ -34,8 +34,8 @@ def mixture(
     order = experts.flatten().argsort(stable=True)
     counts = experts.flatten().bincount(minlength=first + held).tolist()
     gathered = x[order // chosen]
-    # Every (token, choice) pair has its own row and the sum over choices has a fixed order, so that
-    # a token's result does not depend on which other tokens chose the same expert.
+    # Every (token, choice) pair has its own row, and the sum over choices has a fixed order. So a
+    # token's result does not depend on other tokens with the same expert.
     pairs = torch.empty_like(gathered)
     begin = sum(counts[:first])
     end = begin + sum(counts[first : first + held])

@@ -36,8 +36,8 @@ def gumbel(key: tuple[int, int], position: int, vocab: int) -> Tensor:
     second = _mix((first + key[1]) & _MASK)
     hashed = _mix((_mix(torch.arange(vocab) ^ first) + second) & _MASK)
     uniform = ((hashed.float() + 0.5) * 2.0**-32).clamp_max(LARGEST)
-    # The tail that decides draws is u near 0, where float32 is fine-grained: -log(1 - u), not
-    # -log(u).
+    # The tail that decides samples is u near 0, and float32 is fine-grained there. So use -log(1 -
+    # u), not -log(u).
     return -(-(-uniform.double()).log1p()).log()
 
 

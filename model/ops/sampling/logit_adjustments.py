@@ -301,14 +301,14 @@ def adjusted(logits: Tensor, rows: AdjustedRows) -> Tensor:
         scores = logits.clone()
     if len(rows.masks):
         scores.masked_fill_(_masked_out(rows.masks, scores.shape[1]), -torch.inf)
-    # On a GPU what is empty would be launched all the same.
+    # A GPU would launch a kernel for empty lists too.
     if len(rows.allowing):
         kept = scores[rows.allowed_rows, rows.allowed]
         scores[rows.allowing] = -torch.inf
         scores[rows.allowed_rows, rows.allowed] = kept
     if len(rows.ruled_out):
         scores[rows.ruled_out_rows, rows.ruled_out] = -torch.inf
-    # No list names a token of a row twice, so that what is read may be written back.
+    # A list names each token of a row once, so values may be read and written back.
     if len(rows.biased):
         scores[rows.bias_rows, rows.biased] = scores[rows.bias_rows, rows.biased] + rows.biases
     if len(rows.seen):

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Tokens of one program: 16 numbers a thread, so that all are in flight at once.
+# Tokens of one program: 16 numbers a thread, all in flight at once.
 RUN = 4096
 RUN_WARPS = 8
 

@@ -88,7 +88,7 @@ def _restrict(scaled: Tensor, params: SamplingParams) -> Tensor:
     set of mass top_p."""
     if params.top_k == 0 and params.top_p == 1:
         return scaled
-    # Stable, so that equal logits are cut in the order of their ids.
+    # A stable sort cuts equal logits in the order of their ids.
     ordered, order = scaled.sort(descending=True, stable=True)
     if params.top_k:
         ordered[params.top_k :] = -torch.inf

@@ -22,7 +22,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 from .radix_keys import RUN, RUN_WARPS, Cut, key_of, value_of
 from .sample import Draws
 
-# Tokens that are summed at a time, in 16 columns: more would crowd the registers.
+# Tokens summed at a time, in 16 columns: more would crowd the registers.
 _STEP = 256
 
 
@@ -32,11 +32,11 @@ def cut(logits: Tensor, draws: Draws) -> Cut:
     runs = triton.cdiv(vocab, RUN)
     digits = 4 if logits.dtype is torch.bfloat16 else 8
     integers, floats = draws.token.new_empty, draws.logprob.new_empty
-    # What a launch leaves for the next has a plane a digit: nothing is overwritten in between.
+    # A launch's results for the next have a plane per digit, so nothing is overwritten in between.
     sums = floats(2 * digits, batch, runs, 16)
     found = integers(2 * digits, batch)
     above = floats(2 * digits, batch)
-    # The largest logit of each run and the mass it holds above the cut of top_k; that cut.
+    # The largest logit of each run, and its mass above the cut of top_k; then that cut.
     of_runs = floats(2, batch, runs)
     of_top_k = integers(2, batch)
     result = Cut(integers(batch), integers(batch), integers(batch, runs))
