@@ -62,7 +62,7 @@ NodeId Inserter::split(NodeId id, std::int64_t depth, Tick now) {
   const NodeId upper = tree_.split(id, depth);
   observers_.split(upper);
   if (tiers_ != nullptr) tiers_->split(upper);
-  // Move allocations above the cut up, so that matches ending there still meet them.
+  // Move allocations above the cut up, so matches ending there still meet them.
   const auto& standing = tree_.node(id).allocations;
   const std::vector<AllocationId> holders(standing.begin(), standing.end());
   for (const AllocationId holder : holders) {

@@ -29,7 +29,7 @@ std::unique_ptr<EvictionPolicy> relayed(const CacheConfig& config,
   return made;
 }
 
-// Return the match of a request that starts from nothing.
+// Return the match of a request without any cached part.
 Match from_nothing(Match match) {
   match.miss_reasons.checkpoint_evicted += match.usable_tokens;
   match.usable_tokens = 0;
@@ -401,7 +401,7 @@ std::optional<std::pair<PageId, PageId>> PrefixCache::insert_midway(
     ++clock_;
     ++room_version_;
     Position place = cover_path(allocation, boundary / kPageTokens * kPageTokens);
-    // The allocation keeps its path, whatever is evicted for the page.
+    // The allocation keeps its path, even if the page needed an eviction.
     if (place.depth >= allocation.standing.depth) stand_at(allocation, place);
     allocation.count_shared_pages();
     if (!reclaimer_.make_room(1, 0, id, clock_)) {

@@ -1,4 +1,4 @@
-// Reclaiming of memory: evictions, and moved pages that empty a slab.
+// Reclaiming of memory: evictions, and moves of pages to empty a slab.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ class Reclaimer {
   bool make_room(std::int64_t pages, std::int64_t slots, AllocationId allocation, Tick now);
   // Evict all unpinned entries.
   void evict_all(Tick now);
-  // Drop an unpinned state that another one has replaced. This is no eviction, because no room was
+  // Drop an unpinned state replaced by another one. This is no eviction, because no room was
   // needed. REQUIRES: its node is alive.
   void drop(const StateKey& state, Tick now);
 

@@ -10,8 +10,8 @@
 
 namespace tasuki::cache {
 
-// Owns the journal of events and the census. Callers that change the tree call these. They cost
-// nothing without a watcher or a view.
+// Owns the journal of events and the census. Callers report changes of the tree here. Costs nothing
+// without a watcher or a view.
 class TreeObservers {
  public:
   explicit TreeObservers(const RadixTree& tree) : tree_(tree), journal_(tree), census_(tree) {}

@@ -1,5 +1,5 @@
-// Queue of digests of windows that leave a GPU's arena, beside their transfers: all waiting ones in
-// one call.
+// Queue of digests of layer chunks sent from a GPU's arena, beside their transfers: all waiting
+// ones in one call.
 #pragma once
 
 #include <atomic>

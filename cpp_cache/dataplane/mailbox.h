@@ -15,13 +15,12 @@ class MailboxGone : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The reading end. Owns the socket. Knows no windows and no peers' lives. One thread at a time;
-// nothing blocks. Invariants: a datagram without the mailbox's secret is dropped, because any
-// process of the host can see its name; datagrams of one writer arrive in order, each once.
+// The reading end. Owns the socket. Knows no layer chunks and no peers' lives. One thread at a
+// time; nothing blocks. Invariants: a datagram without the mailbox's secret is dropped, because any
+// process of the host can see its name. Datagrams of one writer arrive in order, each once.
 class Mailbox {
  public:
-  // name: in no file system, so that a killed process leaves nothing behind. Throws
-  // std::system_error.
+  // name: in no file system, so a killed process leaves nothing behind. Throws std::system_error.
   Mailbox(std::string_view name, std::string secret);
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;
@@ -32,8 +31,8 @@ class Mailbox {
   // Readable while something has come; -1 once closed.
   int descriptor() const { return socket_; }
 
-  // Return the datagrams since the last call, at most kMostAtOnce, so that an endless writer does
-  // not hold its reader. The next call returns the rest.
+  // Return the datagrams since the last call, at most kMostAtOnce, so an endless writer does not
+  // hold its reader. The next call returns the rest.
   std::vector<std::string> read();
   std::uint64_t dropped() const { return dropped_; }
 

@@ -42,17 +42,17 @@ struct PeerEndpoint {
 
 enum class Outcome {
   kPending,
-  kDone,        // stored, and announced
-  kRefused,     // nothing of it was given to the GPU
-  kCancelled,   // likewise, as was asked
-  kUnleased,    // likewise: the peer's lease had ended
-  kOutside,     // likewise: a piece leaves either side's registered bytes
-  kMisaligned,  // likewise: of a piece
-  kFailed,      // it may have landed, or land
+  kDone,        // stored and announced
+  kRefused,     // not posted to the GPU
+  kCancelled,   // not posted, because it was cancelled
+  kUnleased,    // not posted, because the peer's lease had ended
+  kOutside,     // not posted: a piece leaves either side's registered bytes
+  kMisaligned,  // not posted: a piece is misaligned
+  kFailed,      // may have arrived, or may still arrive
 };
 
-// End of a peer's permission to write. The renewing thread sets it; a poster reads it at that
-// moment.
+// End of a peer's permission to write. The renewing thread sets it; a poster reads it just before
+// posting.
 struct WriteLease {
   std::atomic<double> until = 0;
 
@@ -74,7 +74,7 @@ struct PeerTransfer {
   std::string why;
   double ended_at = 0;
 
-  // Give it up: a part that was not posted or announced yet never is.
+  // Give it up: a part not posted or announced yet never is.
   void release() {
     cancelled = true;
     released = true;
@@ -108,15 +108,15 @@ struct StoreGrid {
   std::int64_t chunk_bytes;
 };
 
-// Owns streams, tables and a thread that watches windows in flight; owns nothing of the peers. Any
-// thread calls; only disconnect() and stop() wait for the GPU. Windows that fit one table are
-// stored by one launch. Invariants:
-// 1. A notification is sent after the event behind the window's launch has passed. By then every
+// Owns streams, tables and a thread to watch layer chunks in flight; owns nothing of the peers. Any
+// thread calls; only disconnect() and stop() wait for the GPU. One launch stores all chunks fitting
+// one table. Invariants:
+// 1. A notification is sent after the event behind the chunk's launch has passed. By then every
 //    program of it has released its stores at system scope.
-// 2. A window is done only if every program found the peer's gate open.
+// 2. A chunk is done only if every program found the peer's gate open.
 // 3. A table is used again only after its event has passed.
-// 4. A held window is posted only after its tick, while its lease holds, and never after its
-//    cancellation; windows of one tick leave in the order in which they were held.
+// 4. A held chunk is posted only after its tick, while its lease holds, and never after its
+//    cancellation. Chunks of one tick leave in the order in which they were held.
 class PeerWriter {
  public:
   // source, source_bytes: this side's arena. Throws CudaError.
@@ -129,8 +129,8 @@ class PeerWriter {
   // Also ring this from now on, whenever something posted has ended.
   void ring_at_ends(std::shared_ptr<const Bell> bell);
 
-  // Post windows and return one transfer each, in order; one that could not be posted has ended. No
-  // piece: a notification alone.
+  // Post layer chunks and return one transfer each, in order; a chunk not posted gives an ended
+  // transfer. No segment: a notification alone.
   std::vector<std::shared_ptr<PeerTransfer>> post(const std::shared_ptr<PeerEndpoint>& endpoint,
                                                   std::vector<PeerWrite> writes);
 
@@ -145,8 +145,8 @@ class PeerWriter {
   // Throws CudaError.
   void disconnect(PeerEndpoint& endpoint);
 
-  // Block until no window is in flight, or the GPU has failed. Windows that a full mailbox keeps
-  // from their announcement fail. Idempotent.
+  // Block until no layer chunk is in flight, or the GPU has failed. Chunks not announced because of
+  // a full mailbox fail. Idempotent.
   void stop();
 
  private:
@@ -195,7 +195,7 @@ class PeerWriter {
   std::mutex launching_;
   std::size_t turn_ = 0;
   std::vector<std::unique_ptr<Stream>> streams_;
-  // Guards all below; never held beside a driver call that could wait.
+  // Guards all below; never held during a driver call that could wait.
   std::mutex mutex_;
   std::vector<std::unique_ptr<Table>> free_;
   // Tables of failed launches: never used again.

@@ -31,8 +31,8 @@ namespace {
 using WithoutLock = py::call_guard<py::gil_scoped_release>;
 using Words = py::array_t<std::int64_t, py::array::c_style>;
 
-// If the interpreter ends meanwhile, a daemon's thread is unwound at the place of its request for
-// the lock: no destructor may be that place.
+// If the interpreter ends meanwhile, a daemon's thread is unwound while it requests the lock. So it
+// must not request the lock in a destructor.
 template <typename Wait>
 bool waited(const Wait& wait) {
   PyThreadState* const state = PyEval_SaveThread();
@@ -41,8 +41,8 @@ bool waited(const Wait& wait) {
   return answer;
 }
 
-// Destroy the held object without the interpreter's lock, because a thread that it joins may wait
-// for that lock. The last owner may be a thread without the lock.
+// Destroy the held object without the interpreter's lock, because a joined thread may wait for the
+// lock. The last owner may be a thread without the lock.
 template <typename Held>
 struct EndsWithoutLock {
   void operator()(Held* held) const {

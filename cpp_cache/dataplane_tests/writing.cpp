@@ -188,7 +188,7 @@ TEST_CASE("a peer that does not read costs its writer no core, and does not hold
   });
   CHECK(until([&] { return stopped.load(); }));
   CHECK(posted.back()->outcome == Outcome::kFailed);
-  // End the wait if that was not so.
+  // End the wait if this has not happened.
   peer.mailbox.close();
   stopping.join();
 }

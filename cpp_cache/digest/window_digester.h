@@ -14,8 +14,8 @@ class WindowDigester {
  public:
   WindowDigester(const RowDigester& rows, WindowGeometry geometry);
 
-  // As RowDigester::digest. Throws std::out_of_range also for an unknown layer. REQUIRES: page and
-  // slot ids are those of an arena.
+  // Digest a layer chunk, as RowDigester::digest. Throws std::out_of_range also for an unknown
+  // layer. REQUIRES: page and slot ids are those of an arena.
   std::uint64_t digest(const WindowPlaces& window) const;
 
  private:

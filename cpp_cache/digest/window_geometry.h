@@ -17,7 +17,7 @@ struct Part {
   std::uint64_t key;
 };
 
-// Parts of one layer that travel with a page, and with a state; either may be empty.
+// Parts of one layer sent with a page, and with a state; either may be empty.
 struct LayerParts {
   std::vector<Part> of_page;
   std::vector<Part> of_slot;

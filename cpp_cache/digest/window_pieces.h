@@ -29,9 +29,9 @@ struct WindowCopy {
   std::optional<SlotPair> slots;
 };
 
-// Return the pieces, layer by layer; pages that are neighbours on both sides are one piece. Throws
-// std::out_of_range for an unknown layer, std::invalid_argument for different numbers of pages.
-// REQUIRES: ids are those of an arena; a page's length is its stride.
+// Return the segments, layer by layer; pages that are neighbours on both sides are one segment.
+// Throws std::out_of_range for an unknown layer, std::invalid_argument for different numbers of
+// pages. REQUIRES: ids are those of an arena; a page's length is its stride.
 std::vector<Piece> pieces_of(const WindowGeometry& geometry, const WindowCopy& window);
 
 }  // namespace tasuki::digest

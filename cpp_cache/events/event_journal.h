@@ -17,13 +17,13 @@ namespace tasuki::cache {
 // Hashes nothing without a watcher. Does not know allocations or ids of pages and slots. Thread
 // rule: single-threaded, as PrefixCache.
 //
-// Invariants: a parent is stored before its child and removed after it; a stored prefix is removed
-// once or cleared; a split or a move is no event. Cost of a change: its tokens.
+// Invariants: a parent is stored before its child and removed after it. A stored prefix is removed
+// once or cleared. A split or a move is no event. Cost of a change: its tokens.
 class EventJournal {
  public:
   explicit EventJournal(const RadixTree& tree) : tree_(tree) {}
 
-  // capacity: events that may wait undrained. REQUIRES: capacity >= 1.
+  // capacity: most undrained events. REQUIRES: capacity >= 1.
   WatchId open(EventStream stream, std::int64_t capacity);
   // Throws InvalidArgument if the watch is not open, as close() does.
   EventBatch drain(WatchId id);
@@ -61,7 +61,7 @@ class EventJournal {
     std::optional<std::uint64_t> first_lost{};
     bool needs_snapshot = true;
   };
-  // Hash state from which a node's children continue.
+  // Hash state used to continue with a node's children.
   struct Known {
     PrefixHasher hasher;
     PrefixHash before_end;  // one page up

@@ -8,7 +8,8 @@ namespace tasuki::cache {
 
 namespace {
 
-// FNV-1a over words in four independent lanes, finished so that low bits depend on all tokens.
+// FNV-1a over words in four independent streams. The finish makes the low bits depend on all
+// tokens.
 std::uint64_t hash_of(Tokens page) {
   constexpr std::uint64_t kPrime = 0x100000001b3ULL;
   std::uint64_t lanes[4] = {0xcbf29ce484222325ULL, 0x84222325cbf29ce4ULL, 0x9ce484222325cbf2ULL,

@@ -40,7 +40,7 @@ AllocationTerms loading(const std::vector<Token>& tokens, double wait = 0) {
   return asked;
 }
 
-// Request all slabs, so that only allocations' ids stay in the arena.
+// Request all slabs, so only allocations' ids stay in the arena.
 void crowd_out(PrefixCache& cache) {
   const std::int64_t most = cache.capacity_tokens(1);
   const auto stranger = prompt({99}, 0);
@@ -145,7 +145,7 @@ TEST_CASE("a load that did not land leaves nothing to go on from") {
   CHECK(cache.stats().allocated_requests == before.allocated_requests);
   cache.release(id);
   cache.check_integrity();
-  // The next request begins where the arena has both.
+  // The next request begins at the last place with both in the arena.
   const AllocationId next = cache.allocate(tokens, "", loading(tokens)).value();
   CHECK(!cache.allocation(next).load);
   CHECK(cache.allocation(next).cached_tokens == 64);
@@ -227,7 +227,7 @@ TEST_CASE("invariant 9: a split while a copy is written") {
     const TierWrite write = cache.next_write().value();
     serve(cache, prompt({1, 2, 4}), 192);
     cache.check_integrity();
-    // Its path is being written: it waits for that.
+    // Its path is still being written, so it waits.
     CHECK(!cache.next_write());
     cache.acknowledge(write.id, is_good);
     cache.check_integrity();
@@ -463,7 +463,7 @@ TEST_CASE("what somebody else wrote to a tier is of use here, once, and takes id
   const auto first = prompt({1, 2, 3}, 20);
   const auto second = prompt({1, 2, 7, 8}, 0);
   const auto remote = static_cast<TierId>(1);
-  // A path unknown to this node, then one that parts from it.
+  // A path unknown to this node, then one branching off it.
   const auto adopted = cache.adopt(remote, "", Tokens(first).first(202), CheckpointKind::kTurnEnd);
   REQUIRE(adopted);
   cache.check_integrity();

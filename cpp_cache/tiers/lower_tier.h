@@ -28,9 +28,9 @@ struct TierIds {
 // transfers. No page moves to empty a slab: a slot's slab takes a slot again, and a page slab is
 // free when all its pages went.
 //
-// Invariants: a run with a copy has a copy above it, or a root; a state has one of its run's.
-// Listed is exactly a copy that could be dropped alone: a present state without a reading load, and
-// a present run without readers, states, and copies right below.
+// Invariants: a run with a copy has a copy above it, or a root; a state has one of its run's. A
+// copy is listed exactly if it could be dropped alone. Such a copy is a present state without a
+// reading load. Or it is a present run without readers, states, and copies right below.
 class LowerTier {
  public:
   // REQUIRES: all of them outlive it.
@@ -53,8 +53,8 @@ class LowerTier {
   bool could_hold(std::int64_t pages, std::int64_t slots) const;
   std::optional<EvictionItem> victim() const { return policy_->victim(); }
 
-  // Reserve ids for copies before their write: the state first, then the runs of its path that the
-  // tier lacks, from the root down. REQUIRES: it fits.
+  // Reserve ids for copies before their write: the state first, then the runs of its path lacking
+  // in the tier, from the root down. REQUIRES: it fits.
   void reserve_run(NodeId id);
   void reserve_state(const StateKey& key, const StateCopy& like);
   // Reserve exactly these ids, for copies kept over a restart. REQUIRES: claimed.
@@ -85,8 +85,8 @@ class LowerTier {
 
   void touch(const StateKey& key, Tick now);
   void put_on_probation(const StateKey& key);
-  // Split the copy of a node that the tree split: `upper` is new. Returns the deeper part if its
-  // copy is reserved.
+  // Split the copy of a node split in the tree: `upper` is new. Returns the deeper part if its copy
+  // is reserved.
   std::optional<NodeId> split(NodeId upper);
 
  private:

@@ -37,7 +37,7 @@ WriteLabel Tiers::label_of(TransferId id) const {
   return label;
 }
 
-// Split the run in which the state's tokens part from the tree.
+// Split the run at the first token of the state not in the tree.
 Position Tiers::stands_to(NodeId root, Tokens tokens) {
   const auto whole = static_cast<std::int64_t>(tokens.size()) / kPageTokens * kPageTokens;
   Position place{root, 0};

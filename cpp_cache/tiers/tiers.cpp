@@ -11,7 +11,7 @@ namespace tasuki::cache {
 
 namespace {
 
-// Limit of waiting names visited in one call, before one that can begin.
+// Most waiting names visited in one call before one can begin.
 constexpr std::int64_t kMostLooked = 64;
 // Limit of writes from a tier to the next in flight; further victims are dropped.
 constexpr std::size_t kMostDemotions = 64;
@@ -125,7 +125,7 @@ std::vector<TierIds> Tiers::cancel(const WriteInFlight& write) {
   return ids;
 }
 
-// A write whose source went: its copy is dropped, and no caller waits for it.
+// Drop the copy of a write without its source; no caller waits for it.
 void Tiers::abandon(WriteInFlight& write) {
   write.orphans = cancel(write);
   write.is_abandoned = true;
@@ -287,7 +287,7 @@ bool Tiers::demote(TierId tier, const EvictionItem& item, Tick now) {
 bool Tiers::is_worth_writing(TierId to, TierId from, const EvictionItem& item) const {
   const WriteBudget& budget = budgets_[raw(to)];
   if (!budget.is_open() || transfers_.size() >= kMostDemotions) return false;
-  // With a write budget no state is written that one behind or near it serves as well.
+  // With a write budget, skip a state if another one behind or near it serves as well.
   if (budget.is_bounded() &&
       (item.probationary || is_served_deeper(to, from, {item.node, item.tail}))) {
     return false;

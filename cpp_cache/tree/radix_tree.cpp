@@ -7,8 +7,8 @@ namespace tasuki::cache {
 
 namespace {
 
-// Request memory before it is needed: in a large tree nearly every node is cold, and a comparison
-// would wait line by line. Inline, because compilers drop calls that only prefetch.
+// Request memory before it is needed. In a large tree nearly every node is cold, and a comparison
+// would wait line by line. Inline, because compilers drop calls with only a prefetch.
 [[gnu::always_inline]] inline void prefetch(const void* from, std::size_t bytes) {
   constexpr std::size_t kLine = 64;
   for (std::size_t at = 0; at < bytes; at += kLine) {

@@ -14,7 +14,7 @@
 
 namespace tasuki::cache {
 
-// A cache without memory that follows one policy.
+// A cache without memory under one policy.
 class Shadow {
  public:
   virtual ~Shadow() = default;
