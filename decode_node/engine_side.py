@@ -1,7 +1,7 @@
 """Part of a decode node inside its engine's process: engine, receiver and links to prefill nodes.
 
-Owns the receiver, the sender (it sends pulls), the links and the hand-over's event loop. Links and
-rooms live on that loop, so client requests never delay a heartbeat. Implements EngineSide.
+Owns the receiver, the sender (for pulls), the links and the hand-over's event loop. Links and rooms
+live on this loop, so client requests never delay a heartbeat. Implements EngineSide.
 """
 
 import asyncio

@@ -54,13 +54,12 @@ log = logging.getLogger(__name__)
 _BUSY_SECONDS = 0.5
 """Seconds between two checks of the load of all prefill nodes."""
 _FETCH_SLACK = 4.0
-"""Factor on the estimated compute time: a fetch is given up after that time, at least
-_FETCH_LEAST."""
+"""Factor on the estimated compute time, to limit a fetch. The limit is at least _FETCH_LEAST."""
 _FETCH_LEAST, _FETCH_MOST = 2.0, 10.0
 _HOLDERS_FAULT = frozenset({m.FetchOutcome.LATE, m.FetchOutcome.LOST})
 _NOT_FETCHED_FROM_SECONDS = 60.0
-"""Seconds without fetches from a node after a fetch failed by its fault. A node that lists much and
-gives nothing must not delay every prompt."""
+"""Seconds without fetches from a node after a fetch failed by its fault. A node with a long list
+and no data must not delay every prompt."""
 
 
 @dataclass
@@ -110,10 +109,10 @@ class HandoverClient:
         pull_tokens: int = 32,
     ) -> None:
         """loop: the hand-over's event loop; all methods but deliver() and links run on it.
-        dialling: by default plain text, and on this host only. traceparent: returns that of a live
-        request's span, empty if it has none. progress: returns this node's progress. route: policy
-        that chooses a prompt's prefill node. pull_tokens: least tokens worth a pull before any
-        measurement."""
+        dialling: by default plain text, and on this host only. traceparent: returns the
+        `traceparent` of a live request's span, empty if it has none. progress: returns this node's
+        progress. route: policy to choose a prompt's prefill node. pull_tokens: least tokens worth a
+        pull before any measurement."""
         self._pull_tokens = pull_tokens
         self._traceparent = traceparent
         self._post = post
@@ -153,7 +152,8 @@ class HandoverClient:
 
     @property
     def links(self) -> tuple[PrefillLink, ...]:
-        """Return the links to the prefill nodes that are members now. From any thread."""
+        """Return the links to the present member prefill nodes. It may be called from any
+        thread."""
         return self._links.members
 
     def statuses(self) -> tuple[PrefillNodeStatus, ...]:
@@ -240,7 +240,7 @@ class HandoverClient:
                     pull.put(event_of(message))
 
     def _begin(self, wanted: m.HandoverWanted) -> None:
-        """Open a room; if that fails, report a loss to the engine."""
+        """Open a room, or report a loss to the engine on failure."""
         self._unanswered.add(wanted.ticket.room)
         try:
             self._open(wanted)
@@ -285,8 +285,8 @@ class HandoverClient:
         self._post(m.FetchAdvised(room, holder.link.target, holder.tokens, seconds))
 
     def _fetch(self, wanted: m.FetchWanted) -> None:
-        """Open the room of a fetch. If that fails, report a loss to the engine, because prompts
-        wait for the fetch."""
+        """Open the room of a fetch, or report a loss to the engine on failure, because prompts wait
+        for the fetch."""
         try:
             is_open = self._open_fetch(wanted)
         except Exception:
@@ -333,7 +333,7 @@ class HandoverClient:
         return self._router.choose(wanted, excluded, busy, moved_from=asked.moved_from)
 
     def _is_held(self, wanted: m.HandoverWanted) -> bool:
-        """Return True if a prefill node that is not leaving is known to hold the offered tokens."""
+        """Return True if a prefill node is known to hold the offered tokens and is not leaving."""
         ticket = wanted.ticket
         return self._stands_elsewhere(wanted.prompt, ticket.salt, ticket.offered)
 
@@ -377,7 +377,7 @@ class HandoverClient:
         self._end_idle_links()
 
     def _incoming(self, number: m.RoomId) -> IncomingRoom | None:
-        """Return the live fetch or hand-over with that number."""
+        """Return the live fetch or hand-over with this number."""
         fetch = self._fetches.get(number)
         return self._rooms.get(number) if fetch is None else fetch
 

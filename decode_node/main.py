@@ -1,4 +1,4 @@
-"""`tasuki decode`: the daemon that receives prefixes, writes answers and serves clients."""
+"""`tasuki decode`: the daemon to receive prefixes, write answers and serve clients."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

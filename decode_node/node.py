@@ -1,5 +1,5 @@
 """Decode node: the client services over an engine's side, in one process or in two, and the daemon
-that receives prefixes and writes answers."""
+to receive prefixes and write answers."""
 
 from contextlib import AbstractContextManager
 

@@ -1,4 +1,4 @@
-"""`tasuki prefill`: the daemon that computes prefixes of prompts and hands them to decode nodes."""
+"""`tasuki prefill`: the daemon to compute prefixes of prompts and hand them to decode nodes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
