@@ -79,7 +79,7 @@ class ConfigFields:
             raise self.error(name, f"is {value!r}", f"only {only!r} is supported")
 
     def object(self, name: str) -> "ConfigFields | None":
-        """Return the object of that name; None if it is absent, null or empty. Raises
+        """Return the object of this name; None if it is absent, null or empty. Raises
         ModelConfigError."""
         value = self.get(name)
         if value is None or value == {}:
@@ -223,8 +223,8 @@ class RopeSettings:
 
     @staticmethod
     def of(text: ConfigFields, outer: ConfigFields) -> "RopeSettings":
-        """Read the settings. text: the text model's config; outer: the object that holds it, or
-        itself. Raises ModelConfigError."""
+        """Read the settings. text: the text model's config; outer: the object around it, or itself.
+        Raises ModelConfigError."""
         _refuse_misplaced(text, outer)
         scaling = text.object("rope_scaling")
         rope = scaling or text.object("rope_parameters") or ConfigFields({}, text.source)

@@ -224,7 +224,7 @@ class Qwen35Model:
 
     @property
     def draft_ids(self) -> Tensor | None:
-        """Return the tokens that the draft layer may propose, [n] int64, ascending; None: any."""
+        """Return the possible tokens of the draft layer, [n] int64, ascending; None: any."""
         return None if self._drafts is None else self._drafts.ids
 
     def guess(
@@ -296,7 +296,7 @@ class Qwen35Model:
         return operators.norm_head(branch, residual, weights.norm, weights.head)
 
     def whole(self, logits: Tensor) -> Tensor:
-        """Return the result of head() from that of own_head()."""
+        """Return the result of head() from the result of own_head()."""
         return self._gather(logits)
 
     @property

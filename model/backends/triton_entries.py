@@ -29,8 +29,11 @@ Product: TypeAlias = Callable[[Tensor, Matrix], Tensor]
 
 
 class TritonEntries:
-    """Common part of prompts and decode steps. read_slots [B]: one for each row of the places' page
-    table; product: x [T, k] times a transposed weight [n, k], on this rank alone."""
+    """Common part of prompts and decode steps.
+
+    read_slots: [B], one for each row of the places' page table. product: x [T, k] times a
+    transposed weight [n, k], on this rank alone.
+    """
 
     def __init__(
         self,
@@ -145,7 +148,7 @@ def fold_carry(kept: Tensor, folds: FoldRows, carry: Tensor) -> None:
 
 
 class StepEntries(TritonEntries):
-    """`StepEntries` of base.py. write_slots [B]; side: the stream that computes entries."""
+    """`StepEntries` of base.py. write_slots: [B]. side: the stream for computing entries."""
 
     def __init__(
         self,

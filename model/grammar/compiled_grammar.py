@@ -19,7 +19,7 @@ from .held_schema import held_schema
 from .vocabulary import Vocabulary
 
 Matcher = Any
-"""llguidance.LLMatcher, without the state of a request. Use deep_copy() to get one that consumes
+"""llguidance.LLMatcher, without the state of a request. Use deep_copy() to get one for consuming
 tokens."""
 
 # White space between JSON values is allowed, so a model may write as it has learnt. It is bounded,

@@ -140,7 +140,7 @@ def _code(text: str, at: int) -> int:
 
 
 def _letter(code: int, bare: frozenset[str]) -> str:
-    """Return the character as written in a pattern. bare: characters that need an escape there."""
+    """Return the character as written in a pattern. bare: characters to be escaped there."""
     letter = chr(code)
     if letter in bare:
         return f"\\{letter}"

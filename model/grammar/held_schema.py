@@ -1,8 +1,8 @@
 """JSON Schemas in their callers' dialects, rewritten for llguidance.
 
 Pure functions. A rewritten ("held") schema takes the same values as the caller's. Keywords without
-a constraint are left out. Some keywords are replaced by others that llguidance supports; the table
-is in docs/structured-output.md. All else stays the same, for llguidance to support or reject.
+a constraint are left out. Some keywords are replaced by others known to llguidance; the table is in
+docs/structured-output.md. All else stays the same, for llguidance to support or reject.
 
 Formats of strings: those supported, and the names of the others. Every other format is an
 annotation, as in JSON Schema.
@@ -38,8 +38,8 @@ _SCHEMAS_BY_NAME = frozenset(
 
 def ignored_formats(schema: Any) -> tuple[str, ...]:
     """Return the names of unsupported formats in a caller's schema: each once, in its order, at
-    most MOST_IGNORED_FORMATS. ODD_FORMAT replaces long names and names with other characters, so
-    that a header can have them all. Linear in the schema."""
+    most MOST_IGNORED_FORMATS. ODD_FORMAT replaces long names and names with other characters, so a
+    header can have them all. The time is linear in the schema."""
     found: dict[str, None] = {}
     left = [schema]
     while left and len(found) < MOST_IGNORED_FORMATS:
@@ -188,7 +188,7 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 class _Holding:
-    """State while one schema is rewritten. _letters: number of letters that may still be made."""
+    """State while one schema is rewritten. _letters: number of letters still allowed."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -262,7 +262,7 @@ class _Holding:
             raise GrammarError("patterns and propertyNames are too long: write fewer of them")
 
     def _name_properties(self, schema: dict[str, Any]) -> None:
-        """Replace propertyNames by other keywords that take the same objects, if possible."""
+        """Replace propertyNames by other keywords for the same objects, if possible."""
         names = _without(schema["propertyNames"], ("type", "format"), "string")
         for _ in range(_MAX_REFERENCES):
             if not isinstance(names, Mapping) or set(names) != {"$ref"}:
@@ -313,7 +313,7 @@ def _meant(schema: Mapping[str, Any], alone: bool) -> Mapping[str, Any]:
 
 
 def _says_nothing(keyword: str, value: Any, schema: Mapping[str, Any]) -> bool:
-    """Return true if the keyword takes every value, in that schema."""
+    """Return true if the keyword takes every value, in this schema."""
     match keyword:
         case "format":
             return isinstance(value, str) and value not in FORMATS
@@ -345,7 +345,7 @@ def _takes_all(value: Any) -> bool:
 
 
 def _without(schema: Any, keywords: tuple[str, ...], only: str) -> Any:
-    """Return the schema of a name without the facts that hold for every name."""
+    """Return the schema of a name without the facts true of every name."""
     if not isinstance(schema, Mapping) or schema.get("type", only) != only:
         return schema
     return {

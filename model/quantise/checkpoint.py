@@ -45,7 +45,7 @@ _BETWEEN = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 
 class QuantiseError(ValueError):
-    """A checkpoint that cannot be quantised. The message names the cause and the fix."""
+    """Error for a checkpoint not fit to quantise. The message names the cause and the fix."""
 
 
 def fp8_block(weight: Tensor) -> dict[str, Tensor]:
@@ -124,7 +124,7 @@ def _e2m1(weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 Codec = Callable[[Tensor], dict[str, Tensor]]
 MakeConfig = Callable[[Sequence[str]], dict[str, Any]]
-"""Returns `quantization_config`, given the modules that stay plain."""
+"""Returns `quantization_config`, given the modules left plain."""
 
 _MLP = r"mlp\.(?:experts\.\d+\.|shared_expert\.)?(?:gate|up|down)_proj"
 _ATTENTION = r"self_attn\.[qkvo]_proj"
@@ -133,8 +133,8 @@ _GDN = r"linear_attn\.(?:in_proj_qkv|in_proj_z|out_proj)"
 
 @dataclass(frozen=True)
 class Recipe:
-    """A published format. modules: a codec for each kind of module; the first pattern that matches
-    a name's end counts."""
+    """A published format. modules: a codec for each kind of module; the first pattern matching a
+    name's end counts."""
 
     modules: tuple[tuple[str, Codec], ...]
     config: MakeConfig

@@ -21,9 +21,12 @@ from .source import RandomSource, TensorSource
 
 @dataclass(frozen=True)
 class GdnWeights:
-    """Weights of a GDN layer. in_proj [q | k | v | z | b | a rows, hidden]; conv [channels, width];
-    decay_rate [value_heads] fp32, -exp(A_log); dt_bias [value_heads] fp32; norm [value_dim] fp32;
-    out_proj [hidden, value_heads * value_dim]."""
+    """Weights of a GDN layer.
+
+    in_proj: [q | k | v | z | b | a rows, hidden]. conv: [channels, width]. decay_rate:
+    [value_heads] fp32, -exp(A_log). dt_bias: [value_heads] fp32. norm: [value_dim] fp32. out_proj:
+    [hidden, value_heads * value_dim].
+    """
 
     in_proj: Matrix
     conv: Tensor
@@ -35,8 +38,11 @@ class GdnWeights:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """Weights of an attention layer. in_proj [query_heads x (q, gate) | k | v rows, hidden];
-    q_norm, k_norm [head_dim] fp32, 1 + w; out_proj [hidden, query_heads * head_dim]."""
+    """Weights of an attention layer.
+
+    in_proj: [query_heads x (q, gate) | k | v rows, hidden]. q_norm, k_norm: [head_dim] fp32, 1 + w.
+    out_proj: [hidden, query_heads * head_dim].
+    """
 
     in_proj: Matrix
     q_norm: Tensor
@@ -55,9 +61,12 @@ class MlpWeights:
 
 @dataclass(frozen=True)
 class MoeWeights:
-    """Weights of a mixture of experts. router [experts, hidden]; gate_up [held, 2 * intermediate,
-    hidden]; down [held, hidden, intermediate]: of this rank's experts, all of them on a single
-    rank; shared_gate [1, hidden]."""
+    """Weights of a mixture of experts.
+
+    router: [experts, hidden]. gate_up: [held, 2 * intermediate, hidden]. down: [held, hidden,
+    intermediate]. Held are this rank's experts, all of them on a single rank. shared_gate: [1,
+    hidden].
+    """
 
     router: Tensor
     gate_up: Matrix
@@ -78,9 +87,12 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DraftWeights:
-    """Weights of the layer that drafts tokens. fc [hidden, 2 * hidden], over a token's normed
-    embedding, then the normed final hidden state of the token before; embedding_norm, hidden_norm,
-    norm [hidden] fp32, 1 + w; layer: its mixer is attention."""
+    """Weights of the draft layer.
+
+    fc: [hidden, 2 * hidden], over a token's normed embedding, then the normed final hidden state of
+    the token before. embedding_norm, hidden_norm, norm: [hidden] fp32, 1 + w. layer: its mixer is
+    attention.
+    """
 
     fc: Matrix
     embedding_norm: Tensor
@@ -96,9 +108,11 @@ class DraftWeights:
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """Weights of a model. embedding [vocab, hidden], head [vocab, hidden] or a rank's rows of it
-    (one memory when tied); norm [hidden] fp32, 1 + w; draft: None if the config has no draft
-    layer."""
+    """Weights of a model.
+
+    embedding: [vocab, hidden]. head: [vocab, hidden] or a rank's rows of it; one memory with
+    embedding when tied. norm: [hidden] fp32, 1 + w. draft: None if the config has no draft layer.
+    """
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -113,7 +127,7 @@ class ModelWeights:
 
     @property
     def formats(self) -> str:
-        """Return the storage formats of its matrices: all kinds that occur."""
+        """Return the storage formats of its matrices: all kinds in use."""
         return named_kinds(kind for matrix in matrices(self) for kind in matrix.kinds)
 
 
@@ -132,8 +146,8 @@ def assemble(
 def random_weights(
     config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> ModelWeights:
-    """Return random weights that keep activations near unit size. Logits spread widely, so that
-    ties are rare."""
+    """Return random weights for activations near unit size. Logits spread widely, so ties are
+    rare."""
     return assemble(config, RandomSource(seed, device), dtype, device)
 
 

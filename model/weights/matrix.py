@@ -23,7 +23,8 @@ from torch import Tensor
 
 
 class WeightsError(ValueError):
-    """Weights that do not fit the config. The message names the tensor or file and the fix."""
+    """Error for weights that do not fit the config. The message names the tensor or file and the
+    fix."""
 
 
 class BlockCut(WeightsError):

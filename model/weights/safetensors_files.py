@@ -167,7 +167,7 @@ _Waiting = list[tuple[Tensor, Error]]
 
 
 class PendingChecks:
-    """Checks of tensors. Raises WeightsError for the first tensor that fails, in done() at the
+    """Checks of tensors. Raises WeightsError for the first failing tensor, in done() at the
     latest."""
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ never read."""
 
 
 Elsewhere = Callable[[str], bool]
-"""Returns true if another rank reads the tensor with that name."""
+"""Returns true if another rank reads the tensor with this name."""
 
 
 def nowhere_else(name: str) -> bool:

@@ -84,7 +84,7 @@ class TrialHost:
 
 
 class _Watch:
-    """The thread. It has no reference to the host, so that the host can be collected."""
+    """The thread. It has no reference to the host, so the host can be collected."""
 
     def __init__(self, listener: socket.socket, job: TrialJob) -> None:
         self._listener = listener
@@ -264,7 +264,7 @@ class _Waiting:
 
 
 class _Link:
-    """One connection. Its thread reads and writes, so that no caller waits for the server."""
+    """One connection. Its thread reads and writes, so no caller waits for the server."""
 
     def __init__(self, address: str, remembered: _Verdicts) -> None:
         """remembered: keeps the final verdicts. Raises OSError if the server's socket is gone."""

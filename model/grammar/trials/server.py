@@ -1,11 +1,11 @@
-"""`python -m tasuki.model.grammar.trials.server FD`: the process that tries the grammars of a node.
+"""`python -m tasuki.model.grammar.trials.server FD`: the process to try the grammars of a node.
 
 FD: of the socket for clients' connections. The job comes over standard input. Not for people: a
-TrialHost starts it, and it ends with that host's process.
+TrialHost starts it, and it ends with the host's process.
 
-Owns the clients' connections and the running children. It has one thread, so that fork() is safe.
-It holds the trees of tokens, so that a child has them at once. The queue (queue.py) decides the
-order of trials. Only the selector's call blocks.
+Owns the clients' connections and the running children. It has one thread, so fork() is safe. It
+holds the trees of tokens, so a child has them at once. The queue (queue.py) decides the order of
+trials. Only the selector's call blocks.
 """
 
 import gc
@@ -42,7 +42,7 @@ _FromClient = msgspec.msgpack.Decoder(Ask | Leave)
 
 class TrialJob(msgspec.Struct, frozen=True):
     """The job of a server. tokens, eos_ids: see Vocabulary. try_source: MODULE:NAME of a Try.
-    cores: number of processor cores that this node may use."""
+    cores: number of processor cores for this node."""
 
     tokens: tuple[bytes, ...]
     eos_ids: tuple[int, ...]

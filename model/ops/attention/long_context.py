@@ -22,9 +22,9 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from .page_rows import holds_fp8
 
 DenseAttention = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Maps (q [rows, query_heads, dim], k, v [keys, kv_heads, dim]) to (output like q, log of the sum
-of exponentials [rows, query_heads] float32). Scores are scaled by dim ** -0.5. Nothing is
-masked."""
+"""Maps q [rows, query_heads, dim] and k, v [keys, kv_heads, dim] to (output, weights). output: like
+q. weights: [rows, query_heads] float32, log of the sum of exponentials. Scores are scaled by dim **
+-0.5. Nothing is masked."""
 
 _TILE_ROWS = 128
 _STEP = 2048
@@ -136,8 +136,8 @@ def served_keys(before: int) -> int:
 
 
 def block_rows(query_heads: int, processors: int) -> int:
-    """Return the number of rows with tiles, over all heads, that fill the device once or twice with
-    the least rest."""
+    """Return a number of rows. Its tiles, over all heads, fill the device once or twice with the
+    least rest."""
 
     def tiles(rounds: int) -> int:
         return max(rounds * processors // query_heads, 1)

@@ -12,8 +12,8 @@ from tasuki.utils.triton.fp8_rows import NAN_SCALE, largest_bits
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 FEW_QUERIES = tl.constexpr(64)
-"""Most queries for which FP8 keys and values are first operands, turned in registers. More queries
-are first operands themselves, as for numbers."""
+"""Most queries with FP8 keys and values as first operands, turned in registers. More queries are
+first operands themselves, as for numbers."""
 _LEAST_SCORE = tl.constexpr(-1.0e30)
 _LEAST_EXPONENT = tl.constexpr(-60.0)
 

@@ -3,8 +3,9 @@
 A row is one token in one head, a key or a value. Every reader reads the stored row, so neither the
 cut into forwards nor moves of pages change a result.
 
-kv is a view of an arena: [pages, kv_heads, 2 (key, value), page_tokens, head_dim] of numbers, or
-uint8 [pages, kv_heads, codes [2, page_tokens, head_dim] and scales [2, page_tokens]].
+kv is a view of an arena. With numbers it is [pages, kv_heads, 2 (key, value), page_tokens,
+head_dim]. With FP8 rows it is uint8 [pages, kv_heads, codes and scales]: codes [2, page_tokens,
+head_dim], scales [2, page_tokens].
 """
 
 import torch

@@ -42,9 +42,9 @@ def paged_attention_prefill(
 ) -> Tensor:
     """Return gated attention output [T, query_heads * head_dim] in q's dtype.
 
-    q [T, query_heads, head_dim] contiguous, after norm and rotary; projected [T, query_heads x (q,
-    gate) | ...], any row stride, has the gate; kv dense, as in page_rows.py; page_table [B, pages
-    per row] int32 on the device.
+    q: [T, query_heads, head_dim] contiguous, after norm and rotary. projected: [T, query_heads x
+    (q, gate) | ...], any row stride, has the gate. kv: dense, as in page_rows.py. page_table: [B,
+    pages per row] int32 on the device.
     """
     tokens, heads, dim = q.shape
     source = GateSource.of(projected, dim)

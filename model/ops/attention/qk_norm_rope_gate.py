@@ -33,10 +33,10 @@ _WARPS = 2
 class TokenPlaces:
     """Places of T tokens, the same for every layer; all int32 on the device.
 
-    positions [T]; owners [T]: each token's row of page_table; page_table [B, pages], rows of unit
-    stride; rows [1]: tokens from rows[0] on are padding and write nothing. gaps: earlier tokens may
-    be padding too: such a token's position is below 0, it leaves a query as of position 0, and
-    nothing in the pages.
+    positions: [T]. owners: [T], each token's row of page_table. page_table: [B, pages], rows of
+    unit stride. rows: [1]; tokens from rows[0] on are padding and write nothing. gaps: earlier
+    tokens may be padding too. Such a token's position is below 0. It leaves a query as of position
+    0, and nothing in the pages.
     """
 
     positions: Tensor
@@ -57,8 +57,8 @@ def qk_norm_rope_gate(
     """Return queries [T, query_heads, head_dim] in projected's dtype; write keys and values into
     kv.
 
-    projected [T, query_heads x (q, gate) | k | v], any row stride; rotary of `rotary_cache`, with
-    every position of `places`; kv as in page_rows.py, its last dimension of unit stride.
+    projected: [T, query_heads x (q, gate) | k | v], any row stride. rotary: of `rotary_cache`, with
+    every position of `places`. kv: as in page_rows.py, its last dimension of unit stride.
     """
     q = projected.new_empty(projected.shape[0], config.query_heads, config.head_dim)
     _launch(projected, q, weights, config, rotary, places, kv)
@@ -144,11 +144,12 @@ def _norm_and_rotate(
     DIM: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Norm and rotate `stored`, the heads at `source` [HEADS], if `inside`, to `target` [HEADS], if
-    `kept`; as codes if there are `scales` [HEADS] for their rows.
+    """Norm `stored`, rotate it, and write it as numbers or codes.
 
-    The rotated elements are read again, from the nearest cache, as two tiles of partners:
-    exchanging them between threads costs more.
+    stored: the heads at `source` [HEADS], if `inside`. They are written to `target` [HEADS], if
+    `kept`, as codes if there are `scales` [HEADS] for their rows. The rotated elements are read
+    again, from the nearest cache, as two tiles of partners: exchanging them between threads costs
+    more.
     """
     element = tl.arange(0, DIM)
     values = stored.to(tl.float32)

@@ -99,11 +99,11 @@ def plan_attention(
 def paged_attention(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor, plan: AttentionPlan, room: RowRoom
 ) -> Tensor:
-    """Return attention output [T, query_heads, head_dim] in q's dtype; write k and v into kv, and
+    """Return attention output [T, query_heads, head_dim] in q's dtype. Write k and v into kv, and
     read them there too.
 
-    q [T, query_heads, head_dim]; k, v [T, kv_heads, head_dim], all after norm and rotary; kv as in
-    page_rows.py; room: memory for one context after the other.
+    q: [T, query_heads, head_dim]. k, v: [T, kv_heads, head_dim]. All three are after norm and
+    rotary. kv: as in page_rows.py. room: memory for one context after the other.
     """
     write_pages(k, v, kv, plan)
     output = torch.empty_like(q)

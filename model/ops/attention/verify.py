@@ -53,11 +53,11 @@ def paged_attention_verify(
     """Return gated attention output [B * T, query_heads * head_dim] in q's dtype; rows from rows[0]
     on are unwritten.
 
-    q [B * T, query_heads, head_dim]: row r has the T from r * T on; projected likewise, and kv as
-    for `paged_attention_decode`. page_table [B, pages per row], context_lens [B] (keys of each row,
-    all its tokens included), counts [B] (its tokens, 1 to T; the others see the last one's keys)
-    and rows [1]: int32 on the device. workspace: for B rows of T times as many heads. first_key: no
-    query sees a key before it; every row has one for its first token.
+    q: [B * T, query_heads, head_dim]; row r has the T from r * T on. projected: likewise. kv: as
+    for `paged_attention_decode`. page_table: [B, pages per row]. context_lens: [B], keys of each
+    row, all its tokens included. counts: [B], tokens of each row, 1 to T; the others see the last
+    one's keys. rows: [1]. These four are int32 on the device. workspace: for B rows of T times as
+    many heads. first_key: no query sees a key before it; every row has one for its first token.
     """
     batch = len(counts)
     tokens, heads, dim = q.shape[0] // batch, config.query_heads, config.head_dim
@@ -197,8 +197,8 @@ def _attention_verify_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of 9B with 3 and with 7 drafts, and of 3 drafts with 35B-A3B's half
-    of heads, bfloat16; one token of the draft layer; the same for FP8 rows."""
+    """Return the compile specs, each for bfloat16 and for FP8 rows. They have 3 and 7 drafts with
+    the heads of 9B and of 35B-A3B, and one token of the draft layer."""
 
     def spec(
         drafts: int, kv_heads: int, group: int, first_key: int = 0, *, fp8: bool = False

@@ -36,12 +36,12 @@ class Chain:
 
 @dataclass(frozen=True)
 class ChainStarts:
-    """Starting points of rows. places [B] int32: index among the rows that verified drafts last, -1
+    """Starting points of rows. places [B] int32: index among the rows with drafts verified last, -1
     for others. lanes, slots [B] int32: batch indices and slots of the others. last_tokens [lanes];
     carry [slots, width].
 
-    The rows with verified drafts have `width` [1] int32 tokens each. drawn, ids [rows * width]
-    int32, with counts [rows] valid tokens; hidden [rows, at least width, dim].
+    The rows with verified drafts have `width` [1] int32 tokens each. drawn, ids: [rows * width]
+    int32. counts: [rows], number of valid tokens. hidden: [rows, at least width, dim].
     """
 
     places: Tensor

@@ -25,11 +25,12 @@ _WARPS = 2
 def gdn_conv(
     projected: Tensor, weight: Tensor, config: ModelConfig, conv: Tensor, plan: GdnPrefillPlan
 ) -> tuple[Tensor, Tensor]:
-    """Return kq [N, key_heads, 2, CHUNK, key_dim], k before q, q scaled by key_dim ** -0.5, and v
-    [N, value_heads, CHUNK, value_dim], in projected's dtype; both are parts of one allocation.
+    """Return kq and v in projected's dtype, both parts of one allocation.
 
-    projected [T, q | k | v | ...], any row stride; weight [channels, width]; conv [slots, channels,
-    width - 1], dense but for the slot stride. Raises ValueError for a width above 4.
+    kq: [N, key_heads, 2, CHUNK, key_dim], k before q, q scaled by key_dim ** -0.5. v: [N,
+    value_heads, CHUNK, value_dim]. projected: [T, q | k | v | ...], any row stride. weight:
+    [channels, width]. conv: [slots, channels, width - 1], dense but for the slot stride. Raises
+    ValueError for a width above 4.
     """
     if config.conv_width > 4:
         raise ValueError(

@@ -130,8 +130,8 @@ def gated_delta_rule(
 ) -> Tensor:
     """Return o [T, heads, value_dim] float32; store the planned states.
 
-    q, k [T, heads, key_dim] float32, of unit length, q scaled; v [T, heads, value_dim] float32; g,
-    beta [T, heads] float32; state [slots, heads, value_dim, key_dim] of any float dtype.
+    q, k: [T, heads, key_dim] float32, of unit length, q scaled. v: [T, heads, value_dim] float32.
+    g, beta: [T, heads] float32. state: [slots, heads, value_dim, key_dim] of any float dtype.
     """
     tokens, heads, _ = v.shape
     # One row more than tokens: padding is written there, and dropped.

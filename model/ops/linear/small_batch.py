@@ -47,7 +47,7 @@ def is_one_round(weight: Tensor) -> bool:
 
 
 def small_batch(x: Tensor, weight: Tensor, tile: Tile = _TILE) -> Tensor:
-    """Return [B, rows] in x's dtype; x [B, columns] contiguous, bf16, B at most MOST_ROWS; weight
+    """Return [B, rows] in x's dtype. x: [B, columns] contiguous, bf16, B at most MOST_ROWS. weight:
     [rows, columns] contiguous, columns a multiple of the tile's."""
     batch, columns = x.shape
     rows = weight.shape[0]

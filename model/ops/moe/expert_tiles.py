@@ -40,7 +40,7 @@ class Tile:
 
 
 def are_few(pairs: int, experts: int) -> bool:
-    """Return true if an expert has few pairs, so that reading its matrix takes most of the time."""
+    """Return true if an expert has few pairs: reading its matrix then takes most of the time."""
     return pairs <= _FEW_PAIRS * experts
 
 

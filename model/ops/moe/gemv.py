@@ -1,15 +1,16 @@
-"""A mixture of experts for few tokens: matrix-vector products that read the chosen experts only.
+"""A mixture of experts for few tokens: matrix-vector products reading the chosen experts only.
 
 Shapes: x [T, hidden] row-strided; weights as in `MoeWeights`, rows contiguous. Reference:
 `TorchOperators.feed_forward`.
 
-Four launches: router logits and the shared expert's inner vector; router.py; the chosen experts'
-inner vectors; their down projections, weighed, summed and joined with the gated shared expert. Each
-(token, choice) pair reads its expert's weights once, so bytes and time grow with the tokens. This
-is right while tokens choose mostly different experts. Weights are plain or FP8, each matrix for
-itself: e4m3 and its scale are exact (W8A16). All arithmetic is float32 on the weights' values,
-without tensor cores. Other tokens do not change its order. So this is also the exact path of a
-float32 model. Tokens past rows[0] are neither read nor written.
+There are four launches. The first computes router logits and the shared expert's inner vector.
+router.py is the second. The third computes the chosen experts' inner vectors. The fourth computes
+their down projections, weighed, summed and joined with the gated shared expert. Each (token,
+choice) pair reads its expert's weights once, so bytes and time grow with the tokens. This is right
+while tokens choose mostly different experts. Weights are plain or FP8, each matrix for itself: e4m3
+and its scale are exact (W8A16). All arithmetic is float32 on the weights' values, without tensor
+cores. Other tokens do not change its order. So this is also the exact path of a float32 model.
+Tokens past rows[0] are neither read nor written.
 """
 
 from dataclasses import replace
@@ -167,8 +168,8 @@ def _products(
     SCALE_COLUMNS: tl.constexpr = 1,
 ):
     """Return elementwise products of rows of a contiguous matrix with a vector, summed over column
-    blocks and runs: [rows, COLUMNS / run] float32. A row past `height` gives zeros. scales: of FP8
-    numbers, among `all_rows` of which row[0] is `first`."""
+    blocks and runs: [rows, COLUMNS / run] float32. A row past `height` gives zeros. scales: for FP8
+    numbers, among `all_rows`; row[0] is `first` among these."""
     ROWS: tl.constexpr = row.shape[0]
     # A thread sums its part of a row before keeping it.
     RUN: tl.constexpr = 1 if scales is None else 32 if SCALE_COLUMNS == 16 else 16

@@ -1,8 +1,9 @@
 """Products of rows in expert order with their expert's NVFP4 matrix (W4A16), in one launch with
-sizes on the device: `fp8_grouped.py` for half the bytes, and for rows of prompts too.
+sizes on the device.
 
-Weights are turned in registers (e2m1.py), scaled by group, and multiplied in bf16; a sum over all
-columns gets the tensor's scale in float32. Reference: `reference.product` of each expert's rows.
+This is `fp8_grouped.py` for half the bytes, and for rows of prompts too. Weights are turned in
+registers (e2m1.py), scaled by group, and multiplied in bf16. A sum over all columns gets the
+tensor's scale in float32. Reference: `reference.product` of each expert's rows.
 """
 
 import triton

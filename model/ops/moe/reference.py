@@ -26,8 +26,8 @@ def mixture(
 ) -> Tensor:
     """Return the weighted sum of the chosen experts held by this rank, [T, hidden].
 
-    x [T, hidden]; gate_up [held, 2 * intermediate, hidden]; down [held, hidden, intermediate]: of
-    experts from `first` on; weights, experts [T, chosen].
+    x: [T, hidden]. gate_up: [held, 2 * intermediate, hidden]. down: [held, hidden, intermediate].
+    Both are of experts from `first` on. weights, experts: [T, chosen].
     """
     tokens, chosen = experts.shape
     held = gate_up.shape[0]

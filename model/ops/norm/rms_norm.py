@@ -55,7 +55,7 @@ def _launched(
 
 
 def _warps(hidden: int, elements: int) -> int:
-    """Return the number of warps, within the limit, at which a thread holds `elements` elements."""
+    """Return the number of warps, within the limit, to give a thread `elements` elements."""
     warps: int = triton.next_power_of_2(hidden) // (32 * elements)
     return min(max(warps, 1), 16)
 

@@ -30,7 +30,7 @@ def noise_key(seed: int) -> tuple[int, int]:
 
 
 def gumbel(key: tuple[int, int], position: int, vocab: int) -> Tensor:
-    """Return the Gumbel noise of each token id at that position, [vocab] float64, finite."""
+    """Return the Gumbel noise of each token id at this position, [vocab] float64, finite."""
     # Two rounds a token: with one, the noise of two positions would be one sequence, reordered.
     first = _mix(torch.tensor((position ^ key[0]) & _MASK))
     second = _mix((first + key[1]) & _MASK)

@@ -3,10 +3,10 @@
 Shapes: logits [B, vocab] of any float dtype, row-strided; all else is one number per row.
 Reference: `reference.sample`; both take the noise of model/ops/sampling/gumbel.py.
 
-A score is the logit plus the noise times the temperature, so greedy (temperature 0) is no case of
-its own; equal scores go to the lowest id. Two launches: each program finds the best two scores of a
-run of the vocabulary, then one program per row joins the runs. No host sync; rows past rows[0] are
-unwritten. A row without numbers samples token 0, with a NaN logprob.
+A score is the logit plus the noise times the temperature. So greedy (temperature 0) is no case of
+its own. Equal scores go to the lowest id. There are two launches: each program finds the best two
+scores of a run of the vocabulary, then one program per row joins the runs. No host sync; rows past
+rows[0] are unwritten. A row without numbers samples token 0, with a NaN logprob.
 """
 
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ class Draws:
     """Parameters and results of a batch's sampling: device tensors of one number per row, kept for
     the life of a graph.
 
-    temperature, top_p float32; top_k int32 (0: all); keys [B, 2] int32 (`gumbel.noise_key`);
-    positions int32, of each sampled token; token int32, logprob and margin float32, as in
-    `sampler.Sampled`.
+    temperature, top_p: float32. top_k: int32, 0 for all. keys: [B, 2] int32 (`gumbel.noise_key`).
+    positions: int32, of each sampled token. token: int32, as in `sampler.Sampled`. logprob, margin:
+    float32, as there.
     """
 
     temperature: Tensor

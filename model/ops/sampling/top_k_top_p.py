@@ -3,10 +3,10 @@
 Shapes: logits [B, vocab] of any float dtype, row-strided. Reference: `reference._restrict`.
 
 The lowest kept key (radix_keys.py) is found digit by digit, 4 bits per launch. Each run of the
-vocabulary adds up, by their next digit, its keys that begin with the digits found so far. The next
-launch picks the digit at which the sum, from the largest key down, reaches its target: top_k
-tokens, then top_p of the remaining mass. Sums have a fixed order; no atomics, no host sync. A bf16
-key has 4 digits, a float32 key 8. Digits of an unset limit return at once.
+vocabulary adds up, by their next digit, its keys beginning with the digits found so far. The next
+launch picks a digit: from the largest key down, the sum reaches its target there. The target is
+top_k tokens, then top_p of the remaining mass. Sums have a fixed order; no atomics, no host sync. A
+bf16 key has 4 digits, a float32 key 8. Digits of an unset limit return at once.
 """
 
 from typing import Any
@@ -106,7 +106,7 @@ def _weight(keys, largest, heat, WEIGH: tl.constexpr, NARROW: tl.constexpr):
 def _add_by_digit(
     line, vocab, sums, begin, shift, plane, largest, heat, WEIGH, NARROW, RUN, STEP: tl.constexpr
 ):
-    """Store the sums [16] of weights of the run's keys that start with `begin`."""
+    """Store the sums [16] of weights of the run's keys starting with `begin`."""
     run, row = tl.program_id(0), tl.program_id(1)
     digit = tl.arange(0, 16)
     total = tl.zeros([16, STEP], tl.float32)

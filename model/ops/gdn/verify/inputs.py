@@ -23,7 +23,7 @@ from .kept_inputs import LayerInputs
 _HEADS = 2
 _WARPS = 2
 _FEW_ROWS = 8
-"""Largest number of rows for which a program has one token."""
+"""Largest number of rows for programs with one token each."""
 
 
 def verify_inputs(

@@ -65,12 +65,12 @@ def gdn_verify(
     """Return [B * T, value_heads * value_dim] in projected's dtype. In the first rows[0] rows,
     tokens from counts[r] on give zeros; later rows are unwritten.
 
-    projected [B * T, conv_channels | value_heads * value_dim (z) | value_heads (b) | value_heads
-    (a)]: row r has the T from r * T on; any stride. conv [slots, channels, width - 1] and ssm
-    [slots, value_heads, value_dim, key_dim] are views of the arena: dense but for the slot stride.
-    read_slots, counts [B] (1 to T), rows [1] and turn [1], 0 or 1: int32, on the device. kept: at
-    least B places and T tokens; this step keeps inputs in its turn and folds the other one's. Head
-    dimensions are powers of two.
+    projected: [B * T, conv_channels | value_heads * value_dim (z) | value_heads (b) | value_heads
+    (a)], any stride; row r has the T from r * T on. conv: [slots, channels, width - 1]. ssm:
+    [slots, value_heads, value_dim, key_dim]. Both are views of the arena, dense but for the slot
+    stride. read_slots: [B]. counts: [B], 1 to T. rows: [1]. turn: [1], 0 or 1. These four are int32
+    on the device. kept: at least B places and T tokens; this step keeps inputs in its turn and
+    folds the other one's. Head dimensions are powers of two.
     """
     verify_inputs(projected, weights, config, conv, read_slots, counts, rows, kept, turn)
     batch, heads = len(counts), config.value_heads
@@ -107,8 +107,8 @@ def gdn_verify(
 
 
 def _warps_of(rows: int, key_dim: int) -> int:
-    """Return the warps. Small heads, absent from published models, have as many as folds, so that
-    sums have the same order."""
+    """Return the warps. Small heads, absent from published models, have as many as folds, so sums
+    have the same order."""
     is_whole = rows * key_dim >= _ROWS * _KEYS
     return _WARPS if is_whole else warps_of(FOLD_WARPS, rows, key_dim)
 
