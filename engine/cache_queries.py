@@ -103,7 +103,7 @@ class CacheQueries:
                 self._emit(self._tree(message))
 
     def _load(self, query_id: int) -> m.LoadReply:
-        """Return the capacity for one more answer, for a client that places sessions."""
+        """Return the capacity for one more answer, for a client's placement of sessions."""
         pages = self._cache.stats().pages
         held = pages.working + pages.granted + pages.quarantined + pages.pinned
         running, line = self._scheduler.running, self._times.answering.line()

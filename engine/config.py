@@ -385,8 +385,8 @@ class EngineConfig:
 
     @property
     def drafts_on_gpu(self) -> int:
-        """Return the most drafts of a row that a GPU reserves memory for. 0 unless drafts were
-        requested, because their graphs and the data kept for folds take memory."""
+        """Return the most drafts of a row for a GPU's memory plan. 0 unless drafts were requested,
+        because their graphs and the data kept for folds take memory."""
         return 0 if self.speculate in ("auto", "off") else self.draft_tokens
 
     def usable_of(self, free: int, total: int) -> int:

@@ -43,7 +43,7 @@ class Lookup(Protocol):
 
 
 class IllegalMove(Exception):
-    """A change of a request's state that its state does not allow."""
+    """A change of a request's state not allowed in its present state."""
 
 
 class State:
@@ -127,7 +127,7 @@ class Active(State):
 
     @property
     def next_index(self) -> int:
-        """Return the index of the working slot that the next forward writes: the other one of
+        """Return the index of the working slot written by the next forward: the other one of
         two."""
         return (self.progress.scheduled_slot + 1) % len(self.slots)
 
@@ -164,8 +164,8 @@ class HandingOver(State, phase=m.RequestPhase.HANDING_OVER):
 
 
 class Retracted(State, phase=m.RequestPhase.RETRACTED):
-    """The allocation was returned so that other requests progress. The request goes to the head of
-    the queue."""
+    """The allocation was returned for the progress of other requests. The request goes to the head
+    of the queue."""
 
 
 class Finished(State, phase=m.RequestPhase.FINISHED):
@@ -293,7 +293,7 @@ class Request:
 
     @property
     def tokens_left(self) -> int:
-        """Return the most tokens that its answer may still get."""
+        """Return the most tokens still possible for its answer."""
         return max(0, self.sampling.max_new_tokens - len(self.output))
 
     @property
@@ -303,7 +303,7 @@ class Request:
 
     @property
     def waiting_forks(self) -> list["Request"]:
-        """Return the forks that were not aborted meanwhile."""
+        """Return the forks not aborted meanwhile."""
         return [fork for fork in self.forks if isinstance(fork.state, Waiting)]
 
     def __post_init__(self) -> None:

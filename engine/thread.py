@@ -71,7 +71,7 @@ class EngineThread:
         self._inbox.put(message)
 
     def stop(self) -> None:
-        """End the loop after the step in progress. Give up a step that takes too long. Requests
+        """End the loop after the step in progress. Give up a step if it takes too long. Requests
         still alive are dropped with the process."""
         self._stopping.set()
         self._inbox.put(_WAKE)
@@ -125,8 +125,8 @@ class EngineThread:
                 self._moved = None
 
     def _take_messages(self, wait: float | None) -> None:
-        """Handle all messages in the inbox, or the first that comes within `wait` seconds. None:
-        wait without a bound. Answers to questions leave at once, before any forward."""
+        """Handle all messages in the inbox, or the first one within `wait` seconds. None: wait
+        without a bound. Answers to questions leave at once, before any forward."""
         messages = self._messages(wait)
         self._moved = time.monotonic()
         for message in messages:

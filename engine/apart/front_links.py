@@ -1,4 +1,4 @@
-"""The engine's ends of sockets: to the API server that started it, and to API server workers.
+"""The engine's ends of sockets: to the API server as its starter, and to API server workers.
 
 Owns one socket and one reading thread for each peer. send() may be called from any thread and never
 waits. Frames keep their order, and data waiting for a slow peer is bounded.
@@ -218,7 +218,7 @@ class WorkerLinks:
         link.start(lambda messages: self._take(number, messages), lambda reason: self._lose(number))
 
     async def let_in(self, door: socket.socket) -> None:
-        """Add each worker that connects, until cancelled. door: from opened_door()."""
+        """Add each connecting worker, until cancelled. door: from opened_door()."""
         loop = asyncio.get_running_loop()
         with door:
             while True:

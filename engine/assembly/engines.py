@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 def build_cache(config: EngineConfig, parts: EngineParts) -> HybridPrefixCache:
-    """Make the cache over the slabs of the arena that belong to the engine."""
+    """Make the cache over the engine's slabs of the arena."""
     return HybridPrefixCache(
         parts.arena,
         policy=config.cache_policy,
@@ -61,7 +61,7 @@ def build_fused_engine(
     cache: HybridPrefixCache,
     progress: Progress = no_progress,
 ) -> Engine:
-    """Make an engine that answers by itself. REQUIRES: the cache is over the arena of the parts.
+    """Make an engine to answer by itself. REQUIRES: the cache is over the arena of the parts.
     progress: shows the warm-up, if there is one."""
 
     def side(context: HandoverContext) -> Answers:
@@ -77,8 +77,8 @@ def build_prefill_engine(
     sender: Sender,
     progress: Progress = no_progress,
 ) -> Engine:
-    """Make an engine that hands prompts to decode nodes. REQUIRES: the cache is over the arena of
-    the parts; the sender counts their steps."""
+    """Make an engine to hand prompts to decode nodes. REQUIRES: the cache is over the arena of the
+    parts; the sender counts their steps."""
     speed = PrefillSpeed(parts.attention_cost, config.prefill_chunk_tokens)
     side = partial(PrefillHandover, sender=sender, speed=speed)
     return _assemble(config, Role.PREFILL, parts, cache, side, progress)
@@ -91,8 +91,8 @@ def build_decode_engine(
     early: EarlyStart,
     progress: Progress = no_progress,
 ) -> Engine:
-    """Make an engine that may send prompts to prefill nodes. REQUIRES: cache and early are over the
-    arena of the parts."""
+    """Make an engine with an option to send prompts to prefill nodes. REQUIRES: cache and early are
+    over the arena of the parts."""
 
     def side(context: HandoverContext) -> DecodeHandover:
         return DecodeHandover(context, answer_terms(config, parts), early)

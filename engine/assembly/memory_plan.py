@@ -33,7 +33,7 @@ Share = Callable[[TensorSource], TensorSource]
 
 
 def whole(source: TensorSource) -> TensorSource:
-    """Return the whole source, for a rank that has all of the model."""
+    """Return the whole source, for a rank with all of the model."""
     return source
 
 
@@ -43,8 +43,8 @@ def weights_of(
     """Return the bytes of the weights of a config's model, as stored.
 
     A quantised folder is measured by the headers of its files. Otherwise plain weights are assumed.
-    model: the rank's part. share: selects that part of a source. quantization: a format to assume
-    instead of the folder's. Raises WeightsError and ModelConfigError.
+    model: the rank's part. share: selects the rank's part of a source. quantization: a format to
+    assume instead of the folder's. Raises WeightsError and ModelConfigError.
     """
     dtype = getattr(torch, config.compute_dtype)
     if quantization:
@@ -179,7 +179,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class _Beside:
-    """The sizes that depend on the arena's size; bytes as in MemoryPlan."""
+    """The sizes depending on the arena's size; bytes as in MemoryPlan."""
 
     max_batch: int
     context_tokens: int
@@ -269,8 +269,8 @@ def _drafts(
 
 
 def _guesses(model: ModelConfig, config: EngineConfig, layout: CacheLayout, rows: int) -> int:
-    """Return the same bytes for the draft layer's graphs. They include the part of the head that
-    samples drafts (model/qwen3_5.py)."""
+    """Return the same bytes for the draft layer's graphs. They include the part of the head used to
+    sample drafts (model/qwen3_5.py)."""
     head = min(model.vocab, FIRST_IDS) * model.hidden * itemsize(config.compute_dtype)
     logits = 2 * rows * model.vocab * itemsize(config.compute_dtype)
     attention = 4 * (_SHARES + rows) * model.query_heads * model.head_dim

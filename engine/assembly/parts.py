@@ -200,9 +200,9 @@ def _contract(
 def kept_contract(
     digest: str, model: ModelConfig, weights: ModelWeights, layout: CacheLayout, kind: DigestKind
 ) -> dict[str, str]:
-    """Return the settings that must be equal between two nodes. Then the same bytes mean the same,
-    and their digests can be compared. digest: the weights' digest. kind: the kind of page and slot
-    digests."""
+    """Return the settings to compare between two nodes. If they are equal, the same bytes mean the
+    same, and their digests can be compared. digest: the weights' digest. kind: the kind of page and
+    slot digests."""
     whole = Contract(digest, layout, constants=model.constants, weights_format=weights.formats)
     return {**whole.flat(), "page_digests": kind.value}
 
@@ -270,8 +270,8 @@ def build_arena(
 
 
 def _drafted(config: EngineConfig, model: ModelConfig) -> Tensor | None:
-    """Return the ids of tokens that the draft layer may propose. None: all tokens, or no draft
-    layer is used. Raises ModelConfigError."""
+    """Return the possible token ids of the draft layer. None: all tokens, or no draft layer is
+    used. Raises ModelConfigError."""
     on_gpu = torch_device(config).type != "cpu"
     if not model.draft_layers or not config.drafting(1, on_gpu=on_gpu).drafts_by_layer:
         return None

@@ -81,7 +81,7 @@ def load_shard(
 
 def rank_device(config: EngineConfig, rank: int) -> torch.device:
     """Return the rank's device. `cuda` means one visible GPU for each rank, in order. `cuda:N`
-    means that GPU for all ranks: slow, for tests. Raises EngineConfigError if there are too few."""
+    means this GPU for all ranks: slow, for tests. Raises EngineConfigError if there are too few."""
     device = torch_device(config)
     if device.type == "cpu":
         return device
@@ -97,7 +97,7 @@ def rank_device(config: EngineConfig, rank: int) -> torch.device:
 
 
 def shared_model(config: EngineConfig) -> ModelConfig:
-    """Return asked_model(), with the row blocks of its head that must not be cut."""
+    """Return asked_model(), with the row blocks of its head not to be cut."""
     model = asked_model(config)
     return replace(model, head_block=rows_together(config.model, model))
 
@@ -273,8 +273,8 @@ class RankInMemory:
         return made
 
     def shared(self, slabs: int, agreed: AgreedSteps) -> SharedArenas | None:
-        """Return the memory that a transport sends from and receives into. Called on the leader,
-        after all have met."""
+        """Return the memory for a transport's sends and receives. Called on the leader, after all
+        have met."""
         if self._region is None:
             return None
         return SharedArenas(self._region, self._spans(slabs), agreed)

@@ -142,7 +142,7 @@ class _Fetch:
     """A fetch in progress.
 
     allocation: written by the holder; None before a destination is allocated. quarantine: name in
-    the cache once the fetch is lost, because the holder may still write. waiting: requests that
+    the cache once the fetch is lost, because the holder may still write. waiting: requests to
     continue when the fetch is over.
     """
 
@@ -179,9 +179,9 @@ class Fetches:
         self.rooms: dict[m.RoomId, _Fetch] = {}
         """Live fetches: until their ids enter the tree or are free."""
         self._by_beginning: dict[tuple[bytes, bytes], _Fetch] = {}
-        """Fetches that are not lost, by salt and prefix."""
+        """Fetches not lost, by salt and prefix."""
         self.released: deque[Request] = deque()
-        """Requests that no longer wait; some may have been aborted."""
+        """Requests at the end of their wait; some may have been aborted."""
         self.grants = AtRestQueue(context.runner, self._emit_grant)
 
     def fetch(self, request: Request, holder: str, tokens: int, seconds: float) -> None:

@@ -127,9 +127,9 @@ class DecodeHandover(Answers):
         self._offers = Offers(context, self._rooms, self._fetches)
         self._prefill_available = False
         self._others_wait = 0.0
-        """Seconds of prefill that each prefill node still has to do for other decode nodes."""
+        """Seconds of prefill left at each prefill node for other decode nodes."""
         self._blocked: Request | None = None
-        """The first waiting request that found no memory to be computed here."""
+        """The first waiting request without memory to be computed here."""
 
     @property
     def admission_terms(self) -> Hashable:
@@ -202,8 +202,8 @@ class DecodeHandover(Answers):
         self.submit(message, refusal)
 
     def _elsewhere(self, request: Request) -> float:
-        """Return the seconds that a new request would wait at the prefill nodes, beyond this node's
-        own work there."""
+        """Return the wait of a new request at the prefill nodes, in seconds, beyond this node's own
+        work there."""
         if not (self._prefill_available and self._others_wait):
             return 0.0
         match = self._cache.match(request.prompt, request.salt, request.cursor)
@@ -296,8 +296,8 @@ class DecodeHandover(Answers):
         self._pulls.sources.advance()
 
     def _go_on(self, request: Request) -> None:
-        """Continue a request whose fetch is over, whatever the outcome. The request may have been
-        aborted meanwhile."""
+        """Continue a request after its fetch, with any outcome. The request may have been aborted
+        meanwhile."""
         if not isinstance(request.state, Waiting):
             return
         if request.purpose is m.Purpose.INHERIT:

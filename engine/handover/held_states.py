@@ -27,8 +27,8 @@ from tasuki.transfer.windows.window import FinishedLayers
 
 @dataclass(eq=False)
 class HeldState:
-    """pages: of the state's whole path; slot: of the state. None while the state is being
-    loaded."""
+    """pages: pages of the state's whole path. slot: slot of the state. None while the state is
+    being loaded."""
 
     allocation: Allocation
     sent: tuple[tuple[int, ...], int] | None
@@ -249,7 +249,7 @@ class HeldSender:
         self._emit(m.StateHeld(grant.room))
 
     def end(self, room: m.RoomId) -> None:
-        """Release the state of a transfer that is over, with its sender drained. REQUIRES: it is
+        """Release the state of an ended transfer, after its sender drained. REQUIRES: it is
         held."""
         self._states.let_go(self._forget(room))
 

@@ -82,8 +82,8 @@ class PrefillEnd(Message):
 
 
 class ReadUsable(Message):
-    """(prefill) Report the changes since the last query of the prefixes from which prompts can
-    resume; answered by UsableRead."""
+    """(prefill) Report the changes since the last query of the usable prefixes; answered by
+    UsableRead."""
 
 
 class PeersChanged(Message):
@@ -94,8 +94,7 @@ class PeersChanged(Message):
 
 
 class PrefillBusy(Message):
-    """(decode) Least seconds of prefill that every prefill node has to do for other decode
-    nodes."""
+    """(decode) Least seconds of prefill left at every prefill node for other decode nodes."""
 
     others_wait_seconds: float
 

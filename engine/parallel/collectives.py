@@ -73,7 +73,7 @@ class GlooCollectives:
 
     def __init__(self, meeting: Path, rank: int, ranks: int, timeout: float) -> None:
         """Connect, and return once all ranks are connected. meeting: a new file shared by the
-        ranks, in a folder that only this user may read. Raises RuntimeError if a rank does not
+        ranks, in a folder readable by this user only. Raises RuntimeError if a rank does not
         come."""
         # Builds of torch without distributed have none, and one rank needs none.
         from torch._C._distributed_c10d import AllgatherOptions, FileStore, ProcessGroupGloo

@@ -74,7 +74,7 @@ class LeaderWatch:
         self._silence = Silence(self._timeout, self._clock(), self.period)
 
     def lost(self) -> float | None:
-        """Return the limit in seconds if the leader has read nothing for that long, else None. Call
+        """Return the limit in seconds if the leader has read nothing for as long, else None. Call
         it once a period, before a heartbeat is sent."""
         silence, now = self._silence, self._clock()
         if self._has_read():
@@ -100,7 +100,7 @@ class LeaderWatch:
 
 
 def _unread(connection: socket.socket) -> int:
-    """Return the bytes, as counted by the system, that the other end has not read."""
+    """Return the bytes unread by the other end, as counted by the system."""
     found = fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(_COUNT.size))
     return int(_COUNT.unpack(found)[0])
 
@@ -161,7 +161,7 @@ class LoadedRank(Protocol):
 
     @property
     def slabs(self) -> int:
-        """Return the number of slabs that fit."""
+        """Return the number of slabs with enough memory here."""
 
     def join(self, join: r.Join, report: Report) -> Runner:
         """Connect to the other ranks, and allocate the agreed slabs. report: takes this rank's

@@ -30,7 +30,7 @@ SendToLeader = Callable[[Message], None]
 class FollowerTiers:
     """A follower's part of the tiers. It runs the leader's copies, and reports the end of each.
 
-    Owns one copier for each tier, and one thread that sends ends. Thread rule: handle() belongs to
+    Owns one copier for each tier, and one thread for sending ends. Thread rule: handle() belongs to
     the thread of the plans, so a copy begins after all earlier plans.
     """
 

@@ -364,7 +364,7 @@ class Answers(Handover):
 
     def _release_forks(self, carrier: Request) -> None:
         """Requeue the carrier's forks after their common prompt was computed. They go ahead of
-        requests that have not waited yet."""
+        requests without a wait so far."""
         for fork in carrier.waiting_forks:
             told_of(fork, carrier)
             self._scheduler.requeue(fork)

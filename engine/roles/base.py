@@ -55,7 +55,7 @@ RequestInbox = m.Submit | m.Abort | m.LeaveToHeirs | m.EndLeaving | m.PrefillInb
 class HandoverContext:
     """The parts of an engine used by its hand-over.
 
-    working_slots: of a request. emit: sends a message out, in order. clock: of requests' waiting
+    working_slots: of a request. emit: sends a message out, in order. clock: for requests' waiting
     times, seconds. tiers: below the arena, if any. behind: computes behind their loads, if set.
     lookups: of all requests ending here.
     """
@@ -248,7 +248,7 @@ class Handover(ABC):
 
     def on_tokens(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
         """Handle one sampled token for each of these answers, row by row. All are live and sound.
-        Only a role that answers has such rows."""
+        Only a role with answers has such rows."""
         raise AssertionError("an answer's row in an engine that answers nothing")
 
     @abstractmethod
@@ -256,17 +256,17 @@ class Handover(ABC):
         """Handle the request's next token, sampled by a forward."""
 
     def until_end(self, request: Request, tokens: Sequence[Sampled]) -> int:
-        """Return the number of these consecutive tokens belonging to its answer. Only a role that
+        """Return the number of these consecutive tokens belonging to its answer. Only a role with
         answers has such rows."""
         raise AssertionError("an answer's row in an engine that answers nothing")
 
     def on_scores(self, request: Request, row: int, scores: PromptScores) -> None:
-        """Handle scores of the prompt's tokens after position `row`. Only a role that answers has
+        """Handle scores of the prompt's tokens after position `row`. Only a role with answers has
         such requests."""
         raise AssertionError("a scored prompt in an engine that answers nothing")
 
     def on_prompt_end(self, request: Request) -> None:
-        """Handle the computed prompt of a request without sampling. Only a role that answers has
+        """Handle the computed prompt of a request without sampling. Only a role with answers has
         such requests."""
         raise AssertionError("a prompt without an answer in an engine that answers nothing")
 

@@ -278,7 +278,7 @@ class PrefillBehind:
     """A forward behind a load.
 
     kept: checkpoints it stores, each with its slot. stop: number of the request's tokens after it.
-    is_alone: it writes another slot, so the loaded state stays intact whatever its outcome.
+    is_alone: it writes another slot, so the loaded state stays intact after any outcome.
     """
 
     step: EarlyStep
@@ -314,7 +314,7 @@ class PrefillsBehind:
     """
 
     def __init__(self, cache: HybridPrefixCache, steps: EarlySteps, most_tokens: int) -> None:
-        """most_tokens: of a forward."""
+        """most_tokens: most tokens of a forward."""
         self._cache = cache
         self._steps = steps
         self._most = most_tokens

@@ -75,8 +75,8 @@ class DrawnTokens:
         )
 
     def all_at(self, row: int) -> list[Sampled]:
-        """Return the row's sampled tokens, in order: more than one if drafts held. REQUIRES: as in
-        at()."""
+        """Return the row's sampled tokens, in order: several if drafts were accepted. REQUIRES: as
+        in at()."""
         return [self.at(row), *self.behind.get(row, ())]
 
     @property
@@ -86,7 +86,7 @@ class DrawnTokens:
 
 
 class DeviceLost(Exception):
-    """The device computes no more for this process, whatever its input: restart it."""
+    """The device computes no more for this process, for any input: restart it."""
 
 
 class InFlightForward(Protocol):
@@ -145,8 +145,8 @@ class Runner(EventRecorder, Protocol):
         """The step counter's value once all launched work has ended."""
 
     def prepare(self) -> None:
-        """Do work that the first request would otherwise wait for. Called once, on the launching
-        thread, before the first launch."""
+        """Do the preparations for the first request. Called once, on the launching thread, before
+        the first launch."""
 
     def check_device(self) -> None:
         """Check the device after a failed forward. Raises DeviceLost if no other forward can

@@ -220,7 +220,7 @@ class VerifyGraphs:
 
     @torch.inference_mode()
     def _step(self, size: int, width: int, hooks: LayerHooks) -> None:
-        """Run the step. hooks: of the model's layers."""
+        """Run the step. hooks: for the model's layers."""
         batch = self._rows.batch(size, width, self._table)
         operators = self._backend.bind_verify(batch, self._scratch)
         carry = self._arena.carry[0] if self._arena.layout.draft_layers else None

@@ -64,7 +64,7 @@ class LayerEvents(LayerHooks):
     """
 
     def __init__(self, steps: StepCounter, layers: int) -> None:
-        """layers: of a forward."""
+        """layers: number of layers of a forward."""
         self._steps = steps
         self._layers = layers
         self.launched = steps.value
@@ -402,7 +402,7 @@ class CudaRunner:
         residual: torch.Tensor,
         operators: TritonPrefill,
     ) -> list[DrawnPart]:
-        """Sample a token of each prompt that ends. branch, residual: of the batch's layers."""
+        """Sample a token of each prompt at its end. branch, residual: of the batch's layers."""
         drawing = prompts.num_sampled.nonzero()[0]
         if not len(drawing):
             return []

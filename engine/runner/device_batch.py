@@ -1,8 +1,7 @@
 """A batch on a GPU: its inputs and results, and tables kept between steps.
 
 Owns buffers of fixed address, so graphs may be captured over them. Thread rule: the engine loop's,
-one stream. Copies are asynchronous, from and to pinned memory that is not reused before they have
-ended.
+one stream. Copies are asynchronous. Their pinned memory is not reused before they have ended.
 """
 
 from collections.abc import Iterable, Sequence
@@ -213,10 +212,10 @@ class DeviceBatch:
     """The rows of a batch as numbers on a GPU: inputs filled by one copy, results read by one copy.
 
     Owns both blocks; their addresses never change, so graphs may be captured over them. Knows
-    neither pages nor the model. Thread rule: the engine loop's, one stream. Copies are asynchronous
-    from and to pinned memory that is not reused before they have ended.
+    neither pages nor the model. Thread rule: the engine loop's, one stream. Copies are
+    asynchronous. Their pinned memory is not reused before they have ended.
 
-    At most `capacity` rows. scratch_lane: the batch index of padding rows.
+    capacity: most rows. scratch_lane: the batch index of padding rows.
     """
 
     def __init__(self, capacity: int, scratch_lane: int, device: torch.device) -> None:
@@ -273,7 +272,7 @@ class DeviceBatch:
 
     @property
     def rows(self) -> Tensor:
-        """[1]: number of rows that are not padding."""
+        """Return [1]: number of rows without padding."""
         return self._inputs[_ROWS, :1]
 
     def lanes(self, size: int) -> Tensor:
@@ -283,7 +282,8 @@ class DeviceBatch:
         return self._inputs[_POSITIONS, :size]
 
     def decode_batch(self, size: int, table: Tensor) -> DecodeBatch:
-        """Return the first `size` rows in the model's form. table [rows, pages]: of these rows."""
+        """Return the first `size` rows in the model's form. table: [rows, pages], for these
+        rows."""
         return DecodeBatch(
             positions=self.positions(size),
             context_lens=self._inputs[_CONTEXT, :size],

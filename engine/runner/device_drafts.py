@@ -70,8 +70,8 @@ class DraftVerifier:
         drafts: int,
         on_lanes: LaneDrafts | None,
     ) -> None:
-        """shape: of the largest step. drafts: most per row. on_lanes: drafts stored by guesses;
-        None without guesses. REQUIRES: nothing in the arena is used yet."""
+        """shape: shape of the largest step. drafts: most drafts per row. on_lanes: drafts stored by
+        guesses; None without guesses. REQUIRES: nothing in the arena is used yet."""
         device = arena.bytes.device
         self._model = model
         self._arena = arena
@@ -219,7 +219,7 @@ class DraftVerifier:
     ) -> dict[int, list[Sampled]]:
         """Sample rows with adjusted logits, token after token as long as drafts hold. Each token is
         waited for, because the next adjustment depends on it. Return the tokens by the row's place.
-        of: the rows. each: their tokens, being copied to `ids` on the host."""
+        `of`: the rows. each: their tokens, being copied to `ids` on the host."""
         going = self._sampling.adjusted(of).nonzero()[0].tolist()
         found: dict[int, list[Sampled]] = {row: [] for row in going}
         for place in range(width):
@@ -245,8 +245,8 @@ class DraftVerifier:
         return found
 
     def fold(self, folds: Iterable[Fold], later: Collection[int]) -> None:
-        """Store the states asked for. later: batch indices with rows in the next step; if there is
-        space, that step folds them itself. Raises PlanError."""
+        """Store the requested states. later: batch indices with rows in the next step; if there is
+        space, the next step folds them itself. Raises PlanError."""
         found: dict[int, HeldFold] = {}
         for fold in folds:
             if fold.lane in self._alone and fold.count == 1:
@@ -312,7 +312,7 @@ class LayerDrafter:
         shape: StepShape,
     ) -> None:
         """verifier: computes the rows before the guesses. drafts: destination of the guesses.
-        shape: of the largest step. REQUIRES: nothing in the arena is used yet; it has a draft
+        shape: shape of the largest step. REQUIRES: nothing in the arena is used yet; it has a draft
         layer."""
         self._sequences = states.sequences
         self._sampling = states.sampling
@@ -331,7 +331,7 @@ class LayerDrafter:
     def first(self, plan: ForwardPlan, rows: ResolvedRows) -> ResolvedRows:
         """Make the plan's first guesses from the carry in the rows' slots. Return the rows with
         these drafts at their batch indices. Called before the forward is launched. rows: the
-        plan's; rows that verify nothing get no guesses."""
+        plan's; rows without drafts to verify get no guesses."""
         asked = [guess for guess in plan.first_guesses if rows.verifies[guess.row]]
         if not asked:
             return rows

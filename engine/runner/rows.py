@@ -233,8 +233,8 @@ class SequenceStates:
     def slices(
         self, plan: ForwardPlan, rows: ResolvedRows, drawn: dict[int, list[int]]
     ) -> list[SequenceSlice]:
-        """Return the rows in the model's form. drawn: tokens by batch index, for rows that read
-        theirs there."""
+        """Return the rows in the model's form. drawn: tokens by batch index, for rows with tokens
+        there."""
         marks: dict[int, list[tuple[int, int]]] = {}
         for mark in plan.checkpoints:
             marks.setdefault(int(plan.rows.lanes[mark.row]), []).append((mark.position, mark.slot))
@@ -258,8 +258,8 @@ class SequenceStates:
 
 
 MOST_ROWS = 64
-"""Most rows with drafts in a step: with more, matrix products take so long that drafts gain
-nothing."""
+"""Most rows with drafts in a step. With more, matrix products take too long for a gain by
+drafts."""
 _WIDTHS = (2, 4, 8)
 
 

@@ -53,8 +53,8 @@ class ChunkLimit:
     """
 
     def __init__(self, chunk: int, most_seconds: float | None) -> None:
-        """chunk: prompt tokens of a forward. most_seconds: of a forward with answers; None: no
-        limit."""
+        """chunk: prompt tokens of a forward. most_seconds: limit of a forward with answers; None:
+        no limit."""
         self._chunk = chunk
         self._most_seconds = most_seconds
         self._beside_answers = chunk if most_seconds is None else PAGE_TOKENS
@@ -225,8 +225,8 @@ class Scheduler:
         drafts: DraftLimit,
         max_batch: int,
     ) -> None:
-        """limit: told of each request that begins to wait. seats: of running requests; learns from
-        the forwards. drafts: limits drafts of answers. max_batch: requests in one forward; the
+        """limit: told of each request beginning to wait. seats: number of running requests; learns
+        from the forwards. drafts: limits drafts of answers. max_batch: requests in one forward; the
         config may leave it open."""
         self._cache = cache
         self._admit = admit
@@ -255,7 +255,7 @@ class Scheduler:
         self.waiting.add(request)
 
     def requeue(self, request: Request) -> None:
-        """Put the request ahead of those that have not had a turn, because it had one."""
+        """Put the request ahead of those without a turn so far, because it had one."""
         self._limit.entered(request)
         self.waiting.add(request, returned=True)
 
@@ -309,7 +309,8 @@ class Scheduler:
         run. REQUIRES: no forward is in flight if this one or the one before has drafts.
 
         Without drafts the one before may be in flight. Its tokens count as computed, and its
-        sampled token as sampled. If that token proves to be the last, one forward was in vain.
+        sampled token as sampled. If its sampled token proves to be the last, one forward was in
+        vain.
         """
         self._admit_waiting()
         lanes = self._growable()
@@ -434,7 +435,7 @@ class Scheduler:
         return False
 
     def _loading(self) -> int:
-        """Return the number of requests that will run when their load completes."""
+        """Return the number of requests to run when their load completes."""
         return sum(isinstance(request.state, Loading) for request in self._computing)
 
     def parked(self, request: Request) -> bool:

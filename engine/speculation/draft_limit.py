@@ -26,8 +26,8 @@ else."""
 
 @dataclass(frozen=True)
 class StepShape:
-    """plain: answers without drafts. drafted: answers with drafts. tokens: of the longest row with
-    drafts."""
+    """plain: answers without drafts. drafted: answers with drafts. tokens: tokens of the longest
+    row with drafts."""
 
     plain: int
     drafted: int
@@ -104,13 +104,13 @@ class DraftLimit(Protocol):
         drafts."""
 
     def next(self, answers: int, drafting: Collection[Drafting]) -> int:
-        """Return the largest number of drafts per answer in the next step. 0: it is planned while
-        the one before runs, as without drafting. answers: running answers. drafting: those of them
-        that may be drafted, at least one."""
+        """Return the largest number of drafts per answer in the next step. 0: the step is planned
+        while the one before runs, as without drafting. answers: running answers. drafting: answers
+        open to drafts among them, at least one."""
 
     def of_step(self, answers: int, proposed: Sequence[tuple[Drafting, int]]) -> int:
-        """Return the largest number of drafts per row to compute. answers: of the step. proposed:
-        each drafted answer with its number of drafts."""
+        """Return the largest number of drafts per row to compute. answers: number of answers in the
+        step. proposed: each drafted answer with its number of drafts."""
 
     def landed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
         """Record a decode-only step: `tokens` produced, `seconds` since the previous step ended.
@@ -118,7 +118,7 @@ class DraftLimit(Protocol):
 
 
 class FixedLimit:
-    """A constant number of drafts, whatever they cost."""
+    """A constant number of drafts, at any cost."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -179,7 +179,7 @@ class MeasuredLimit:
         """widths: as in StepCosts; the last one is the longest row with drafts."""
         self.costs = StepCosts(widths)
         self._spare = _MOST_LOST
-        """Steps that drafts may still lose."""
+        """Number of steps still allowed as loss by drafts."""
         self._doubted = 0
         self._stale: dict[int, int] = {}
         """Steps with drafts since steps without were measured, by number of answers."""

@@ -163,7 +163,8 @@ class TreeDrafter:
 _ANCHOR = 4
 """Number of tokens used to find a lost place again."""
 _BACK, _AHEAD = 256, 2048
-"""Tokens before and after the old place that are searched, so no prediction makes a step long."""
+"""Numbers of tokens searched before and after the old place, limited so no prediction makes a step
+long."""
 
 
 class PredictionDrafter:
@@ -315,7 +316,7 @@ class Speculation:
         self._grammars = grammars
         self._by_layer = by_layer
         self._chances = {source: Chances() for source in DraftSource}
-        """Acceptance rates by source, of all requests with that source first."""
+        """Acceptance rates by source, over all requests with the source first."""
         self._left = SuffixIndex(_LEFT_TOKENS) if draft_tokens and from_tree else None
 
     def drafting(self, message: m.Submit) -> Drafting | None:

@@ -107,8 +107,8 @@ class CopyJob:
 
 
 def parts_of_load(load: TierLoad, barrier: LoadBarrier | None) -> dict[int, CopyJob]:
-    """Return the part of the load that each tier brings. barrier: opened by the part, if there is
-    only one. None: no computation waits behind the load."""
+    """Return the part of the load from each tier. barrier: opened by the part, if there is only
+    one. None: no computation waits behind the load."""
     pages: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for tier, source, target in load.pages:
         pages[tier].append((source, target))
@@ -129,7 +129,7 @@ def parts_of_load(load: TierLoad, barrier: LoadBarrier | None) -> dict[int, Copy
 Moves = NDArray[np.int64]
 """[3, n]: source byte in one arena, target byte in another, number of bytes to move."""
 Runs = NDArray[np.int64]
-"""[3, n]: source, target, count of pages that are neighbours in a slab on both sides."""
+"""[3, n]: source, target, count of pages. They are neighbours in a slab on both sides."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ STUCK_SECONDS = 10.0
 
 
 class WriteJournal(Protocol):
-    """A journal of the contents of a tier that outlives its node. Raises nothing: a restart does
+    """A journal of the contents of a tier kept after its node's end. Raises nothing: a restart does
     not find entries missing in it."""
 
     def taken(self, job: CopyJob) -> None:
@@ -56,8 +56,8 @@ class CopyThread:
         clock: Clock = time.monotonic,
         journal: WriteJournal | None = None,
     ) -> None:
-        """name: the tier's name. clock: measures segments, seconds. journal: for a tier that
-        outlives its node."""
+        """name: the tier's name. clock: measures segments, seconds. journal: for a tier kept after
+        its node's end."""
         self._pieces = pieces
         self._name = name
         self._clock = clock
@@ -75,8 +75,8 @@ class CopyThread:
         self._any_ended = threading.Event()
 
     def begin(self, job: CopyJob) -> None:
-        """Begin a job. After close() it is cancelled at once. REQUIRES: launched work that writes
-        its sources, or reads its targets for an earlier owner, has ended."""
+        """Begin a job. After close() it is cancelled at once. REQUIRES: earlier launched work has
+        ended, if it writes the sources or reads the targets for an earlier owner."""
         with self._asked:
             if self._closing:
                 self._ended.append((job.transfer, JobEnd.CANCELLED))

@@ -113,7 +113,7 @@ class Pinning(Protocol):
         """Pin a region. Raises RuntimeError."""
 
     def let_go(self, address: int) -> None:
-        """Unpin the region that starts at `address`."""
+        """Unpin the region starting at `address`."""
 
 
 class CudaPinning:
@@ -133,7 +133,7 @@ class CudaPinning:
 
 
 class _PinnedMap(mmap.mmap):
-    """A memory map that unpins its pinned regions before it is freed."""
+    """A memory map; it unpins its pinned regions before it is freed."""
 
     pinning: Pinning
     pinned: list[int]

@@ -15,7 +15,7 @@ from .digests import ArenaDigests, page_bytes
 
 
 class StillMoving(Exception):
-    """A copy that may still move bytes: its end cannot be observed. Its ids stay in use for
+    """A copy with a possible movement of bytes: its end cannot be observed. Its ids stay in use for
     good."""
 
 
@@ -99,10 +99,10 @@ class PieceCopies(Protocol):
     """
 
     def down(self, job: CopyJob) -> RunningCopy:
-        """Return a write that has not begun. Its digests are of the arena's bytes at the write."""
+        """Return a write, not begun yet. Its digests cover the arena's bytes at the write."""
 
     def up(self, job: CopyJob) -> RunningCopy:
-        """Return a load that has not begun."""
+        """Return a load, not begun yet."""
 
 
 class HostCopies:

@@ -21,13 +21,13 @@ class StoreLoads(Protocol):
     """Loads from one store. Thread rule: one thread, one load at a time."""
 
     def up(self, job: CopyJob) -> RunningCopy:
-        """Return a load that has not begun. Its digests are of the arena's bytes."""
+        """Return a load, not begun yet. Its digests cover the arena's bytes."""
 
 
 class HostLoads:
     """Loads from a store to an arena in host memory.
 
-    All parts of a store's copies that depend on the arena's memory are here.
+    It has all parts of a store's copies depending on the arena's memory.
     """
 
     def __init__(self, arena: Arena, store: TierSource) -> None:
@@ -69,8 +69,8 @@ class StoreCopies:
         store: TierStore,
         loads: StoreLoads,
     ) -> None:
-        """above: the tier above the store's. written: the digests of that tier. loads: from the
-        store."""
+        """above: the tier above the store's. written: the digests of the tier above. loads: from
+        the store."""
         self._layout = layout
         self._above = above
         self._written = written

@@ -27,7 +27,7 @@ class DiskFailed(OSError):
 
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 _LOCK_SECONDS = 5.0
-"""Time that a killed node may take to exit."""
+"""Longest exit time of a killed node, in seconds."""
 _POLL_SECONDS = 0.05
 
 
@@ -122,7 +122,7 @@ def _lock(descriptor: int, path: Path) -> None:
 
 _NAME = "weights.json"
 _SETTLED_SECONDS = 2.0
-"""Age of a file's last change from which its times are trusted. A younger file could change again
+"""Age in seconds of a file's last change to trust its times. A younger file could change again
 within the same times."""
 
 

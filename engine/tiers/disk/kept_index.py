@@ -306,9 +306,9 @@ log = logging.getLogger(__name__)
 
 _NAME, _NEXT_NAME = "index", "index.next"
 _LEAST_BYTES = 64 << 20
-"""File size below which the index is not compacted."""
+"""Largest file size of an index without compaction."""
 _MOST_GROWTH = 4
-"""Growth over its last compacted size at which the index is compacted again."""
+"""Growth factor of an index over its last compacted size to compact it again."""
 _MOST_READ = 1 << 30
 """The most bytes of one system read or write."""
 
@@ -428,8 +428,7 @@ class KeptIndex:
         return self._last
 
     def _read(self) -> tuple[Standing, int]:
-        """Return the contents, and the number of records that are torn or name ids outside this
-        disk."""
+        """Return the contents, and the number of records torn or with ids outside this disk."""
         standing, torn = Standing(self._layout, self._slabs), 0
         try:
             file = self.folder.open(_NAME, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Digests of pages and slots in a GPU's arena, computed by that GPU.
+"""Digests of pages and slots in a GPU's arena, computed by the same GPU.
 
 Thread rule: one thread at a time. Work joins the current stream. Digests are not cryptographic.
 """
@@ -32,7 +32,7 @@ word's place in the page or slot. These are in words. The fourth number is the u
 
 
 def rows_of_pages(layout: CacheLayout, region: int, pages: Sequence[int], first_unit: int) -> Rows:
-    """Return one row for each page: its block in that region. Units of sums count from first_unit
+    """Return one row for each page: its block in this region. Units of sums count from first_unit
     on."""
     words, count = layout.block_bytes // 8, len(pages)
     found = np.empty((_LINES, count), dtype=np.int64)

@@ -205,8 +205,8 @@ def open_bucket(
     credentials: Credentials,
     environment: Mapping[str, str] = os.environ,
 ) -> Bucket:
-    """Open a bucket, without a request to the store. url: s3://BUCKET[/PREFIX]. folder: below that.
-    Raises RemoteFailed."""
+    """Open a bucket, without a request to the store. url: s3://BUCKET[/PREFIX]. folder: below the
+    prefix. Raises RemoteFailed."""
     try:
         from obstore.store import S3Store
     except ImportError:

@@ -1,7 +1,7 @@
 """The remote tier of one node: its size, the probe at the start, and lookups of prompts.
 
-Owns the threads that send requests to the store. Thread rule: the engine loop's. No prompt waits
-longer than LOOKUP_SECONDS, and found states are checked before use.
+Owns the threads for requests to the store. Thread rule: the engine loop's. No prompt waits longer
+than LOOKUP_SECONDS, and found states are checked before use.
 """
 
 import logging
