@@ -198,7 +198,7 @@ class PrefillLoad:
         return waits
 
     def enter(self, room: m.RoomId, cached: int, tokens: int, peer: str = "") -> None:
-        """Add a prompt of `tokens`, of which `cached` need no computing. peer: the transfer's
+        """Add a prompt of `tokens`; `cached` of them need no computing. peer: the transfer's
         owner."""
         self._peers[room] = peer
         self._left[room] = self._speed.seconds.between(cached, tokens)
