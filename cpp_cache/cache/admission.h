@@ -55,7 +55,7 @@ class Admission {
   // Throws InvalidArgument, or ImpossibleRequest if waiting cannot help.
   void validate(Tokens prompt, const AllocationTerms& terms) const;
 
-  // nullopt: it will fit once others release. REQUIRES: validate() passed.
+  // Admit the request. nullopt: it will fit once others release. REQUIRES: validate() passed.
   std::optional<AllocationId> admit(Tokens prompt, std::string_view salt,
                                     const AllocationTerms& terms, const AdmissionPlan& plan,
                                     Tick now);

@@ -25,7 +25,7 @@ NodeId Inserter::insert_path(Allocation& allocation, std::int64_t end, Tick now)
         tree_.find_child(node, allocation.run(place.depth, place.depth + kPageTokens));
     if (child && tree_.node(*child).resident) {
       place.node = *child;
-      // Its first page is known to be equal: the edge is compared on the next turn.
+      // Its first page is known to be equal. The next iteration compares the rest of the edge.
       continue;
     }
     if (child) {

@@ -158,8 +158,8 @@ std::optional<AllocationId> PrefixCache::allocate(Tokens prompt, std::string_vie
   if (tiers_ && terms.load_wait) choose_load(found, terms, plan);
   const auto left = interior_.left_prompt(found);
   auto id = admit(prompt, salt, terms, plan);
-  // A source checkpoint and scattered pages take room of their own. If they can never fit beside
-  // the request, it starts from nothing instead of waiting for ever.
+  // A source checkpoint and scattered pages take extra memory. If they can never fit beside the
+  // request, it starts without a cached part instead of waiting for ever.
   if (!id && !admission_.fits_alone(terms, plan)) {
     plan = AdmissionPlan{.match = from_nothing(found.match)};
     id = admit(prompt, salt, terms, plan);

@@ -104,10 +104,10 @@ class PrefixCache {
   CursorId fork_cursor(CursorId cursor) { return cursors_.fork(cursor); }
   void close_cursor(CursorId cursor);
 
-  // Do. nullopt: it will fit once others release. ImpossibleRequest: it never will.
+  // Allocate for the prompt. nullopt: it will fit once others release. ImpossibleRequest: it never will.
   std::optional<AllocationId> allocate(Tokens prompt, std::string_view salt,
                                        const AllocationTerms& terms);
-  // To be written by a remote sender.
+  // Allocate pages and slots for a remote sender to write.
   std::optional<AllocationId> allocate_to_receive(Tokens prompt, std::string_view salt,
                                                   const AllocationTerms& terms);
   // Pin the usable part of the prompt for a reader. Takes no page and no slot, and counts as no
@@ -157,7 +157,7 @@ class PrefixCache {
 
   // Hand-over.
   void grant(AllocationId id);
-  // Every window has landed and was verified: granted becomes working again.
+  // Every layer chunk has arrived and was verified: granted becomes working again.
   void accept_received(AllocationId id);
   QuarantineId quarantine(AllocationId id);
   void free_quarantined(QuarantineId id);
@@ -201,7 +201,7 @@ class PrefixCache {
   void stand_at(Allocation& allocation, Position place);
   // Give all ids of a grant to the new owner.
   void hand_over(const Allocation& allocation, Owner from, Owner to);
-  // Unpins it and forgets it; its own pages and working slots are others' already.
+  // Unpin the allocation and forget it. Its own pages and working slots already have other owners.
   void end(const Allocation& allocation);
   // Plan the load with the earliest end of the prompt, if one is faster than no load.
   void choose_load(Found& found, const AllocationTerms& terms, AdmissionPlan& plan) const;

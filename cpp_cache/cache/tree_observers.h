@@ -19,8 +19,8 @@ class TreeObservers {
   EventJournal& journal() { return journal_; }
   TreeCensus& census() { return census_; }
 
-  // Called after the tree changed: pages of `node` from token `start` on got KV. For event watchers
-  // a prefix in a tier has never gone.
+  // Call this after pages of `node` from token `start` on got KV. For event watchers a prefix in a
+  // tier was never removed.
   void stored(NodeId node, std::int64_t start) {
     if (tree_.node(node).kv_below == 0) journal_.stored(node, start);
     census_.stored(node, start);

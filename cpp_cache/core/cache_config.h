@@ -1,4 +1,4 @@
-// The shape of the arena as the cache sees it, and how it evicts: counts, never bytes.
+// Shape of the arena in the cache, and its eviction: counts, never bytes.
 #pragma once
 
 #include <cstdint>

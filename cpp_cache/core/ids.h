@@ -27,8 +27,8 @@ constexpr std::underlying_type_t<Id> raw(Id id) {
   return static_cast<std::underlying_type_t<Id>>(id);
 }
 
-// A state's name: of the one at the end of `node`, or at the end of one of its tails. Stable from
-// birth until its ghost is forgotten.
+// Name of a state at the end of `node`, or at the end of one of its tails. Stable from birth until
+// its ghost is forgotten.
 struct StateKey {
   NodeId node;
   std::optional<TailId> tail;

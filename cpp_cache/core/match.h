@@ -1,5 +1,4 @@
-// The answer to "how much of this prompt is cached, and why is the rest not?". Plain values; hold
-// nothing.
+// The cached part of a prompt, and the reasons for the rest. Plain values.
 #pragma once
 
 #include <array>
@@ -82,7 +81,7 @@ struct Match {
   std::optional<std::int64_t> branch_tokens;
   MissReasons miss_reasons;
   PageMatch in_pages{};
-  // Set if its eviction is still remembered.
+  // Set if its eviction is still in the log.
   std::optional<EvictedCheckpoint> evicted{};
   // Deeper than usable_tokens, the deepest first.
   std::vector<StoredState> stored{};

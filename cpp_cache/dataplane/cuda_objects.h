@@ -11,7 +11,7 @@
 
 namespace tasuki::dataplane {
 
-// A kernel as Triton compiled it: its handle, and how it wants to be launched.
+// A kernel compiled by Triton: its handle, and its launch parameters.
 struct Kernel {
   std::uint64_t function;
   unsigned warps;

@@ -1,4 +1,4 @@
-// Digests of windows in a GPU's arena. Kernels: transfer/windows/digest_kernel.py. Definition:
+// Digests of layer chunks in a GPU's arena. Kernels: transfer/windows/digest_kernel.py. Definition:
 // transfer/windows/digest.py.
 #pragma once
 
@@ -39,11 +39,11 @@ class GpuDigester {
   // are those of the arena.
   std::vector<std::uint64_t> digest(std::span<const digest::WindowPlaces> windows);
 
-  // The same of one window, of rows anywhere in the arena.
+  // Digest one layer chunk with rows anywhere in the arena; otherwise as above.
   std::uint64_t digest(const digest::Rows& rows);
 
  private:
-  // Tables of so many rows.
+  // Make tables of this many rows.
   struct Tables {
     Tables(const CudaDriver& driver, std::size_t most, unsigned parts);
 

@@ -10,7 +10,7 @@
 
 namespace tasuki::dataplane {
 
-// The other end is not there.
+// Error of a writer: no process reads at the other end.
 class MailboxGone : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -28,7 +28,7 @@ class Mailbox {
 
   static constexpr std::size_t kMostAtOnce = 64;
 
-  // Readable while something has come; -1 once closed.
+  // Descriptor, readable once a datagram has arrived; -1 once closed.
   int descriptor() const { return socket_; }
 
   // Return the datagrams since the last call, at most kMostAtOnce, so an endless writer does not
@@ -36,7 +36,7 @@ class Mailbox {
   std::vector<std::string> read();
   std::uint64_t dropped() const { return dropped_; }
 
-  // Idempotent; writers see it with their next word.
+  // Close the reading end; writers notice it with their next datagram. Idempotent.
   void close();
 
  private:

@@ -1,4 +1,4 @@
-// Writer of windows into a peer GPU's memory: stores, watches and announces them without the
+// Writer of layer chunks into a peer GPU's memory: stores, watches and announces them without the
 // interpreter's lock. See transfer/transports/nvlink/transport.py.
 #pragma once
 
@@ -59,14 +59,14 @@ struct WriteLease {
   bool holds() const { return now() <= until; }
 };
 
-// One posted window. The poster reads why and ended_at once it is no longer pending.
+// One posted layer chunk. The poster reads why and ended_at once it is no longer pending.
 struct PeerTransfer {
   std::shared_ptr<PeerEndpoint> endpoint;
   std::string notification;
   std::atomic<Outcome> outcome = Outcome::kPending;
   // Time of its launch; 0 before.
   std::atomic<double> posted_at = 0;
-  // No part of it is to be posted any more, if none was.
+  // Cancel it: if no part was posted, none will be.
   std::atomic<bool> cancelled = false;
   // Digest of its bytes, requested with the post; none if not requested.
   std::shared_ptr<AskedDigest> digest;
@@ -86,14 +86,14 @@ struct PeerWrite {
   std::string notification;
 };
 
-// A window to post when a counter has reached `tick`. digest: requested then.
+// A layer chunk to post when a counter has reached `tick`. digest: requested then.
 struct HeldWrite {
   PeerWrite write;
   std::int64_t tick;
   std::shared_ptr<AskedDigest> digest;
 };
 
-// Common parts of held windows: the counter, the lease checked right before each post, and the
+// Common parts of held layer chunks: the counter, the lease checked right before each post, and the
 // digester.
 struct Holding {
   std::shared_ptr<StepCounter> steps;
@@ -101,7 +101,7 @@ struct Holding {
   std::shared_ptr<DigestQueue> digests;
 };
 
-// How the store kernel is launched.
+// Launch parameters of the store kernel.
 struct StoreGrid {
   unsigned programs;
   std::int32_t turn;
@@ -126,7 +126,7 @@ class PeerWriter {
   PeerWriter(const PeerWriter&) = delete;
   PeerWriter& operator=(const PeerWriter&) = delete;
 
-  // Also ring this from now on, whenever something posted has ended.
+  // Also ring this bell from now on when a posted chunk has ended.
   void ring_at_ends(std::shared_ptr<const Bell> bell);
 
   // Post layer chunks and return one transfer each, in order; a chunk not posted gives an ended
@@ -134,15 +134,15 @@ class PeerWriter {
   std::vector<std::shared_ptr<PeerTransfer>> post(const std::shared_ptr<PeerEndpoint>& endpoint,
                                                   std::vector<PeerWrite> writes);
 
-  // The same, but each is posted by the thread here once its tick has come.
+  // Hold the chunks instead: the thread here posts each once its tick has come.
   std::vector<std::shared_ptr<PeerTransfer>> hold(const std::shared_ptr<PeerEndpoint>& endpoint,
                                                   std::vector<HeldWrite> writes,
                                                   const Holding& holding);
-  // Post it no more, if it was not yet.
+  // Cancel the post, if it has not happened yet.
   void cancel(PeerTransfer& transfer);
 
-  // Block until no kernel writes to the peer. Windows without an announcement fail. Idempotent.
-  // Throws CudaError.
+  // Block until no kernel writes to the peer. Layer chunks without an announcement fail.
+  // Idempotent. Throws CudaError.
   void disconnect(PeerEndpoint& endpoint);
 
   // Block until no layer chunk is in flight, or the GPU has failed. Chunks not announced because of
@@ -191,7 +191,7 @@ class PeerWriter {
   Address source_;
   std::int64_t source_bytes_;
   std::shared_ptr<Bell> wake_ = std::make_shared<Bell>();
-  // Held while something is posted: streams take turns.
+  // Held during a post, so streams take turns.
   std::mutex launching_;
   std::size_t turn_ = 0;
   std::vector<std::unique_ptr<Stream>> streams_;

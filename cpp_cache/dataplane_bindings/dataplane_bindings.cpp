@@ -60,7 +60,7 @@ std::unique_ptr<Held, EndsWithoutLock<Held>> made(Arguments&&... arguments) {
 
 StepCounter::Report reported_to(const py::object& report) {
   if (report.is_none()) return {};
-  // Let go of on whichever thread, with the lock.
+  // May be released on any thread, with the lock.
   const std::shared_ptr<py::object> held(new py::object(report), [](py::object* object) {
     const py::gil_scoped_acquire lock;
     delete object;
@@ -125,7 +125,7 @@ std::vector<std::shared_ptr<PeerTransfer>> posted(
   return writer.post(endpoint, std::move(writes));
 }
 
-// pieces, notification, tick, and the window as digests take it
+// pieces, notification, tick, and the layer chunk in the form of digests
 using GivenHeld = std::tuple<Words, py::bytes, std::int64_t, Given>;
 
 std::vector<std::shared_ptr<PeerTransfer>> held(PeerWriter& writer,

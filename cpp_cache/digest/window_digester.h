@@ -1,4 +1,4 @@
-// Digests of windows in an arena: a window's rows and their digest in one call.
+// Digests of layer chunks in an arena: a chunk's rows and their digest in one call.
 // transfer/windows/digest.py has the definition, and the reference (window_rows).
 #pragma once
 

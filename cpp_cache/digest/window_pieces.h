@@ -1,4 +1,4 @@
-// Pieces of a window: bytes of an arena and their places in another of the same geometry.
+// Segments of a layer chunk: bytes of an arena and their places in another of the same geometry.
 // transfer/windows/descriptors.py has the reference (window_pieces).
 #pragma once
 
@@ -19,7 +19,7 @@ struct SlotPair {
   std::int64_t here, there;
 };
 
-// Layers [first_layer, end_layer); pages[i] here goes to there[i]; slots: set if a state travels
+// Layers [first_layer, end_layer); pages[i] here goes to there[i]; slots: set if a state is sent
 // too.
 struct WindowCopy {
   std::int64_t first_layer;

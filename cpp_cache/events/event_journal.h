@@ -30,8 +30,8 @@ class EventJournal {
   void close(WatchId id);
   std::int64_t watchers() const { return static_cast<std::int64_t>(watches_.size()); }
 
-  // Called after the tree changed. All cost nothing while nobody watches.
-  // The pages of `node` from `start` on, in tokens, got KV.
+  // Call these after the tree changed. All cost nothing without a watcher. The pages of `node` from
+  // `start` on, in tokens, got KV.
   void stored(NodeId node, std::int64_t start) {
     if (!watches_.empty()) report_stored(node, start);
   }
@@ -41,15 +41,15 @@ class EventJournal {
   void state_stored(const StateKey& state) {
     if (!watches_.empty()) report_state(EventKind::kCheckpointStored, state);
   }
-  // The state stands nearest there from now on, and did not before.
+  // The state's nearest place is `place` from now on, and was another before.
   void state_moved(const StateKey& state, std::uint8_t place) {
     if (!watches_.empty() && !clearing_) report_moved(state, place);
   }
-  // Called before: the tree will not hold the tokens any more.
+  // Call this before the tree drops the tokens.
   void evicting(const EvictionItem& item) {
     if (!watches_.empty() && !clearing_) report_evicted(item);
   }
-  // Between begin and end everything is evicted, as one event.
+  // Everything is evicted between begin and end, as one event.
   void begin_clearing() { clearing_ = true; }
   void end_clearing();
 

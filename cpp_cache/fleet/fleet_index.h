@@ -15,13 +15,13 @@ namespace tasuki::cache {
 
 enum class FleetNode : std::uint16_t {};  // a number given by the caller
 
-// A node and how many tokens of a prompt it would not compute.
+// A node, and the number of a prompt's tokens it need not compute.
 struct Holder {
   FleetNode node;
   std::int64_t tokens;
 };
 
-// How a prompt begins: its first `tokens` tokens have this name.
+// A prefix of a prompt: its first `tokens` tokens have this name.
 struct Beginning {
   std::int64_t tokens;
   std::uint64_t name;

@@ -100,7 +100,7 @@ class ChildList {
   }
   // Return the first entry of this hash or a higher one, or the gap at its place.
   const Place* first_from(std::uint64_t hash) const;
-  // Makes so many homes, with room behind them for one entry more at least.
+  // Make `homes` homes, with space behind them for at least one entry more.
   void rebuild(std::uint32_t homes);
   void clear();
 

@@ -44,14 +44,14 @@ struct Node {
   bool is_root() const { return !parent.has_value(); }
   // Return true if it holds KV in no place and is only remembered.
   bool is_ghost() const { return !resident && kv_below == 0; }
-  // An allocation needs this node's KV: it stands here or below.
+  // Return true if an allocation here or below needs this node's KV.
   bool is_protected() const { return !allocations.empty() || protected_children > 0; }
   // REQUIRES: no root.
   Tokens first_page() const { return Tokens(tokens).first(static_cast<std::size_t>(kPageTokens)); }
   std::int64_t resident_children() const { return static_cast<std::int64_t>(children.size()); }
-  // Neither children nor tails hang on it, not even ghosts.
+  // Return true if it has neither children nor tails, not even ghosts.
   bool is_bare() const { return children.empty() && ghost_children.empty() && tails.empty(); }
-  // The state at its end, or at the end of the tail. REQUIRES: it stands.
+  // Return the state at its end, or at the end of the tail. REQUIRES: it exists.
   const Checkpoint& state(const std::optional<TailId>& tail) const;
   Checkpoint& state(const std::optional<TailId>& tail);
 };

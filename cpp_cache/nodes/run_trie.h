@@ -1,4 +1,4 @@
-// Trie over short runs of tokens, searched by shared start.
+// Trie over short runs of tokens, searched by common start.
 #pragma once
 
 #include <array>

@@ -14,15 +14,14 @@
 
 namespace tasuki::cache {
 
-// The state of all GDN layers after exactly `boundary` tokens of its path. Immutable once
-// inserted.
+// The state of all GDN layers after exactly `boundary` tokens of its path. Immutable once inserted.
 struct Checkpoint {
   SlotId slot;
   CheckpointKind kind;
   std::int64_t boundary;
   Tick last_use;
   bool probationary = false;  // see EvictionItem
-  std::int32_t pins = 0;      // allocations that fork from it (of a tail: or whose page it took)
+  std::int32_t pins = 0;      // allocations forked from it, or with its tail's page
 };
 
 // Tiers below the arena with a state, and its kind while there are any.

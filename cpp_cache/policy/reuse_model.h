@@ -14,7 +14,7 @@ struct ReuseClass {
   CheckpointKind kind;
   TurnHint hint;
   bool superseded;
-  std::int64_t turns;     // 3 stands for more
+  std::int64_t turns;     // 3 means 3 or more
   std::int64_t boundary;  // in tokens
 
   std::int32_t index() const;

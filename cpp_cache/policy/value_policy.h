@@ -80,7 +80,7 @@ class ValuePolicy final : public EvictionPolicy {
   bool by_recency_ = false;
   ReuseModel model_;
   const ReuseModel* indices_;  // model for choosing victims: model_ or a teacher's
-  LruPolicy recency_;          // of every item, so that worthless KV goes by age
+  LruPolicy recency_;          // of every item, so worthless KV goes by age
   std::int64_t worthless_ = 0;
   Lives lives_;
   std::map<StateKey, StateKey> heirs_;  // for states without a life of their own

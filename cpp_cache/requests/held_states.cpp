@@ -103,7 +103,7 @@ class Lister {
 
   const RadixTree& tree_;
   const CursorTable& cursors_;
-  std::vector<bool> above_state_;  // by node: a state stands below it
+  std::vector<bool> above_state_;  // by node: a state exists below it
   std::vector<Ranked> ranked_;
 };
 

@@ -34,7 +34,7 @@ struct StatePath {
 std::vector<HeldState> most_valuable(const RadixTree& tree, const CursorTable& cursors,
                                      std::int64_t limit);
 
-// nullopt: it stands no more.
+// Return the state's tokens; nullopt: it no longer exists.
 std::optional<StatePath> path_to(const RadixTree& tree, const HeldState& state);
 
 }  // namespace tasuki::cache

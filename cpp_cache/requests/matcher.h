@@ -48,8 +48,8 @@ class Matcher {
   struct Walk {
     std::pmr::vector<NodeId> path;  // from the root down
     std::int64_t matched = 0;       // whole pages, ghosts included
-    std::int64_t resident = 0;      // whole pages whose KV the arena has
-    std::int64_t standing = 0;      // and those whose KV stands in some tier
+    std::int64_t resident = 0;      // whole pages with KV in the arena
+    std::int64_t standing = 0;      // whole pages with KV in the arena or a tier
   };
   struct Survey;
 

@@ -268,7 +268,7 @@ TEST_CASE("invariant 11: no allocation waits for a write, and what it took is no
   crowd_out(cache);
   cache.check_integrity();
   CHECK(cache.stats().tiers[0].abandoned_writes == 1);
-  // Its ids are nobody else's until it says so.
+  // Its ids have no other owner until the acknowledgement.
   CHECK(cache.stats().tiers[0].pages.working == 4);
   CHECK(cache.stats().tiers[0].slots.working == 1);
   cache.acknowledge(write.id, true);
@@ -388,7 +388,7 @@ TEST_CASE("a budget lets one of a short answer's two ends be written, and what i
   CHECK(cache.stats().tiers[0].written_slots == 2);
   CHECK(cache.stats().tiers[1].written_slots == 1);
 
-  // A page is less than a slot is worth, until somebody comes back for it.
+  // A page is worth less than a slot, until a request returns for it.
   const auto brief = prompt({7});
   serve(cache, brief, 64);
   write_all(cache);

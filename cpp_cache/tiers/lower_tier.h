@@ -49,7 +49,7 @@ class LowerTier {
   std::optional<EvictionItem> state_item(const StateKey& key) const;
 
   bool fits(std::int64_t pages, std::int64_t slots) const { return allocator_.fits(pages, slots); }
-  // Return true if the empty tier could hold so much.
+  // Return true if the empty tier could hold this much.
   bool could_hold(std::int64_t pages, std::int64_t slots) const;
   std::optional<EvictionItem> victim() const { return policy_->victim(); }
 
@@ -60,13 +60,13 @@ class LowerTier {
   // Reserve exactly these ids, for copies kept over a restart. REQUIRES: claimed.
   void reserve_these(NodeId id, std::vector<PageId> pages);
   void reserve_these(const StateKey& key, StateCopy copy);
-  // All of them, or false and none: one is another's.
+  // Claim all of the ids. Return false, and claim none, if one has an owner.
   bool claim(const TierIds& ids);
   // REQUIRES: they are reserved, and for a run the one above is present.
   void settle_run(NodeId id, Tick now);
   void settle_state(const StateKey& key, Tick now);
-  // None from now on; the ids are the caller's, to be given back. REQUIRES: they are reserved, and
-  // nothing below is.
+  // Drop the copies; the caller gives the ids back. REQUIRES: they are reserved, and nothing below
+  // is.
   TierIds cancel_run(NodeId id);
   TierIds cancel_state(const StateKey& key);
   void give_back(const TierIds& ids);
@@ -77,7 +77,7 @@ class LowerTier {
   void leave(const StateKey& key);
   void stay(const StateKey& key);
 
-  // Keeps a run and all above it, or a state, while somebody reads it.
+  // Keep a run and all above it, or a state, during a read.
   void hold_run(NodeId id) { change_run(id, 1); }
   void let_run(NodeId id) { change_run(id, -1); }
   void hold_state(const StateKey& key) { change_state(key, 1); }

@@ -135,7 +135,7 @@ void Tiers::abandon(WriteInFlight& write) {
 void Tiers::used(const StateKey& state, Tick now) {
   for (const auto& tier : tiers_) tier->touch(state, now);
   for (std::size_t place = 1; place < tiers_.size(); ++place) {
-    // It was refused as long as nothing was known of it.
+    // The state was refused while nothing was known of its use.
     if (config_.tiers[place].filling != Filling::kAhead || !budgets_[place].is_bounded()) continue;
     if (tiers_[place - 1]->copies().state(state) == nullptr) continue;
     if (tiers_[place]->copies().state(state) != nullptr) continue;
@@ -219,7 +219,7 @@ Tiers::Begun Tiers::begin_write(std::optional<TierId> from, TierId to, const Sta
   const Node* node = &tree_.node(state.node);
   for (; !node->is_root(); node = &tree_.node(*node->parent)) {
     const CopyState held = tier.copies().run_state(node->id);
-    // Another state's write brings it: this one's becomes of use after it.
+    // Another state's write brings this run, so this state's copy is usable only after it.
     if (held == CopyState::kReserved) return Begun::kLater;
     if (held != CopyState::kNone) break;
     runs.push_back(node->id);
@@ -240,7 +240,7 @@ Tiers::Begun Tiers::begin_write(std::optional<TierId> from, TierId to, const Sta
                  CopyState::kNone, tree_.state(state),
                  state.tail ? tree_.node(state.node).tails.find(*state.tail)->page : std::nullopt};
   TierWrite write{static_cast<TransferId>(next_transfer_++), from, to, {}, {}};
-  // First: pages may live in gaps, a slot needs a whole slab.
+  // Take the slot first: pages may live in gaps, a slot needs a whole slab.
   tier.reserve_state(state, like);
   for (const NodeId run : runs) {
     tier.reserve_run(run);
@@ -299,7 +299,7 @@ bool Tiers::is_worth_writing(TierId to, TierId from, const EvictionItem& item) c
   return !worth || !price || *worth > *price;
 }
 
-// The deeper state may itself be on probation, as a short answer's end is beside the prompt's: then
+// The deeper state may itself be on probation, as a short answer's end is beside the prompt's. Then
 // neither would be written.
 bool Tiers::is_served_deeper(TierId to, TierId from, const StateKey& state) const {
   if (!lives_.is_superseded(state)) return false;
@@ -462,7 +462,7 @@ void Tiers::settle(const WriteInFlight& write, bool is_good, Tick now) {
     source.let_state(write.state);
     return;
   }
-  // It was to make room: the copy above goes, unless a load reads it.
+  // The write was to make room, so drop the copy above unless a load reads it.
   source.stay(write.state);
   if (const auto item = source.state_item(write.state)) drop(*write.from, *item, now);
 }
@@ -470,7 +470,7 @@ void Tiers::settle(const WriteInFlight& write, bool is_good, Tick now) {
 void Tiers::drop_all(Tick now) {
   queue_.clear();
   for (WriteQueue& waiting : ahead_) waiting.clear();
-  // Nobody was given these: nobody will acknowledge them.
+  // These writes were not handed out yet, so no caller will acknowledge them.
   for (const TierWrite& write : std::exchange(begun_, {})) end_unstarted(write.id, now);
   for (const auto& tier : tiers_) {
     while (const auto item = tier->victim()) drop(tier->id(), *item, now);

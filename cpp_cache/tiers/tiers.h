@@ -63,14 +63,13 @@ class Tiers {
   void expect_no_use(const StateKey& state);
   void advance(std::int64_t now_ms);
 
-  // The next copy to be made downwards, begun by this call. nullopt: none waits, or there is no
-  // room yet.
+  // Begin the next copy downwards. nullopt: none waits, or there is no room yet.
   std::optional<TierWrite> next_write(Tick now);
   // Begin to load a state below the arena, and the KV behind `arena_tokens`, from the nearest place
   // each. targets: pages of the allocation, by logical page. REQUIRES: a tier holds the state.
   TierLoad begin_load(const StateKey& state, std::int64_t arena_tokens, AllocationId allocation,
                       std::span<const PageId> targets, SlotId target, Tick now);
-  // Its allocation is gone, or wants it no more: acknowledgements still come.
+  // Give up a load after its allocation is gone or no longer needs it. Acknowledgements still come.
   void abandon_load(TransferId id);
   // Acknowledge for one rank; all ranks are awaited, also after a bad one. Returns the load if this
   // was its last acknowledgement. Throws InvalidArgument if the transfer has ended or never began.
@@ -109,7 +108,7 @@ class Tiers {
   // Return true if only this tier holds the item.
   bool is_last_place(TierId tier, const EvictionItem& item) const;
   void settle(const WriteInFlight& write, bool is_good, Tick now);
-  // Reserves nothing for it any more; the ids are the caller's.
+  // Drop the write's reservations; the ids are the caller's.
   std::vector<TierIds> cancel(const WriteInFlight& write);
   // Return the node and its depth at which a run of these tokens is to begin.
   Position stands_to(NodeId root, Tokens tokens);

@@ -60,9 +60,8 @@ class RadixTree {
   // Return the node on the path to `at` with the token before `depth`. REQUIRES: depth <= at's
   // depth.
   Position cover(NodeId at, std::int64_t depth) const;
-  // Pages from the root to `end`, in logical order. REQUIRES: end.depth is whole pages, all
-  // resident.
-  // Has room for `spare` more.
+  // Return the pages from the root to `end`, in logical order, with capacity for `spare` more.
+  // REQUIRES: end.depth is whole pages, all resident.
   std::vector<PageId> pages_to(Position end, std::int64_t spare = 0) const;
   // REQUIRES: end.depth is whole pages.
   std::vector<Token> tokens_to(Position end) const;
@@ -77,7 +76,7 @@ class RadixTree {
 
   // Structure, changed.
   NodeId open_root(std::string_view salt);
-  // Drops the root if nothing hangs on it and nobody stands there.
+  // Drop the root if it has no nodes, tails and allocations.
   void close_root_if_bare(NodeId root);
   NodeId add_child(NodeId parent, Tokens run, std::vector<PageId> pages, Tick now);
   // Add a run, or a tail, to be held only by a tier. REQUIRES: no child begins, and no tail is,
@@ -148,7 +147,8 @@ class RadixTree {
   Node& at(NodeId id) { return nodes_[id]; }
   // The first in the order of hashes, ghosts included.
   std::optional<NodeId> first_child(const Node& parent) const;
-  // Into the parent's lists and out of them; the child stands, or is a ghost, as it says.
+  // Add the child to the parent's lists, or remove it. The child's own fields say if it is resident
+  // or a ghost.
   void hang(Node& parent, const Node& child);
   void unhang(Node& parent, const Node& child);
   void become_ghost(Node& node, Tick now);

@@ -1,4 +1,4 @@
-// How much stands in every subtree.
+// Sums of the entries in every subtree.
 #pragma once
 
 #include <cstdint>
@@ -65,8 +65,8 @@ class TreeCensus {
   void climb(NodeId node, Change change);
 
   const RadixTree& tree_;
-  std::vector<Standing> standing_;  // by node; empty: nobody asks
-  std::int64_t changes_ = 0;        // since it was last asked for
+  std::vector<Standing> standing_;  // by node; empty without questions
+  std::int64_t changes_ = 0;        // changes since the last question
 };
 
 }  // namespace tasuki::cache

@@ -1,4 +1,4 @@
-// A tree in as few nodes as somebody wants to look at. Plain values.
+// A tree in a limited number of nodes, for display. Plain values.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace tasuki::cache {
 
-// Names a node for as long as it lives; ids alone are reused.
+// Names a node while it lives; ids alone are reused.
 struct NodeName {
   NodeId node;
   std::uint64_t serial;

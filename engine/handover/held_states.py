@@ -94,7 +94,7 @@ class HeldStates:
         tiers.load(allocation, lambda end: self._load_ended(held, end, loaded))
         if is_wanted:
             return held
-        # Less of it is cheaper to load, and the rest to compute: nobody computes here.
+        # A partial load pays only if the rest is computed, and nothing is computed here.
         tiers.give_up(allocation)
         return None
 

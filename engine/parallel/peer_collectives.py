@@ -327,7 +327,7 @@ def exchanged_arenas(exchange: Exchange, rank: int, arena: Tensor) -> list[RankM
         export, of_gpu = Export.unpacked(theirs)
         address = arena.data_ptr()
         if peer != rank:
-            # A follower maps nobody: it sends nothing.
+            # A follower maps no peer, because it sends nothing.
             address = ipc.open(export, arena.nbytes) if rank == 0 else 0
         found.append(RankMemory(address, export.handle, export.offset, of_gpu.decode()))
     return found

@@ -173,7 +173,7 @@ class SamplingTable:
         self.adjusts[lane] = sampling.adjusts_every_draw
         self.top_logprobs[lane] = sampling.top_logprobs
         rules = range(0) if sampling.thinking is None else sampling.thinking.rules
-        # Behind the last position of any sequence nothing is drawn.
+        # No token is sampled behind the last position of any sequence.
         self.rules[lane] = min(begins + rules.start, _FAR), min(begins + rules.stop, _FAR)
         self.follows[lane] = sampling.thinking is not None and not self.adjusts[lane]
 
@@ -300,7 +300,7 @@ class DeviceBatch:
             top_k=self._inputs[_TOP_K, :size],
             top_p=floats[_TOP_P, :size],
             keys=self._inputs[_KEYS : _KEYS + 2].view(-1, 2)[:size],
-            # The drawn token stands behind its context.
+            # The sampled token's position follows its context.
             positions=self._inputs[_CONTEXT, :size],
             token=self._results[0, :size],
             logprob=drawn[1, :size],

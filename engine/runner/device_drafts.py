@@ -338,7 +338,7 @@ class LayerDrafter:
         numbers, wanted = self._seat(asked, rows)
         own = rows.take(numbers)
         self._lanes.put_known(own.lanes, plan.tokens[own.tokens_at])
-        # The token drawn last is in the forward still to come.
+        # The last sampled token is in the coming forward.
         stand = replace(own, lengths=np.ones_like(own.lengths))
         self._guess(stand, wanted, [-1] * len(own), own.read_slots)
         on_lane = rows.drafts_on_lane.copy()

@@ -301,7 +301,7 @@ class GuessRows:
             tokens=draws.token,
             hidden=self._hidden[:size],
             positions=self._numbers.positions(size),
-            # A draft stands behind its context.
+            # A draft's position follows its context.
             context_lens=draws.positions,
             left=self._seats[_LEFT, :size],
             rows=self.rows,

@@ -84,7 +84,7 @@ _LENGTHS = ("minLength", "maxLength")
 _IN_PLACE = frozenset(
     ("allOf", "anyOf", "oneOf", "if", "$ref", "$dynamicRef", "$recursiveRef", "dependentSchemas")
 )
-# Up to draft 7 a reference stands alone.
+# Up to draft 7 a reference has no keywords beside it.
 _OLD_DRAFT = re.compile(r"http://json-schema\.org/draft-0[3-7]/schema")
 _BESIDE_REFERENCE = frozenset({"$ref", "$schema", "$id", "id", *DEFINITIONS})
 _MOST_LETTERS = 1 << 16

@@ -188,8 +188,7 @@ def _fp8_gemv_kernel(
     DEPENDENT: tl.constexpr,
 ):
     RUN: tl.constexpr = 16
-    # The tail's programs come first: they have nothing on the way before they wait, and would end
-    # last.
+    # The tail's programs come first. They load nothing before their wait, and would end last.
     tail_tiles = (tail_rows + TAIL_ROWS - 1) // TAIL_ROWS
     if tail is not None:  # noqa: SIM102 (decided when the kernel is compiled)
         if tl.program_id(0) < tail_tiles:
