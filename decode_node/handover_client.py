@@ -79,7 +79,7 @@ class _Asked:
     def move(self) -> None:
         """Move the prompt to the second choice. REQUIRES: the choice has a second."""
         assert self.chosen is not None
-        # The node is not at fault: it may be asked again should the other one be lost.
+        # The node is not at fault: it may be asked again if the other one is lost.
         self.tried = self.tried[:-1]
         self.moves_to, self.moved_from = self.chosen.second, self.chosen.link.target
 
@@ -222,7 +222,8 @@ class HandoverClient:
                 if (incoming := self._incoming(grant.room)) is not None:
                     incoming.put(say.Grant(grant.generation, grant.destination, grant))
                 else:
-                    # Granted while the room was being lost: no sender ever saw it.
+                    # The destination was allocated while the room was lost, so no sender ever had
+                    # it.
                     self._post(m.WriterFenced(grant.room))
             case m.HandoverCancelled():
                 self._unanswered.discard(message.room)
@@ -230,7 +231,8 @@ class HandoverClient:
                     self._asked.pop(room.request_id, None)
                     room.put(on.Cancelled())
                 else:
-                    # Cancelled while RemoteDone was under way: everything was flushed.
+                    # The request was cancelled while RemoteDone was on its way: all writes had
+                    # ended.
                     self._post(m.WriterFenced(message.room))
             case m.HandoverDeclined():
                 if (incoming := self._incoming(message.room)) is not None:

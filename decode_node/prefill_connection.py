@@ -148,7 +148,7 @@ class RoomStream:
     def _heard(self, message: pb.SenderMessage) -> None:
         room = self._rooms.get(message.room)
         if room is None:
-            # It has crossed the end of its room.
+            # The message was sent before the sender knew of the room's end.
             return
         if message.WhichOneof("message") != "closed":
             room.hear(message)
@@ -248,7 +248,8 @@ class PrefillNodeLoad(NodeLoad):
     def _report(self, wait: float, sent_by: float, now: float, stored: float | None = None) -> None:
         if sent_by > self._as_of:
             self._as_of, self.reported_wait = sent_by, wait
-            # It has so much left now, not then.
+            # The wait is reported as of now, so it is not counted down for the time since
+            # `sent_by`.
             self.report(wait + now - sent_by, sent_by, stored)
 
 

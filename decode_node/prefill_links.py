@@ -178,7 +178,7 @@ class PrefillLink:
         return self.connection is not None and self.connection.leaves
 
     def status(self) -> PrefillNodeStatus:
-        # Each read once: the link's loop may change them meanwhile.
+        # Read each once: the link's loop may change them meanwhile.
         connection, latest, refused = self.connection, self._latest, self.refused
         name = None if latest is None else latest.node.name
         if connection is not None and connection.alive:
@@ -231,7 +231,7 @@ class PrefillLink:
         )
         if answer.WhichOneof("result") != "connected":
             self.refused = tuple(
-                # The refusing side's values are theirs to us.
+                # The rejecting side's own values are the peer's values here.
                 Difference(
                     peer_values.shown(d.field),
                     ours=peer_values.shown(d.theirs),

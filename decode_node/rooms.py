@@ -331,7 +331,7 @@ class IncomingHandover(IncomingRoom):
     def closed(self) -> None:
         super().closed()
         if self._pull is not None:
-            # Else they would hold each other until a full collection.
+            # Without this, room and pull would hold each other until a full collection.
             pull, self._pull = self._pull, None
             pull.put(on.Stopped("its room is over"))
 

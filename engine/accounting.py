@@ -300,7 +300,7 @@ def with_failed(hit: HitBreakdown, boundary: int | None) -> HitBreakdown:
     left = max(0, min(boundary, hit.prompt_tokens) - hit.usable_tokens)
     causes = dict(hit.causes)
     failed = 0
-    # The tree lays its causes over a prompt in this order, from the last usable token on.
+    # The tree assigns its causes to a prompt in this order, from the last usable token on.
     for cause in CAUSES_IN_ORDER:
         taken = min(left, causes.get(cause, 0))
         if taken:

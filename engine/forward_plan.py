@@ -245,7 +245,7 @@ _JOINED = struct.Struct("<iIIddiIIIII")
 
 def _encode_joined(item: JoinedSequence) -> bytes:
     sampling, before = item.sampling, item.before or _NOTHING_BEFORE
-    # Apart, since a seed may be wider than any number of msgpack's.
+    # The seed is encoded separately, because it may be wider than any number of msgpack's.
     rest = b""
     if sampling.adjusts or sampling.top_logprobs:
         rest = msgspec.msgpack.encode(replace(sampling, seed=0))

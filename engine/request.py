@@ -244,7 +244,7 @@ class Request:
     carrier: m.RequestId | None = None
     purpose: m.Purpose = m.Purpose.ANSWER
     drafting: Drafting | None = None
-    # An array, since a list keeps 36 bytes a token for as long as the answer goes on.
+    # An array, because a list keeps 36 bytes per token during the whole answer.
     output: "array[int]" = field(default_factory=lambda: array("i"))
     state: State = field(default_factory=Waiting)
     hit: m.HitBreakdown | None = None

@@ -383,7 +383,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 raise RoomRefused(str(error)) from error
         if isinstance(reserve, m.PrefillReserve):
             self._begin_room(ticket.room, request_id, traceparent)
-        # The room outlives its stream: it must drain when the stream breaks.
+        # The room outlives its stream, because it must drain when the stream breaks.
         self._rooms.start(ticket.room, room)
         return room
 

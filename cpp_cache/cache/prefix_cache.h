@@ -104,7 +104,8 @@ class PrefixCache {
   CursorId fork_cursor(CursorId cursor) { return cursors_.fork(cursor); }
   void close_cursor(CursorId cursor);
 
-  // Allocate for the prompt. nullopt: it will fit once others release. ImpossibleRequest: it never will.
+  // Allocate for the prompt. nullopt: it will fit once others release. ImpossibleRequest: it never
+  // will.
   std::optional<AllocationId> allocate(Tokens prompt, std::string_view salt,
                                        const AllocationTerms& terms);
   // Allocate pages and slots for a remote sender to write.

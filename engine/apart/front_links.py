@@ -306,7 +306,7 @@ class WorkerLinks:
             for name in message.answer_ids
         ]
         if names:
-            # Before the engine has them: it may answer at once.
+            # Do this before the engine has the requests, because it may answer at once.
             with self._lock:
                 self._of.update(dict.fromkeys(names, number))
         self._receive(messages)

@@ -238,7 +238,8 @@ def build_behind(
     if parts.host is None or parts.ranks is not None:
         return None
     model, prepare = _model_beside(parts)
-    # The loop waits for copies, a millisecond at most, and looks by itself.
+    # No callback at a step's end is needed: the loop waits for copies, a millisecond at most, and
+    # then checks.
     steps = EarlySteps(model, parts.arena, parts.grammars, prepare=prepare)
     return PrefillsBehind(cache, steps, config.prefill_chunk_tokens)
 

@@ -225,7 +225,7 @@ def batch_of_a_gpu(config: EngineConfig, layout: CacheLayout, role: Role, slabs:
 
 
 def _requests(layout: CacheLayout, slabs: int, working_slots: int, pages: int) -> int:
-    # A slab's pages may belong to several requests, so a slot counts as a slab's worth of them.
+    # A slab's pages may belong to several requests, so a slot counts as all pages of a slab.
     return slabs * layout.pages_per_slab // (pages + working_slots * layout.pages_per_slab)
 
 

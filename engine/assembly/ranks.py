@@ -143,7 +143,7 @@ def build_leader_parts(
                 "model is not set: give the folder of a checkpoint with --model"
             )
         source = RankSource()
-    # Before anything is started.
+    # Check the model before any process is started.
     whole = source.model(config)
     shard_of(config, 0).part(whole)
     on_gpus = rank_device(config, config.tensor_parallel - 1).type != "cpu"
@@ -160,7 +160,7 @@ def build_leader_parts(
             ranks.join(join)
             parts = leader.meet(join, partial(ranks.agreed.report, 0))
             if not on_gpus:
-                # On GPUs all capture their graphs together, later.
+                # On GPUs all ranks capture their graphs together, later.
                 ranks.joined()
             if arenas is not None:
                 arenas.met()
@@ -373,7 +373,7 @@ class RankInMemory:
 
     def join(self, join: Join, report: Report) -> Runner:
         """Meet the other ranks and build the runner. Called on a follower."""
-        # The leader alone has grammars.
+        # Only the leader has grammars.
         parts = self.meet(join, report)
         sizes = runner_sizes(self._settings, self._role, parts)
         return build_runner(parts, sizes, hands_on=self._role is Role.PREFILL)

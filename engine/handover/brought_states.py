@@ -225,7 +225,7 @@ class Fetches:
         if fetch.quarantine is None:
             self._emit(m.HandoverGranted(grant))
         else:
-            # Lost before anybody was given the ids.
+            # The ids were not given out before the loss.
             self.fenced(grant.room)
 
     def done(self, message: m.RemoteDone) -> None:

@@ -219,7 +219,7 @@ class DecodeRooms:
         try:
             granted = self._grant(room)
         except ImpossibleRequest:
-            # No other sender would find more room here.
+            # Another sender would find no more memory here.
             room.request.handover_lost = True
             room.move(RoomState.ASKED)
             self._emit(m.HandoverDeclined(room.id))
@@ -261,7 +261,7 @@ class DecodeRooms:
         if room.live:
             self._emit(m.HandoverGranted(grant))
         else:
-            # Lost before anybody was given the ids: there is no writer to be fenced.
+            # The ids were not given out before the loss, so there is no writer to be fenced.
             self.fenced(room.id)
 
     def commit(self, room: DecodeRoom) -> tuple[Allocation, Sampled | None]:

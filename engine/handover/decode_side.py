@@ -268,7 +268,7 @@ class DecodeHandover(Answers):
             return None
         match = self._cache.match(request.prompt, request.salt, request.cursor)
         if request.carrier is not None and match.usable_tokens == len(request.prompt) - 1:
-            # The hand-over of its prompt was for this.
+            # The hand-over of its common prompt has brought this state.
             return None
         decision = self._router.prefill_place(match)
         # A prefill node already waits for a gateway's transfer, so there is no choice.
@@ -352,7 +352,8 @@ class DecodeHandover(Answers):
         if request.asked_at is not None and computed > 0:
             self._router.costs.there.add(computed, time.monotonic() - request.asked_at)
         if request.forks:
-            # The token behind its prompt is known: it is the last of theirs.
+            # The token behind the common prompt is known: it is the last token of each fork's
+            # prompt.
             room.move(RoomState.READY)
             return
         first = Sampled(message.token, message.logprob, message.margin, message.top)
@@ -430,8 +431,8 @@ class DecodeHandover(Answers):
         request.prefill_choice = None
         request.hit = None
         if request.output:
-            # The first token is out and will be part of the next allocation; the client's prompt is
-            # not.
+            # The first token was sent and will be part of the next allocation; the client's prompt
+            # is not.
             match = self._cache.match(request.prompt, request.salt, request.cursor)
             request.hit = breakdown(match, self._ledger.lost(match))
         request.move(Waiting())

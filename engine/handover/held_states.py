@@ -82,7 +82,7 @@ class HeldStates:
                 load_wait=tiers.load_wait,
             )
         except ImpossibleRequest:
-            # A disk outlives a larger arena.
+            # A disk keeps states of an earlier, larger arena.
             return None
         if allocation is None:
             return None

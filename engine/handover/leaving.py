@@ -167,7 +167,7 @@ class Leaving:
         if path is None:
             return None
         salt, tokens = path
-        # A match ends before a prompt's last token, be it any.
+        # A match ends before a prompt's last token, so any last token will do.
         prompt = np.append(tokens, tokens[-1:])
         if self._intake.misfit(prompt, len(prompt)) is not None:
             return None

@@ -195,7 +195,7 @@ class PassedOn(OfferedStates):
         match = self._cache.match(prompt, state.salt)
         tokens = len(state.prompt)
         if state.known and match.kv_tokens >= tokens:
-            # Its continuation is here, and comes from here.
+            # The conversation continues here, so this node offers its later state.
             self.ended(request, m.HeirOutcome.HELD)
         elif match.usable_tokens == tokens:
             self._line.append(request)

@@ -131,5 +131,5 @@ def _built_value(kind: Any, value: Any) -> Any:
     if (get_origin(kind) or kind) is not np.ndarray:
         raise NotImplementedError(f"{kind} is no plain value")
     dtype, shape, data = value
-    # Copied: an array over the frame's bytes could not be written to.
+    # Copy it, because an array over the frame's bytes could not be written to.
     return np.frombuffer(data, dtype).reshape(shape).copy()

@@ -260,7 +260,7 @@ class LeaderLink:
         if not self._lock.acquire(blocking=False):
             return  # Something is being sent.
         try:
-            # So few bytes leave as a whole, or not at all.
+            # A message this small leaves whole, or not at all.
             with suppress(OSError):  # The reader notices it too.
                 exchanges = 0 if self._rank is None else self._rank.begun
                 beat = r.Beat(exchanges, time.process_time())
@@ -314,7 +314,7 @@ def _run(link: LeaderLink, rank: LoadedRank) -> None:
     try:
         _run_plans(link, rank, results)
     finally:
-        # Its error is why nothing comes any more.
+        # The error raised here is the reason for the end of plans.
         results.close()
 
 

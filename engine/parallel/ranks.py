@@ -337,7 +337,7 @@ class Ranks:
             period = min(follower.silence.period for follower in self._followers)
             ready = {handle for handle, _ in poll.poll(period * 1000)}
             now = self._clock()
-            # Sockets first: last words come before the end.
+            # Read the sockets first, because last messages come before the end.
             for handle in ready & sockets.keys():
                 if not self._read(sockets[handle], now):
                     poll.unregister(handle)

@@ -159,7 +159,7 @@ class RankCopier:
         return transfer, awaited.end
 
     def wait(self, seconds: float) -> None:
-        # This rank's own is mostly the last: the others are sent it first.
+        # This rank's own copy mostly ends last, because the others get theirs first.
         if not self._any.is_set():
             self._own.wait(seconds)
 

@@ -188,7 +188,7 @@ class Answers(Handover):
             return
         self.abort_request(request)
         carrier = None if request.carrier is None else self._requests.get(request.carrier)
-        # Once it has ended, its id may be another's.
+        # Once the carrier has ended, its id may belong to another request.
         if carrier is not None and request in carrier.forks and not carrier.waiting_forks:
             self.abort_request(carrier)
 

@@ -133,7 +133,7 @@ class Handover(ABC):
         state = Loading(allocation, allocation.load.boundary, before, brought)
         request.move(state)
         barrier, behind = LoadBarrier(), None
-        # A tier further down brings whole pages: all layers are there at once.
+        # A lower tier brings whole pages, so all layers arrive at the same time.
         is_near = [name for name, _ in brought] == self._tiers.names[:1]
         if self._behind is not None and is_near:
             behind = self._behind.begin(request, allocation, barrier, draws=self.draws_behind)

@@ -176,7 +176,7 @@ class EarlySteps:
         self._on_end = on_end
         self._prepare = prepare
         self._running: EarlyStep | None = None
-        # A step launches a thousand times, while the engine's loop computes too.
+        # A step makes a thousand launches while the engine's loop runs Python too.
         shorten_lock_turns()
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="tasuki-early-step", initializer=name_this_thread

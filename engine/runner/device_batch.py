@@ -62,7 +62,7 @@ class BlockTable:
             0 if number is None else written
             for number, written in zip(kept, self._written + [0] * len(sequences), strict=False)
         ]
-        # Held, not only named: an id() may return once its object is gone.
+        # Keep a reference, not only the id(): an id() may return once its object is gone.
         self._seated = [sequences[number] for number in order]
         return order
 
@@ -165,7 +165,7 @@ class SamplingTable:
     def join(self, lane: int, sampling: SamplingParams, begins: int) -> None:
         """Store a sequence's sampling parameters. begins: position of the answer's first token."""
         self.temperature[lane] = sampling.temperature
-        # The best of all is the best of any cut.
+        # Greedy rows need no cut: the best of all is the best of any cut.
         self.top_k[lane] = sampling.top_k if sampling.temperature else 0
         self.top_p[lane] = sampling.top_p if sampling.temperature else 1
         self.keys[lane] = noise_key(sampling.seed)

@@ -214,7 +214,7 @@ class VerifiedRows:
     def _counted(self) -> list[Sequence[Sampled]]:
         """The accepted tokens of each row."""
         tops = {at: top for tokens in self.tops for at, top in tokens.of_rows()}
-        # Columns of all rows become Python's numbers at once: the device waits meanwhile.
+        # Convert the columns of all rows at once, because the device waits meanwhile.
         shape = (len(self.rows), self.width)
         tokens = self.drawn[0, : len(self.rows) * self.width].numpy().reshape(shape)
         ids = self.ids[: tokens.size].numpy().reshape(shape)

@@ -122,7 +122,7 @@ class SequenceStates:
     def __init__(self, lanes: int, slots: int = 2) -> None:
         self._next = 0
         self._slots = np.zeros((lanes, slots), dtype=np.int32)
-        # In one array, since a plan's rows look all of it up at once.
+        # Kept in one array, because a plan's rows look all of it up at once.
         self._kept = np.zeros((_KEPT, lanes), dtype=np.int32)
         self._pages: dict[int, SequencePages] = {}
         self._sampling: dict[int, SamplingParams] = {}

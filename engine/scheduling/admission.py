@@ -161,7 +161,7 @@ class QueueLimit:
             request = heappop(self._times)[-1]()
             if request is None or request.begun or request not in waiting:
                 continue
-            # Its time may have begun anew since.
+            # Its wait may have begun again since.
             if request.ordered_by <= now:
                 passed[request] = None
         return [*passed]

@@ -328,8 +328,8 @@ class Speculation:
         mtp = MtpDrafter() if self._by_layer and message.sampling.grammar is None else None
         if self._left is not None:
             most = message.sampling.max_new_tokens
-            # Before the layer, since it costs nothing and may be right for longer; but as long as
-            # it was wrong last, the layer drafts.
+            # This source goes before the layer, because it costs nothing and may be right for
+            # longer. While its last drafts were wrong, the layer drafts.
             least = 1 if mtp is None else 2
             drafters.append(TreeDrafter(message.prompt, message.salt, most, self._left, least))
         if mtp is not None:

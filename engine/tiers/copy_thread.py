@@ -193,7 +193,7 @@ class CopyThread:
         try:
             end = copy(job)
         except StillMoving:
-            # It never ends: a load of it is late, and quarantined for good.
+            # The copy never ends. A load by it is late, and quarantined for good.
             log.exception(
                 "a copy %s, tier %s, cannot be waited for", job.direction.value, self._name
             )

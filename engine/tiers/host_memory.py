@@ -86,7 +86,7 @@ def available_bytes(
         if limit != "max":
             found = min(found, max(0, int(limit) - int(used)))
     except (OSError, ValueError):
-        # No group of its own, or one of the older kind.
+        # The process has no control group of its own, or one of the older kind.
         pass
     return found
 

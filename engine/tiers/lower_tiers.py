@@ -316,7 +316,7 @@ class LowerTiers:
         """End every copy and copier, each within `seconds`. Returns False if one took longer. Its
         memory is then never reused, and the files it reads stay open."""
         ended = True
-        # The last first: each reads the tier above it.
+        # Begin with the last one: each reads the tier above it.
         for tier in reversed(self._tiers):
             ended = tier.copier.close(seconds) and ended
             if ended and tier.outlives is not None:

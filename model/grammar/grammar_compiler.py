@@ -239,7 +239,7 @@ class GrammarCompiler:
             return None
         made = _timed(self._tree, grammar)
         made.held_bytes = spent.held_bytes
-        # The least of several: the next one may be made while the machine is busy.
+        # Use the least of several, because the next one may be made while the machine is busy.
         made.seconds = min(made.seconds, spent.seconds)
         if key in self._used:
             self._used[key] = made

@@ -304,7 +304,7 @@ def _meant(schema: Mapping[str, Any], alone: bool) -> Mapping[str, Any]:
         if key not in _ANNOTATIONS and not _says_nothing(key, value, schema)
     }
     if not _IN_PLACE & schema.keys() and "contains" not in schema:
-        # No other schema looks at the same value.
+        # No other schema applies to the same value.
         if "unevaluatedProperties" in kept:
             kept["additionalProperties"] = kept.pop("unevaluatedProperties")
         if "unevaluatedItems" in kept and "items" not in kept:

@@ -210,7 +210,7 @@ class _Assembler:
             progress(len(layers), config.layers)
         norm = self._centred("norm.weight", config.hidden)
         draft = self._draft() if config.draft_layers else None
-        # Last, as it is published: so files are read from the first to the last.
+        # Read it last, in published order, so files are read from the first to the last.
         rows = config.head_rows
         head = (
             Matrix.of(embedding if rows is None else embedding[rows.start : rows.stop])

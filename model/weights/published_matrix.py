@@ -124,7 +124,7 @@ class PublishedMatrix:
         if scales.numel() == 1:
             return scales.expand(*front, 1, 1).contiguous(), (out, width), Kind.FP8_TENSOR
         if front and scales.numel() == 2 * count and out % 2 == 0:
-            # Fused experts: one for the gate's rows, one for those of up.
+            # Fused experts have one scale for the gate's rows and one for the rows of up.
             return scales.reshape(*front, 2, 1), (out // 2, width), Kind.FP8_TENSOR
         raise self._error(
             f"has shape {list(self._shape)}, and its scale {name} has {list(shape)}",

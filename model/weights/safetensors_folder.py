@@ -115,7 +115,7 @@ def _is_near(other: str, name: str) -> bool:
     module, leaf = name.rpartition(".")[::2]
     if other == name or other.rpartition(".")[0] != module:
         return False
-    # Fused experts are tensors of one module, distinct by how their names begin.
+    # Fused experts are tensors of one module with different starts of their names.
     beside = other.rpartition(".")[2]
     return beside.startswith("weight") or leaf.startswith(beside)
 

@@ -188,7 +188,7 @@ class RandomSource(PlainSource):
         if len(shape) == 1:
             return (0.1 * noise).to(dtype)
         gain = _LOGIT_SPREAD if name in ("embed_tokens.weight", "lm_head.weight") else 1.0
-        # In place: a whole layer's experts in float32 are gigabytes.
+        # In place, because a whole layer's experts in float32 are gigabytes.
         return noise.mul_(gain / math.sqrt(shape[-1])).to(dtype)
 
     def _uniform(

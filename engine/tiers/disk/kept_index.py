@@ -243,7 +243,7 @@ class Standing:
         tokens = np.frombuffer(record.tokens, "<i4")
         slot, kind, salt = record.slot, record.kind, record.salt
         parts = [(tokens, ids)]
-        # A loop: a path has as many records as its conversation had turns.
+        # A loop, not a recursion: a path has as many records as its conversation had turns.
         while self._is_of(number, ids).all():
             if record.above is None:
                 found = parts[::-1]
@@ -364,7 +364,7 @@ class KeptIndex:
         if label.above is not None:
             number = self._page_record.get(label.above)
             if number is None:
-                # Its own record was not taken by the disk.
+                # The disk did not take the record of the page above.
                 return
             above = label.above, number
         number = self._append(

@@ -115,7 +115,7 @@ def _digest_kernel(words, rows, sums, stride, PARTS: tl.constexpr, BLOCK: tl.con
         index = start + tl.arange(0, BLOCK)
         inside = index < length
         word = tl.load(base + index, mask=inside, other=0).to(tl.uint64, bitcast=True)
-        # Odd: no two places have the same multiple.
+        # Odd factors give no two places the same multiple.
         place = (first + index).to(tl.uint64) * 0xD6E8FEB86659FD93
         mixed = _mix(word ^ place)
         total += tl.where(inside, mixed, 0)

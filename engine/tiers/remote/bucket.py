@@ -68,7 +68,7 @@ def _profile(path: Path) -> dict[str, str]:
     except KeyError:
         raise RemoteFailed(f"{path} has no profile {_PROFILE}") from None
     except configparser.Error:
-        # Its own words would show a line of the file.
+        # The error's own text would show a line of the file.
         raise RemoteFailed(f"{path} is not written as a credentials file is") from None
     except RemoteFailed:
         raise

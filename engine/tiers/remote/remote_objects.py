@@ -294,7 +294,7 @@ class RemoteObjects:
         self._link(targets, label.above, label.tokens)
         path = self._path_to(label.above)
         if len(path) * PAGE_TOKENS != label.start:
-            # A part of it is not known: it came before this node was emptied.
+            # A part of the path was written before this node was emptied, so it is not known.
             return
         before = [self._links[page].tokens for page in path]
         tokens = np.concatenate([*before, label.tokens]).astype("<i4")

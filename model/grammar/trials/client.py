@@ -147,7 +147,7 @@ class _Watch:
             with process.stdin as job:
                 job.write(msgspec.msgpack.encode(self._job))
         except OSError:
-            # It has ended already, and is waited for next.
+            # The process has ended already, and is waited for next.
             return
 
     def _rest(self, began: float) -> None:
@@ -232,7 +232,7 @@ class GrammarTrials:
         try:
             self._connected()
         except OSError:
-            # The first grammar tries again, and has the error.
+            # The first grammar tries again, and reports the error.
             return
 
     def give_up(self, reason: str) -> None:
@@ -330,7 +330,7 @@ class _Link:
         try:
             os.write(self._wakes, b".")
         except BlockingIOError:
-            # It has been woken already.
+            # The thread has been woken already.
             return
 
     def _run(self) -> None:

@@ -158,7 +158,7 @@ def _bound_this_process(write_end: int, parent: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     die_with_parent()
     if os.getppid() != parent:
-        # It ended before the system was asked to end this process with it.
+        # The parent ended before die_with_parent() took effect.
         os._exit(1)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):

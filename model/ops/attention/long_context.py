@@ -195,7 +195,7 @@ def _gather(
     are whole pages. dtype: result for FP8 rows."""
     if holds_fp8(kv):
         pages = table[start // PAGE_TOKENS :]
-        # Here, since a CPU's memory plan counts by this file, and need not have Triton.
+        # Import it here: a CPU's memory plan uses this file too, and need not have Triton.
         from .gathered_rows import gathered_rows
 
         return gathered_rows(kv, pages, keys // PAGE_TOKENS, dtype)

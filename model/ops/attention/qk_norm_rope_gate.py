@@ -159,7 +159,7 @@ def _norm_and_rotate(
     passes = (element >= 2 * HALF) & (element < HEAD_DIM)
     column = tl.arange(0, PART)
     there = inside[:, None] & (column < HALF)
-    # Rounded as the oracle rounds between norm and rotary.
+    # The reference rounds in the same way between norm and rotary.
     first = tl.load(source[:, None] + column, mask=there, other=0.0).to(tl.float32)
     first_scale = tl.load(weight + column, mask=column < HALF, other=0.0)
     first = (first * root[:, None] * first_scale[None, :]).to(stored.dtype).to(tl.float32)

@@ -173,7 +173,7 @@ def _attention_verify_kernel(
         total = tl.zeros([QUERIES], tl.float32)
         first_tile = (position - begin) * tiles_a_page
         last_tile = tl.minimum((last - begin) * tiles_a_page, (length + TILE - 1) // TILE)
-        # Seen by the first token, and so by all.
+        # Tiles before this are seen by the first token, and so by all.
         full = tl.minimum(last_tile, (before + 1) // TILE)
         if FIRST_KEY > 0:
             full = tl.minimum(first_tile, full)
@@ -182,7 +182,7 @@ def _attention_verify_kernel(
             last_tile, output, largest, total, scale, KV_HEADS, PAGE_TOKENS, TILE, FIRST_KEY,
         )  # fmt: skip
         place = (program + sequence).to(tl.int64) * HEADS + head
-        # A share may be of keys behind a row's first tokens only: those see none of it.
+        # A share may have only keys behind a row's first tokens, and these tokens see none of it.
         seen = total > 0
         divisor = tl.where(seen, total, 1.0)
         tl.store(

@@ -96,7 +96,7 @@ def _draft_carry_kernel(
     scale = tl.load(norm + column, mask=column < WIDTH, other=0.0)
     value = tl.load(branch + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     before = tl.load(residual + row * WIDTH + column, mask=inside, other=0.0)
-    # Rounded as the residual stream is.
+    # The residual stream is rounded in the same way.
     total = (value + before.to(tl.float32)).to(residual.dtype.element_ty).to(tl.float32)
     root = tl.rsqrt(tl.sum(total * total, axis=0) / WIDTH + eps)
     result = (total * root * scale).to(carry.dtype.element_ty)

@@ -163,7 +163,7 @@ def _conv_kernel(
         x_1 += _stored(column, place, 1, WIDTH, alive)
         x_2 += _stored(column, place, 2, WIDTH, alive)
         x_3 += _stored(column, place, 3, WIDTH, alive)
-    # Four tokens a step, and the next four on their way meanwhile.
+    # A step takes four tokens, and loads the next four meanwhile.
     next_a = tl.load(rows, mask=alive, other=0.0)
     next_b = tl.load(rows + stride, mask=mask & (left > 1), other=0.0)
     next_c = tl.load(rows + 2 * stride, mask=mask & (left > 2), other=0.0)

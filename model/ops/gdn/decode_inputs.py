@@ -158,7 +158,7 @@ def _gdn_step_inputs_kernel(
     to = scalars + row * (2 * KEY_HEADS + 2 * VALUE_HEADS) + head
     decay = (rate, a, bias)
     store_scalars(to, activated, head, decay, b, is_key, is_value, KEY_HEADS, VALUE_HEADS, KEY_DIM)
-    # In place, a column must not be overwritten while another thread has it still to read.
+    # A column is moved in place, so no thread may overwrite it before another has read it.
     tl.debug_barrier()
     target = conv + write * conv_stride + column - 1
     tl.store(target, window.to(conv.dtype.element_ty), mask=inside & (tap >= 1))

@@ -113,7 +113,7 @@ def _plan_run(
             valid.append(first + within < end)
         begin = end
         ends[end] = len(rows) - 1
-    # The final state is often wanted twice: as the working slot's and as a checkpoint.
+    # The final state is often wanted twice: for the working slot and for a checkpoint.
     keep = sorted({ends[offset] for offset, _ in marks})
     return RunPlan(
         rows=torch.stack(rows),
@@ -134,7 +134,7 @@ def gated_delta_rule(
     g, beta: [T, heads] float32. state: [slots, heads, value_dim, key_dim] of any float dtype.
     """
     tokens, heads, _ = v.shape
-    # One row more than tokens: padding is written there, and dropped.
+    # One extra row takes the padding, and is dropped.
     output = v.new_empty(tokens + 1, *v.shape[1:])
     if plan.singles is not None:
         rows = plan.singles.rows

@@ -120,7 +120,7 @@ def _normed(
 ) -> tuple[Tensor, Tensor]:
     batch, columns = residual.shape
     output = residual.new_empty(batch, rows)
-    # Not in place: every program reads the old one.
+    # Not in place, because every program reads the old residual.
     total = residual if branch is None else residual.new_empty(batch, columns)
     _norm_product_kernel[(triton.cdiv(rows, stream.rows),)](
         branch,
@@ -239,7 +239,7 @@ def _norm_product_kernel(
                 if tl.program_id(0) == 0:
                     tl.store(total + item * COLUMNS + column, stored, inside)
             scale = tl.load(norm + column, inside, 0.0)
-            # Rounded as the twin rounds between norm and product.
+            # The reference rounds in the same way between norm and product.
             value = (stored.to(tl.float32) * root * scale).to(stored.dtype).to(tl.float32)
             tile = first
             if begin > 0:

@@ -31,7 +31,8 @@ def noise_key(seed: int) -> tuple[int, int]:
 
 def gumbel(key: tuple[int, int], position: int, vocab: int) -> Tensor:
     """Return the Gumbel noise of each token id at this position, [vocab] float64, finite."""
-    # Two rounds a token: with one, the noise of two positions would be one sequence, reordered.
+    # Each token takes two rounds. With one, the noise of two positions would be one sequence,
+    # reordered.
     first = _mix(torch.tensor((position ^ key[0]) & _MASK))
     second = _mix((first + key[1]) & _MASK)
     hashed = _mix((_mix(torch.arange(vocab) ^ first) + second) & _MASK)

@@ -223,7 +223,7 @@ def _best_of_run(
     tl.store(at + 2 * plane, tl.max(tl.where(ids == winner, logit, -float("inf")), axis=0))
     at = mass + row * tl.num_programs(0) + run
     tl.store(at, largest)
-    # A run of nothing but -inf has no mass: -inf minus -inf would be NaN, and so would the row be.
+    # A run of only -inf has no mass: -inf minus -inf would be NaN, and so would the row be.
     level = tl.where(largest == -float("inf"), 0.0, largest)
     tl.store(at + plane, tl.sum(tl.exp(logit - level), axis=0))
     tl.store(token + row * tl.num_programs(0) + run, winner)

@@ -69,7 +69,7 @@ def _next_digit(sums, found, above, target, plane, RUNS: tl.constexpr):
     run = tl.arange(0, RUNS)
     at = ((plane * rows + row) * runs + run)[:, None] * 16 + digit[None, :]
     total = tl.sum(tl.load(sums + at, (run < runs)[:, None], 0.0), axis=0)
-    # Not a difference of running sums: above the largest digit there must be exactly nothing.
+    # Not a difference of running sums, because the sum above the largest digit must be exactly 0.
     higher = tl.sum(tl.where(digit[None, :] > digit[:, None], total[None, :], 0.0), axis=1)
     own = tl.sum(tl.where(digit[None, :] == digit[:, None], total[None, :], 0.0), axis=1)
     higher += tl.load(above + plane * rows + row)

@@ -162,7 +162,7 @@ def _gdn_verify_kernel(
     wait_for_inputs(DEPENDENT)
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
     NUMBERS: tl.constexpr = 2 * KEY_HEADS + 2 * VALUE_HEADS
-    # A token's inputs are asked for while the one before is computed: they come from far.
+    # A token's inputs are loaded while the token before is computed, because loads take long.
     at = (1 - own) * turn_size + (kept_at * kept_tokens).to(tl.int64) * CHANNELS
     numbers = (1 - own) * turn_numbers + (kept_at * kept_tokens).to(tl.int64) * NUMBERS
     first = own * turn_size + (row * kept_tokens).to(tl.int64) * CHANNELS
@@ -198,7 +198,7 @@ def _gdn_verify_kernel(
             mixed + at, scalars + numbers, head, part, ROWS, KEY_HEADS, VALUE_HEADS, KEY_DIM,
             VALUE_DIM, LINE,
         )  # fmt: skip
-        # Over the old state, as the step's own sum is: S' q = decay (S q) + delta (k . q).
+        # This is over the old state, as is the step's own sum: S' q = decay (S q) + delta (k . q).
         asked = tl.sum(tl.sum(state * q[None, :, :], axis=1), axis=1)
         state, delta = step(state, k, v, decay, beta)
         # A decode step would store the state rounded, and the next step would read that.
