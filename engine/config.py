@@ -16,8 +16,8 @@ from tasuki.utils.system import has_bf16_units
 class Role(Enum):
     """The work of one engine for a request.
 
-    PREFILL stops after the first token and hands over. DECODE takes hand-overs. It prefills short
-    prompts, and prompts that lost their prefill node. FUSED does everything in one process.
+    PREFILL: stops after the first token and hands over. DECODE: takes hand-overs, and prefills
+    short prompts and prompts without their prefill node. FUSED: does everything in one process.
     """
 
     PREFILL = "prefill"

@@ -148,7 +148,7 @@ class Guess:
 class PlanRows:
     """The rows of the forward: columns [8, n] int32, one row a sequence. positions: the first
     token's. lengths: in tokens. Both are upper bounds if the flags place the value on the lane.
-    row_limits: tokens that the sequence's pages hold. num_sampled: tokens to sample after the last
+    row_limits: tokens held by the sequence's pages. num_sampled: tokens to sample after the last
     one. For a row with drafts to verify it is a maximum, with one token after each."""
 
     columns: Ints

@@ -216,11 +216,11 @@ class Request:
     requests of its line went ahead. branch_points: known points, before its prompt begins, for
     other prompts to branch off. message_end, changed, purpose: from the Submit. scoring: the
     requested scoring of its prompt. scored: scored tokens, from the second on. findable: other
-    requests may resume from its cached states. forks: answers that wait for the computation of its
+    requests may resume from its cached states. forks: answers waiting for the computation of its
     prompt. They share the prompt but for the last token. The request has no answer of its own, and
-    its client knows only the forks. carrier: the id of the request it was a fork of. An id is used
-    because objects that hold each other stay in memory long after their end. drafting: None if its
-    answer is not drafted.
+    its client knows only the forks. carrier: for a fork, the id of the request that computed its
+    prompt. An id is used because objects referring to each other stay in memory long after their
+    end. drafting: None if its answer is not drafted.
     """
 
     id: m.RequestId

@@ -44,8 +44,8 @@ def _commit(cache: HybridPrefixCache, allocation: Allocation, tokens: int) -> No
 class _Pull:
     """A pull in progress: the sender writes state and KV of `tokens` to the allocation.
 
-    peer: the decode node that owns the transfer. quarantine: name in the cache once the pull is
-    lost, because the sender may still write.
+    peer: the decode node of the transfer. quarantine: name in the cache once the pull is lost,
+    because the sender may still write.
     """
 
     request: Request

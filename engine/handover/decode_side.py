@@ -51,10 +51,10 @@ class HandBacks:
     """The decode engine's states handed back to a prefill node, because the next turn goes to
     another node.
 
-    A prefill node is asked for one token after the state, and pulls the state for that. Owns the
-    requests that wait to be sent. Takes no place and no memory here, and waits for no answer.
-    Thread rule: the engine loop's. Invariant: at most AT_A_TIME transfers hand back, quarantined
-    transfers included.
+    A prefill node is asked for one token after the state, and pulls the state for it. Owns the
+    requests waiting to be sent. Takes no place and no memory here, and waits for no answer. Thread
+    rule: the engine loop's. Invariant: at most AT_A_TIME transfers hand back, quarantined transfers
+    included.
     """
 
     def __init__(self, context: HandoverContext, answers: Answers, rooms: DecodeRooms) -> None:

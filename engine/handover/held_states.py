@@ -120,8 +120,8 @@ class PullSender:
     """The decode engine's side of the return path: a prefill node pulls prefixes from here.
 
     Owns the states pinned, or loaded from a lower tier, while they are sent. Emits messages for the
-    decode node. Drops messages about pulls that are over. Invariant: a state being sent stays
-    pinned and unchanged until end(), posted by the daemon after its sender has drained.
+    decode node. Drops messages about ended pulls. Invariant: a state being sent stays pinned and
+    unchanged until end(), posted by the daemon after its sender has drained.
     """
 
     def __init__(self, context: HandoverContext) -> None:

@@ -68,7 +68,7 @@ class GlooCollectives:
     bits, independent of gloo's order. It carries n times the bytes of a reduction. For the few
     ranks of a host without a GPU, this costs less than a message's time.
 
-    Implements Collectives. timeout: seconds that a collective waits for the slowest rank.
+    Implements Collectives. timeout: longest wait of a collective for the slowest rank, in seconds.
     """
 
     def __init__(self, meeting: Path, rank: int, ranks: int, timeout: float) -> None:

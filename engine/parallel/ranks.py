@@ -139,7 +139,7 @@ OnCopyEnd = Callable[[int, JobEnd], None]
 class Ranks:
     """The leader's followers: sends messages to them and detects their loss.
 
-    Owns their processes, and one thread that reads their messages. Thread rule: send(), drew() and
+    Owns their processes, and one thread to read their messages. Thread rule: send(), drew() and
     blame() are the engine's thread's. loaded(), join(), joined() and close() belong to the building
     thread. `on_loss` is called once, on the thread that saw the loss. Invariants: the first loss is
     the reason, and every follower is killed with it, so no rank waits for a lost one. Every wait is

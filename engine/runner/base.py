@@ -19,14 +19,14 @@ from tasuki.model.ops.sampling.reference import Sampled
 
 @dataclass(frozen=True)
 class DrawnTokens:
-    """The sampled tokens of a forward, as columns: plain values, sent back by a process that runs
+    """The sampled tokens of a forward, as columns: plain values, sent back by a process running
     plans.
 
-    By the plan's rows, columns [n]: tokens int32, logprobs and margins float64, as in Sampled. A
-    row without sampling has zeros. tops: the likeliest tokens, by row, if wanted. scores: of scored
+    Columns by the plan's rows: [n]. tokens: int32. logprobs, margins: float64, as in Sampled. A row
+    without sampling has zeros. tops: the likeliest tokens, by row, if wanted. scores: scores of
     prompts, by row. behind: tokens sampled after each accepted draft, by row with drafts. guessed:
-    proposed next tokens, by row with a Guess. on_lane: the number of such tokens, by row, if they
-    stay in the runner.
+    proposed next tokens, by row with a Guess. on_lane: the number of proposed tokens, by row, if
+    they stay in the runner.
     """
 
     tokens: Ints

@@ -56,7 +56,7 @@ from .rows import ResolvedRows, SequenceStates
 class LayerEvents(LayerHooks):
     """Ticks the step counter when a GPU has written a layer's KV and state.
 
-    Owns a thread that waits for the event after each layer's writes, then ticks. It never holds the
+    Owns a thread: it waits for the event after each layer's writes, then ticks. It never holds the
     interpreter's lock (cpp_cache/dataplane/stream_ticks.h). The thread of the forward only records.
     Thread rule: hooks on the engine loop's thread; only the owned thread ticks the counter.
 

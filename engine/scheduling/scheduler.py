@@ -225,9 +225,9 @@ class Scheduler:
         drafts: DraftLimit,
         max_batch: int,
     ) -> None:
-        """limit: told of each request beginning to wait. seats: number of running requests; learns
-        from the forwards. drafts: limits drafts of answers. max_batch: requests in one forward; the
-        config may leave it open."""
+        """limit: notified of each request beginning to wait. seats: number of running requests;
+        learns from the forwards. drafts: limits drafts of answers. max_batch: requests in one
+        forward; the config may leave it open."""
         self._cache = cache
         self._admit = admit
         self._limit = limit

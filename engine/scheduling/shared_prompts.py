@@ -154,13 +154,13 @@ NOTHING_DRAWN = SamplingParams(max_new_tokens=0)
 
 
 def carrier_of(choices: Sequence[Request], taken: Collection[m.RequestId]) -> Request:
-    """Return the carrier: the request that computes the common prompt of several answers.
+    """Return the carrier: the request to compute the common prompt of several answers.
 
     The carrier computes all but the last token once, and keeps it in the tree at its exact end.
     Each answer then starts like a request with a cached prompt: it shares the whole pages and
     copies the last page and the state. It forwards the last token for its own first logits, with
-    its own seed, penalties and end. The carrier's id is stored in each choice. choices: of one
-    prompt of at least two tokens. taken: ids of other requests.
+    its own seed, penalties and end. The carrier's id is stored in each choice. choices: answers to
+    one prompt of at least two tokens. taken: ids of other requests.
     """
     first = choices[0]
     name = m.RequestId(f"{first.id}/prompt")

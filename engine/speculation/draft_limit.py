@@ -176,7 +176,7 @@ class MeasuredLimit:
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
-        """widths: as in StepCosts; the last one is the longest row with drafts."""
+        """widths: as in StepCosts; the last one is the width of the longest row with drafts."""
         self.costs = StepCosts(widths)
         self._spare = _MOST_LOST
         """Number of steps still allowed as loss by drafts."""

@@ -105,12 +105,12 @@ _OWN_TOKENS = 1 << 17
 
 class TreeDrafter:
     """Drafts from tokens found after the same ones elsewhere: in the prompt, the answer so far, or
-    texts of ended requests with the same salt. Needs no weights. An agent that rewrites a file
-    repeats most of it.
+    texts of ended requests with the same salt. It needs no weights. For example, an agent rewriting
+    a file repeats most of it.
 
-    Owns an index of its own request's tokens, and the number of drafts to try. It doubles after all
-    held and halves after none did. Below `least` drafts are not proposed but watched, until the
-    first of them occurs. Thread rule: the engine loop's.
+    Owns an index of its own request's tokens, and the number of drafts to try. The number doubles
+    after all drafts were accepted and halves after none was. Below `least` drafts are not proposed
+    but watched, until the first of them occurs. Thread rule: the engine loop's.
     """
 
     def __init__(

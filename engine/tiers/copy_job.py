@@ -75,8 +75,8 @@ class JobEnd(Enum):
 
 @dataclass(frozen=True, eq=False)
 class WriteLabel:
-    """The tokens of a write. start: tokens before them. above: the tier's page that ends at
-    `start`. kind: the state's."""
+    """The tokens of a write. start: number of tokens before them. above: the tier's page before
+    them, ending at `start`. kind: the state's kind."""
 
     salt: bytes
     start: int
@@ -90,8 +90,8 @@ class CopyJob:
     """A copy between two places as plain data.
 
     transfer: its number in the tree. pages, slot: (source, target) ids. slot is None if another
-    tier has the load's state. label: for a write to a tier that outlives its node. barrier: for a
-    load with a computation behind it.
+    tier has the load's state. label: for a write to a tier kept after its node's end. barrier: for
+    a load with a computation behind it.
     """
 
     transfer: int

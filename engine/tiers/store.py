@@ -101,7 +101,7 @@ class Patience:
 
 
 MakeContract = Callable[[], Mapping[str, str]]
-"""Returns the settings that must equal another node's before its bytes are used. Computed once."""
+"""Returns the settings to compare with another node's before its bytes are used. Computed once."""
 
 Ends = SimpleQueue[BaseException | None]
 """The result of each call of one run()."""

@@ -41,8 +41,8 @@ class KeptFolder:
     """
 
     def __init__(self, parent: Path, contract: Mapping[str, str]) -> None:
-        """contract: settings that must be equal before kept bytes are used. Raises DiskFailed if
-        the folder belongs to another user, is in use by another node, or cannot be made."""
+        """contract: settings to compare before kept bytes are used. Raises DiskFailed if the folder
+        belongs to another user, is in use by another node, or cannot be made."""
         if not parent.is_dir():
             # The parent is not made here: if a disk is not mounted, it would become a folder of the
             # system disk.

@@ -242,7 +242,7 @@ def remote_memory(
 ) -> RemoteMemory | None:
     """Open the remote tier of a node and probe the store.
 
-    Returns None if the config has no remote store. contract: settings that must equal another
+    Returns None if the config has no remote store. contract: settings to compare with another
     node's before its bytes are used. Raises EngineConfigError if the store cannot be used.
     """
     if config.remote_cache is None or config.remote_cache_gib is None:
