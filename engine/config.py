@@ -17,8 +17,8 @@ from tasuki.utils.system import has_bf16_units
 class Role(Enum):
     """The work of one engine for a request.
 
-    PREFILL stops after the first token and hands over. DECODE takes hand-overs. It prefills short
-    prompts, and prompts that lost their prefill node. FUSED does everything in one process.
+    PREFILL: stops after the first token and hands over. DECODE: takes hand-overs, and prefills
+    short prompts and prompts without their prefill node. FUSED: does everything in one process.
     """
 
     PREFILL = "prefill"
@@ -387,8 +387,8 @@ class EngineConfig:
 
     @property
     def drafts_on_gpu(self) -> int:
-        """Return the most drafts of a row that a GPU reserves memory for. 0 unless drafts were
-        requested, because their graphs and the data kept for folds take memory."""
+        """Return the most drafts of a row for a GPU's memory plan. 0 unless drafts were requested,
+        because their graphs and the data kept for folds take memory."""
         return 0 if self.speculate in ("auto", "off") else self.draft_tokens
 
     def usable_of(self, free: int, total: int) -> int:
